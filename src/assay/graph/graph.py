@@ -1,0 +1,160 @@
+"""Nodes and graphs: what is computed, with no numbers in it.
+
+A graph is a flat tuple of nodes in execution order. Every node has one name and every name one value.
+Building, checking and rewriting are pure functions of these frozen objects; an engine only reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from assay.errors import AssayError
+from assay.graph.ops import OPS, REQUIRED, Shape, ShapeError
+
+# The values a step is given. They are named like nodes and never computed.
+INPUTS: dict[str, Shape] = {"inp_tokens": ("T",), "inp_pos": ("T",), "inp_kpos": ("S",)}
+
+
+class GraphError(AssayError):
+    """A graph that cannot be run; the message names the node."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One value: `name = op(inputs; weights; attrs)`. Weights are GGUF tensor names."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def attr(self, key: str) -> Any:
+        """The attribute, or the operation's default."""
+        return self.attrs[key] if key in self.attrs else OPS[self.op].attrs[key]
+
+    def all_attrs(self) -> dict[str, Any]:
+        return {**OPS[self.op].attrs, **self.attrs}
+
+    def with_attrs(self, **changes: Any) -> Node:
+        return replace(self, attrs={**self.attrs, **changes})
+
+    def __str__(self) -> str:
+        operands = ", ".join((*self.inputs, *self.weights))
+        attrs = ", ".join(f"{k}={v!r}" for k, v in sorted(self.attrs.items()))
+        return f"{self.name} = {self.op}({operands}{'; ' + attrs if attrs else ''})"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in execution order. `weights` maps each GGUF tensor name to its row-major shape."""
+
+    nodes: tuple[Node, ...]
+    weights: Mapping[str, tuple[int, ...]]
+    output: str = "result_output"
+
+    @cached_property
+    def by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def __getitem__(self, name: str) -> Node:
+        return self.by_name[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.by_name
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    @cached_property
+    def shapes(self) -> dict[str, Shape]:
+        """Shape of every node. Raises GraphError at the first node that does not fit."""
+        return _check(self)
+
+    def check(self) -> Graph:
+        """Itself, if valid."""
+        _ = self.shapes
+        return self
+
+    @cached_property
+    def users(self) -> dict[str, tuple[str, ...]]:
+        """For every value, the nodes that read it, in order."""
+        found: dict[str, list[str]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                found.setdefault(name, []).append(node.name)
+        return {name: tuple(users) for name, users in found.items()}
+
+    def rewrite(self, change: Callable[[Node], Node | Iterable[Node] | None]) -> Graph:
+        """The graph with every node replaced by what `change` gives: a node, several, or None to leave it."""
+        out: list[Node] = []
+        for node in self.nodes:
+            new = change(node)
+            if new is None:
+                out.append(node)
+            elif isinstance(new, Node):
+                out.append(new)
+            else:
+                out.extend(new)
+        return replace(self, nodes=tuple(out))
+
+    def rename_input(self, old: str, new: str, where: Callable[[Node], bool] = lambda _: True) -> Graph:
+        """Every chosen reader of `old` reads `new` instead."""
+        return self.rewrite(
+            lambda n: replace(n, inputs=tuple(new if i == old else i for i in n.inputs)) if where(n) else None
+        )
+
+    def text(self) -> str:
+        """One line a node, with its shape: what `inspect --graph` prints."""
+        shapes = self.shapes
+        left = [str(node) for node in self.nodes]
+        width = min(max(map(len, left), default=0), 90)
+        return "\n".join(
+            f"{line:<{width}}  [{', '.join(map(str, shapes[n.name]))}]"
+            for line, n in zip(left, self.nodes, strict=True)
+        )
+
+
+def _check(graph: Graph) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = dict(INPUTS)
+    for node in graph.nodes:
+        where = f"node {node.name}"
+        op = OPS.get(node.op)
+        if op is None:
+            raise GraphError(f"{where}: unknown operation {node.op!r}; known are {', '.join(OPS)}")
+        if node.name in shapes:
+            raise GraphError(f"{where}: the name is used twice; one name denotes one value")
+        for kind, given, wanted in (("input", node.inputs, op.inputs), ("weight", node.weights, op.weights)):
+            least = sum(not w.endswith("?") for w in wanted)
+            if not least <= len(given) <= len(wanted):
+                raise GraphError(
+                    f"{where}: {node.op} takes {kind}s ({', '.join(wanted)}) (found {', '.join(given) or 'none'})"
+                )
+        for name in node.inputs:
+            if name not in shapes:
+                later = name in graph.by_name
+                raise GraphError(f"{where}: input {name} is {'computed only later' if later else 'never computed'}")
+        for name in node.weights:
+            if name not in graph.weights:
+                raise GraphError(f"{where}: tensor {name} is not in the file")
+        for key in node.attrs:
+            if key not in op.attrs:
+                raise GraphError(f"{where}: {node.op} has no attribute {key!r}; it has {', '.join(op.attrs) or 'none'}")
+        for key, default in op.attrs.items():
+            if default is REQUIRED and key not in node.attrs:
+                raise GraphError(f"{where}: {node.op} needs the attribute {key!r}")
+        try:
+            shapes[node.name] = op.shape(
+                node.all_attrs(), [shapes[i] for i in node.inputs], [graph.weights[w] for w in node.weights]
+            )
+        except (ShapeError, IndexError, TypeError, ValueError, AssertionError) as error:
+            raise GraphError(f"{where}: {node.op}: {error or 'operands have the wrong number of axes'}") from error
+    if graph.output not in shapes:
+        raise GraphError(f"graph: the output {graph.output} is never computed")
+    return shapes

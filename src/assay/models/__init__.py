@@ -1,0 +1,5 @@
+"""Hyper-parameters and a graph builder per architecture; `load` picks the builder by the file's own name for it."""
+
+from assay.models.model import HParams, Model, load
+
+__all__ = ["HParams", "Model", "load"]
