@@ -1,0 +1,45 @@
+"""Types without blocks: F64 F32 F16 BF16 and the integers, read as what they are and given as float32."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .base import Bytes, Floats
+
+DTYPES = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "I8": np.dtype("<i1"),
+    "I16": np.dtype("<i2"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
+
+
+def decode_plain(name: str, raw: Bytes) -> Floats:
+    """The numbers themselves, rounded to float32 where they are wider. F32 is a view, not a copy."""
+    return raw.view(DTYPES[name]).astype(np.float32, copy=False)
+
+
+def decode_bf16(raw: Bytes) -> Floats:
+    """bfloat16: the upper 16 bits of a float32."""
+    bits = raw.view("<u2").astype(np.uint32)
+    bits <<= 16
+    return bits.view(np.float32)
+
+
+def encode_plain(name: str, x: Floats) -> Bytes:
+    """Round to nearest even; beyond the largest half comes infinity."""
+    values: NDArray[np.generic] = np.ascontiguousarray(x.astype(DTYPES[name]))
+    return values.view(np.uint8)
+
+
+def encode_bf16(x: Floats) -> Bytes:
+    """Round to nearest even on the bit pattern; NaN stays NaN (made quiet), overflow rounds to infinity."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16
+    quiet = (bits >> 16) | np.uint32(0x40)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.ascontiguousarray(np.where(is_nan, quiet, rounded).astype("<u2")).view(np.uint8)
