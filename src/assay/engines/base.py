@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.errors import AssayError
 from assay.models import Model
 
 PAGE = 32  # positions per page, the same in every engine
@@ -57,3 +58,29 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = ()) -> None:
+    """Every engine's first line: refuse what would read or write outside the cache or the vocabulary."""
+    n_vocab, graph = engine.model.hparams.n_vocab, engine.model.graph
+    for i, chunk in enumerate(batch):
+        where = f"chunk {i} of the batch"
+        tokens, end = chunk.tokens, chunk.start + len(chunk.tokens)
+        if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
+            raise AssayError(
+                f"{where}: tokens must be a non-empty row of integers (found {tokens.dtype}{tokens.shape})"
+            )
+        if int(tokens.min()) < 0 or int(tokens.max()) >= n_vocab:
+            bad = int(tokens[(tokens < 0) | (tokens >= n_vocab)][0])
+            raise AssayError(f"{where}: token id outside the vocabulary (found {bad}, expected 0 to {n_vocab - 1})")
+        if chunk.start < 0 or len(chunk.pages) * PAGE < end:
+            raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {end}")
+        if int(chunk.pages.min()) < 0 or int(chunk.pages.max()) >= engine.n_pages:
+            raise AssayError(f"{where}: page outside the cache (expected 0 to {engine.n_pages - 1})")
+        if chunk.positions is not None and chunk.positions.shape != tokens.shape:
+            raise AssayError(f"{where}: positions and tokens differ in number")
+        if chunk.outputs not in ("last", "all", "none"):
+            raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
+    for name in keep:
+        if name not in graph:
+            raise AssayError(f"node {name}: not in the graph of this model; `assay inspect --graph` lists them")

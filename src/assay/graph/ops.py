@@ -76,6 +76,12 @@ def _linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     return (ins[0][0], w[0][0])
 
 
+def _slice(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    if not 0 <= a["start"] < a["stop"] <= int(ins[0][1]):
+        raise ShapeError(f"columns {a['start']}..{a['stop']} lie outside the width {ins[0][1]}")
+    return (ins[0][0], a["stop"] - a["start"])
+
+
 def _bias(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     _expect("bias length differs from the input width", w[0][0], ins[0][-1])
     return ins[0]
@@ -178,6 +184,7 @@ OPS: dict[str, Op] = {
             _norm,
         ),
         Op("linear", "y[t,o] = sum_i W[o,i] * x[t,i]", ("x",), ("W",), {}, _linear),
+        Op("slice", "y[t,:] = x[t, start:stop]", ("x",), (), {"start": REQUIRED, "stop": REQUIRED}, _slice),
         Op("bias", "y = x + b", ("x",), ("b",), {}, _bias),
         Op("add", "y = a + b", ("a", "b"), (), {}, _pair),
         Op(
@@ -209,10 +216,24 @@ OPS: dict[str, Op] = {
         ),
         Op("kqv", "y[h,t,d] = sum_s P[h,t,s] * V[s, h // (n_head / n_head_kv), d]", ("p", "v"), (), {}, _kqv),
         Op("merge_heads", "y[t, h*D + d] = x[h,t,d]", ("x",), (), {}, _merge),
-        Op("glu", "y = act(gate) * up; silu(g) = g / (1 + exp(-g))", ("gate", "up"), (), {"act": "silu"}, _pair),
+        Op(
+            "glu",
+            "y = act(gate) * up; silu(g) = g / (1 + exp(-g))",
+            ("gate", "up"),
+            (),
+            {"act": "silu"},
+            _pair,
+        ),
         Op("softcap", "y = cap * tanh(x / cap)", ("x",), (), {"cap": REQUIRED}, _same),
         Op("softmax", "y[t,:] = softmax(x[t,:])", ("x",), (), {}, _same),
-        Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same),
+        Op(
+            "argsort",
+            "expert ids of each token, largest value first, ties to the lower id",
+            ("x",),
+            (),
+            {},
+            _same,
+        ),
         Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk),
         Op("gather", "y[t,j] = x[t, idx[t,j]]", ("x", "idx"), (), {}, _gather),
         Op("row_sum", "y[t] = sum_j x[t,j]", ("x",), (), {}, _sum),

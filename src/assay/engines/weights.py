@@ -1,0 +1,70 @@
+"""Decoded weights for the reference engine: exact block decode, kept while they fit in a budget.
+
+A tensor is an array, or a `Table` that decodes the asked rows each time. Both index alike, so an operation
+need not know which it was given. `variants` puts other values under a name: a fault in a decoder or in a layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from assay.gguf import GGUFFile, codecs
+
+Array = NDArray[Any]
+DEFAULT_BUDGET = 4 << 30  # bytes of decoded weights kept
+
+
+class Table:
+    """A tensor of the file, decoded row by row on demand."""
+
+    def __init__(self, file: GGUFFile, name: str, dtype: DTypeLike) -> None:
+        info = file.tensors[name]
+        self.shape, self._type, self._raw, self._dtype = info.shape, info.type, file.raw(name), dtype
+
+    def __getitem__(self, rows: Any) -> Array:
+        return codecs.decode(self._type, self._raw[rows]).astype(self._dtype, copy=False)
+
+
+class Weights:
+    """The tensors of a file as numbers of one float type."""
+
+    def __init__(
+        self,
+        file: GGUFFile,
+        dtype: DTypeLike = np.float64,
+        budget: int = DEFAULT_BUDGET,
+        variants: Mapping[str, Callable[[], Array]] | None = None,
+    ) -> None:
+        self.file, self.dtype = file, np.dtype(dtype)
+        self._variants = dict(variants or {})
+        self._kept: dict[str, Array] = {}
+        self._room = budget
+        total = sum(int(np.prod(t.shape)) for t in file.tensors.values())
+        # Decoded values are exact in float32, so a model too large for its float64 form is kept in half the room.
+        self._store = self.dtype if total * self.dtype.itemsize <= budget else np.dtype(np.float32)
+
+    def __getitem__(self, name: str) -> Array | Table:
+        """The whole tensor, or a table where it does not fit."""
+        kept = self._kept.get(name)
+        if kept is None:
+            if name in self._variants:
+                kept = self._variants[name]().astype(self.dtype, copy=False)
+                self._kept[name] = kept
+                return kept
+            cost = int(np.prod(self.file.tensors[name].shape)) * self._store.itemsize
+            if cost > self._room:
+                return Table(self.file, name, self.dtype)
+            kept = self.file.decode(name).astype(self._store, copy=False)
+            self._kept[name] = kept
+            self._room -= cost
+        return kept
+
+    def rows(self, name: str) -> Array | Table:
+        """For operations that read few rows: never decodes the whole tensor for them."""
+        if name in self._kept or name in self._variants:
+            return self[name]
+        return Table(self.file, name, self.dtype)

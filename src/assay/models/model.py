@@ -1,0 +1,41 @@
+"""A model: a file, its hyper-parameters, and the graph that its architecture's builder makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from assay.errors import AssayError
+from assay.gguf import GGUFFile
+from assay.graph import Graph
+from assay.models import llama
+from assay.models.hparams import HParams
+
+# A new architecture is one file and one row here.
+BUILDERS: dict[str, Callable[[GGUFFile, HParams], Graph]] = {
+    "llama": llama.build,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What an engine needs: where the numbers are and what to do with them."""
+
+    file: GGUFFile
+    hparams: HParams
+    graph: Graph
+
+
+def load(file: GGUFFile) -> Model:
+    """Read the hyper-parameters, build the graph and check it against the tensors of the file."""
+    arch = file.get_str("general.architecture")
+    if arch not in BUILDERS:
+        raise AssayError(
+            f"{file.path}: general.architecture: unknown architecture {arch!r}; known are {', '.join(BUILDERS)}"
+        )
+    hparams = HParams.read(file, arch)
+    try:
+        graph = BUILDERS[arch](file, hparams).check()
+    except AssayError as error:
+        raise AssayError(f"{file.path}: {error}") from error
+    return Model(file, hparams, graph)
