@@ -16,7 +16,7 @@ import numpy as np
 
 from assay.errors import AssayError
 
-from . import floats, kquants, legacy
+from . import floats, iquants, kquants, legacy, microscaling, ternary
 from .base import Bytes, Codec, Fields, Floats
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CODECS", "Codec", "byteswap", "can_decode", "decode", "decode_with", "fields"]
 
-CODECS: dict[str, Codec] = {codec.name: codec for module in (legacy, kquants) for codec in module.CODECS}
+CODECS: dict[str, Codec] = {
+    codec.name: codec for module in (legacy, kquants, iquants, ternary, microscaling) for codec in module.CODECS
+}
 
 CHUNK = 1 << 16  # elements decoded at a time: 256 KiB of float32 and its temporaries stay in cache
 

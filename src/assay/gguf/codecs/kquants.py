@@ -19,7 +19,7 @@ from .base import Bytes, Codec, Fields, Floats, crumbs, half, low_high, scale_gr
 
 
 def bit_planes(packed: Bytes, planes: int) -> Bytes:
-    """One bit of each of 32 bytes per group of 32 elements: group i takes bit i. `[n, 32] -> [n, 32 * planes]`."""
+    """Group i of 32 elements takes bit i of each of the 32 bytes. `[n, 32] -> [n, 32 * planes]`."""
     shifts = np.arange(planes, dtype=np.uint8)[:, None]
     q = np.right_shift(packed[:, None, :], shifts)
     q &= 1
@@ -54,7 +54,7 @@ def scales_q3(packed: Bytes) -> Bytes:
 
 def unpack_q2_k(blocks: Bytes) -> Fields:
     """84 bytes: `scales[16]` (low nibble scale, high nibble minimum, one byte per 16 elements), `qs[64]`
-    (two halves of 128 elements; 32 bytes give four runs of 32 from bit pairs 0, 2, 4, 6), `d`, `dmin` halves."""
+    (per 128 elements 32 bytes: four runs of 32 from bit pairs 0, 2, 4, 6), `d`, `dmin` halves."""
     packed = blocks[:, 0:16]
     return {
         "d": half(blocks, 80),
@@ -99,7 +99,7 @@ def unpack_q6_k(blocks: Bytes) -> Fields:
 
 
 def unpack_q8_k(blocks: Bytes) -> Fields:
-    """292 bytes: `d` float32, `qs[256]` signed bytes, `bsums[16]` int16 sums of 16 quants (for dot products)."""
+    """292 bytes: `d` float32, `qs[256]` signed bytes, `bsums[16]` int16, sums of 16 quants each."""
     return {
         "d": blocks[:, 0:4].view("<f4").astype(np.float32),
         "q": blocks[:, 4:260].view(np.int8),

@@ -47,7 +47,7 @@ def unpack_q8_0(blocks: Bytes) -> Fields:
 
 
 def unpack_q8_1(blocks: Bytes) -> Fields:
-    """36 bytes: `d` half, `s` half (d times the sum of the quants; for dot products only), `qs[32]` signed."""
+    """36 bytes: `d` half, `s` half (d times the sum of the quants), `qs[32]` signed bytes."""
     return {"d": half(blocks, 0), "s": half(blocks, 2), "q": blocks[:, 4:].view(np.int8)}
 
 
