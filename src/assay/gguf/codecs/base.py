@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.gguf.types import GGMLType
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Fields = dict[str, NDArray[Any]]
@@ -27,18 +29,11 @@ Fields = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Codec:
-    """One ggml block type: its sizes, how its bytes are laid out, and its formula.
+    """One ggml block type: how its bytes are laid out, and its formula."""
 
-    `wide` lists the multi-byte numbers in a block as `(offset, width, count)`: what has to be turned
-    round when the file is of the other byte order.
-    """
-
-    name: str
-    block_size: int  # elements in a block
-    type_size: int  # bytes in a block
+    type: GGMLType
     unpack: Callable[[Bytes], Fields]  # uint8[n, type_size] -> fields
     combine: Callable[[Fields, Floats], None]  # fields, out float32[n, block_size]
-    wide: tuple[tuple[int, int, int], ...] = ()
 
 
 def half(blocks: Bytes, offset: int) -> Floats:

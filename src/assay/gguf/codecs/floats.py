@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.typing import NDArray
 
 from .base import Bytes, Floats
 
-DTYPES = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -20,7 +21,8 @@ DTYPES = {
 
 def decode_plain(name: str, raw: Bytes) -> Floats:
     """The numbers themselves, rounded to float32 where they are wider. F32 is a view, not a copy."""
-    return raw.view(DTYPES[name]).astype(np.float32, copy=False)
+    values: Floats = raw.view(DTYPES[name]).astype(np.float32, copy=False)
+    return values
 
 
 def decode_bf16(raw: Bytes) -> Floats:
@@ -32,8 +34,7 @@ def decode_bf16(raw: Bytes) -> Floats:
 
 def encode_plain(name: str, x: Floats) -> Bytes:
     """Round to nearest even; beyond the largest half comes infinity."""
-    values: NDArray[np.generic] = np.ascontiguousarray(x.astype(DTYPES[name]))
-    return values.view(np.uint8)
+    return np.ascontiguousarray(x.astype(DTYPES[name])).view(np.uint8)
 
 
 def encode_bf16(x: Floats) -> Bytes:

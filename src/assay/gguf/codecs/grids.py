@@ -108,4 +108,5 @@ def grid(name: str) -> Floats:
     values, width, members = LATTICES[name]
     bits = np.unpackbits(np.frombuffer(base64.b85decode(members), np.uint8), bitorder="little")
     points = np.flatnonzero(bits)[:, None] // len(values) ** np.arange(width) % len(values)
-    return np.array(values, np.float32)[points]
+    book: Floats = np.array(values, np.float32)[points]
+    return book

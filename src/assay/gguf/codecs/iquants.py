@@ -21,6 +21,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.gguf.types import by_name
+
 from .base import Bytes, Codec, Fields, Floats, crumbs, half, low_high, scale_groups
 from .grids import grid
 
@@ -180,13 +182,13 @@ def combine_iq4_xs(f: Fields, out: Floats) -> None:
 
 
 CODECS = (
-    Codec("IQ2_XXS", 256, 66, unpack_iq2_xxs, signed("IQ2_XXS", 0.5, 0.25), wide=((0, 2, 33),)),
-    Codec("IQ2_XS", 256, 74, unpack_iq2_xs, signed("IQ2_XS", 0.5, 0.25), wide=((0, 2, 33),)),
-    Codec("IQ2_S", 256, 82, unpack_iq2_s, signed("IQ2_S", 0.5, 0.25), wide=((0, 2, 1),)),
-    Codec("IQ3_XXS", 256, 98, unpack_iq3_xxs, signed("IQ3_XXS", 0.5, 0.5), wide=((0, 2, 1),)),
-    Codec("IQ3_S", 256, 110, unpack_iq3_s, combine_iq3_s, wide=((0, 2, 1),)),
-    Codec("IQ1_S", 256, 50, unpack_iq1_s, combine_iq1, wide=((0, 2, 1), (34, 2, 8))),
-    Codec("IQ1_M", 256, 56, unpack_iq1_m, combine_iq1),
-    Codec("IQ4_NL", 32, 18, unpack_iq4_nl, combine_iq4_nl, wide=((0, 2, 1),)),
-    Codec("IQ4_XS", 256, 136, unpack_iq4_xs, combine_iq4_xs, wide=((0, 2, 2),)),
+    Codec(by_name("IQ2_XXS"), unpack_iq2_xxs, signed("IQ2_XXS", 0.5, 0.25)),
+    Codec(by_name("IQ2_XS"), unpack_iq2_xs, signed("IQ2_XS", 0.5, 0.25)),
+    Codec(by_name("IQ2_S"), unpack_iq2_s, signed("IQ2_S", 0.5, 0.25)),
+    Codec(by_name("IQ3_XXS"), unpack_iq3_xxs, signed("IQ3_XXS", 0.5, 0.5)),
+    Codec(by_name("IQ3_S"), unpack_iq3_s, combine_iq3_s),
+    Codec(by_name("IQ1_S"), unpack_iq1_s, combine_iq1),
+    Codec(by_name("IQ1_M"), unpack_iq1_m, combine_iq1),
+    Codec(by_name("IQ4_NL"), unpack_iq4_nl, combine_iq4_nl),
+    Codec(by_name("IQ4_XS"), unpack_iq4_xs, combine_iq4_xs),
 )

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from assay.gguf.types import by_name
+
 from .base import Bytes, Codec, Fields, Floats, crumbs, half, low_high, scale_groups
 
 
@@ -49,7 +51,9 @@ def scales_q3(packed: Bytes) -> Bytes:
 
     `[n, 12] -> [n, 16]`.
     """
-    return low_high(packed[:, :8], 8) | (crumbs(packed[:, 8:], 4) << 4)
+    scales = low_high(packed[:, :8], 8)
+    scales |= crumbs(packed[:, 8:], 4) << 4
+    return scales
 
 
 def unpack_q2_k(blocks: Bytes) -> Fields:
@@ -132,10 +136,10 @@ def combine_q8_k(f: Fields, out: Floats) -> None:
 
 
 CODECS = (
-    Codec("Q2_K", 256, 84, unpack_q2_k, combine_min, wide=((80, 2, 2),)),
-    Codec("Q3_K", 256, 110, unpack_q3_k, combine_q3_k, wide=((108, 2, 1),)),
-    Codec("Q4_K", 256, 144, unpack_q4_k, combine_min, wide=((0, 2, 2),)),
-    Codec("Q5_K", 256, 176, unpack_q5_k, combine_min, wide=((0, 2, 2),)),
-    Codec("Q6_K", 256, 210, unpack_q6_k, combine_q6_k, wide=((208, 2, 1),)),
-    Codec("Q8_K", 256, 292, unpack_q8_k, combine_q8_k, wide=((0, 4, 1), (260, 2, 16))),
+    Codec(by_name("Q2_K"), unpack_q2_k, combine_min),
+    Codec(by_name("Q3_K"), unpack_q3_k, combine_q3_k),
+    Codec(by_name("Q4_K"), unpack_q4_k, combine_min),
+    Codec(by_name("Q5_K"), unpack_q5_k, combine_min),
+    Codec(by_name("Q6_K"), unpack_q6_k, combine_q6_k),
+    Codec(by_name("Q8_K"), unpack_q8_k, combine_q8_k),
 )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from assay.gguf.types import by_name
+
 from .base import Bytes, Codec, Fields, Floats, half, low_high
 
 
@@ -77,10 +79,10 @@ def combine_scale(f: Fields, out: Floats) -> None:
 
 
 CODECS = (
-    Codec("Q4_0", 32, 18, unpack_q4_0, combine_q4_0, wide=((0, 2, 1),)),
-    Codec("Q4_1", 32, 20, unpack_q4_1, combine_min, wide=((0, 2, 2),)),
-    Codec("Q5_0", 32, 22, unpack_q5_0, combine_q5_0, wide=((0, 2, 1),)),
-    Codec("Q5_1", 32, 24, unpack_q5_1, combine_min, wide=((0, 2, 2),)),
-    Codec("Q8_0", 32, 34, unpack_q8_0, combine_scale, wide=((0, 2, 1),)),
-    Codec("Q8_1", 32, 36, unpack_q8_1, combine_scale, wide=((0, 2, 2),)),
+    Codec(by_name("Q4_0"), unpack_q4_0, combine_q4_0),
+    Codec(by_name("Q4_1"), unpack_q4_1, combine_min),
+    Codec(by_name("Q5_0"), unpack_q5_0, combine_q5_0),
+    Codec(by_name("Q5_1"), unpack_q5_1, combine_min),
+    Codec(by_name("Q8_0"), unpack_q8_0, combine_scale),
+    Codec(by_name("Q8_1"), unpack_q8_1, combine_scale),
 )

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from assay.gguf.types import by_name
+
 from .base import Bytes, Codec, Fields, Floats, low_high, scale_groups
 
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
@@ -52,6 +54,6 @@ def combine_nvfp4(f: Fields, out: Floats) -> None:
 
 
 CODECS = (
-    Codec("MXFP4", 32, 17, unpack_mxfp4, combine_mxfp4),
-    Codec("NVFP4", 64, 36, unpack_nvfp4, combine_nvfp4),
+    Codec(by_name("MXFP4"), unpack_mxfp4, combine_mxfp4),
+    Codec(by_name("NVFP4"), unpack_nvfp4, combine_nvfp4),
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from assay.gguf.types import by_name
+
 from .base import Bytes, Codec, Fields, Floats, crumbs, half
 
 # A byte holds five base-3 digits as the fraction byte / 256; multiplying by 3 ** k modulo 256 brings digit k
@@ -42,7 +44,7 @@ def combine_q1_0(f: Fields, out: Floats) -> None:
 
 
 CODECS = (
-    Codec("TQ1_0", 256, 54, unpack_tq1_0, combine_ternary, wide=((52, 2, 1),)),
-    Codec("TQ2_0", 256, 66, unpack_tq2_0, combine_ternary, wide=((64, 2, 1),)),
-    Codec("Q1_0", 128, 18, unpack_q1_0, combine_q1_0, wide=((0, 2, 1),)),
+    Codec(by_name("TQ1_0"), unpack_tq1_0, combine_ternary),
+    Codec(by_name("TQ2_0"), unpack_tq2_0, combine_ternary),
+    Codec(by_name("Q1_0"), unpack_q1_0, combine_q1_0),
 )
