@@ -1,0 +1,201 @@
+"""Bounded reading of a hostile buffer: nothing here reads past the end, loops without end or allocates first.
+
+Every count is compared with the bytes that are left before anything is done with it. Python integers do not
+wrap, so sums and products are exact; the comparisons are what makes them safe.
+
+String arrays are the one slow thing in a GGUF header: a vocabulary is 150,000 strings, each found only
+through the length of the one before. `_walk_strings` finds them many times faster than a loop: a length below
+256 is a byte beside seven zero bytes, and NumPy finds all such places at once. Each place is then proved,
+not trusted: it counts only if the string before it ends exactly there.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.errors import AssayError
+from assay.gguf.types import SCALARS, ValueType
+
+Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.int64]
+
+MAX_DEPTH = 4
+"""Arrays may hold arrays this deep; no known file goes beyond one."""
+
+MAX_STRINGS = 1 << 24
+"""Strings, or arrays in an array, at most: sixty times the largest vocabulary, and a few seconds at worst."""
+
+_WINDOW = 1 << 20
+_SHORT = 8
+_BURST = 32
+
+
+class Cursor:
+    """A position in a file's bytes; every method checks, then advances."""
+
+    def __init__(self, name: str, data: mmap.mmap | bytes, order: str) -> None:
+        self.name = name
+        self.data = data
+        self.view: Bytes = np.frombuffer(data, np.uint8)
+        self.size = len(data)
+        self.order = order  # "<" or ">"
+        self.pos = 0
+        self._u32 = struct.Struct(order + "I").unpack_from
+        self._u64 = struct.Struct(order + "Q").unpack_from
+
+    def error(self, what: str) -> AssayError:
+        return AssayError(f"{self.name}: {what}")
+
+    def need(self, count: int, what: str) -> None:
+        """Refuse if fewer than `count` bytes are left."""
+        if count > self.size - self.pos:
+            raise self.error(
+                f"{what}: the file ends too early (needs {count} bytes at offset {self.pos}, "
+                f"{self.size - self.pos} are left); the file is truncated or corrupt"
+            )
+
+    def u32(self, what: str) -> int:
+        self.need(4, what)
+        (value,) = self._u32(self.data, self.pos)
+        self.pos += 4
+        return int(value)
+
+    def u64(self, what: str) -> int:
+        self.need(8, what)
+        (value,) = self._u64(self.data, self.pos)
+        self.pos += 8
+        return int(value)
+
+    def count(self, what: str, smallest: int, limit: int = MAX_STRINGS) -> int:
+        """A 64-bit number of records of at least `smallest` bytes each, which must all fit in what is left."""
+        value = self.u64(what)
+        most = min((self.size - self.pos) // smallest, limit)
+        if value > most:
+            raise self.error(f"{what}: impossible count (found {value}, at most {most} fit in the file)")
+        return value
+
+    def string(self, what: str, longest: int | None = None) -> str:
+        length = self.u64(what)
+        if longest is not None and length > longest:
+            raise self.error(f"{what}: impossible length (found {length} bytes, at most {longest})")
+        self.need(length, what)
+        raw = bytes(self.data[self.pos : self.pos + length])
+        self.pos += length
+        return self.text(raw, what)
+
+    def text(self, raw: bytes, what: str) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"{what}: not valid UTF-8 (byte 0x{raw[error.start]:02x} at {error.start})") from None
+
+    def value_type(self, what: str) -> ValueType:
+        number = self.u32(what)
+        try:
+            return ValueType(number)
+        except ValueError:
+            raise self.error(f"{what}: unknown value type (found {number}, expected 0 to 12)") from None
+
+    def skip(self, type_: ValueType, what: str, depth: int = 0) -> None:
+        """Advance over one value without decoding it."""
+        if type_ in SCALARS:
+            width = int(SCALARS[type_][1])
+            self.need(width, what)
+            self.pos += width
+        elif type_ is ValueType.STRING:
+            length = self.u64(what)
+            self.need(length, what)
+            self.pos += length
+        else:
+            item, count = self.array_header(what, depth)
+            if item in SCALARS:
+                self.pos += count * int(SCALARS[item][1])
+            elif item is ValueType.STRING:
+                self._walk_strings(count, what)
+            else:
+                for _ in range(count):
+                    self.skip(item, what, depth + 1)
+
+    def array_header(self, what: str, depth: int = 0) -> tuple[ValueType, int]:
+        """Element type and count of an array; scalar elements are known to fit, others might."""
+        if depth == MAX_DEPTH:
+            raise self.error(f"{what}: arrays are nested more than {MAX_DEPTH} deep")
+        item = self.value_type(f"{what}: array element")
+        if item in SCALARS:
+            return item, self.count(what, int(SCALARS[item][1]), limit=self.size)
+        return item, self.count(what, 8 if item is ValueType.STRING else 12)
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """`count` length-prefixed strings."""
+        first = self.pos
+        found: list[Index] = []
+        self._walk_strings(count, what, found)
+        if not found:
+            return []
+        begin = np.concatenate(found) + (8 - first)
+        end = np.append(begin[1:] - 8, self.pos - first)  # a string ends where the next length begins
+        blob = bytes(self.data[first : self.pos])
+        try:
+            return [blob[a:b].decode() for a, b in zip(begin.tolist(), end.tolist(), strict=True)]
+        except UnicodeDecodeError as error:
+            raise self.error(f"{what}: an element is not valid UTF-8 (found {error.object!r:.60})") from None
+
+    def _walk_strings(self, count: int, what: str, found: list[Index] | None = None) -> None:
+        """Advance over `count` strings; `found` gets the offsets of their lengths.
+
+        The offsets `at` are all places in a window where a length below 256 may stand. `at[i]` is proved to be
+        one if `at[i - 1]` is and its string ends there. Where that fails (an empty string, a long one, zero
+        bytes inside one), some steps are taken one by one before the next attempt.
+        """
+        while count:
+            stop = min(self.pos + _WINDOW, self.size)
+            at, lengths = self._short_lengths(self.pos, stop)
+            after = at + (8 + lengths)
+            broken = np.flatnonzero(after[:-1] != at[1:])
+            while count and self.pos < stop:
+                i = int(at.searchsorted(self.pos))
+                b = int(broken.searchsorted(i))
+                j = min(int(broken[b]) + 1 if b < len(broken) else len(at), i + count)
+                if j - i < _SHORT or at[i] != self.pos:
+                    count -= self._step_strings(min(count, _BURST), what, found)
+                    continue
+                if found is not None:
+                    found.append(at[i:j])
+                count -= j - i
+                self.pos = int(after[j - 1])
+                if self.pos > self.size or (count and self.pos == self.size):
+                    self.pos = int(at[j - 1])
+                    self._step_strings(2, what, None)  # says what is missing
+            if count:
+                self.need(8, what)
+
+    def _step_strings(self, count: int, what: str, found: list[Index] | None) -> int:
+        """The plain loop behind `_walk_strings`."""
+        offsets = []
+        for _ in range(count):
+            offsets.append(self.pos)
+            length = self.u64(what)
+            self.need(length, what)
+            self.pos += length
+        if found is not None:
+            found.append(np.array(offsets, np.int64))
+        return count
+
+    def _short_lengths(self, start: int, stop: int) -> tuple[Index, Index]:
+        """Offsets in `start..stop` at which a 64-bit number below 256 stands, and those numbers."""
+        window = self.view[start:stop]
+        if len(window) < 8:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        zero = window == 0
+        two = zero[:-1] & zero[1:]
+        four = two[:-2] & two[2:]
+        seven = four[:-3] & four[3:]  # seven[i]: bytes i..i+6 are zero
+        if self.order == "<":
+            at = np.flatnonzero(seven[1:])
+            return at + start, window[at].astype(np.int64)
+        at = np.flatnonzero(seven[:-1])
+        return at + start, window[at + 7].astype(np.int64)
