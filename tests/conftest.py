@@ -1,0 +1,34 @@
+"""Fixtures for everybody: where the reference data lie, and hypothesis without wall-clock deadlines."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("assay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("assay")
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of reference data: `$ASSAY_SHARED`, else `../shared` beside the repository."""
+    beside = Path(__file__).resolve().parents[2] / "shared"
+    found = Path(os.environ.get("ASSAY_SHARED", beside))
+    if not (found / "data").is_dir():
+        pytest.skip(f"no reference data at {found}; set ASSAY_SHARED")
+    return found
+
+
+@pytest.fixture(scope="session")
+def stories260k(shared_dir: Path) -> Path:
+    """A real Llama of 64 by 5 in float32, 1 MB."""
+    return shared_dir / "data" / "models" / "stories260K-f32.gguf"
+
+
+@pytest.fixture(scope="session")
+def stories15m(shared_dir: Path) -> Path:
+    """A real Llama of 288 by 6 in Q8_0, 17 MB."""
+    return shared_dir / "data" / "models" / "stories15M-q8_0.gguf"
