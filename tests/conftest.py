@@ -32,3 +32,15 @@ def stories260k(shared_dir: Path) -> Path:
 def stories15m(shared_dir: Path) -> Path:
     """A real Llama of 288 by 6 in Q8_0, 17 MB."""
     return shared_dir / "data" / "models" / "stories15M-q8_0.gguf"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The default model, 98 MB, fetched once into the cache."""
+    from assay.errors import AssayError
+    from assay.runtime import hub
+
+    try:
+        return hub.resolve("smollm2")
+    except AssayError as error:
+        pytest.skip(f"the default model cannot be fetched: {error}")

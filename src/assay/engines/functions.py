@@ -24,14 +24,14 @@ def embed(tokens: Array, W: Any) -> Array:
 
 def scale(x: Array, *, factor: float) -> Array:
     """y = factor * x."""
-    return x * x.dtype.type(factor)
+    return np.asarray(x * x.dtype.type(factor))
 
 
 def rms_norm(x: Array, w: Array, *, eps: float, n_head: int) -> Array:
     """y = w * x / sqrt(mean(x²) + eps); the mean over all features, or over each of `n_head` heads."""
     parts = x.reshape(*x.shape[:-1], n_head, -1) if n_head and x.ndim == 2 else x
     mean = np.mean(parts * parts, axis=-1, keepdims=True)
-    return (parts / np.sqrt(mean + x.dtype.type(eps)) * w).reshape(x.shape)
+    return np.asarray((parts / np.sqrt(mean + x.dtype.type(eps)) * w).reshape(x.shape))
 
 
 def linear(x: Array, W: Any) -> Array:
@@ -119,7 +119,7 @@ def rope(x: Array, positions: Array, factors: Array | None = None, *, n_head: in
 def kq(q: Array, k: Array) -> Array:
     """y[h,t,s] = Σ_d Q[t,h,d] K[s,g(h),d], g(h) = h // (H/G); before scale and mask. Gives [H, T, S]."""
     keys = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    return np.matmul(q.transpose(1, 0, 2), keys.transpose(1, 2, 0))
+    return np.asarray(np.matmul(q.transpose(1, 0, 2), keys.transpose(1, 2, 0)))
 
 
 def attn_softmax(x: Array, positions: Array, key_positions: Array, *, scale: float, window: int) -> Array:
@@ -141,7 +141,7 @@ def softmax(x: Array) -> Array:
 def kqv(p: Array, v: Array) -> Array:
     """y[h,t,d] = Σ_s P[h,t,s] V[s,g(h),d]. Gives [H, T, D]."""
     values = np.repeat(v, p.shape[0] // v.shape[1], axis=1)
-    return np.matmul(p, values.transpose(1, 0, 2))
+    return np.asarray(np.matmul(p, values.transpose(1, 0, 2)))
 
 
 def merge_heads(x: Array) -> Array:
@@ -152,12 +152,12 @@ def merge_heads(x: Array) -> Array:
 def silu(x: Array) -> Array:
     """x / (1 + exp(-x)), written so that exp never overflows."""
     e = np.exp(-np.abs(x))
-    return np.where(x >= 0, x / (1 + e), x * e / (1 + e))
+    return np.asarray(np.where(x >= 0, x / (1 + e), x * e / (1 + e)))
 
 
 def gelu_tanh(x: Array) -> Array:
     """x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.asarray(0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
 def gelu_erf(x: Array) -> Array:
@@ -205,12 +205,12 @@ def gather(x: Array, idx: Array) -> Array:
 
 def row_sum(x: Array) -> Array:
     """y[t] = Σ_j x[t,j]."""
-    return np.sum(x, axis=-1, keepdims=True)
+    return np.asarray(np.sum(x, axis=-1, keepdims=True))
 
 
 def clamp_min(x: Array, *, lo: float) -> Array:
     """y = max(x, lo)."""
-    return np.maximum(x, x.dtype.type(lo))
+    return np.asarray(np.maximum(x, x.dtype.type(lo)))
 
 
 def div(a: Array, b: Array) -> Array:
@@ -236,7 +236,7 @@ def expert_scale(x: Array, w: Array) -> Array:
 
 def expert_sum(x: Array) -> Array:
     """y[t,o] = Σ_j x[t,j,o]."""
-    return np.sum(x, axis=1)
+    return np.asarray(np.sum(x, axis=1))
 
 
 # Every row of the operation table but `cache`, which is memory and not arithmetic.

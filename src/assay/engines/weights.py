@@ -56,7 +56,7 @@ class Weights:
                 self._kept[name] = kept
                 return kept
             cost = int(np.prod(self.file.tensors[name].shape)) * self._store.itemsize
-            if cost > self._room:
+            if cost > self._room and len(self.file.tensors[name].shape) > 1:
                 return Table(self.file, name, self.dtype)
             kept = self.file.decode(name).astype(self._store, copy=False)
             self._kept[name] = kept

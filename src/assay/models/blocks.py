@@ -88,7 +88,7 @@ class Builder:
         k = self.node("cache_k", "cache", k, n_head=hp.n_head_kv)
         v = self.node("cache_v", "cache", v, n_head=hp.n_head_kv)
         kq = self.node("kq", "kq", q, k)
-        window = {"window": hp.window} if hp.window else {}
+        window: dict[str, Any] = {"window": hp.window} if hp.window else {}
         p = self.node("kq_soft_max", "attn_softmax", kq, "inp_pos", "inp_kpos", scale=hp.attn_scale, **window)
         return self.node("kqv_out", "merge_heads", self.node("kqv", "kqv", p, v))
 
