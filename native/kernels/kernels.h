@@ -1,0 +1,82 @@
+// Matrix kernels: quantised weights times activations, the same bits for every batch.
+//
+// The contract of native/kernels. It knows block formats and instruction sets; it knows nothing of models,
+// threads or Python. Every function is thread-safe and may be called on disjoint ranges concurrently.
+//
+//   out[t, r] = sum_i W[r, i] * x[t, i]          W: n rows of k (ggml block format), x: m tokens of k (float32)
+//
+// How a caller uses it
+//   load:   if packable(type): dst = aligned_alloc(64, packed_bytes(type, n, k)); pack(...) in parallel over rows
+//           else, or when memory is short: keep the mapped rows as they are (Matrix::packed = false)
+//   step:   prepare(format, x, ...) once per input, in parallel over tokens; barrier;
+//           gemm(W, ...) for every matrix that reads this input, in parallel over rows; no barrier between them
+//
+// Bits. For one instruction set, out[t, r] depends on row r of W and row t of x only: not on m, on the range of
+// rows a call covers, on packed or mapped storage, nor on other tokens. Formats::Q8 computes, block by block of 32
+// along k and in this order,
+//     acc = fma(float(sum_i q_w q_a) * d_w, d_a, acc)          the integer sum is exact
+//     acc = fma(m_w, d_a * float(sum_i q_a), acc)              types with a minimum only
+// and every instruction set does exactly this, so they agree bit for bit with `portable` as well.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace assay::kernels {
+
+// ggml's type ids, as they stand in GGUF files.
+enum class Type : uint32_t {
+    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9,
+    Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15,
+    IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21, IQ2_S = 22, IQ4_XS = 23,
+    IQ1_M = 29, BF16 = 30, TQ1_0 = 34, TQ2_0 = 35, MXFP4 = 39,
+};
+
+// How activations are handed to gemm. Q8: int8 in blocks of 32 with float32 scales, for quantised weights.
+// F32: unquantised, for F32, F16 and BF16 weights, and for every type in exact mode.
+enum class Acts : uint32_t { Q8, F32 };
+
+struct Matrix {
+    Type type;
+    bool packed;          // data was written by pack() of the instruction set in use; else rows as in the file
+    int64_t n, k;         // rows, columns
+    const uint8_t* data;  // packed: 64-byte aligned, packed_bytes(); else n * row_bytes(), any alignment
+};
+
+// ---- types -------------------------------------------------------------------------------------------------------
+bool supported(Type type);                  // has a decoder, hence gemm and decode_row
+bool packable(Type type);                   // has an interleaved layout
+Acts acts_format(Type type, bool exact);    // what gemm wants for this type
+int64_t block_size(Type type);              // weights per block; k must be a multiple (0: unknown type)
+size_t row_bytes(Type type, int64_t k);     // bytes of one row in the file
+
+// ---- weights -----------------------------------------------------------------------------------------------------
+int panel_rows();                           // rows interleaved together; partition rows in multiples of this
+size_t packed_bytes(Type type, int64_t n, int64_t k);
+// Interleave rows [begin, end) of src (row_bytes apart, the file's format) into dst. begin: multiple of panel_rows();
+// end: likewise, or n.
+void pack(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst);
+// One row as float32 (token embeddings). Mapped or packed.
+void decode_row(const Matrix& w, int64_t row, float* out /*[k]*/);
+
+// ---- activations -------------------------------------------------------------------------------------------------
+size_t acts_bytes(Acts format, int64_t m, int64_t k);   // of a buffer for m tokens, 64-byte aligned
+// Write tokens [begin, end) of x[m, k] (rows ldx apart) into dst. Tokens are independent: any partition, any order.
+void prepare(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst);
+
+// ---- product -----------------------------------------------------------------------------------------------------
+// out[t * ldo + r] for all t in [0, m) and r in [begin, end), any range. acts: written by prepare() with the same m.
+void gemm(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end);
+
+// ---- instruction sets --------------------------------------------------------------------------------------------
+// Chosen on first use: ASSAY_ISA=portable|neon|avx2|avx512vnni, else the best one this machine has.
+const char* isa();                          // the one in use
+bool isa_available(const char* name);       // compiled in and supported by this machine
+bool select_isa(const char* name);          // false (and no change) if not available; before any pack() only
+// nullptr, or what is wrong with ASSAY_ISA (the portable kernels are then in use until someone complains).
+const char* isa_error();
+
+// ---- this machine, one thread; call from several threads at once for the machine's total ---------------------------
+double measure_dot_peak(double seconds);    // integer operations (2 per multiply-add) per second of isa()'s dot product
+double measure_read_bandwidth(const void* buffer, size_t bytes, double seconds);   // bytes per second; touches all
+
+}  // namespace assay::kernels
