@@ -6,19 +6,20 @@ stands for several values, the stages are `_proj`, `_biased`, `_normed`, then th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from assay.gguf import GGUFFile
 from assay.graph import Graph, Node, join
 from assay.models.hparams import HParams
+
+Shapes = Mapping[str, tuple[int, ...]]  # GGUF tensor name -> row-major shape
 
 
 class Builder:
     """Collects nodes; `layer` is the block being built, or None outside the blocks."""
 
-    def __init__(self, file: GGUFFile, hp: HParams, *, rope_mode: str) -> None:
-        self.shapes = {name: info.shape for name, info in file.tensors.items()}
-        self.hp, self.rope_mode = hp, rope_mode
+    def __init__(self, shapes: Shapes, hp: HParams, *, rope_mode: str) -> None:
+        self.shapes, self.hp, self.rope_mode = shapes, hp, rope_mode
         self.nodes: list[Node] = []
         self.layer: int | None = None
 

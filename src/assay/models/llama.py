@@ -9,14 +9,13 @@ are looked up by name; what is there is used.
 
 from __future__ import annotations
 
-from assay.gguf import GGUFFile
 from assay.graph import Graph
-from assay.models import blocks
+from assay.models.blocks import Builder, Shapes
 from assay.models.hparams import HParams
 
 
-def build(file: GGUFFile, hp: HParams) -> Graph:
-    b = blocks.Builder(file, hp, rope_mode="norm")
+def build(shapes: Shapes, hp: HParams) -> Graph:
+    b = Builder(shapes, hp, rope_mode="norm")
     x = b.embedding()
     for layer in range(hp.n_layer):
         b.layer = layer

@@ -9,10 +9,11 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.graph import Graph
 from assay.models import llama
+from assay.models.blocks import Shapes
 from assay.models.hparams import HParams
 
 # A new architecture is one file and one row here.
-BUILDERS: dict[str, Callable[[GGUFFile, HParams], Graph]] = {
+BUILDERS: dict[str, Callable[[Shapes, HParams], Graph]] = {
     "llama": llama.build,
 }
 
@@ -35,7 +36,7 @@ def load(file: GGUFFile) -> Model:
         )
     hparams = HParams.read(file, arch)
     try:
-        graph = BUILDERS[arch](file, hparams).check()
+        graph = BUILDERS[arch]({name: info.shape for name, info in file.tensors.items()}, hparams).check()
     except AssayError as error:
         raise AssayError(f"{file.path}: {error}") from error
     return Model(file, hparams, graph)
