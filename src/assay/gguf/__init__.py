@@ -4,5 +4,18 @@ from __future__ import annotations
 
 from assay.gguf.reader import GGUFFile, TensorInfo, open_file
 from assay.gguf.types import TYPES, GGMLType, Typed, ValueType, by_name
+from assay.gguf.writer import Tensor, Writer, write
 
-__all__ = ["TYPES", "GGMLType", "GGUFFile", "TensorInfo", "Typed", "ValueType", "by_name", "open_file"]
+__all__ = [
+    "TYPES",
+    "GGMLType",
+    "GGUFFile",
+    "Tensor",
+    "TensorInfo",
+    "Typed",
+    "ValueType",
+    "Writer",
+    "by_name",
+    "open_file",
+    "write",
+]
