@@ -1,0 +1,1 @@
+"""Between an engine and its user: models by name, the paged cache, the sampler, the generation loop."""

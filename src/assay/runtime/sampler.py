@@ -1,0 +1,395 @@
+"""The sampler: logits and history in, one token out.
+
+`sample` is a pure function but for the generator it draws from. The stages, their order and meaning are
+llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, a draw.
+Each stage takes and gives `Candidates`; probabilities are the softmax over the candidates that are left, so a
+later filter sees what an earlier one renormalised. Arithmetic is float64.
+
+No filter removes the most probable token, but for two that exist to do so: typical sampling (which keeps the
+tokens whose surprise is near the entropy) and XTC (which drops the likely ones).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from assay.errors import AssayError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Breaker = tuple[int, ...]  # the tokens of one DRY sequence breaker
+
+_LOG_FLT_MAX = 88.7228391  # DRY's exponent is clamped where a float32 would overflow, as in llama.cpp
+
+
+@dataclass(frozen=True)
+class SamplerParams:
+    """llama.cpp's names, meanings and defaults. `seed` None draws a fresh one."""
+
+    temp: float = 0.8  # 0 or less: greedy
+    top_k: int = 40  # 0 or less: all
+    top_p: float = 0.95  # 1: off
+    min_p: float = 0.05  # 0: off
+    typical: float = 1.0  # 1: off
+    top_n_sigma: float = -1.0  # 0 or less: off
+    seed: int | None = None
+    repeat_last_n: int = 64  # tokens the penalties look back; -1: all, 0: off
+    repeat_penalty: float = 1.0  # 1: off
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0  # 0: off
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1  # -1: all, 0: off
+    dry_breakers: tuple[Breaker, ...] = ()  # see `dry_breakers`
+    xtc_probability: float = 0.0  # 0: off
+    xtc_threshold: float = 0.1  # above 0.5: off
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise AssayError(f"{item.name}: must be a finite number (found {value})")
+        limits = (
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("typical", 0.0, 1.0),
+            ("xtc_probability", 0.0, 1.0),
+            ("xtc_threshold", 0.0, 1.0),
+            ("repeat_last_n", -1, math.inf),
+            ("dry_penalty_last_n", -1, math.inf),
+            ("dry_allowed_length", 0, math.inf),
+            ("dry_multiplier", 0.0, math.inf),
+            ("seed", 0, 2**64 - 1),
+        )
+        for name, low, high in limits:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                wanted = f"between {low} and {high}" if high < math.inf else f"at least {low}"
+                raise AssayError(f"{name}: must be {wanted} (found {value})")
+        if self.repeat_penalty <= 0:
+            raise AssayError(f"repeat_penalty: must be above 0 (found {self.repeat_penalty}); 1 switches it off")
+        if any(math.isnan(bias) or bias == math.inf for _, bias in self.logit_bias):
+            raise AssayError("logit_bias: must be a number or -inf; -inf forbids a token")
+
+
+GREEDY = SamplerParams(temp=0.0)
+
+
+class Ranked(NamedTuple):
+    """A token with its log-probability in the model's own distribution."""
+
+    id: int
+    logprob: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The token drawn. `logprob` and `top` are given on request, and of the model's own distribution."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[Ranked, ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Tokens in the running: `ids` and `logits` in parallel; `sorted` means by falling logit, then id."""
+
+    ids: Ints
+    logits: Floats
+    sorted: bool = False
+
+    def probabilities(self) -> Floats:
+        weights: Floats = np.exp(self.logits - self.logits.max())
+        weights /= weights.sum()
+        return weights
+
+    def descending(self) -> Candidates:
+        return self if self.sorted else self.largest(len(self.ids))
+
+    def largest(self, k: int) -> Candidates:
+        """The k largest, sorted; among equal logits the lower id comes first."""
+        ids, logits = self.ids, self.logits
+        if not self.sorted and k < len(ids):
+            kth = np.partition(logits, len(ids) - k)[len(ids) - k]
+            keep = np.flatnonzero(logits >= kth)  # k, and perhaps more that equal the k-th
+            ids, logits = ids[keep], logits[keep]
+        if not self.sorted:
+            order = np.lexsort((ids, -logits))
+            ids, logits = ids[order], logits[order]
+        return Candidates(ids[:k], logits[:k], sorted=True)
+
+    def where(self, keep: NDArray[np.bool_]) -> Candidates:
+        return Candidates(self.ids[keep], self.logits[keep], self.sorted)
+
+
+def make_rng(params: SamplerParams) -> np.random.Generator:
+    return np.random.default_rng(params.seed)
+
+
+def sample(
+    logits: ArrayLike,
+    history: Sequence[int],
+    params: SamplerParams,
+    rng: np.random.Generator,
+    *,
+    logprobs: int | None = None,
+) -> Choice:
+    """Choose the next token. `history` is prompt and answer so far; `logprobs` = n also gives the n best."""
+    raw = check_logits(logits)
+    biased = bias(raw, params)
+    if biased is not raw and not np.isfinite(biased).any():
+        raise AssayError("logit_bias: forbids every token; allow at least one")
+    values = dry(penalties(biased, history, params), history, params)
+    token = _greedy(values) if _is_argmax(params) else _draw(values, params, rng)
+    if logprobs is None:
+        return Choice(token)
+    normaliser = raw.max() + math.log(np.exp(raw - raw.max()).sum())
+    best = Candidates(np.arange(len(raw)), raw).largest(logprobs) if logprobs else None
+    top = (
+        tuple(Ranked(int(i), float(v - normaliser)) for i, v in zip(best.ids, best.logits, strict=True)) if best else ()
+    )
+    return Choice(token, float(raw[token] - normaliser), top)
+
+
+def check_logits(logits: ArrayLike) -> Floats:
+    """The logits as float64. A NaN or +inf is the forward pass's fault and must not be drawn from."""
+    raw = np.asarray(logits, dtype=np.float64)
+    if raw.ndim != 1 or not len(raw):
+        raise AssayError(f"logits: expected one row of them (found shape {raw.shape})")
+    with np.errstate(invalid="ignore"):
+        total = raw.sum()
+    if not np.isfinite(total):
+        bad = np.flatnonzero(np.isnan(raw) | (raw == np.inf))
+        if len(bad):
+            raise AssayError(
+                f"logits: {len(bad)} of {len(raw)} are NaN or infinite, the first at id {bad[0]}; "
+                "the forward pass is broken, no token can be drawn"
+            )
+        if not np.isfinite(raw).any():
+            raise AssayError("logits: every one is -inf; no token can be drawn")
+    return raw
+
+
+def _is_argmax(params: SamplerParams) -> bool:
+    """Greedy, and no stage is on that may remove the best token: the filters cannot change the answer."""
+    xtc_on = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
+    return params.temp <= 0 and params.typical >= 1 and not xtc_on
+
+
+def _greedy(values: Floats) -> int:
+    return int(values.argmax())  # the first of equals: the lower id
+
+
+def _draw(values: Floats, params: SamplerParams, rng: np.random.Generator) -> int:
+    allowed = np.flatnonzero(values > -np.inf)
+    candidates = Candidates(allowed, values[allowed])
+    for stage in FILTERS:
+        candidates = stage(candidates, params, rng)
+    if params.temp <= 0:
+        return int(candidates.largest(1).ids[0])
+    candidates = temperature(candidates.descending(), params)
+    cumulative = np.cumsum(candidates.probabilities())
+    # One draw a step, u in [0, 1). Scaling by the total keeps rounding from favouring the last candidate.
+    place = int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+    last = int(np.searchsorted(cumulative, cumulative[-1], side="left"))  # the last with any probability
+    return int(candidates.ids[min(place, last)])
+
+
+# Stages on the whole row of logits. Each gives its input back, untouched, when it is off.
+
+
+def bias(logits: Floats, params: SamplerParams) -> Floats:
+    """y[id] = x[id] + bias."""
+    if not params.logit_bias:
+        return logits
+    out = logits.copy()
+    for token, value in params.logit_bias:
+        if not 0 <= token < len(out):
+            raise AssayError(f"logit_bias: token {token} is not in the vocabulary of {len(out)}")
+        out[token] += value
+    return out
+
+
+def penalties(logits: Floats, history: Sequence[int], params: SamplerParams) -> Floats:
+    """For a token seen c > 0 times in the last n: y = (x/r if x > 0 else x*r) - c*frequency - presence."""
+    r, frequency, presence = params.repeat_penalty, params.frequency_penalty, params.presence_penalty
+    if r == 1 and not frequency and not presence:
+        return logits
+    recent = _last(history, params.repeat_last_n)
+    ids, counts = np.unique(recent, return_counts=True)
+    known = ids < len(logits)
+    ids, counts = ids[known], counts[known]
+    x = logits[ids]
+    out = logits.copy()
+    out[ids] = np.where(x > 0, x / r, x * r) - counts * frequency - presence
+    return out
+
+
+def dry(logits: Floats, history: Sequence[int], params: SamplerParams) -> Floats:
+    """DRY: y = x - multiplier * base^(n - allowed) for a token that would continue an n-token repetition.
+
+    n is the longest tail of the history that occurred earlier directly before that token. A tail does not
+    reach back past a sequence breaker, and a token that is itself a breaker is not penalised.
+    """
+    allowed = params.dry_allowed_length
+    if params.dry_multiplier == 0 or params.dry_base < 1:
+        return logits
+    recent = _last(history, params.dry_penalty_last_n)
+    if len(recent) <= allowed:
+        return logits
+    reach = _since_breaker(recent, params.dry_breakers)
+    if reach < allowed:
+        return logits
+    ceiling = int(_LOG_FLT_MAX / math.log(params.dry_base)) if params.dry_base > 1.000001 else len(recent)
+    lengths = _tail_repeats(recent, min(reach, allowed + ceiling))
+    places = np.flatnonzero(lengths >= allowed)
+    places = places[places < len(recent) - 1]
+    longest: dict[int, int] = {}
+    for token, length in zip(recent[places + 1].tolist(), lengths[places].tolist(), strict=True):
+        longest[token] = max(length, longest.get(token, 0))
+    single = {breaker[0] for breaker in params.dry_breakers if len(breaker) == 1}
+    out = logits.copy()
+    for token, length in longest.items():
+        if token not in single and token < len(out):
+            out[token] -= params.dry_multiplier * params.dry_base ** (length - allowed)
+    return out
+
+
+def _last(history: Sequence[int], n: int) -> Ints:
+    start = 0 if n < 0 else max(len(history) - n, 0)
+    return np.asarray(history[start:], dtype=np.int64)
+
+
+def _tail_repeats(tokens: Ints, limit: int) -> Ints:
+    """y[i] = how many tokens ending at i equal the end of the whole, at most `limit`; 0 for the end."""
+    out = np.zeros(len(tokens), dtype=np.int64)
+    places = np.arange(len(tokens) - 1)
+    for length in range(limit):
+        places = places[places >= length]
+        places = places[tokens[places - length] == tokens[len(tokens) - 1 - length]]
+        if not len(places):
+            break
+        out[places] = length + 1
+    return out
+
+
+def _since_breaker(tokens: Ints, breakers: tuple[Breaker, ...]) -> int:
+    """Tokens after the last sequence breaker; of breakers with the same start, the longest counts."""
+    if not breakers:
+        return len(tokens)
+    heads: dict[int, list[Breaker]] = {}
+    for breaker in breakers:
+        heads.setdefault(breaker[0], []).append(breaker)
+    ids = tokens.tolist()
+    for start in range(len(ids) - 1, -1, -1):
+        fits = [len(b) for b in heads.get(ids[start], ()) if tuple(ids[start : start + len(b)]) == b]
+        if fits:
+            return len(ids) - start - max(fits)
+    return len(ids)
+
+
+# Filters: candidates in, fewer candidates out, never none.
+
+
+def top_n_sigma(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+    """Keep x >= max - n * standard deviation of the logits."""
+    if params.top_n_sigma <= 0:
+        return c
+    return c.where(c.logits >= c.logits.max() - params.top_n_sigma * c.logits.std())
+
+
+def top_k(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+    """Keep the k largest."""
+    return c.largest(params.top_k) if 0 < params.top_k < len(c.ids) else c
+
+
+def typical(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+    """Keep the tokens whose surprise -log p is nearest the entropy, until their mass exceeds the limit."""
+    if params.typical >= 1:
+        return c
+    c = c.descending()
+    p = c.probabilities()
+    surprise = -np.log(np.maximum(p, np.finfo(np.float64).tiny))
+    order = np.argsort(np.abs(surprise - (p * surprise).sum()), kind="stable")
+    count = int(np.searchsorted(np.cumsum(p[order]), params.typical, side="right")) + 1
+    keep = np.zeros(len(p), dtype=np.bool_)
+    keep[order[:count]] = True
+    return c.where(keep)
+
+
+def top_p(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+    """Keep the fewest of the most probable whose mass reaches p; the one that crosses p stays."""
+    if params.top_p >= 1:
+        return c
+    weights = np.exp(c.logits - c.logits.max())
+    wanted = params.top_p * weights.sum()
+    size = 256  # the answer is nearly always among the first few: sort those before sorting all
+    while True:
+        head = c.largest(size)
+        cumulative = np.cumsum(np.exp(head.logits - head.logits[0]))
+        if cumulative[-1] >= wanted or size >= len(c.ids):
+            break
+        size *= 8
+    count = int(np.searchsorted(cumulative, wanted, side="left")) + 1
+    return Candidates(head.ids[:count], head.logits[:count], sorted=True)
+
+
+def min_p(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+    """Keep p >= min_p * the largest p."""
+    if params.min_p <= 0:
+        return c
+    return c.where(c.logits >= c.logits.max() + math.log(params.min_p))
+
+
+def xtc(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+    """By chance, drop every token with p >= threshold except the least probable of them."""
+    if params.xtc_probability <= 0 or params.xtc_threshold > 0.5 or len(c.ids) < 2:
+        return c
+    if rng.random() > params.xtc_probability:
+        return c
+    c = c.descending()
+    first = max(int((c.probabilities() >= params.xtc_threshold).sum()) - 1, 0)
+    return Candidates(c.ids[first:], c.logits[first:], sorted=True)
+
+
+def temperature(c: Candidates, params: SamplerParams) -> Candidates:
+    """y = x / temp, after the filters: they judge the model's own probabilities."""
+    return Candidates(c.ids, c.logits / params.temp, c.sorted)
+
+
+Filter = Callable[[Candidates, SamplerParams, np.random.Generator], Candidates]
+FILTERS: tuple[Filter, ...] = (top_n_sigma, top_k, typical, top_p, min_p, xtc)
+
+
+def dry_breakers(
+    pieces: Sequence[bytes], encode: Callable[[str], list[int]], strings: Sequence[str]
+) -> tuple[Breaker, ...]:
+    """Every way to spell each string in tokens: one that holds it, or one whose end begins it, and the rest.
+
+    llama.cpp's limits hold: a string counts to 40 bytes, what follows the first token to 20 tokens.
+    """
+    found: dict[Breaker, None] = {}
+    for string in strings:
+        text = string.encode()[:40]
+        if not text:
+            continue
+        for token, piece in enumerate(pieces):
+            if text[:1] not in piece:
+                continue
+            if text in piece:
+                found[(token,)] = None
+                continue
+            for size in range(1, min(len(text), len(piece)) + 1):
+                if piece.endswith(text[:size]):
+                    rest = encode(text[size:].decode(errors="replace"))
+                    found[(token, *rest[:20])] = None
+    return tuple(found)
