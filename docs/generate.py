@@ -1,0 +1,85 @@
+"""Writes the pages of docs/ that are made from code; `--check` says which are out of date and exits 1.
+
+python docs/generate.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+NOTE = "<!-- Made by docs/generate.py from the code. Do not edit. -->\n\n"
+
+
+def names_page() -> str:
+    """Node names of every builder, and the operations."""
+    from assay.graph import OPS
+    from assay.models.catalogue import VARIANTS
+
+    out = [
+        "# Nodes and operations\n",
+        "Nodes carry llama.cpp's names. One name denotes one value: where llama.cpp uses a name several times, the",
+        "stages are `_proj` (the product), `_biased`, `_normed`, then the plain name (`Qcur` and `Kcur` after RoPE).",
+        "`-N` is the layer. `T` is the number of tokens of the step, `S` the number of keys.\n",
+    ]
+    for title, graph in VARIANTS.items():
+        built = graph()
+        out += [f"## {title}\n", "| node | operation | shape |", "|---|---|---|"]
+        for node in built:
+            text = str(node).split(" = ", 1)[1].replace("|", "\\|")
+            out.append(f"| `{node.name}` | `{text}` | {' × '.join(map(str, built.shapes[node.name]))} |")
+        out.append("")
+    out += ["## Operations\n", "| operation | inputs | weights | attributes | definition |", "|---|---|---|---|---|"]
+    for op in OPS.values():
+        attrs = ", ".join(f"`{k}`" if repr(v) == "required" else f"`{k}={v}`" for k, v in op.attrs.items())
+        formula = op.formula.replace("|", "\\|")
+        out.append(f"| `{op.name}` | {', '.join(op.inputs)} | {', '.join(op.weights)} | {attrs} | {formula} |")
+    return "\n".join(out) + "\n"
+
+
+def cli_page() -> str:
+    """The help text of every verb."""
+    from assay import cli
+
+    out = [
+        "# Command line\n",
+        "Exit codes: 0 all is well, 1 a difference was found, 2 bad input. `--json` gives one object.\n",
+    ]
+    for verb in ("", *cli.VERBS):
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            cli.main([verb, "--help"] if verb else ["--help"])
+        out += [f"## assay {verb}".rstrip() + "\n", "```", text.getvalue().rstrip(), "```\n"]
+    return "\n".join(out)
+
+
+PAGES: dict[str, Callable[[], str]] = {"names.md": names_page, "cli.md": cli_page}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
+    check = parser.parse_args().check
+    import os
+
+    os.environ["COLUMNS"] = "100"  # argparse wraps help to the terminal
+    stale = []
+    for name, make in PAGES.items():
+        text, path = NOTE + make(), HERE / name
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if not check:
+                path.write_text(text)
+    print(f"{'out of date' if check else 'written'}: {', '.join(stale) or 'none'}", file=sys.stderr)
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    assert importlib.util.find_spec("assay"), "install assay first: pip install -e ."
+    sys.exit(main())
