@@ -10,7 +10,7 @@ from assay.models import llama
 from assay.models.blocks import Shapes
 from assay.models.hparams import HParams, Rope
 
-_HP = HParams(
+EXAMPLE = HParams(
     arch="llama",
     n_layer=1,
     n_embd=64,
@@ -61,11 +61,11 @@ def tensor_shapes(hp: HParams, *, bias: bool = False, fused: bool = False, tied:
     return shapes
 
 
-_MIXTRAL = replace(_HP, n_expert=8, n_expert_used=2)
+_MIXTRAL = replace(EXAMPLE, n_expert=8, n_expert_used=2)
 
 VARIANTS: dict[str, Callable[[], Graph]] = {
-    "llama": lambda: llama.build(tensor_shapes(_HP), _HP),
-    "llama with biases": lambda: llama.build(tensor_shapes(_HP, bias=True), _HP),
-    "llama with a fused attn_qkv": lambda: llama.build(tensor_shapes(_HP, fused=True), _HP),
+    "llama": lambda: llama.build(tensor_shapes(EXAMPLE), EXAMPLE),
+    "llama with biases": lambda: llama.build(tensor_shapes(EXAMPLE, bias=True), EXAMPLE),
+    "llama with a fused attn_qkv": lambda: llama.build(tensor_shapes(EXAMPLE, fused=True), EXAMPLE),
     "llama with experts (Mixtral)": lambda: llama.build(tensor_shapes(_MIXTRAL), _MIXTRAL),
 }
