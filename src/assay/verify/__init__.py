@@ -1,0 +1,1 @@
+"""Ground truth: traces, foreign dumps, noise, verdicts, faults and their diagnosis."""
