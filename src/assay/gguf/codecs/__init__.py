@@ -15,14 +15,18 @@ import numpy as np
 from assay.errors import AssayError
 from assay.gguf.types import GGMLType, by_name
 
-from . import floats, iquants, kquants, legacy, microscaling, ternary
-from .base import Bytes, Codec, Fields, Floats
+from . import encode_kquants, encode_legacy, floats, iquants, kquants, legacy, microscaling, ternary
+from .base import Bytes, Codec, Encoder, Fields, Floats
 
-__all__ = ["CODECS", "Codec", "decode", "decode_with", "fields"]
+__all__ = ["CODECS", "ENCODERS", "PLAIN", "Codec", "decode", "decode_with", "encode", "fields"]
 
 CODECS: dict[str, Codec] = {
     codec.type.name: codec for module in (legacy, kquants, iquants, ternary, microscaling) for codec in module.CODECS
 }
+
+ENCODERS: dict[str, Encoder] = encode_legacy.ENCODERS | encode_kquants.ENCODERS
+
+PLAIN = (*floats.DTYPES, "BF16")  # types without blocks
 
 CHUNK = 1 << 16  # elements decoded at a time: 256 KiB of float32 and its temporaries stay in cache
 
@@ -59,6 +63,31 @@ def fields(type: GGMLType | str, raw: Bytes) -> Fields:
     _check_rows(type, raw)
     with np.errstate(all="ignore"):
         return CODECS[type.name].unpack(raw.reshape(-1, type.type_size))
+
+
+def encode(type: GGMLType | str, x: Floats) -> Bytes:
+    """`float32[..., n] -> uint8[..., row_bytes]`, to the nearest the type allows in the least-squares sense."""
+    type = by_name(type) if isinstance(type, str) else type
+    x = np.asarray(x, np.float32)
+    if x.ndim == 0 or x.shape[-1] % type.block_size:
+        found = f"a row of {x.shape[-1]} elements" if x.ndim else "a single number"
+        raise AssayError(f"{type.name}: {found} (expected a multiple of {type.block_size})")
+    if type.name in PLAIN:
+        with np.errstate(all="ignore"):
+            return floats.encode_bf16(x) if type.name == "BF16" else floats.encode_plain(type.name, x)
+    if type.name not in ENCODERS:
+        known = ", ".join([*PLAIN, *ENCODERS])
+        raise AssayError(f"{type.name}: can be read but not written (writable: {known})")
+    blocks = x.reshape(-1, type.block_size)
+    out = np.empty((len(blocks), type.type_size), np.uint8)
+    step = max(1, CHUNK // type.block_size)
+    with np.errstate(all="ignore"):
+        for i in range(0, len(blocks), step):
+            chunk = blocks[i : i + step]
+            if not np.isfinite(chunk).all():
+                raise AssayError(f"{type.name}: the data has NaN or infinity in it; keep this tensor F32 or F16")
+            out[i : i + step] = ENCODERS[type.name](chunk)
+    return out.reshape(*x.shape[:-1], x.shape[-1] // type.block_size * type.type_size)
 
 
 def _check_rows(type: GGMLType, raw: Bytes) -> None:

@@ -25,6 +25,7 @@ from assay.gguf.types import GGMLType
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Fields = dict[str, NDArray[Any]]
+Encoder = Callable[[Floats], Bytes]  # float32[n, block_size] -> uint8[n, type_size]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,232 @@
+"""Which type each tensor gets in a `Q4_K_M` file: llama.cpp's rules for its quantisation mixes.
+
+A mix is a base type plus exceptions by a tensor's role and layer: output and value matrices hurt most when
+they are coarse, and some layers more than others. The rules are those of llama.cpp's `llama-quant.cpp`,
+without an importance matrix, so that a file made here has the types that anybody expects under the name.
+(Left out: the mixes that need an importance matrix, and llama.cpp's name lists for `glm5-next`.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from assay.errors import AssayError
+from assay.gguf.types import GGMLType, by_name
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A quantisation by name: the type most tensors get, and its number under `general.file_type`."""
+
+    name: str
+    base: str
+    file_type: int
+
+
+MIXES: dict[str, Mix] = {
+    mix.name: mix
+    for mix in (
+        Mix("F32", "F32", 0),
+        Mix("F16", "F16", 1),
+        Mix("BF16", "BF16", 32),
+        Mix("Q8_0", "Q8_0", 7),
+        Mix("Q6_K", "Q6_K", 18),
+        Mix("Q5_K_M", "Q5_K", 17),
+        Mix("Q5_K_S", "Q5_K", 16),
+        Mix("Q5_1", "Q5_1", 9),
+        Mix("Q5_0", "Q5_0", 8),
+        Mix("Q4_K_M", "Q4_K", 15),
+        Mix("Q4_K_S", "Q4_K", 14),
+        Mix("Q4_1", "Q4_1", 3),
+        Mix("Q4_0", "Q4_0", 2),
+        Mix("Q3_K_L", "Q3_K", 13),
+        Mix("Q3_K_M", "Q3_K", 12),
+        Mix("Q3_K_S", "Q3_K", 11),
+        Mix("Q2_K", "Q2_K", 10),
+    )
+}
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+FLOATS = ("F32", "F16", "BF16")
+
+QUANTIZATION_VERSION = 2  # of ggml's block formats, for `general.quantization_version`
+
+
+def mix_by_name(name: str) -> Mix:
+    """The mix called `name`, in any letter case."""
+    key = ALIASES.get(name.upper(), name.upper())
+    if key not in MIXES:
+        raise AssayError(f"{name}: no such quantisation; known are {', '.join(MIXES)}")
+    return MIXES[key]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules ask about a model."""
+
+    arch: str
+    n_layer: int
+    n_head: int
+    n_head_kv: int
+    n_expert: int
+    tied: bool  # no output.weight: the embedding is the output matrix too
+    n_value: int  # how many value matrices the model has
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head."""
+        return self.n_head // self.n_head_kv if self.n_head_kv else 0
+
+    @property
+    def is_70b(self) -> bool:
+        """llama.cpp's size class 70B, told by depth."""
+        if self.arch == "llama":
+            return self.n_layer == 80 and self.n_head != self.n_head_kv and self.n_expert != 8
+        return (self.arch, self.n_layer) in {("qwen2", 80), ("olmo", 80), ("deci", 80), ("jais2", 68)}
+
+
+# role of a tensor: the first pattern that its name contains
+ROLES: tuple[tuple[str, str], ...] = (
+    (r"^output\.weight$", "output"),
+    (r"^(per_layer_)?token_embd\.weight$", "embedding"),
+    (r"attn_(qkv|kv_b|v)\.weight", "value"),
+    (r"attn_k\.weight", "key"),
+    (r"attn_q\.weight", "query"),
+    (r"attn_output\.weight", "attention output"),
+    (r"ffn_up", "up"),
+    (r"ffn_gate", "gate"),
+    (r"ffn_down", "down"),
+)
+
+# names that stay as they are: small, or read by something other than a matrix product
+KEPT = re.compile(
+    r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj"
+    r"|^position_embd\.weight$|^token_types\.weight$|ssm_conv1d|shortconv\.conv\.weight"
+    r"|indexer\.[kq]_proj\.weight|attn_rel_b\.weight"
+    r"|time_mix_(first|[wva][012]|g[12]|decay_w[12]|lerp_fused)\.weight"
+    r"|\.position_embd|sam\.pos_embd|sam\.neck\.|sam\.net_|\.rel_pos|\.patch_embd|\.patch_merger"
+    r"|a\.rvq\.codebook|mm\.a\.code_embd"
+)
+
+FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+
+
+def role_of(name: str) -> str:
+    return next((role for pattern, role in ROLES if re.search(pattern, name)), "other")
+
+
+def is_quantizable(name: str, shape: tuple[int, ...]) -> bool:
+    """Matrices and stacks of matrices called `…weight`; a leading dimension of 1 does not count."""
+    first = next((i for i, n in enumerate(shape) if n > 1), len(shape))
+    return len(shape) - first >= 2 and name.endswith("weight") and not KEPT.search(name)
+
+
+def fits(name: str, row: int) -> str:
+    """The type itself, or what replaces it where a row is not a whole number of its blocks."""
+    if row % by_name(name).block_size == 0:
+        return name
+    smaller = FALLBACK.get(name, name)
+    return smaller if row % by_name(smaller).block_size == 0 else "F16"
+
+
+def more_bits(i: int, n: int) -> bool:
+    """The first and last eighth of the layers, and every third between."""
+    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+# A rule answers for layer i of n: a type, or None for the mix's base.
+Rule = Callable[[int, int, Facts], str | None]
+
+VALUE_RULES: dict[str, Rule] = {
+    "Q2_K": lambda i, n, facts: "Q4_K" if facts.group >= 4 else "Q3_K",
+    "Q3_K_M": lambda i, n, facts: "Q5_K" if i < 2 else "Q4_K",
+    "Q3_K_L": lambda i, n, facts: "Q5_K",
+    "Q4_K_S": lambda i, n, facts: "Q5_K" if i < 4 else None,
+    "Q4_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
+    "Q5_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
+}
+DOWN_RULES: dict[str, Rule] = {
+    "Q2_K": lambda i, n, facts: "Q3_K",
+    "Q3_K_M": lambda i, n, facts: "Q5_K" if i < n // 16 else "Q4_K",
+    "Q3_K_L": lambda i, n, facts: "Q5_K",
+    "Q4_K_S": lambda i, n, facts: "Q5_K" if i < n // 8 else None,
+    "Q4_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
+    "Q5_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
+}
+FALCON_DOWN_RULES: dict[str, Rule] = {
+    "Q2_K": DOWN_RULES["Q2_K"],
+    "Q3_K_M": lambda i, n, facts: "Q5_K" if i < n // 16 else "Q4_K" if more_bits(i, n) else "Q3_K",
+    "Q3_K_L": lambda i, n, facts: "Q4_K",
+    "Q4_K_M": lambda i, n, facts: "Q6_K" if i < n // 16 else "Q5_K" if more_bits(i, n) else "Q4_K",
+    "Q5_K_M": DOWN_RULES["Q5_K_M"],
+}
+ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
+ATTENTION_OUTPUT_8_EXPERTS = dict.fromkeys(("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M"), "Q5_K")
+ATTENTION_OUTPUT_FALCON = {"Q3_K_L": "Q4_K"}
+
+
+def _output(mix: Mix, row: int, facts: Facts) -> str:
+    if facts.arch == "falcon" or row % by_name(mix.base).block_size:
+        return "Q8_0"
+    return "Q8_0" if mix.base == "Q8_0" else "Q6_K"
+
+
+def _value(mix: Mix, i: int, facts: Facts) -> str:
+    rule = VALUE_RULES.get(mix.name)
+    chosen = (rule(i, facts.n_value, facts) if rule else None) or mix.base
+    if facts.n_expert == 8:
+        return "Q8_0"
+    return "Q5_K" if facts.is_70b and chosen in ("Q3_K", "Q4_K") else chosen
+
+
+def _down(mix: Mix, i: int, facts: Facts) -> str:
+    rule = (FALCON_DOWN_RULES if facts.arch == "falcon" else DOWN_RULES).get(mix.name)
+    return (rule(i, facts.n_layer, facts) if rule else None) or mix.base
+
+
+def _attention_output(mix: Mix, facts: Facts) -> str:
+    if facts.arch == "falcon":
+        table = ATTENTION_OUTPUT_FALCON
+    else:
+        table = ATTENTION_OUTPUT_8_EXPERTS if facts.n_expert == 8 else ATTENTION_OUTPUT
+    return table.get(mix.name, mix.base)
+
+
+def layer_of(name: str) -> int:
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1
+
+
+def choose(mix: Mix, facts: Facts, tensors: Iterable[tuple[str, tuple[int, ...], GGMLType]]) -> Mapping[str, GGMLType]:
+    """The type of every tensor `(name, shape, present type)` under `mix`.
+
+    Value and down matrices are counted in layer order, as llama.cpp walks them; with experts, where a layer
+    may hold several down matrices, the layer is read off the name.
+    """
+    types: dict[str, GGMLType] = {}
+    counts = {"value": 0, "down": 0}
+    for name, shape, present in sorted(tensors, key=lambda t: (layer_of(t[0]), t[0])):
+        if not is_quantizable(name, shape):
+            types[name] = present
+            continue
+        role, row = role_of(name), shape[-1]
+        i = counts.get(role, 0)
+        if role in counts:
+            counts[role] += 1
+        if mix.name in FLOATS:
+            chosen = mix.base
+        elif role == "output" or (role == "embedding" and facts.tied):
+            chosen = _output(mix, row, facts)
+        elif role == "value":
+            chosen = _value(mix, i, facts)
+        elif role == "key":
+            chosen = "Q8_0" if facts.n_expert == 8 else mix.base
+        elif role == "down":
+            chosen = _down(mix, layer_of(name) if facts.n_expert > 1 else i, facts)
+        elif role == "attention output":
+            chosen = _attention_output(mix, facts)
+        else:
+            chosen = mix.base
+        types[name] = by_name(fits(chosen, row))
+    return types
