@@ -1,0 +1,7 @@
+"""Text: the tokenizer and the chat template, both from the file's own metadata."""
+
+from __future__ import annotations
+
+from assay.text.tokenizer import Detokenizer, Tokenizer
+
+__all__ = ["Detokenizer", "Tokenizer"]

@@ -1,0 +1,168 @@
+"""Text to ids and back, from a GGUF file's own metadata."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+from functools import cached_property
+
+from assay.errors import AssayError
+from assay.gguf import GGUFFile
+from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, ScoredMerges
+from assay.text.special import SpecialTokens
+from assay.text.vocab import Kind, Vocab, read_vocab
+
+
+class Tokenizer:
+    """`encode`, `decode`, and the ids that have a meaning. Reads nothing it is not asked for."""
+
+    def __init__(self, file: GGUFFile, vocab: Vocab) -> None:
+        self._file = file
+        self.vocab = vocab
+        self._special = SpecialTokens(vocab)
+
+    @classmethod
+    def from_gguf(cls, file: GGUFFile) -> Tokenizer:
+        """The tokenizer a file describes; AssayError where its description is wrong or of an unknown kind."""
+        return cls(file, read_vocab(file))
+
+    @property
+    def n_vocab(self) -> int:
+        return len(self.vocab.tokens)
+
+    @property
+    def bos(self) -> int | None:
+        return self.vocab.special.get("bos")
+
+    @property
+    def eos(self) -> int | None:
+        return self.vocab.special.get("eos")
+
+    @property
+    def eot(self) -> int | None:
+        return self.vocab.special.get("eot")
+
+    @property
+    def eog(self) -> frozenset[int]:
+        """All ids that end a generation."""
+        return self.vocab.eog
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `encode` puts BOS in front: the file wants it and there is one."""
+        return self.vocab.add_bos and self.bos is not None
+
+    @property
+    def add_eos(self) -> bool:
+        return self.vocab.add_eos and self.eos is not None
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        if self.vocab.pre is not None:
+            return ByteLevelBPE(self._file, self.vocab, self.vocab.pre)
+        return ScoredMerges(self.vocab)
+
+    def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Ids of a text. Bytes need not be UTF-8; they are tokenized as llama.cpp would.
+
+        `add_special` adds BOS and EOS where the file wants them. `parse_special` recognises control tokens in
+        the text; user-defined tokens are always recognised.
+        """
+        text, valid = _as_text(text)
+        prefix = self.vocab.pre is None and self.vocab.add_space_prefix
+        ids = [self.bos] if add_special and self.add_bos and self.bos is not None else []
+        after_special = True
+        for fragment in self._special.split(text, parse_special):
+            if isinstance(fragment, int):
+                ids.append(fragment)
+                after_special = True
+                continue
+            if prefix and after_special:
+                fragment = " " + fragment
+            after_special = False
+            if valid:
+                ids += self._encoder.encode(fragment)
+            else:
+                ids += self._encoder.encode_bytes(fragment.encode("utf-8", "surrogateescape"))
+        if add_special and self.add_eos and self.eos is not None:
+            ids.append(self.eos)
+        return ids
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; they need not be whole UTF-8 characters."""
+        self._check(token)
+        text, kind = self.vocab.tokens[token], self.vocab.kind(token)
+        if kind & Kind.SPECIAL:
+            return text.encode()
+        if kind & Kind.NORMAL:
+            if self.vocab.pre is None or not self.vocab.pre.byte_encode:
+                return text.replace(SPACE, " ").encode()
+            return b"".join(bytes([CHAR_TO_BYTE[c]]) if c in CHAR_TO_BYTE else c.encode() for c in text)
+        if kind & Kind.BYTE:
+            return _byte_token(text)
+        return b""
+
+    def is_hidden(self, token: int) -> bool:
+        """Control and unknown tokens, which `special=False` leaves out."""
+        self._check(token)
+        return bool(self.vocab.kind(token) & Kind.HIDDEN)
+
+    def is_special(self, token: int) -> bool:
+        """Control, unknown and user-defined tokens: those with a meaning as a whole."""
+        self._check(token)
+        return bool(self.vocab.kind(token) & Kind.SPECIAL)
+
+    def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
+        """The text of ids, exactly as written: a SentencePiece vocabulary's leading space stays. Bytes that are
+        no UTF-8 become U+FFFD. `special=False` hides control tokens."""
+        return b"".join(self.piece(i) for i in ids if special or not self.is_hidden(i)).decode("utf-8", "replace")
+
+    def detokenizer(self, *, special: bool = True) -> Detokenizer:
+        return Detokenizer(self, special=special)
+
+    def _check(self, token: int) -> None:
+        if not 0 <= token < self.n_vocab:
+            raise AssayError(f"token {token}: outside the vocabulary (expected 0 to {self.n_vocab - 1})")
+
+
+class Detokenizer:
+    """Ids one by one to text, holding back a character until its last byte has come."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = True) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that is certain now; empty while a character is incomplete."""
+        if not self._special and self._tokenizer.is_hidden(token):
+            return ""
+        return self._decoder.decode(self._tokenizer.piece(token))
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for a character that never became whole."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _as_text(text: str | bytes) -> tuple[str, bool]:
+    """The text as str, and whether it is proper Unicode. If not, its odd bytes are surrogate escapes."""
+    data = text if isinstance(text, bytes) else None
+    if data is None:
+        assert isinstance(text, str)
+        try:
+            text.encode()
+            return text, True
+        except UnicodeEncodeError:
+            data = text.encode("utf-8", "surrogatepass")
+    try:
+        return data.decode(), True
+    except UnicodeDecodeError:
+        return data.decode("utf-8", "surrogateescape"), False
+
+
+def _byte_token(text: str) -> bytes:
+    """`<0xHH>` as its byte."""
+    try:
+        return bytes([int(text[3:5], 16)])
+    except ValueError:
+        return text.encode()

@@ -1,0 +1,295 @@
+"""The vocabulary as the file declares it, checked once: tokens, their kinds, special ids and the flags.
+
+Every default here is llama.cpp's, because that is what a file's maker tested with: which ids are BOS and EOS
+when the file is silent, whether BOS is added, which token texts end a generation although nobody said so.
+Everything else that contradicts itself (two equal tokens, an id outside the vocabulary, scores of another
+length) is an error that names the key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntFlag
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.errors import AssayError
+from assay.gguf import GGUFFile
+from assay.text.pretokenize import PreTokenizer, by_name
+
+TOKENS = "tokenizer.ggml.tokens"
+SCORES = "tokenizer.ggml.scores"
+KINDS = "tokenizer.ggml.token_type"
+MERGES = "tokenizer.ggml.merges"
+MAX_TOKENS = 1 << 24  # ids stay far from 32 bits
+MAX_TOKEN_BYTES = 1 << 16
+
+
+class Kind(IntFlag):
+    """What a token is; llama.cpp lets some be two things at once."""
+
+    NONE = 0
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 4
+    USER = 8  # always cut out of the text, even when special tokens are not parsed
+    UNUSED = 16
+    BYTE = 32
+    LSTRIP = 64  # swallows white space before it
+    RSTRIP = 128  # swallows white space after it
+
+    SPECIAL = UNKNOWN | CONTROL | USER
+    HIDDEN = UNKNOWN | CONTROL
+
+
+# tokenizer.ggml.token_type: 0 undefined, 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
+_KIND_OF_TYPE = np.array([0, 1, 2, 4, 8, 16, 32], dtype=np.uint8)
+
+# Texts that mean "this ends the turn" whatever the file says of them, the likeliest end-of-turn token first.
+_END_OF_TURN = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>",
+    "_<EOT>", "[EOT]", "<｜end▁of▁sentence｜>", "<end_of_utterance>",
+)  # fmt: skip
+_END_OF_GENERATION = (
+    *_END_OF_TURN, "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "</s>", "<|eom_id|>", "[EOS]", "<eos>",
+    "<turn|>", "<|tool_response>", "[e~[",
+)  # fmt: skip
+_FILL_IN = {  # fill-in-the-middle roles: the key, then the texts; True where the token also ends a generation
+    "fim_pre": (False, "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+                "<|code_prefix|>", "<|prefix|>"),
+    "fim_suf": (False, "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+                "<|code_suffix|>", "<|suffix|>"),
+    "fim_mid": (False, "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+                "<|code_middle|>", "<|middle|>"),
+    "fim_pad": (True, "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": (True, "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": (True, "<|file_sep|>"),
+}  # fmt: skip
+_ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+_ID_KEYS = {
+    "bos": "bos_token_id", "eos": "eos_token_id", "eot": "eot_token_id", "eom": "eom_token_id",
+    "unk": "unknown_token_id", "sep": "seperator_token_id", "pad": "padding_token_id",
+    "mask": "mask_token_id", "fim_pre": "fim_pre_token_id", "fim_suf": "fim_suf_token_id",
+    "fim_mid": "fim_mid_token_id", "fim_pad": "fim_pad_token_id", "fim_rep": "fim_rep_token_id",
+    "fim_sep": "fim_sep_token_id",
+}  # fmt: skip
+_NO_ID = (1 << 32) - 1  # how some converters write "none"
+_SPM_DEFAULTS = {"bos": 1, "eos": 2, "unk": 0}
+
+
+@dataclass(frozen=True)
+class Vocab:
+    """All the tokenizers need to know. `ids` maps a token's text to its id."""
+
+    model: str  # "llama" or "gpt2"
+    tokens: list[str]
+    ids: dict[str, int]
+    kinds: npt.NDArray[np.uint8]  # Kind per token
+    scores: npt.NDArray[np.float32] | None
+    pre_name: str
+    pre: PreTokenizer | None
+    special: dict[str, int]  # "bos", "eos", "eot", ... to id, where there is one
+    eog: frozenset[int]
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    notes: tuple[str, ...]  # what a user should hear about this vocabulary
+
+    def kind(self, token: int) -> Kind:
+        return Kind(int(self.kinds[token]))
+
+
+def read_vocab(file: GGUFFile) -> Vocab:
+    """The vocabulary of a GGUF file."""
+    model = file.get_str("tokenizer.ggml.model", None)
+    if model is None or model in ("no_vocab", "none"):
+        raise AssayError(
+            f"{file.path.name}: tokenizer.ggml.model: the file has no vocabulary (found "
+            f"{'none' if model is None else repr(model)}); give token ids instead of text"
+        )
+    if model == "gemma4":
+        pre_name: str | None = "gemma4"
+    elif model in ("llama", "gpt2"):
+        pre_name = file.get_str("tokenizer.ggml.pre", None)
+    else:
+        raise AssayError(
+            f"{file.path.name}: tokenizer.ggml.model: unsupported tokenizer (found {model!r:.60}, expected "
+            "'llama', 'gpt2' or 'gemma4'); give token ids instead of text"
+        )
+    tokens, ids = _tokens(file)
+    kinds = _kinds(file, len(tokens))
+    notes: list[str] = []
+    pre: PreTokenizer | None = None
+    if model != "llama":
+        if not pre_name:
+            notes.append(
+                "tokenizer.ggml.pre is missing: the 'default' pre-tokenizer is used, as llama.cpp does; ids of "
+                "numbers and punctuation may be wrong for this model"
+            )
+        pre = by_name(pre_name or "default")
+    special = _special_ids(file, len(tokens), _SPM_DEFAULTS if model == "llama" else {})
+    eog = _end_of_generation(ids, kinds, special)
+    _strip_rules(file, ids, kinds, pre_name or "")
+    add_bos = file.get_bool("tokenizer.ggml.add_bos_token", pre.add_bos if pre else True)
+    if pre_name in ("gemma4", "granite-embed-multi-311m"):
+        add_bos = True  # llama.cpp overrides the file here: early conversions said otherwise
+    return Vocab(
+        model="llama" if model == "llama" else "gpt2",
+        tokens=tokens,
+        ids=ids,
+        kinds=kinds,
+        scores=_scores(file, len(tokens)),
+        pre_name=(pre_name or "default") if pre else "",
+        pre=pre,
+        special=special,
+        eog=eog,
+        add_bos=add_bos,
+        add_eos=file.get_bool("tokenizer.ggml.add_eos_token", False),
+        add_space_prefix=file.get_bool("tokenizer.ggml.add_space_prefix", model == "llama"),
+        notes=tuple(notes),
+    )
+
+
+def _tokens(file: GGUFFile) -> tuple[list[str], dict[str, int]]:
+    tokens: list[str] = file.get_array(TOKENS, kind=str)
+    if not tokens:
+        raise AssayError(f"{file.path.name}: {TOKENS}: the vocabulary is empty; convert the model again")
+    if len(tokens) > MAX_TOKENS:
+        raise AssayError(f"{file.path.name}: {TOKENS}: too many (found {len(tokens)}, at most {MAX_TOKENS})")
+    if "" in tokens:
+        tokens = [text or f"[EMPTY_{i}]" for i, text in enumerate(tokens)]
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) != len(tokens):
+        second = next(i for i, text in enumerate(tokens) if ids[text] != i)
+        raise AssayError(
+            f"{file.path.name}: {TOKENS}: the same text twice (found {tokens[second]!r:.60} as {second} and "
+            f"{ids[tokens[second]]}); convert the model again"
+        )
+    longest = max(map(len, tokens))
+    if longest > MAX_TOKEN_BYTES:
+        raise AssayError(f"{file.path.name}: {TOKENS}: a token is too long (found {longest} characters)")
+    return tokens, ids
+
+
+def _array(file: GGUFFile, key: str, n_tokens: int, kinds: tuple[type, ...]) -> npt.NDArray[Any] | None:
+    """An array with one number a token, of one of `kinds`; None where the file has none."""
+    if key not in file.metadata:
+        return None
+    value = file.metadata[key]
+    numeric = isinstance(value, np.ndarray) and any(np.issubdtype(value.dtype, kind) for kind in kinds)
+    if not numeric:
+        wanted = " or ".join("float" if kind is np.floating else "integer" for kind in kinds)
+        raise AssayError(
+            f"{file.path.name}: {key}: wrong type (found {file.metadata.describe(key)}, expected array of {wanted})"
+        )
+    if len(value) != n_tokens:
+        raise AssayError(
+            f"{file.path.name}: {key}: wrong length (found {len(value)}, expected {n_tokens}, one a token)"
+        )
+    return np.asarray(value)
+
+
+def _kinds(file: GGUFFile, n_tokens: int) -> npt.NDArray[np.uint8]:
+    types = _array(file, KINDS, n_tokens, (np.integer,))
+    if types is None:
+        return np.full(n_tokens, int(Kind.NORMAL), dtype=np.uint8)
+    known = (types >= 0) & (types < len(_KIND_OF_TYPE))
+    return _KIND_OF_TYPE[np.where(known, types, 0).astype(np.intp)]
+
+
+def _scores(file: GGUFFile, n_tokens: int) -> npt.NDArray[np.float32] | None:
+    scores = _array(file, SCORES, n_tokens, (np.floating, np.integer))
+    if scores is None:
+        return None
+    scores = scores.astype(np.float32)
+    if not np.isfinite(scores).all():
+        where = int(np.flatnonzero(~np.isfinite(scores))[0])
+        raise AssayError(f"{file.path.name}: {SCORES}: token {where} has the score {scores[where]}, not a number")
+    return scores
+
+
+def _special_ids(file: GGUFFile, n_tokens: int, defaults: dict[str, int]) -> dict[str, int]:
+    special: dict[str, int] = {}
+    for role, name in _ID_KEYS.items():
+        key = f"tokenizer.ggml.{name}"
+        value = file.get_int(key, None)
+        if value is None:
+            if role in defaults and defaults[role] >= n_tokens:
+                raise AssayError(
+                    f"{file.path.name}: {TOKENS}: too few (found {n_tokens}; this kind of vocabulary has its "
+                    f"{role} at {defaults[role]} unless {key} says otherwise)"
+                )
+            value = defaults.get(role, _NO_ID)
+        if value in (_NO_ID, -1):
+            continue
+        if not 0 <= value < n_tokens:
+            raise AssayError(
+                f"{file.path.name}: {key}: outside the vocabulary (found {value}, expected 0 to {n_tokens - 1})"
+            )
+        special[role] = value
+    return special
+
+
+def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], special: dict[str, int]) -> frozenset[int]:
+    """The ids that end a generation; tokens found by their text are made control tokens, whatever their type."""
+
+    def find(role: str, texts: tuple[str, ...]) -> None:
+        if role not in special:
+            found = next((ids[text] for text in texts if text in ids), None)
+            if found is not None:
+                special[role] = found
+                kinds[found] |= int(Kind.CONTROL)
+
+    find("eot", _END_OF_TURN)
+    find("eom", ("<|eom_id|>",))
+    eog: set[int] = set()
+    for role, (ends, *texts) in _FILL_IN.items():
+        find(role, tuple(map(str, texts)))
+        if ends and role in special:
+            eog.add(special[role])
+    for text in _END_OF_GENERATION:
+        if text in ids:
+            eog.add(ids[text])
+            kinds[ids[text]] |= int(Kind.CONTROL)
+    for text in _ALWAYS_SHOWN:
+        if text in ids:
+            kinds[ids[text]] = int(Kind.USER)
+    eog.update(special[role] for role in ("eos", "eot", "eom") if role in special)
+
+    def present(*texts: str) -> bool:
+        return all(ids.get(text) in eog for text in texts)
+
+    if present("<|end|>") and (
+        (present("<|return|>") and (present("<|call|>") or present("<|calls|>")))
+        or (present("<|flush|>") and (present("<|call|>") or present("<|calls|>")))
+    ):  # fmt: skip
+        eog.remove(ids["<|end|>"])  # in these vocabularies it ends a message, not the turn
+        kinds[ids["<|end|>"]] = int(Kind.USER)
+    if present("</s>") and (present("<|tool_response>") or present("<|plamo:eos|>")):
+        eog.remove(ids["</s>"])
+        kinds[ids["</s>"]] = int(Kind.NORMAL)
+    return frozenset(eog)
+
+
+def _strip_rules(file: GGUFFile, ids: dict[str, int], kinds: npt.NDArray[np.uint8], pre_name: str) -> None:
+    """Which special tokens swallow white space beside them; GGUF cannot say, so llama.cpp goes by names."""
+    name = (file.get_str("general.name", None) or "").lower()
+    arch = file.get_str("general.architecture", None) or ""
+    masks = {"jina-v2-de": "<mask>", "jina-v2-es": "<mask>", "jina-v2-code": "<mask>"}
+    mask = masks.get(pre_name)
+    if any(part in arch for part in ("nomic-bert-moe", "jina-bert-v3")):
+        mask = "<mask>"
+    if mask is None and ("phi-3" in name or "phi3" in name):
+        kinds[(kinds & int(Kind.SPECIAL)) != 0] |= int(Kind.RSTRIP)
+        if "</s>" in ids:
+            kinds[ids["</s>"]] |= int(Kind.RSTRIP)
+        for text in ("<unk>", "<s>", "<|endoftext|>"):
+            if text in ids:
+                kinds[ids[text]] &= 0xFF ^ int(Kind.RSTRIP)
+        return
+    if mask is None and "modern-bert" in name:
+        mask = "[MASK]"
+    if mask is not None and mask in ids:
+        kinds[ids[mask]] |= int(Kind.LSTRIP)
