@@ -18,7 +18,7 @@ from assay.gguf.types import GGMLType, by_name
 from . import encode_kquants, encode_legacy, floats, iquants, kquants, legacy, microscaling, ternary
 from .base import Bytes, Codec, Encoder, Fields, Floats
 
-__all__ = ["CODECS", "ENCODERS", "PLAIN", "Codec", "decode", "decode_with", "encode", "fields"]
+__all__ = ["CODECS", "ENCODERS", "FLOATS", "Codec", "decode", "decode_with", "encode", "fields"]
 
 CODECS: dict[str, Codec] = {
     codec.type.name: codec for module in (legacy, kquants, iquants, ternary, microscaling) for codec in module.CODECS
@@ -26,7 +26,7 @@ CODECS: dict[str, Codec] = {
 
 ENCODERS: dict[str, Encoder] = encode_legacy.ENCODERS | encode_kquants.ENCODERS
 
-PLAIN = (*floats.DTYPES, "BF16")  # types without blocks
+FLOATS = ("F32", "F16", "BF16", "F64")  # types without blocks that can be written
 
 CHUNK = 1 << 16  # elements decoded at a time: 256 KiB of float32 and its temporaries stay in cache
 
@@ -72,11 +72,11 @@ def encode(type: GGMLType | str, x: Floats) -> Bytes:
     if x.ndim == 0 or x.shape[-1] % type.block_size:
         found = f"a row of {x.shape[-1]} elements" if x.ndim else "a single number"
         raise AssayError(f"{type.name}: {found} (expected a multiple of {type.block_size})")
-    if type.name in PLAIN:
+    if type.name in FLOATS:
         with np.errstate(all="ignore"):
             return floats.encode_bf16(x) if type.name == "BF16" else floats.encode_plain(type.name, x)
     if type.name not in ENCODERS:
-        known = ", ".join([*PLAIN, *ENCODERS])
+        known = ", ".join([*FLOATS, *ENCODERS])
         raise AssayError(f"{type.name}: can be read but not written (writable: {known})")
     blocks = x.reshape(-1, type.block_size)
     out = np.empty((len(blocks), type.type_size), np.uint8)

@@ -24,6 +24,7 @@ from assay.gguf.types import GGMLType
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+Integers = NDArray[np.integer]
 Fields = dict[str, NDArray[Any]]
 Encoder = Callable[[Floats], Bytes]  # float32[n, block_size] -> uint8[n, type_size]
 

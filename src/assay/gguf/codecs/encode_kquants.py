@@ -16,21 +16,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import Bytes, Encoder, Floats
+from .base import Bytes, Encoder, Floats, Integers
 from .encode_legacy import half_bytes, pack_low_high, reciprocal
 
 TINY = np.float32(1e-30)
 
 
-def pack_crumbs(q: Bytes, run: int) -> Bytes:
+def pack_crumbs(q: Integers, run: int) -> Bytes:
     """Inverse of `base.crumbs`: `[n, 4k] -> [n, k]`."""
     parts = q.reshape(len(q), -1, 4, run)
-    return (parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6).reshape(len(q), -1)
+    packed = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
+    return packed.reshape(len(q), -1).astype(np.uint8, copy=False)
 
 
-def pack_planes(bits: Bytes) -> Bytes:
+def pack_planes(bits: Integers) -> Bytes:
     """Inverse of `kquants.bit_planes`: bit i of byte l from element 32 i + l. `[n, 256] -> [n, 32]`."""
-    return np.packbits(bits.reshape(len(bits), 8, 32), axis=1, bitorder="little").reshape(len(bits), 32)
+    return np.packbits(bits.reshape(len(bits), 8, 32).astype(np.uint8, copy=False), axis=1, bitorder="little").reshape(
+        len(bits), 32
+    )
 
 
 def pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
@@ -84,7 +87,7 @@ def fit_affine(x: Floats, levels: int, tries: Sequence[float]) -> tuple[Floats, 
 
 def fit_symmetric(x: Floats, levels: int, tries: Sequence[float]) -> Floats:
     """Scale a (of either sign) of every column, for x ~ a * q with q in -levels .. levels - 1."""
-    extreme = np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], axis=0)[0]
+    extreme: Floats = np.take_along_axis(x, np.abs(x).argmax(axis=0)[None], axis=0)[0]
     inverse = -reciprocal(extreme)
     best_gain, scale = np.zeros_like(extreme), np.zeros_like(extreme)
     q, product = np.empty_like(x), np.empty_like(x)

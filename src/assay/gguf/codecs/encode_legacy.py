@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.errors import AssayError
 
-from .base import Bytes, Encoder, Floats
+from .base import Bytes, Encoder, Floats, Integers
 
 
 def half_bytes(values: Floats) -> Bytes:
@@ -22,10 +22,10 @@ def half_bytes(values: Floats) -> Bytes:
     return np.ascontiguousarray(halves).view(np.uint8)
 
 
-def pack_low_high(q: Bytes, run: int) -> Bytes:
+def pack_low_high(q: Integers, run: int) -> Bytes:
     """Inverse of `base.low_high`: `[n, 2k] -> [n, k]`."""
     pairs = q.reshape(len(q), -1, 2, run)
-    return (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(len(q), -1)
+    return (pairs[:, :, 0] | pairs[:, :, 1] << 4).reshape(len(q), -1).astype(np.uint8, copy=False)
 
 
 def reciprocal(d: Floats) -> Floats:

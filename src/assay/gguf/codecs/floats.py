@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from assay.errors import AssayError
+
 from .base import Bytes, Floats
 
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -33,8 +35,11 @@ def decode_bf16(raw: Bytes) -> Floats:
 
 
 def encode_plain(name: str, x: Floats) -> Bytes:
-    """Round to nearest even; beyond the largest half comes infinity."""
-    return np.ascontiguousarray(x.astype(DTYPES[name])).view(np.uint8)
+    """Round to nearest even. A finite number that the type cannot hold is an error, not an infinity."""
+    values = x.astype(DTYPES[name])
+    if name == "F16" and (np.isinf(values) & np.isfinite(x)).any():
+        raise AssayError(f"F16: {float(np.abs(x).max()):g} is too large (at most 65504); use F32 or BF16")
+    return np.ascontiguousarray(values).view(np.uint8)
 
 
 def encode_bf16(x: Floats) -> Bytes:

@@ -1,0 +1,145 @@
+"""A model file in, the same model in another quantisation out.
+
+Tensors are taken one after another and a slab of rows at a time: decode, encode, forget. What is in memory
+is the encoded form of one tensor and a few slabs, whatever the size of the model. Slabs are independent, so
+threads work on several at once and the bytes do not depend on how many.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.errors import AssayError
+from assay.gguf import codecs
+from assay.gguf.mixes import QUANTIZATION_VERSION, Facts, Mix, choose, role_of
+from assay.gguf.reader import GGUFFile
+from assay.gguf.types import GGMLType, Typed, ValueType
+from assay.gguf.writer import Tensor, write
+
+SLAB = 1 << 20  # elements decoded at a time: 4 MiB of float32
+SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens to one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    before: GGMLType
+    after: GGMLType
+    bytes_before: int
+    bytes_after: int
+
+    @property
+    def requantizes(self) -> bool:
+        """Rounds numbers that have been rounded before: blocks made from blocks."""
+        return self.before != self.after and self.before.block_size > 1 and self.after.block_size > 1
+
+
+def facts_of(file: GGUFFile) -> Facts:
+    """What the mixes' rules ask, from the file's metadata; per-layer head counts count as layer 0's."""
+    arch = file.get_str("general.architecture", "")
+    heads = _first(file, f"{arch}.attention.head_count", 0)
+    return Facts(
+        arch=arch,
+        n_layer=_first(file, f"{arch}.block_count", 0),
+        n_head=heads,
+        n_head_kv=_first(file, f"{arch}.attention.head_count_kv", heads),
+        n_expert=_first(file, f"{arch}.expert_count", 0),
+        tied="output.weight" not in file.tensors,
+        n_value=sum(role_of(name) == "value" for name in file.tensors),
+    )
+
+
+def _first(file: GGUFFile, key: str, default: int) -> int:
+    if key in file.metadata and file.metadata.length(key) is not None:
+        values = file.get_array(key)
+        return int(values[0]) if len(values) else default
+    return file.get_int(key, default)
+
+
+def plan(file: GGUFFile, mix: Mix) -> list[Step]:
+    """The type every tensor will get, in file order."""
+    infos = list(file.tensors.values())
+    types = choose(mix, facts_of(file), [(t.name, t.shape, t.type) for t in infos])
+    return [
+        Step(
+            name=t.name,
+            shape=t.shape,
+            before=t.type,
+            after=types[t.name],
+            bytes_before=t.nbytes,
+            bytes_after=t.n_elements // t.shape[-1] * types[t.name].row_bytes(t.shape[-1]),
+        )
+        for t in infos
+    ]
+
+
+def quantize(
+    file: GGUFFile,
+    out: Path,
+    mix: Mix,
+    *,
+    allow_requantize: bool = False,
+    threads: int | None = None,
+    progress: Callable[[Step], None] = lambda step: None,
+) -> list[Step]:
+    """Write `file` to `out` in the types of `mix`. `out` appears only when it is whole."""
+    steps = plan(file, mix)
+    again = [step for step in steps if step.requantizes]
+    if again and not allow_requantize:
+        raise AssayError(
+            f"{file.path.name}: already quantised ({len(again)} tensors, {again[0].name} is {again[0].before}), and "
+            "quantising twice loses quality; start from an F16 or F32 file, or pass --allow-requantize"
+        )
+    for part in file.parts:
+        if out.exists() and os.path.samefile(out, part.path):
+            raise AssayError(f"{out}: is the input itself; name another output file")
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+
+        def tensors() -> Iterator[Tensor]:
+            for step in steps:
+                yield Tensor(step.name, step.shape, step.after, partial(_work, file, step, pool, progress))
+
+        write(out, _metadata(file, mix), tensors())
+    return steps
+
+
+def _metadata(file: GGUFFile, mix: Mix) -> dict[str, Typed]:
+    """The input's pairs with their types, less what made it a part of a split, plus what it is now."""
+    pairs = {key: file.metadata.typed(key) for key in file.metadata if key not in SPLIT_KEYS}
+    pairs["general.quantization_version"] = Typed(ValueType.UINT32, QUANTIZATION_VERSION)
+    pairs["general.file_type"] = Typed(ValueType.UINT32, mix.file_type)
+    return pairs
+
+
+def _work(
+    file: GGUFFile, step: Step, pool: ThreadPoolExecutor, progress: Callable[[Step], None]
+) -> npt.NDArray[np.uint8]:
+    """The tensor's new bytes."""
+    progress(step)
+    raw = file.raw(step.name)
+    if step.before == step.after:
+        return raw
+    rows = raw.reshape(-1, raw.shape[-1])
+    out = np.empty((len(rows), step.after.row_bytes(step.shape[-1])), np.uint8)
+    height = max(1, SLAB // step.shape[-1])
+
+    def convert(i: int) -> None:
+        try:
+            out[i : i + height] = codecs.encode(step.after, codecs.decode(step.before, rows[i : i + height]))
+        except AssayError as error:
+            raise AssayError(f"{step.name}: {error}") from None
+
+    for _ in pool.map(convert, range(0, len(rows), height)):
+        pass
+    return out
