@@ -1,0 +1,124 @@
+"""Tiny whole models: a GGUF file with random seeded weights, a vocabulary and a chat template, in milliseconds.
+
+    make(path)                                       64 wide, 2 layers, 4 heads over 2, tied, F32
+    make(path, type="Q8_0", n_expert=4, window=8)    and so on; `metadata` overrides any key
+
+The vocabulary is SentencePiece's kind: <unk> <s> </s>, the 256 bytes, then a few words and the turn markers of
+the template. Every text can be encoded; what the model says is nonsense, but always the same nonsense.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.gguf.codecs import encode
+from assay.gguf.types import by_name
+from assay.gguf.writer import Tensor, write
+from assay.models.catalogue import EXAMPLE, tensor_shapes
+
+TEMPLATE = (
+    "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+)
+_WORDS = ["▁", *string.ascii_lowercase, "▁the", "▁a", "er", "in", "on", "▁hello", "▁world", "é", "日"]
+TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *_WORDS, "<|turn|>", "<|end|>"]
+TOKENS += [f"▁word{i}" for i in range(-len(TOKENS) % 32)]  # 320: whole blocks in every 32-wide type
+_KINDS = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|turn|>": 3, "<|end|>": 3}
+
+
+def make(
+    path: Path,
+    *,
+    type: str | Callable[[str], str] = "F32",  # one for all matrices, or by tensor name
+    seed: int = 1,
+    n_layer: int = 2,
+    n_embd: int = 64,
+    n_ff: int = 96,
+    n_head: int = 4,
+    n_head_kv: int = 2,
+    n_ctx: int = 256,
+    n_expert: int = 0,
+    n_expert_used: int = 0,
+    window: int = 0,
+    tied: bool = True,
+    bias: bool = False,
+    rope_freqs: bool = False,
+    rope_scaling: Mapping[str, object] | None = None,  # keys below llama.rope.scaling
+    template: str | None = TEMPLATE,
+    metadata: Mapping[str, object | None] | None = None,  # None leaves a key out
+) -> Path:
+    """Write the model to `path` and give it back."""
+    width = n_embd // n_head
+    hp = replace(
+        EXAMPLE,
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_ff=n_ff,
+        n_head=n_head,
+        n_head_kv=n_head_kv,
+        n_embd_head=width,
+        n_embd_head_v=width,
+        n_vocab=len(TOKENS),
+        n_expert=n_expert,
+        n_expert_used=n_expert_used or min(n_expert, 2),
+    )
+    shapes = dict(tensor_shapes(hp, tied=tied, bias=bias))
+    if rope_freqs:
+        shapes["rope_freqs.weight"] = (width // 2,)
+    rng = np.random.default_rng(seed)
+    choose = type if callable(type) else lambda _: type
+    tensors = [_tensor(name, shape, choose(name), rng) for name, shape in shapes.items()]
+    keys: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": n_layer,
+        "llama.embedding_length": n_embd,
+        "llama.feed_forward_length": n_ff,
+        "llama.attention.head_count": n_head,
+        "llama.attention.head_count_kv": n_head_kv,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.context_length": n_ctx,
+        "llama.rope.dimension_count": width,
+        "llama.vocab_size": len(TOKENS),
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.scores": np.array([float(len(t)) for t in TOKENS], np.float32),
+        "tokenizer.ggml.token_type": np.array(
+            [_KINDS.get(t, 6 if t.startswith("<0x") else 1) for t in TOKENS], np.int32
+        ),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.eot_token_id": TOKENS.index("<|end|>"),
+    }
+    if template is not None:
+        keys["tokenizer.chat_template"] = template
+    if n_expert:
+        keys |= {"llama.expert_count": n_expert, "llama.expert_used_count": hp.n_expert_used}
+    if window:
+        keys["llama.attention.sliding_window"] = window
+    keys |= {f"llama.rope.scaling.{key}": value for key, value in (rope_scaling or {}).items()}
+    keys |= metadata or {}
+    write(path, {key: value for key, value in keys.items() if value is not None}, tensors)
+    return path
+
+
+def _tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> Tensor:
+    """Random numbers of a trained model's magnitude; vectors stay F32, as in real files."""
+    x = rng.standard_normal(shape).astype(np.float32)
+    if name == "rope_freqs.weight":
+        x = np.geomspace(1, 8, shape[0]).astype(np.float32)
+    elif "norm" in name:
+        x = 1 + 0.2 * x
+    elif name.endswith("bias"):
+        x = 0.3 * x
+    elif "embd" not in name:
+        x = x * np.float32(1.7 / np.sqrt(shape[-1]))
+    kind = by_name(type_name if len(shape) > 1 else "F32")
+    return Tensor(name, shape, kind, x if kind.name == "F32" else encode(kind, x))
