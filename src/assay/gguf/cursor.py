@@ -27,11 +27,17 @@ MAX_DEPTH = 4
 """Arrays may hold arrays this deep; no known file goes beyond one."""
 
 MAX_STRINGS = 1 << 24
-"""Strings, or arrays in an array, at most: sixty times the largest vocabulary, and a few seconds at worst."""
+"""Strings and inner arrays in all of a file's arrays: many times the largest vocabulary, seconds at worst."""
 
 _WINDOW = 1 << 20
 _SHORT = 8
 _BURST = 32
+
+
+def printable(text: str, longest: int = 400) -> str:
+    """`text` from a stranger's file as one line that no terminal obeys."""
+    short = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-longest // 2 :]}"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
 
 
 class Cursor:
@@ -44,11 +50,12 @@ class Cursor:
         self.size = len(data)
         self.order = order  # "<" or ">"
         self.pos = 0
+        self.walked = 0  # strings and inner arrays skipped so far
         self._u32 = struct.Struct(order + "I").unpack_from
         self._u64 = struct.Struct(order + "Q").unpack_from
 
     def error(self, what: str) -> AssayError:
-        return AssayError(f"{self.name}: {what}")
+        return AssayError(f"{self.name}: {printable(what)}")
 
     def need(self, count: int, what: str) -> None:
         """Refuse if fewer than `count` bytes are left."""
@@ -114,7 +121,11 @@ class Cursor:
             item, count = self.array_header(what, depth)
             if item in SCALARS:
                 self.pos += count * int(SCALARS[item][1])
-            elif item is ValueType.STRING:
+                return
+            self.walked += count
+            if self.walked > MAX_STRINGS:
+                raise self.error(f"{what}: more than {MAX_STRINGS} strings and arrays in the file's arrays")
+            if item is ValueType.STRING:
                 self._walk_strings(count, what)
             else:
                 for _ in range(count):

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.errors import AssayError
-from assay.gguf.cursor import Bytes, Cursor
+from assay.gguf.cursor import Bytes, Cursor, printable
 from assay.gguf.metadata import MAX_KEY, MAX_PAIRS, Getters, Metadata
 from assay.gguf.types import REMOVED, TYPES, GGMLType, ValueType
 
@@ -91,7 +91,7 @@ class GGUFFile(Getters):
 
     def info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
-            raise AssayError(f"{self.path.name}: {name}: the file has no such tensor")
+            raise AssayError(f"{self.path.name}: {printable(name)}: the file has no such tensor")
         return self.tensors[name]
 
     def raw(self, name: str) -> Bytes:
@@ -180,7 +180,7 @@ def _check_together(parts: list[Part]) -> None:
         for tensor in part.tensors:
             if tensor.name in names:
                 other = names[tensor.name].path.name
-                raise AssayError(f"{part.path.name}: {tensor.name}: the tensor is also in {other}")
+                raise AssayError(f"{part.path.name}: {printable(tensor.name)}: the tensor is also in {other}")
             names[tensor.name] = part
     for part in parts:
         total = _split_key(part, "split.tensors.count", default=len(names))
