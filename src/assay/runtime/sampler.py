@@ -13,74 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from assay.errors import AssayError
+from assay.runtime.params import GREEDY, Breaker, SamplerParams
+
+__all__ = ["GREEDY", "Candidates", "Choice", "Ranked", "SamplerParams", "dry_breakers", "make_rng", "sample"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Breaker = tuple[int, ...]  # the tokens of one DRY sequence breaker
 
 _LOG_FLT_MAX = 88.7228391  # DRY's exponent is clamped where a float32 would overflow, as in llama.cpp
-
-
-@dataclass(frozen=True)
-class SamplerParams:
-    """llama.cpp's names, meanings and defaults. `seed` None draws a fresh one."""
-
-    temp: float = 0.8  # 0 or less: greedy
-    top_k: int = 40  # 0 or less: all
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.05  # 0: off
-    typical: float = 1.0  # 1: off
-    top_n_sigma: float = -1.0  # 0 or less: off
-    seed: int | None = None
-    repeat_last_n: int = 64  # tokens the penalties look back; -1: all, 0: off
-    repeat_penalty: float = 1.0  # 1: off
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    dry_multiplier: float = 0.0  # 0: off
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1  # -1: all, 0: off
-    dry_breakers: tuple[Breaker, ...] = ()  # see `dry_breakers`
-    xtc_probability: float = 0.0  # 0: off
-    xtc_threshold: float = 0.1  # above 0.5: off
-    logit_bias: tuple[tuple[int, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise AssayError(f"{item.name}: must be a finite number (found {value})")
-        limits = (
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("typical", 0.0, 1.0),
-            ("xtc_probability", 0.0, 1.0),
-            ("xtc_threshold", 0.0, 1.0),
-            ("repeat_last_n", -1, math.inf),
-            ("dry_penalty_last_n", -1, math.inf),
-            ("dry_allowed_length", 0, math.inf),
-            ("dry_multiplier", 0.0, math.inf),
-            ("seed", 0, 2**64 - 1),
-        )
-        for name, low, high in limits:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                wanted = f"between {low} and {high}" if high < math.inf else f"at least {low}"
-                raise AssayError(f"{name}: must be {wanted} (found {value})")
-        if self.repeat_penalty <= 0:
-            raise AssayError(f"repeat_penalty: must be above 0 (found {self.repeat_penalty}); 1 switches it off")
-        if any(math.isnan(bias) or bias == math.inf for _, bias in self.logit_bias):
-            raise AssayError("logit_bias: must be a number or -inf; -inf forbids a token")
-
-
-GREEDY = SamplerParams(temp=0.0)
 
 
 class Ranked(NamedTuple):
