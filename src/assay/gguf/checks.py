@@ -1,0 +1,125 @@
+"""What is odd about a file that is not wrong enough to refuse: notes on its tokenizer, and scales that are NaN.
+
+A note is one line, `object: what; what follows from it`. Notes need nothing but the file; whether the tensors
+make a model is for `assay.models` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from assay.gguf.reader import GGUFFile, TensorInfo
+from assay.gguf.types import GGMLType
+
+_F16 = ("<u2", 0x7C00)
+_BF16 = ("<u2", 0x7F80)
+_F32 = ("<u4", 0x7F800000)
+_F64 = ("<u8", 0x7FF << 52)
+
+Word = tuple[str, int]
+SCALES: dict[str, tuple[Word, tuple[int, ...]]] = {
+    # type: (word and its exponent bits, byte offsets in a block of what multiplies or shifts every element)
+    "F32": (_F32, (0,)),
+    "F64": (_F64, (0,)),
+    "F16": (_F16, (0,)),
+    "BF16": (_BF16, (0,)),
+    "Q1_0": (_F16, (0,)),
+    "Q4_0": (_F16, (0,)),
+    "Q4_1": (_F16, (0, 2)),
+    "Q5_0": (_F16, (0,)),
+    "Q5_1": (_F16, (0, 2)),
+    "Q8_0": (_F16, (0,)),
+    "Q8_1": (_F16, (0,)),
+    "Q2_K": (_F16, (80, 82)),
+    "Q3_K": (_F16, (108,)),
+    "Q4_K": (_F16, (0, 2)),
+    "Q5_K": (_F16, (0, 2)),
+    "Q6_K": (_F16, (208,)),
+    "Q8_K": (_F32, (0,)),
+    "IQ1_S": (_F16, (0,)),
+    "IQ1_M": (("<u4", 0x7000_C000), (52,)),  # the half's upper bits are the top nibbles of two words
+    "IQ2_XXS": (_F16, (0,)),
+    "IQ2_XS": (_F16, (0,)),
+    "IQ2_S": (_F16, (0,)),
+    "IQ3_XXS": (_F16, (0,)),
+    "IQ3_S": (_F16, (0,)),
+    "IQ4_NL": (_F16, (0,)),
+    "IQ4_XS": (_F16, (0,)),
+    "TQ1_0": (_F16, (52,)),
+    "TQ2_0": (_F16, (64,)),
+}
+"""Types that are not here have no scale that can be NaN or infinite."""
+
+_CHUNK = 1 << 16  # blocks looked at together, so that memory stays small whatever the tensor
+
+
+def bad_blocks(type_: GGMLType, raw: npt.NDArray[np.uint8]) -> int:
+    """Number of blocks with a NaN or infinite scale; for F32, F16 and their like, of such elements."""
+    if type_.name not in SCALES:
+        return 0
+    (word, exponent), offsets = SCALES[type_.name]
+    width = int(word[2])
+    blocks = raw.reshape(-1, type_.type_size)
+    bad = 0
+    for first in range(0, len(blocks), _CHUNK):
+        chunk = blocks[first : first + _CHUNK]
+        hit = np.zeros(len(chunk), np.bool_)
+        for at in offsets:
+            bits = np.ascontiguousarray(chunk[:, at : at + width]).view(word)[:, 0]
+            hit |= bits & np.array(exponent, word) == exponent
+        bad += int(np.count_nonzero(hit))
+    return bad
+
+
+def scale_notes(file: GGUFFile) -> Iterator[str]:
+    """A note per tensor with NaN or infinite scales. Reads every tensor once."""
+    for name, info in file.tensors.items():
+        if file.byteorder == "big" and info.type.layout is None:
+            yield f"{name}: type {info.type} has no defined big-endian form; it cannot be decoded"
+            continue
+        bad = bad_blocks(info.type, file.raw(name))
+        if bad:
+            what = "values are" if info.type.block_size == 1 else f"blocks of {info.type} have scales that are"
+            yield f"{name}: {bad} of {_blocks(info)} {what} NaN or infinite; every output they touch is lost"
+
+
+def _blocks(info: TensorInfo) -> int:
+    return info.n_elements // info.type.block_size
+
+
+def tokenizer_notes(file: GGUFFile) -> Iterator[str]:
+    """What the text side will miss or trip over."""
+    metadata = file.metadata
+    key = "tokenizer.ggml.tokens"
+    if "tokenizer.ggml.model" not in metadata or key not in metadata:
+        yield "tokenizer: the file has none; it takes and gives token ids only"
+        return
+    n_vocab = metadata.length(key)
+    if n_vocab is None:
+        yield f"{key}: is no array (found {metadata.describe(key)}); the text side cannot work"
+        return
+    if "tokenizer.chat_template" not in metadata:
+        yield "tokenizer.chat_template: missing; chat needs a template from elsewhere, or raw prompts"
+    if metadata["tokenizer.ggml.model"] == "gpt2" and "tokenizer.ggml.pre" not in metadata:
+        yield "tokenizer.ggml.pre: missing; text is cut by GPT-2's rule, which may not be this model's"
+    if "tokenizer.ggml.eos_token_id" not in metadata:
+        yield "tokenizer.ggml.eos_token_id: missing; generation ends only at its limit"
+    for name in ("bos", "eos", "eot", "unknown", "padding"):
+        yield from _id_notes(file, f"tokenizer.ggml.{name}_token_id", n_vocab)
+    for name in ("scores", "token_type"):
+        length = metadata.length(f"tokenizer.ggml.{name}") if f"tokenizer.ggml.{name}" in metadata else n_vocab
+        if length != n_vocab:
+            yield f"tokenizer.ggml.{name}: {length} entries for {n_vocab} tokens"
+    table = file.tensors.get("token_embd.weight")
+    if table is not None and table.shape[0] != n_vocab:
+        yield f"token_embd.weight: {table.shape[0]} rows for {n_vocab} tokens"
+
+
+def _id_notes(file: GGUFFile, key: str, n_vocab: int) -> Iterator[str]:
+    if key in file.metadata:
+        value = file.metadata[key]
+        if not isinstance(value, int) or not 0 <= value < n_vocab:
+            yield f"{key}: {value!r:.60} is no token of the vocabulary (expected 0 to {n_vocab - 1})"
