@@ -20,6 +20,7 @@ from .base import Bytes, Encoder, Floats, Integers
 from .encode_legacy import half_bytes, pack_low_high, reciprocal
 
 TINY = np.float32(1e-30)
+SMALLEST_NORMAL = np.finfo(np.float16).smallest_normal
 
 
 def pack_crumbs(q: Integers, run: int) -> Bytes:
@@ -74,11 +75,11 @@ def fit_affine(x: Floats, levels: int, tries: Sequence[float]) -> tuple[Floats, 
         determinant = size * sum_qq - sum_q * sum_q
         a = (size * sum_xq - sum_x * sum_q) / np.maximum(determinant, TINY)
         b = (sum_x - a * sum_q) / size
-        alone = b > 0  # a minimum cannot be positive: the best line through zero instead
+        alone = (b > 0) | (determinant <= 0)  # no minimum, or one below zero: the best line through zero
         a = np.where(alone, sum_xq / np.maximum(sum_qq, TINY), a)
         b = np.where(alone, 0, b)
         gain = a * sum_xq + b * sum_x  # sum of squares that the fit explains
-        better = (gain > best_gain) & (determinant > 0)
+        better = (gain > best_gain) & (sum_qq > 0)
         np.copyto(best_gain, gain, where=better)
         np.copyto(scale, a, where=better)
         np.copyto(minimum, -b, where=better)
@@ -105,6 +106,18 @@ def fit_symmetric(x: Floats, levels: int, tries: Sequence[float]) -> Floats:
     return scale
 
 
+def covering_half(values: Floats) -> Bytes:
+    """The nearest half; below the smallest normal one, the next away from zero.
+
+    A subnormal half has few bits. Rounded down, the integers that multiply it would saturate, and the d of a
+    Q6_K block is subnormal for all weights below 1/4.
+    """
+    nearest = values.astype(np.float16)
+    away = np.nextafter(nearest, np.copysign(np.float16(np.inf), values).astype(np.float16))
+    short = (np.abs(nearest) < np.abs(values)) & (np.abs(values) < SMALLEST_NORMAL)
+    return half_bytes(np.where(short, away, nearest).astype(np.float32))
+
+
 def read_back(halves: Bytes) -> Floats:
     """The scales as a decoder will see them."""
     return halves.view("<f2").astype(np.float32)
@@ -117,7 +130,7 @@ def encode_affine(x: Floats, size: int, levels: int, scale_levels: int, tries: S
     fitted = [part.reshape(n, -1) for part in fit_affine(groups, levels, tries)]
     halves, integers, seen = [], [], []
     for part in fitted:
-        halves.append(half_bytes(part.max(axis=1, keepdims=True) / np.float32(scale_levels)))
+        halves.append(covering_half(part.max(axis=1, keepdims=True) / np.float32(scale_levels)))
         d = read_back(halves[-1])
         integers.append(np.clip(np.rint(part * reciprocal(d)), 0, scale_levels).astype(np.uint8))
         seen.append((d * integers[-1]).reshape(-1))
@@ -133,7 +146,7 @@ def encode_symmetric(x: Floats, levels: int, scale_levels: int, tries: Sequence[
     groups = columns(x, 16)
     scale = fit_symmetric(groups, levels, tries).reshape(n, 16)
     extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=1, keepdims=True), axis=1)
-    half = half_bytes(extreme / np.float32(-scale_levels))
+    half = covering_half(extreme / np.float32(-scale_levels))
     d = read_back(half)
     integers = np.clip(np.rint(scale * reciprocal(d)), -scale_levels, scale_levels - 1)
     groups *= reciprocal((d * integers).reshape(-1))
