@@ -1,0 +1,73 @@
+"""A conversation: messages, the template that spells them, and the generator that answers.
+
+Every turn encodes the whole conversation anew; the cache finds how much of it was there before. So what the
+model sees is always exactly what the template makes of the messages, and editing history costs nothing special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from assay.runtime.generate import Event, Generation, Generator
+from assay.runtime.params import SamplerParams
+
+Message = dict[str, str]
+EncodeChat = Callable[[Sequence[Message]], list[int]]
+
+
+class Session:
+    """Ask and be answered; an answer that was cut short stays in the history as far as it came."""
+
+    def __init__(
+        self,
+        generator: Generator,
+        encode: EncodeChat,
+        params: SamplerParams,
+        *,
+        system: str | None = None,
+        max_tokens: int = -1,
+        stop: Sequence[str] = (),
+    ) -> None:
+        self._generator = generator
+        self._encode = encode
+        self._params = params
+        self._max_tokens = max_tokens
+        self._stop = tuple(stop)
+        self.messages: list[Message] = []
+        self.generation: Generation | None = None  # the latest
+        self.set_system(system)
+
+    def reset(self) -> None:
+        """Forget the conversation, not the system message."""
+        self.messages = [message for message in self.messages if message["role"] == "system"]
+
+    def set_system(self, text: str | None) -> None:
+        """Begin a new conversation under another system message, or under none."""
+        self.messages = [{"role": "system", "content": text}] if text else []
+
+    def ask(self, text: str) -> Iterator[Event]:
+        """The answer to a message. If it cannot be given, the message is not kept."""
+        yield from self._answer([*self.messages, {"role": "user", "content": text}])
+
+    def again(self) -> Iterator[Event]:
+        """Another answer to the last message."""
+        asked = self.messages
+        while asked and asked[-1]["role"] == "assistant":
+            asked = asked[:-1]
+        yield from self._answer(asked)
+
+    @property
+    def can_repeat(self) -> bool:
+        return any(message["role"] == "user" for message in self.messages)
+
+    def _answer(self, messages: list[Message]) -> Iterator[Event]:
+        generation = self._generator.generate(
+            self._encode(messages), self._params, max_tokens=self._max_tokens, stop=self._stop
+        )
+        self.generation = generation
+        try:
+            yield from generation
+        finally:
+            if generation.ended:
+                answer = {"role": "assistant", "content": generation.result.text}
+                self.messages = [*messages, answer]
