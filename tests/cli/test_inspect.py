@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from assay.cli import main
+from assay.cli.inspect import describe
+from assay.errors import AssayError
 from assay.gguf import Tensor, by_name, codecs, open_file, write
 from assay.gguf.checks import SCALES, bad_blocks
 from tests.tiny import make
@@ -140,3 +144,31 @@ def test_bad_scales_are_those_that_decode_to_nan(name: str) -> None:
         assert 0 < bad_blocks(type_, raw) <= lost.sum()
     else:
         assert bad_blocks(type_, raw) == lost.sum() > 0
+
+
+def test_values_that_make_no_sense_are_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = make(tmp_path / "odd.gguf", metadata={"general.name": "broken name", "odd.flags": [True, False]})
+    data = path.read_bytes().replace(b"broken name", b"\xffroken name")
+    path.write_bytes(data)
+    found = report(capsys, path)
+    assert found["metadata"]["general.name"] is None and found["metadata"]["odd.flags"] == [True, False]
+    assert any("general.name: not valid UTF-8" in note for note in found["notes"])
+    assert "?  (string)" in inspect(capsys, path)
+
+
+@given(st.data())
+@settings(max_examples=100)
+def test_a_damaged_model_is_described_or_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    path = make(folder / "whole.gguf", n_layer=1) if not (folder / "whole.gguf").exists() else folder / "whole.gguf"
+    raw = bytearray(path.read_bytes())
+    damage = st.tuples(st.integers(0, 1200), st.one_of(st.binary(min_size=1, max_size=8), st.just(bytes(8))))
+    for at, new in data.draw(st.lists(damage, min_size=1, max_size=4)):
+        raw[at : at + len(new)] = new
+    (folder / "damaged.gguf").write_bytes(raw)
+    try:
+        found = describe(open_file(folder / "damaged.gguf"))
+    except AssayError as error:
+        assert "\n" not in str(error)
+    else:
+        assert json.dumps(found, allow_nan=False)

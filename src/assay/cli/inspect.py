@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ def run(args: argparse.Namespace) -> int:
 def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -> dict[str, Any]:
     """The whole report as plain values. Shapes are row-major: the last dimension is contiguous in the file."""
     model, notes = _model(file)
-    notes += tokenizer_notes(file)
+    metadata = {key: _value(file, key, notes) for key in file.metadata}
+    notes += _until_error(tokenizer_notes(file))
     if scan:
         notes += scale_notes(file)
     parameters = sum(t.n_elements for t in file.tensors.values())
@@ -59,12 +60,12 @@ def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -
         "version": file.version,
         "byteorder": file.byteorder,
         "alignment": file.alignment,
-        "architecture": file.metadata.get("general.architecture"),
+        "architecture": metadata.get("general.architecture"),
         "parameters": parameters,
         "bits_per_weight": round(8 * weights / parameters, 4) if parameters else None,
         "memory": _memory(model, weights, context),
         "notes": [printable(note) for note in notes],
-        "metadata": {key: _plain(value) for key, value in file.metadata.items()},
+        "metadata": metadata,
         "tensors": [
             {
                 "name": t.name,
@@ -104,6 +105,22 @@ def _memory(model: models.Model | None, weights: int, context: int | None) -> di
     return {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
 
 
+def _until_error(notes: Iterable[str]) -> Iterator[str]:
+    try:
+        yield from notes
+    except AssayError as error:
+        yield str(error)
+
+
+def _value(file: GGUFFile, key: str, notes: list[str]) -> Any:
+    """A metadata value, or None and a note where its bytes make no sense."""
+    try:
+        return _plain(file.metadata[key])
+    except AssayError as error:
+        notes.append(str(error))
+        return None
+
+
 def _plain(value: Any) -> Any:
     """A metadata value as JSON has it: no arrays, no NaN."""
     if isinstance(value, np.ndarray):
@@ -128,7 +145,7 @@ def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator
     yield "\nmetadata"
     width = max(map(len, file.metadata), default=0)
     for key in file.metadata:
-        yield f"  {printable(key):<{width}}  {_short(file, key)}"
+        yield f"  {printable(key):<{width}}  {_short(file, key, report['metadata'][key])}"
     if tensors:
         yield "\ntensors (row-major shapes)"
         width = max(map(len, file.tensors), default=0)
@@ -152,10 +169,12 @@ def _types(file: GGUFFile) -> Iterator[str]:
         label = ""
 
 
-def _short(file: GGUFFile, key: str) -> str:
-    value = file.metadata[key]
+def _short(file: GGUFFile, key: str, value: Any) -> str:
+    """A value on one line, the middle of long ones left out."""
+    if value is None:
+        return f"?  ({file.metadata.describe(key)})"
     if (count := file.metadata.length(key)) is None:
-        if file.metadata.types(key)[0] is ValueType.FLOAT32:
+        if file.metadata.types(key)[0] is ValueType.FLOAT32 and isinstance(value, float):
             value = np.float32(value)  # shows 1e-05 where the double behind it would not
         return printable(repr(value) if isinstance(value, str) else str(value), _LONGEST)
     head = ", ".join(str(v) if not isinstance(v, str) else repr(v) for v in list(value[:_SHOWN]))

@@ -11,6 +11,7 @@ not trusted: it counts only if the string before it ends exactly there.
 
 from __future__ import annotations
 
+import copy
 import mmap
 import struct
 
@@ -53,6 +54,12 @@ class Cursor:
         self.walked = 0  # strings and inner arrays skipped so far
         self._u32 = struct.Struct(order + "I").unpack_from
         self._u64 = struct.Struct(order + "Q").unpack_from
+
+    def at(self, pos: int) -> Cursor:
+        """Another cursor on the same bytes, so that threads that read different values do not meet."""
+        other = copy.copy(self)
+        other.pos = pos
+        return other
 
     def error(self, what: str) -> AssayError:
         return AssayError(f"{self.name}: {printable(what)}")

@@ -63,8 +63,7 @@ class Metadata(Mapping[str, Value]):
     def __getitem__(self, key: str) -> Value:
         if key not in self._values:
             type_, place = self._places[key]
-            self._cursor.pos = place
-            self._values[key] = _decode(self._cursor, type_, key)
+            self._values[key] = _decode(self._cursor.at(place), type_, key)
         return self._values[key]
 
     def types(self, key: str) -> tuple[ValueType, ValueType | None]:
@@ -72,16 +71,14 @@ class Metadata(Mapping[str, Value]):
         type_, place = self._places[key]
         if type_ is not ValueType.ARRAY:
             return type_, None
-        self._cursor.pos = place
-        return type_, self._cursor.value_type(key)
+        return type_, self._cursor.at(place).value_type(key)
 
     def length(self, key: str) -> int | None:
         """Number of elements of an array, found without decoding it; None for a scalar."""
         type_, place = self._places[key]
         if type_ is not ValueType.ARRAY:
             return None
-        self._cursor.pos = place
-        return self._cursor.array_header(key)[1]
+        return self._cursor.at(place).array_header(key)[1]
 
     def typed(self, key: str) -> Typed:
         """The value with its type in this file, as the writer takes it."""

@@ -193,23 +193,24 @@ def _check_together(parts: list[Part]) -> None:
 
 def _map(path: Path) -> mmap.mmap:
     """The file's bytes, read-only."""
+    shown = printable(str(path))
     try:
         with open(path, "rb", opener=_open_without_waiting) as handle:
             mode = os.fstat(handle.fileno()).st_mode
             if stat.S_ISDIR(mode):
-                raise AssayError(f"{path}: is a directory; name the .gguf file in it")
+                raise AssayError(f"{shown}: is a directory; name the .gguf file in it")
             if not stat.S_ISREG(mode):
-                raise AssayError(f"{path}: is not a regular file; save it to disk first")
+                raise AssayError(f"{shown}: is not a regular file; save it to disk first")
             if os.fstat(handle.fileno()).st_size == 0:
-                raise AssayError(f"{path}: the file is empty; download it again")
+                raise AssayError(f"{shown}: the file is empty; download it again")
             return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
-        raise AssayError(f"{path}: no such file") from None
+        raise AssayError(f"{shown}: no such file") from None
     except IsADirectoryError:
-        raise AssayError(f"{path}: is a directory; name the .gguf file in it") from None
+        raise AssayError(f"{shown}: is a directory; name the .gguf file in it") from None
     except (OSError, ValueError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise AssayError(f"{str(path)!r}: cannot be opened ({reason.lower()})") from None
+        raise AssayError(f"{shown}: cannot be opened ({reason.lower()})") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
@@ -221,22 +222,16 @@ def _open_part(path: Path, index: int) -> Part:
     name = path.name
     if data[:4] != MAGIC:
         raise AssayError(f"{name}: not a GGUF file (found first bytes {bytes(data[:4])!r}, expected {MAGIC!r})")
-    cursor = Cursor(name, data, "<")
-    cursor.pos = 4
-    version = cursor.u32("version")
-    order = "<"
-    if version not in VERSIONS and int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
-        version, order = int.from_bytes(version.to_bytes(4, "little"), "big"), ">"
+    version, order = Cursor(name, data, "<").at(4).u32("version"), "<"
+    if version & 0xFFFF == 0:  # no version number is that large: the bytes are the other way round
+        version, order = int.from_bytes(data[4:8], "big"), ">"
     if version not in VERSIONS:
         raise AssayError(f"{name}: GGUF version {version} is not supported (expected 2 or 3); convert the model again")
-    cursor = Cursor(name, data, order)
-    cursor.pos = 8
+    cursor = Cursor(name, data, order).at(8)
     n_tensors = cursor.count("tensor count", _SMALLEST_INFO, MAX_TENSORS)
     n_pairs = cursor.count("key-value count", _SMALLEST_PAIR, MAX_PAIRS)
     metadata = Metadata(cursor, n_pairs)
-    table = cursor.pos
     alignment = _alignment(cursor, metadata)
-    cursor.pos = table
     cursor.need(n_tensors * _SMALLEST_INFO, "tensor table")
     infos = [_read_info(cursor, f"tensor {i} of {n_tensors}") for i in range(n_tensors)]
     start = -(-cursor.pos // alignment) * alignment
