@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.cli import main
-from assay.cli.inspect import describe
+from assay.cli.common import plain
 from assay.errors import AssayError
 from assay.gguf import Tensor, by_name, codecs, open_file, write
 from assay.gguf.checks import SCALES, bad_blocks
+from assay.models.report import describe
 from tests.tiny import make
 
 
@@ -50,7 +51,7 @@ def test_json_of_a_real_model(stories260k: Path, capsys: pytest.CaptureFixture[s
 
 def test_text_of_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = make(tmp_path / "tiny.gguf", type="Q8_0")
-    text = inspect(capsys, path, "--ctx", 100)
+    text = inspect(capsys, path, "--ctx-size", 100)
     assert "general.architecture" in text and "'llama'" in text
     assert "(array of 320 string)" in text and len(text.splitlines()) < 60
     assert "cache of 100 tokens" in text and "nothing odd" in text
@@ -120,7 +121,7 @@ def test_strange_text_stays_text(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "\x1b" not in text and "\x07" not in text and "a\\x1b[2J" in text and "b\\nc" in text
     assert report(capsys, path)["metadata"] == {
         "a\x1b[2J": "b\nc",
-        "n": ["nan", 1.0],
+        "n": [None, 1.0],
         "nested": [["x"], ["y\x07"]],
     }
 
@@ -171,4 +172,4 @@ def test_a_damaged_model_is_described_or_refused(tmp_path_factory: pytest.TempPa
     except AssayError as error:
         assert "\n" not in str(error)
     else:
-        assert json.dumps(found, allow_nan=False)
+        assert json.dumps(plain(found), allow_nan=False)

@@ -1,0 +1,89 @@
+"""What is in a file, what running it needs, and what is odd about it: the object behind `assay inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from assay.errors import AssayError
+from assay.gguf import GGUFFile
+from assay.gguf.checks import scale_notes, tokenizer_notes
+from assay.gguf.cursor import printable
+from assay.models.model import Model, load
+
+
+def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -> dict[str, Any]:
+    """The report as plain values and NumPy arrays. Shapes are row-major: the last dimension is contiguous.
+
+    `context` is the number of positions that memory is estimated for, by default those of the training.
+    `scan` reads every tensor once, in search of NaN scales.
+    """
+    model, notes = _model(file)
+    metadata = {key: _value(file, key, notes) for key in file.metadata}
+    notes += _until_error(tokenizer_notes(file))
+    if scan:
+        notes += scale_notes(file)
+    parameters = sum(t.n_elements for t in file.tensors.values())
+    weights = sum(t.nbytes for t in file.tensors.values())
+    return {
+        "path": str(file.path),
+        "parts": [str(part.path) for part in file.parts],
+        "size": file.size,
+        "version": file.version,
+        "byteorder": file.byteorder,
+        "alignment": file.alignment,
+        "architecture": metadata.get("general.architecture"),
+        "parameters": parameters,
+        "bits_per_weight": round(8 * weights / parameters, 4) if parameters else None,
+        "memory": _memory(model, weights, context) if model else None,
+        "notes": [printable(note) for note in notes],
+        "metadata": metadata,
+        "tensors": [
+            {
+                "name": t.name,
+                "shape": list(t.shape),
+                "type": t.type.name,
+                "offset": t.offset,
+                "bytes": t.nbytes,
+                "part": t.part,
+            }
+            for t in file.tensors.values()
+        ],
+    }
+
+
+def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
+    """The model that the tensors make, or a note that says why they make none."""
+    if not file.tensors:
+        return None, ["tensors: none; this file is a vocabulary, not a model"]
+    try:
+        model = load(file)
+    except AssayError as error:
+        return None, [f"cannot be run: {error}"]
+    used = {name for node in model.graph for name in node.weights}
+    unused = [name for name in file.tensors if name not in used]
+    return model, [f"{name}: not used by the {model.hparams.arch} graph" for name in unused]
+
+
+def _memory(model: Model, weights: int, context: int | None) -> dict[str, int]:
+    """Bytes for the weights as stored, and for an f16 cache of keys and values over the whole context."""
+    hp = model.hparams
+    n_ctx = context or hp.n_ctx_train
+    cache = 2 * hp.n_layer * n_ctx * hp.n_head_kv * (hp.n_embd_head + hp.n_embd_head_v)
+    return {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
+
+
+def _value(file: GGUFFile, key: str, notes: list[str]) -> Any:
+    """A metadata value, or None and a note where its bytes make no sense."""
+    try:
+        return file.metadata[key]
+    except AssayError as error:
+        notes.append(str(error))
+        return None
+
+
+def _until_error(notes: Iterable[str]) -> Iterator[str]:
+    try:
+        yield from notes
+    except AssayError as error:
+        yield str(error)
