@@ -1,0 +1,156 @@
+// Float kernels: F32, F16 and BF16 weights, and every type in exact mode. Included by panel.h.
+//
+// Weights lie as [k][R]: column i of a panel is R floats. Per output element, in chunks of 256 columns, two chains
+// (even and odd columns) are accumulated in float32, then acc += even + odd. Error grows with 128 + k / 256 roundings.
+
+constexpr int64_t UNIT = 256;
+constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
+
+struct WF32 { static constexpr int size = 4; static INLINE V::F get(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); } };
+struct WF16 { static constexpr int size = 2; static INLINE V::F get(const uint8_t* p) { return V::f16(p); } };
+struct WBF16 { static constexpr int size = 2; static INLINE V::F get(const uint8_t* p) { return V::bf16(p); } };
+
+template <class W, int T>
+void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t ldx, bool carry, float* out, int64_t ldo) {
+    using Float = V::F;
+    for (int64_t c = 0; c < columns; c += UNIT) {
+        Float even[T][PV], odd[T][PV];
+        for (int t = 0; t < T; t++)
+            for (int v = 0; v < PV; v++) even[t][v] = odd[t][v] = V::set(0.0f);
+        const int64_t stop = columns - c < UNIT ? columns : c + UNIT;
+        for (int64_t i = c; i < stop; i += 4) {
+            const uint8_t* w = weights + i * R * W::size;
+            typename V::X a[T];
+            for (int t = 0; t < T; t++) a[t] = V::lanes(x + t * ldx + i);
+            unroll<4>([&](auto n) INLINE_LAMBDA {
+                unroll<PV>([&](auto v) INLINE_LAMBDA {
+                    const Float column = W::get(w + (n * R + v * L) * W::size);
+                    for (int t = 0; t < T; t++) {
+                        Float& to = n % 2 ? odd[t][v] : even[t][v];
+                        to = V::template fma_lane<n>(to, column, a[t]);
+                    }
+                });
+            });
+        }
+        for (int t = 0; t < T; t++)
+            for (int v = 0; v < PV; v++) {
+                float* at = out + t * ldo + v * L;
+                const Float sum = V::add(even[t][v], odd[t][v]);
+                V::store(at, carry || c > 0 ? V::add(V::load(at), sum) : sum);
+            }
+    }
+}
+
+template <class W>
+void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, const float* x, int64_t ldx, int64_t m,
+                      float* out, int64_t ldo, const Rows& rows) {
+    for (int64_t t = 0; t < m; t += TOKENS) {
+        const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
+        const float* a = x + t * ldx + first;
+        at_edge(rows, tokens, first > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
+            switch (tokens) {
+                case 1: return panel_f32<W, 1>(weights, columns, a, ldx, first > 0, to, ld);
+                case 2: return panel_f32<W, 2>(weights, columns, a, ldx, first > 0, to, ld);
+                case 3: return panel_f32<W, 3>(weights, columns, a, ldx, first > 0, to, ld);
+                default: return panel_f32<W, 4>(weights, columns, a, ldx, first > 0, to, ld);
+            }
+        });
+    }
+}
+
+// [k][R] floats out of a tile of bytes; `centre` is added back to the integers, the tile's minima being raw.
+template <class T>
+void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats) {
+    for (int64_t b = 0; b < blocks; b++, tile += T::unit_bytes, floats += 32 * R)
+        for (int h = 0; h < 2; h++)
+            for (int v = 0; v < PV; v++) {
+                const int sub = T::sub16 ? h : 0;
+                const auto d = T::scale(tile, 0, v, sub), m = T::min ? T::minimum(tile, 0, v, sub) : V::set(0.0f);
+                for (int g = 0; g < 4; g++)
+                    V::template columns<T::offset>(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, centre, d, m,
+                                                   floats + (h * 16 + g * 4) * R + v * L, R);
+            }
+}
+
+// [columns][R] floats out of rows as they lie in the file.
+void rows_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, float* floats) {
+    const TypeInfo& info = *type_info(w.type);
+    const size_t stride = size_t(w.k / info.block_size * info.block_bytes);
+    for (int64_t i = 0; i < round_up(columns, 4) * R; i++) floats[i] = 0;
+    for (int r = 0; r < R && first_row + r < w.n; r++) {
+        const uint8_t* row = w.data + size_t(first_row + r) * stride;
+        float values[32];
+        for (int64_t c = 0; c < columns; c += 32) {
+            const int count = int(columns - c < 32 ? columns - c : 32);
+            if (info.unpack) {
+                Block32 block;
+                info.unpack(row, (first + c) / 32, block);
+                for (int i = 0; i < 32; i++) values[i] = __builtin_fmaf(block.d[i / 16], float(block.q[i]), block.m[i / 16]);
+            } else {
+                decode_float(w.type, row, first + c, first + c + count, values);
+            }
+            for (int i = 0; i < count; i++) floats[(c + i) * R + r] = values[i];
+        }
+    }
+}
+
+// Panel columns [first, first + columns) as floats, from whatever w holds.
+void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, float* floats) {
+    if (!w.packed) return rows_floats(w, first_row, first, columns, floats);
+    const bool quantised = with_layout(w.type, [&](auto layout) {
+        using F = decltype(layout);
+        const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
+        expand<F, true>(panel, first / 32, columns / 32, scratch.tile);
+        tile_floats<TileOf<F>>(scratch.tile, columns / 32, F::centre, floats);
+    });
+    if (quantised) return;
+    const int size = w.type == Type::F32 ? 4 : 2;
+    const uint8_t* at = w.data + (first_row * float_columns(w.k) + first * R) * size;
+    for (int64_t i = 0; i < float_columns(columns) * R; i += L)
+        V::store(floats + i, w.type == Type::F32 ? WF32::get(at + 4 * i) : w.type == Type::F16 ? WF16::get(at + 2 * i) : WBF16::get(at + 2 * i));
+}
+
+void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
+    const int64_t ldx = float_stride(w.k), all = float_columns(w.k);
+    const auto direct = [&](auto loader) {
+        using W = decltype(loader);
+        each_panel(begin, end, [&](const Rows& rows) {
+            panel_tokens_f32<W>(w.data + rows.first * all * W::size, 0, all, x, ldx, m, out, ldo, rows);
+        });
+    };
+    if (w.packed && w.type == Type::F32) return direct(WF32{});
+    if (w.packed && m < EXPAND && w.type == Type::F16) return direct(WF16{});
+    if (w.packed && m < EXPAND && w.type == Type::BF16) return direct(WBF16{});
+    for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {
+        const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
+        each_panel(begin, end, [&](const Rows& rows) {
+            panel_floats(w, rows.first, c, columns, scratch.floats);
+            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(scratch.floats), c, float_columns(columns), x, ldx, m,
+                                   out, ldo, rows);
+        });
+    }
+}
+
+// One panel: column i of rows [first, first + R), zeros beyond n and k.
+void pack_floats(const TypeInfo& info, const uint8_t* src, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
+    const int size = info.block_bytes;
+    const int64_t columns = float_columns(k);
+    uint8_t* panel = dst + first * columns * size;
+    __builtin_memset(panel, 0, size_t(R * columns * size));
+    for (int r = 0; r < R && first + r < n; r++) {
+        const uint8_t* row = src + (first + r) * k * size;
+        if (size == 4)
+            for (int64_t i = 0; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 4, row + i * 4, 4);
+        else
+            for (int64_t i = 0; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 2, row + i * 2, 2);
+    }
+}
+
+// One row of a packed matrix as float32.
+void decode_packed(const Matrix& w, int64_t row, float* out) {
+    for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {
+        const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
+        panel_floats(w, row / R * R, c, columns, scratch.floats);
+        for (int64_t i = 0; i < columns; i++) out[c + i] = scratch.floats[i * R + row % R];
+    }
+}

@@ -1,0 +1,129 @@
+// Plain C++: compiles anywhere, and says what the vector types of the other instruction sets must compute.
+#include <cmath>
+#include <utility>
+
+#include "blocks.h"
+#include "isa.h"
+
+#define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
+
+namespace assay::kernels {
+namespace {
+
+// A vector: L rows; of floats (F), int32 (I), or 4 bytes a row (Q). Activations of half a block (A), 4 floats (X).
+struct V {
+    static constexpr int L = 8, PV = 1;
+    struct F { float v[L]; };
+    struct I { int32_t v[L]; };
+    struct Q { int8_t v[4 * L]; };
+    using A = const int8_t*;
+    using X = const float*;
+
+    // Codes: what unpack yields is multiple * q + offset, in `bits` bits; code(q) is what packing stores.
+    template <Kind KIND> static constexpr int bits = 8;
+    template <Kind KIND> static constexpr int offset = 0;
+    template <Kind KIND> static constexpr int multiple = 1;
+    template <Kind KIND> static int code(int q) {
+        return KIND == N4S ? q + 8 : KIND == N5 ? q + 16 : KIND == N6 ? q + 32 : KIND == N3 ? q + 4 : q;
+    }
+    template <Kind KIND, int H> static INLINE void unpack(const uint8_t* main, const uint8_t* high, Q w[4]) {
+        constexpr int VB = 4 * L;
+        for (int g = 0; g < 4; g++)
+            for (int i = 0; i < VB; i++) {
+                int c;
+                if constexpr (KIND == N8) c = int8_t(main[g * VB + i]);
+                else if constexpr (KIND == N2 || KIND == N3) c = main[i] >> (2 * g) & 3;
+                else c = main[g % 2 * VB + i] >> (g / 2 * 4) & 15;
+                if constexpr (KIND == N4S) c -= 8;
+                if constexpr (KIND == N4I) c = iq4_values[c];
+                if constexpr (KIND == N4M) c = mxfp4_values[c];
+                if constexpr (KIND == N5) c += ((high[i] >> (4 * H + g) & 1) << 4) - 16;
+                if constexpr (KIND == N6) c += ((main[2 * VB + i] >> (2 * g) & 3) << 4) - 32;
+                if constexpr (KIND == N3) c += ((high[i] >> (4 * H + g) & 1) << 2) - 4;
+                w[g].v[i] = int8_t(c);
+            }
+    }
+
+    template <class Function>
+    static INLINE F each(Function f) {
+        F r;
+        for (int i = 0; i < L; i++) r.v[i] = f(i);
+        return r;
+    }
+    static uint16_t u16(const uint8_t* p, int i) {
+        uint16_t h;
+        __builtin_memcpy(&h, p + 2 * i, 2);
+        return h;
+    }
+    static INLINE F set(float x) { return each([=](int) { return x; }); }
+    static INLINE F load(const float* p) { return each([=](int i) { return p[i]; }); }
+    static INLINE void store(float* p, F x) { for (int i = 0; i < L; i++) p[i] = x.v[i]; }
+    static INLINE F f16(const uint8_t* p) { return each([=](int i) { return f16_to_f32(u16(p, i)); }); }
+    static INLINE F bf16(const uint8_t* p) { return each([=](int i) { return bf16_to_f32(u16(p, i)); }); }
+    static INLINE F i8(const uint8_t* p) { return each([=](int i) { return float(int8_t(p[i])); }); }
+    static INLINE F low4(const uint8_t* p) { return each([=](int i) { return float(p[i] & 15); }); }
+    static INLINE F high4(const uint8_t* p) { return each([=](int i) { return float(p[i] >> 4); }); }
+    static INLINE F neg(F a) { return each([=](int i) { return -a.v[i]; }); }
+    static INLINE F add(F a, F b) { return each([=](int i) { return a.v[i] + b.v[i]; }); }
+    static INLINE F mul(F a, F b) { return each([=](int i) { return a.v[i] * b.v[i]; }); }
+    static INLINE F fma(F a, F b, F c) { return each([=](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); }); }
+
+    static INLINE X lanes(const float* p) { return p; }
+    template <int N> static INLINE F fma_lane(F acc, F a, X x) { return fma(a, set(x[N]), acc); }
+
+    static INLINE A acts(const int8_t* p) { return p; }
+    static INLINE Q bytes(const uint8_t* p) {
+        Q q;
+        __builtin_memcpy(q.v, p, sizeof q.v);
+        return q;
+    }
+    static INLINE void store_bytes(uint8_t* p, Q q) { __builtin_memcpy(p, q.v, sizeof q.v); }
+
+    // The integer sum of a block starts here (offset times minus the activations' sum), takes 16 columns at a time,
+    // and becomes a float exactly.
+    template <int OFFSET> static INLINE I start(const int32_t*) { return I{}; }
+    template <int OFFSET, int H> static INLINE I start_half(const int32_t*, const int32_t*) { return I{}; }
+    template <int BITS> static INLINE I dot16(I acc, const Q w[4], A a) {
+        for (int r = 0; r < L; r++) {
+            int32_t sum = 0;
+            for (int g = 0; g < 4; g++)
+                for (int j = 0; j < 4; j++) sum += w[g].v[4 * r + j] * a[4 * g + j];
+            acc.v[r] += sum;
+        }
+        return acc;
+    }
+    static INLINE F to_float(I x) { return each([=](int i) { return float(x.v[i]); }); }
+
+    // Four columns of L floats out of one vector of bytes: out[c * stride + r] = d[r] * (byte - offset + centre) + m[r]
+    template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
+        const Q q = bytes(p);
+        for (int c = 0; c < 4; c++)
+            store(out + c * stride, fma(d, each([&](int i) { return float(q.v[4 * i + c] + centre); }), m));
+    }
+
+    static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
+        volatile int32_t sink = 0;
+        I acc[4] = {};
+        for (int64_t n = 0; n < iterations; n++)
+            for (int i = 0; i < 16; i++) {
+                Q q[4];
+                for (int g = 0; g < 4; g++) q[g] = bytes(w + g * 4 * L);
+                acc[i % 4] = dot16<8>(acc[i % 4], q, a + (n & 3));
+            }
+        for (const I& x : acc) sink = sink + x.v[0];
+    }
+};
+
+#include "layout.h"
+
+#include "panel.h"
+
+}  // namespace
+
+const Isa* isa_portable() {
+    static constexpr Isa table = make_isa("portable");
+    return &table;
+}
+
+}  // namespace assay::kernels

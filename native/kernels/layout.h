@@ -1,0 +1,259 @@
+// Interleaved layouts of quantised rows. Included once per instruction set, after its vector type V.
+//
+// A panel is R = V::L * V::PV consecutive rows. Weights lie in vectors of V::L rows x 4 columns ("groups" of 4 along k:
+// lane r, byte j of group g is weight [r, 4 g + j]), so that one 4-byte group of activations, broadcast, meets L rows
+// at once and no lane is ever added to another. Per half block (16 columns = 4 groups) and vector v of the panel:
+//
+//   kind   main vectors (low bits)                        high vector
+//   N8     4: one byte a weight                           -
+//   N4*    2: vector p has group p low, p + 2 high        -
+//   N5     2: as N4                                       1 per block: bit 4 h + g is the fifth bit of group g, half h
+//   N6     2: as N4                                       1 per half: bits 2 g are bits 4..5 of group g
+//   N3     1: bits 2 g are bits 0..1 of group g           1 per block: as N5, the third bit
+//   N2     1: bits 2 g                                    -
+//
+// Scales precede the quants: R f16 (and R f16 minima) per block of 32; or per super-block of 256 R f16 d, R f16 dmin,
+// then an int8 scale (and a uint8 minimum) per sub-block and row. The codes are V's choice (signed or offset).
+// Included inside an anonymous namespace: nothing here may be shared between translation units with different flags.
+
+enum ScaleKind { SF16, SBF16 };
+
+constexpr int L = V::L, PV = V::PV, R = L * PV, VB = 4 * L;   // rows a vector, vectors and rows a panel, vector bytes
+
+constexpr int kind_half_bytes(Kind k) {   // main bytes of a half block, one vector column
+    return VB * (k == N8 ? 4 : k == N3 || k == N2 ? 1 : k == N6 ? 3 : 2);
+}
+constexpr int kind_high_bytes(Kind k) { return k == N5 || k == N3 ? VB : 0; }   // per block, one vector column
+constexpr int kind_block_bytes(Kind k) { return PV * (2 * kind_half_bytes(k) + kind_high_bytes(k)); }
+
+// Super: blocks of 256 with integer sub-scales; Sub16: a scale per 16; Min: has minima; Centre: subtracted from the
+// codes and put into the minimum instead (five bits unpack cheaper when signed).
+template <Type TYPE, Kind KIND, bool SUPER, bool SUB16, bool MIN, ScaleKind SCALE = SF16, int CENTRE = 0>
+struct Layout {
+    static constexpr Type type = TYPE;
+    static constexpr Kind kind = KIND;
+    static constexpr bool super = SUPER, sub16 = SUB16, min = MIN;
+    static constexpr int centre = CENTRE;
+    static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
+    static constexpr int unit_blocks = SUPER ? 8 : 1, subs = SUB16 ? 16 : 8;
+    static constexpr bool packed_min = TYPE == Type::Q2_K;   // scale and minimum share a byte
+    static constexpr int d_at = 0, dmin_at = 2 * R, sc_at = MIN ? 4 * R : 2 * R;
+    static constexpr int mn_at = sc_at + subs * R;
+    static constexpr int quants_at = !SUPER ? sc_at : MIN && !packed_min ? mn_at + subs * R : mn_at;
+    static constexpr int unit_bytes = quants_at + unit_blocks * kind_block_bytes(KIND);
+
+    template <int H>
+    static INLINE void quants(const uint8_t* unit, int j, int v, V::Q w[4]) {
+        const uint8_t* block = unit + quants_at + j * kind_block_bytes(KIND);
+        const uint8_t* main = block + PV * kind_high_bytes(KIND) + (H * PV + v) * kind_half_bytes(KIND);
+        V::template unpack<KIND, H>(main, block + v * VB, w);
+    }
+
+    // Scale of sub-block h (0 unless sub16) for the codes as V unpacks them.
+    static INLINE V::F scale(const uint8_t* unit, int j, int v, int h) {
+        constexpr float unmul = 1.0f / V::template multiple<KIND>;
+        const uint8_t* at = unit + d_at + 2 * L * v;
+        typename V::F d = SCALE == SBF16 ? V::bf16(at) : V::f16(at);
+        if constexpr (unmul != 1.0f) d = V::mul(d, V::set(unmul));
+        if constexpr (!SUPER) return d;
+        const uint8_t* sc = unit + sc_at + (SUB16 ? 2 * j + h : j) * R + L * v;
+        return V::mul(d, packed_min ? V::low4(sc) : V::i8(sc));
+    }
+
+    // Minimum belonging to the centred codes; raw: to the codes of the file.
+    static INLINE V::F minimum(const uint8_t* unit, int j, int v, int h, bool raw = false) {
+        typename V::F m = V::f16(unit + dmin_at + 2 * L * v);
+        if constexpr (SUPER) {
+            const uint8_t* mn = unit + (packed_min ? sc_at : mn_at) + (SUB16 ? 2 * j + h : j) * R + L * v;
+            m = V::mul(V::neg(m), packed_min ? V::high4(mn) : V::i8(mn));
+        }
+        if (CENTRE != 0 && !raw) m = V::fma(V::set(float(CENTRE)), scale(unit, j, v, h), m);
+        return m;
+    }
+};
+
+// Plain bytes and float scales: what panels are expanded to when many tokens share them.
+template <bool SUB16, bool MIN, int BITS, int OFFSET>
+struct Tile {
+    static constexpr bool sub16 = SUB16, min = MIN;
+    static constexpr int bits = BITS, offset = OFFSET, unit_blocks = 1, centre = 0;
+    static constexpr int scales = (SUB16 ? 2 : 1) * (MIN ? 2 : 1);
+    static constexpr int quants_at = 4 * R * scales, unit_bytes = quants_at + 32 * R;
+    static constexpr int scale_at(int h) { return 4 * R * h; }
+    static constexpr int min_at(int h) { return 4 * R * ((SUB16 ? 2 : 1) + h); }
+
+    template <int H>
+    static INLINE void quants(const uint8_t* unit, int, int v, V::Q w[4]) {
+        const uint8_t* at = unit + quants_at + (H * PV + v) * 4 * VB;
+        for (int g = 0; g < 4; g++) w[g] = V::bytes(at + g * VB);
+    }
+    static INLINE V::F scale(const uint8_t* unit, int, int v, int h) {
+        return V::load(reinterpret_cast<const float*>(unit + scale_at(h)) + L * v);
+    }
+    static INLINE V::F minimum(const uint8_t* unit, int, int v, int h) {
+        return V::load(reinterpret_cast<const float*>(unit + min_at(h)) + L * v);
+    }
+};
+template <class F>
+using TileOf = Tile<F::sub16, F::min, F::bits, F::offset>;
+
+using Q4_0 = Layout<Type::Q4_0, N4S, false, false, false>;
+using Q4_1 = Layout<Type::Q4_1, N4U, false, false, true>;
+using Q5_0 = Layout<Type::Q5_0, N5, false, false, false>;
+using Q5_1 = Layout<Type::Q5_1, N5, false, false, true, SF16, 16>;
+using Q8_0 = Layout<Type::Q8_0, N8, false, false, false>;
+using IQ4_NL = Layout<Type::IQ4_NL, N4I, false, false, false>;
+using MXFP4 = Layout<Type::MXFP4, N4M, false, false, false, SBF16>;
+using Q2_K = Layout<Type::Q2_K, N2, true, true, true>;
+using Q3_K = Layout<Type::Q3_K, N3, true, true, false>;
+using Q4_K = Layout<Type::Q4_K, N4U, true, false, true>;
+using Q5_K = Layout<Type::Q5_K, N5, true, false, true, SF16, 16>;
+using Q6_K = Layout<Type::Q6_K, N6, true, true, false>;
+using IQ4_XS = Layout<Type::IQ4_XS, N4I, true, false, false>;
+
+// Call f with a value of the layout of this type; false for types without one.
+template <class Function>
+bool with_layout(Type type, Function f) {
+    switch (type) {
+        case Type::Q4_0: f(Q4_0{}); return true;
+        case Type::Q4_1: f(Q4_1{}); return true;
+        case Type::Q5_0: f(Q5_0{}); return true;
+        case Type::Q5_1: f(Q5_1{}); return true;
+        case Type::Q8_0: f(Q8_0{}); return true;
+        case Type::IQ4_NL: f(IQ4_NL{}); return true;
+        case Type::MXFP4: f(MXFP4{}); return true;
+        case Type::Q2_K: f(Q2_K{}); return true;
+        case Type::Q3_K: f(Q3_K{}); return true;
+        case Type::Q4_K: f(Q4_K{}); return true;
+        case Type::Q5_K: f(Q5_K{}); return true;
+        case Type::Q6_K: f(Q6_K{}); return true;
+        case Type::IQ4_XS: f(IQ4_XS{}); return true;
+        default: return false;
+    }
+}
+
+// ---- packing -----------------------------------------------------------------------------------------------------
+
+// The code V stores for integer q of the file.
+template <Kind KIND>
+int encode(int q) {
+    if constexpr (KIND == N4I || KIND == N4M) {
+        const int8_t* values = KIND == N4I ? iq4_values : mxfp4_values;
+        int c = 0;
+        while (c < 15 && values[c] != q) c++;
+        return c;
+    } else {
+        return V::template code<KIND>(q);
+    }
+}
+
+// Put the 32 codes of row r (within the panel) into its block of quants (zeroed before), four at a time.
+template <Kind KIND>
+void put_codes(const uint8_t codes[32], int r, uint8_t* block) {
+    const int v = r / L;
+    uint8_t* high = block + v * VB + r % L * 4;
+    for (int i = 0; i < 8; i++) {
+        const int h = i / 4, g = i % 4;
+        uint8_t* main = block + PV * kind_high_bytes(KIND) + (h * PV + v) * kind_half_bytes(KIND) + r % L * 4;
+        uint32_t c;
+        __builtin_memcpy(&c, codes + 4 * i, 4);
+        const auto put = [](uint8_t* at, uint32_t value, int shift) {
+            uint32_t word;
+            __builtin_memcpy(&word, at, 4);
+            word |= value << shift;
+            __builtin_memcpy(at, &word, 4);
+        };
+        if constexpr (KIND == N8) {
+            put(main + g * VB, c, 0);
+        } else if constexpr (KIND == N3 || KIND == N2) {
+            put(main, c & 0x03030303u, 2 * g);
+            if constexpr (KIND == N3) put(high, c >> 2 & 0x01010101u, 4 * h + g);
+        } else {
+            put(main + g % 2 * VB, c & 0x0f0f0f0fu, g / 2 * 4);
+            if constexpr (KIND == N5) put(high, c >> 4 & 0x01010101u, 4 * h + g);
+            if constexpr (KIND == N6) put(main + 2 * VB, c >> 4 & 0x03030303u, 2 * g);
+        }
+    }
+}
+
+template <class T>
+void put(uint8_t* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
+
+uint16_t get16(const uint8_t* p) {
+    uint16_t v;
+    __builtin_memcpy(&v, p, 2);
+    return v;
+}
+
+// The integer sub-scales (and minima) of a super-block, as the file has them.
+struct SubScales {
+    uint16_t d, dmin;
+    int8_t sc[16];
+    uint8_t mn[16];
+};
+template <Type TYPE>
+void sub_scales(const uint8_t* p, SubScales& s) {
+    s.d = s.dmin = 0;
+    if constexpr (TYPE == Type::Q2_K) {
+        s.d = get16(p + 80), s.dmin = get16(p + 82);
+        for (int i = 0; i < 16; i++) s.sc[i] = int8_t(p[i]);
+    } else if constexpr (TYPE == Type::Q3_K) {
+        s.d = get16(p + 108);
+        for (int i = 0; i < 16; i++) {
+            const int low = i < 8 ? p[96 + i] & 15 : p[96 + i - 8] >> 4, high = p[104 + i % 4] >> (2 * (i / 4)) & 3;
+            s.sc[i] = int8_t((low | high << 4) - 32);
+        }
+    } else if constexpr (TYPE == Type::Q6_K) {
+        s.d = get16(p + 208);
+        for (int i = 0; i < 16; i++) s.sc[i] = int8_t(p[192 + i]);
+    } else if constexpr (TYPE == Type::IQ4_XS) {
+        s.d = get16(p);
+        for (int i = 0; i < 8; i++)
+            s.sc[i] = int8_t(((p[4 + i / 2] >> (4 * (i % 2)) & 15) | (get16(p + 2) >> (2 * i) & 3) << 4) - 32);
+    } else {   // Q4_K, Q5_K
+        s.d = get16(p), s.dmin = get16(p + 2);
+        const uint8_t* q = p + 4;
+        for (int i = 0; i < 8; i++) {
+            s.sc[i] = int8_t(i < 4 ? q[i] & 63 : (q[i + 4] & 15) | (q[i - 4] >> 6) << 4);
+            s.mn[i] = uint8_t(i < 4 ? q[i + 4] & 63 : (q[i + 4] >> 4) | (q[i] >> 6) << 4);
+        }
+    }
+}
+
+// Pack one panel: rows [first, first + R) of src, rows from n on as zeros.
+template <class F>
+void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
+    const TypeInfo& info = *type_info(F::type);
+    uint8_t code_of[256];
+    for (int q = -128; q < 128; q++) code_of[uint8_t(q)] = uint8_t(encode<F::kind>(q - F::centre));
+    for (int64_t u = 0; u < k / (32 * F::unit_blocks); u++) {
+        uint8_t* unit = dst + u * F::unit_bytes;
+        __builtin_memset(unit, 0, size_t(F::unit_bytes));
+        for (int r = 0; r < R && first + r < n; r++) {
+            const uint8_t* row = src + size_t(first + r) * stride;
+            const uint8_t* head = row + u * info.block_bytes;
+            if constexpr (F::super) {
+                SubScales s;
+                sub_scales<F::type>(head, s);
+                put(unit + F::d_at + 2 * r, s.d);
+                if (F::min) put(unit + F::dmin_at + 2 * r, s.dmin);
+                for (int i = 0; i < F::subs; i++) {
+                    unit[F::sc_at + i * R + r] = uint8_t(s.sc[i]);
+                    if (F::min && !F::packed_min) unit[F::mn_at + i * R + r] = s.mn[i];
+                }
+            } else if constexpr (F::type == Type::MXFP4) {
+                put(unit + F::d_at + 2 * r, uint16_t(__builtin_bit_cast(uint32_t, e8m0_half(head[0])) >> 16));
+            } else {
+                put(unit + F::d_at + 2 * r, get16(head));
+                if (F::min) put(unit + F::dmin_at + 2 * r, get16(head + 2));
+            }
+            for (int j = 0; j < F::unit_blocks; j++) {
+                Block32 block;
+                uint8_t codes[32];
+                info.unpack(row, u * F::unit_blocks + j, block);
+                for (int i = 0; i < 32; i++) codes[i] = code_of[uint8_t(block.q[i])];
+                put_codes<F::kind>(codes, r, unit + F::quants_at + j * kind_block_bytes(F::kind));
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+// The kernels, written once over a vector type V. Included once per instruction set, inside an anonymous namespace.
+//
+// One accumulation, `panel`, serves every case: a packed layout with 1..4 tokens (decode), or a panel expanded to a
+// tile of bytes that many groups of 4 tokens share (prompts). Both run the same float operations in the same order,
+// so the number of tokens cannot change a bit; blocking along k parks the accumulators in `out` and changes none either.
+
+template <int N, class Function>
+INLINE void unroll(Function f) {
+    [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, int(I)>{}), ...);
+    }(std::make_index_sequence<size_t(N)>{});
+}
+
+constexpr int TOKENS = 4;        // tokens a group: their scales lie together
+constexpr int64_t CHUNK = 32;    // blocks of 32 along k that are expanded at once
+
+// ---- activations -------------------------------------------------------------------------------------------------
+
+// Per block of 32 and group of 4 tokens: one cache line.
+struct Meta {
+    float d[TOKENS];          // scale
+    float s[TOKENS];          // d * (sum of the block)
+    int32_t neg0[TOKENS];     // -(sum of the first half)
+    int32_t neg[TOKENS];      // -(sum of the block)
+};
+static_assert(sizeof(Meta) == 64);
+
+constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+struct Q8Acts {
+    const int8_t* q;          // [m, k]
+    const Meta* meta;         // [ceil(m / 4), k / 32]
+    int64_t k, blocks;
+    Q8Acts(const void* acts, int64_t m, int64_t k_) : k(k_), blocks(k_ / 32) {
+        q = static_cast<const int8_t*>(acts);
+        meta = reinterpret_cast<const Meta*>(q + round_up(m * k, 64));
+    }
+};
+
+// q = round(x * 127 / max|x|) per block of 32, ties to even. An infinity or NaN makes d, and so every output, NaN or inf.
+void quantise(const float* x, int64_t k, int8_t* q, Meta* meta, int lane) {
+    for (int64_t b = 0; b < k / 32; b++, x += 32, q += 32) {
+        int32_t bits[32], top = 0;
+        __builtin_memcpy(bits, x, sizeof bits);
+        for (int i = 0; i < 32; i++) {
+            const int32_t a = bits[i] & 0x7fffffff;   // ordered like |x|, NaN above all
+            top = a > top ? a : top;
+        }
+        const float amax = __builtin_bit_cast(float, top);
+        const float d = amax / 127.0f, inverse = amax > 0 ? 127.0f / amax : 0.0f;
+        int32_t sum[2] = {0, 0};
+        for (int h = 0; h < 2; h++) {
+            int32_t total = 0;
+            for (int i = 16 * h; i < 16 * h + 16; i++) {
+                const float rounded = x[i] * inverse + 12582912.0f;   // 1.5 * 2^23: the integer sits in the low bits
+                const int32_t v = __builtin_bit_cast(int32_t, rounded) - 0x4b400000;
+                q[i] = int8_t(v);
+                total += v;
+            }
+            sum[h] = total;
+        }
+        meta[b].d[lane] = d;
+        meta[b].s[lane] = d * float(sum[0] + sum[1]);
+        meta[b].neg0[lane] = -sum[0];
+        meta[b].neg[lane] = -(sum[0] + sum[1]);
+    }
+}
+
+constexpr int64_t float_stride(int64_t k) { return round_up(k, 16); }
+
+void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst) {
+    if (format == Acts::Q8) {
+        int8_t* q = static_cast<int8_t*>(dst);
+        Meta* meta = reinterpret_cast<Meta*>(q + round_up(m * k, 64));
+        for (int64_t t = begin; t < end; t++)
+            quantise(x + t * ldx, k, q + t * k, meta + t / TOKENS * (k / 32), int(t % TOKENS));
+    } else {
+        const int64_t stride = float_stride(k);
+        for (int64_t t = begin; t < end; t++) {
+            float* row = static_cast<float*>(dst) + t * stride;
+            __builtin_memcpy(row, x + t * ldx, size_t(k) * 4);
+            for (int64_t i = k; i < stride; i++) row[i] = 0;
+        }
+    }
+}
+
+// ---- quantised weights, quantised activations --------------------------------------------------------------------
+
+// out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group.
+template <class F, int T>
+void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, const Meta* meta, bool carry, float* out,
+           int64_t ldo) {
+    using I = V::I;
+    using Float = V::F;
+    Float acc[T][PV];
+    for (int t = 0; t < T; t++)
+        for (int v = 0; v < PV; v++) acc[t][v] = carry ? V::load(out + t * ldo + v * L) : V::set(0.0f);
+    const uint8_t* unit = weights;
+    for (int64_t b = 0; b < blocks; unit += F::unit_bytes) {
+        for (int j = 0; j < F::unit_blocks; j++, b++, meta++, q += 32) {
+            const auto da = V::lanes(meta->d);
+            if constexpr (!F::sub16) {
+                I sum[T][PV];
+                unroll<T>([&](auto t) INLINE_LAMBDA {
+                    const I start = V::template start<F::offset>(meta->neg + t);
+                    for (int v = 0; v < PV; v++) sum[t][v] = start;
+                });
+                unroll<2>([&](auto h) INLINE_LAMBDA {
+                    typename V::A a[T];
+                    for (int t = 0; t < T; t++) a[t] = V::acts(q + t * k + 16 * h);
+                    unroll<PV>([&](auto v) INLINE_LAMBDA {
+                        typename V::Q w[4];
+                        F::template quants<h>(unit, j, v, w);
+                        for (int t = 0; t < T; t++) sum[t][v] = V::template dot16<F::bits>(sum[t][v], w, a[t]);
+                    });
+                });
+                unroll<PV>([&](auto v) INLINE_LAMBDA {
+                    const Float d = F::scale(unit, j, v, 0);
+                    unroll<T>([&](auto t) INLINE_LAMBDA {
+                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(V::to_float(sum[t][v]), d), da);
+                    });
+                    if constexpr (F::min) {
+                        const auto sa = V::lanes(meta->s);
+                        const Float m = F::minimum(unit, j, v, 0);
+                        unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m, sa); });
+                    }
+                });
+            } else {
+                Float part[T][PV];
+                unroll<2>([&](auto h) INLINE_LAMBDA {
+                    typename V::A a[T];
+                    for (int t = 0; t < T; t++) a[t] = V::acts(q + t * k + 16 * h);
+                    unroll<PV>([&](auto v) INLINE_LAMBDA {
+                        typename V::Q w[4];
+                        F::template quants<h>(unit, j, v, w);
+                        const Float d = F::scale(unit, j, v, h);
+                        unroll<T>([&](auto t) INLINE_LAMBDA {
+                            const I start = V::template start_half<F::offset, h>(meta->neg0 + t, meta->neg + t);
+                            const Float f = V::to_float(V::template dot16<F::bits>(start, w, a[t]));
+                            part[t][v] = h == 0 ? V::mul(f, d) : V::fma(f, d, part[t][v]);
+                        });
+                    });
+                });
+                unroll<PV>([&](auto v) INLINE_LAMBDA {
+                    unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], part[t][v], da); });
+                });
+                if constexpr (F::min) {
+                    float s[2][TOKENS];
+                    for (int t = 0; t < TOKENS; t++) {
+                        s[0][t] = meta->d[t] * float(-meta->neg0[t]);
+                        s[1][t] = meta->d[t] * float(meta->neg0[t] - meta->neg[t]);
+                    }
+                    unroll<2>([&](auto h) INLINE_LAMBDA {
+                        const auto sa = V::lanes(s[h]);
+                        unroll<PV>([&](auto v) INLINE_LAMBDA {
+                            const Float m = F::minimum(unit, j, v, h);
+                            unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m, sa); });
+                        });
+                    });
+                }
+            }
+        }
+    }
+    for (int t = 0; t < T; t++)
+        for (int v = 0; v < PV; v++) V::store(out + t * ldo + v * L, acc[t][v]);
+}
+
+// A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.
+struct Rows {
+    int64_t first, begin, end;   // panel's first row; rows wanted
+    bool whole() const { return first >= begin && first + R <= end; }
+    int from() const { return int(first < begin ? begin - first : 0); }
+    int to() const { return int(first + R > end ? end - first : R); }
+};
+
+template <class Kernel>
+INLINE void at_edge(const Rows& rows, int tokens, bool carry, float* out, int64_t ldo, Kernel kernel) {
+    if (rows.whole()) return kernel(out + rows.first, ldo);
+    alignas(64) float buffer[TOKENS * R] = {};
+    for (int t = 0; carry && t < tokens; t++)
+        for (int r = rows.from(); r < rows.to(); r++) buffer[t * R + r] = out[t * ldo + rows.first + r];
+    kernel(buffer, int64_t(R));
+    for (int t = 0; t < tokens; t++)
+        for (int r = rows.from(); r < rows.to(); r++) out[t * ldo + rows.first + r] = buffer[t * R + r];
+}
+
+template <class F>
+void panel_tokens(const uint8_t* weights, int64_t first_block, int64_t blocks, const Q8Acts& a, int64_t m, float* out,
+                  int64_t ldo, const Rows& rows) {
+    const bool carry = first_block > 0;
+    for (int64_t t = 0; t < m; t += TOKENS) {
+        const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
+        const int8_t* q = a.q + t * a.k + first_block * 32;
+        const Meta* meta = a.meta + t / TOKENS * a.blocks + first_block;
+        at_edge(rows, tokens, carry, out + t * ldo, ldo, [&](float* to, int64_t ld) {
+            switch (tokens) {
+                case 1: return panel<F, 1>(weights, blocks, q, a.k, meta, carry, to, ld);
+                case 2: return panel<F, 2>(weights, blocks, q, a.k, meta, carry, to, ld);
+                case 3: return panel<F, 3>(weights, blocks, q, a.k, meta, carry, to, ld);
+                default: return panel<F, 4>(weights, blocks, q, a.k, meta, carry, to, ld);
+            }
+        });
+    }
+}
+
+// Expand blocks of a packed panel to tile units.
+template <class F, bool RAW = false>
+void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t* tile) {
+    using T = TileOf<F>;
+    for (int64_t b = first_block; b < first_block + blocks; b++, tile += T::unit_bytes) {
+        const uint8_t* unit = weights + b / F::unit_blocks * F::unit_bytes;
+        const int j = int(b % F::unit_blocks);
+        for (int v = 0; v < PV; v++) {
+            for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
+                V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, F::scale(unit, j, v, h));
+                if constexpr (F::min)
+                    V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, F::minimum(unit, j, v, h, RAW));
+            }
+            unroll<2>([&](auto h) INLINE_LAMBDA {
+                typename V::Q w[4];
+                F::template quants<h>(unit, j, v, w);
+                for (int g = 0; g < 4; g++) V::store_bytes(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, w[g]);
+            });
+        }
+    }
+}
+
+// The same from rows as they lie in the file; any quantised type. The integers of Centre types are centred here too.
+using AnyTile = Tile<true, true, V::template bits<N8>, V::template offset<N8>>;
+
+template <class T>
+void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_block, int64_t blocks, uint8_t* tile) {
+    const TypeInfo& info = *type_info(w.type);
+    const size_t stride = size_t(w.k / info.block_size * info.block_bytes);
+    for (int64_t b = 0; b < blocks; b++) __builtin_memset(tile + b * T::unit_bytes, 0, size_t(T::unit_bytes));
+    for (int r = 0; r < R && first_row + r < w.n; r++) {
+        const uint8_t* row = w.data + size_t(first_row + r) * stride;
+        for (int64_t b = 0; b < blocks; b++) {
+            uint8_t* unit = tile + b * T::unit_bytes;
+            Block32 block;
+            info.unpack(row, first_block + b, block);
+            for (int h = 0; h < (T::sub16 ? 2 : 1); h++) {
+                put(unit + T::scale_at(h) + 4 * r, block.d[h]);
+                if (T::min) put(unit + T::min_at(h) + 4 * r, __builtin_fmaf(float(centre), block.d[h], block.m[h]));
+            }
+            for (int i = 0; i < 32; i++) block.q[i] = int8_t(block.q[i] - centre + T::offset);
+            uint8_t* quants = unit + T::quants_at + r / L * 4 * VB + r % L * 4;
+            for (int i = 0; i < 8; i++) __builtin_memcpy(quants + (i / 4 * PV * 4 + i % 4) * VB, block.q + 4 * i, 4);
+        }
+    }
+}
+
+struct Scratch {
+    alignas(64) uint8_t tile[CHUNK * AnyTile::unit_bytes];
+    alignas(64) float floats[CHUNK * 32 * R];
+};
+thread_local Scratch scratch;
+
+constexpr int64_t EXPAND = 8;   // tokens from which expanding a panel once beats unpacking it for every group of 4
+
+template <class Function>
+void each_panel(int64_t begin, int64_t end, Function f) {
+    for (int64_t first = begin / R * R; first < end; first += R) f(Rows{first, begin, end});
+}
+
+void gemm_q8(const Matrix& w, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
+    const Q8Acts a(acts, m, w.k);
+    if (w.packed) {
+        with_layout(w.type, [&](auto layout) {
+            using F = decltype(layout);
+            const int64_t panel_bytes = a.blocks / F::unit_blocks * F::unit_bytes;
+            if (m < EXPAND)
+                return each_panel(begin, end, [&](const Rows& rows) {
+                    panel_tokens<F>(w.data + rows.first / R * panel_bytes, 0, a.blocks, a, m, out, ldo, rows);
+                });
+            for (int64_t b = 0; b < a.blocks; b += CHUNK) {
+                const int64_t blocks = a.blocks - b < CHUNK ? a.blocks - b : CHUNK;
+                each_panel(begin, end, [&](const Rows& rows) {
+                    expand<F>(w.data + rows.first / R * panel_bytes, b, blocks, scratch.tile);
+                    panel_tokens<TileOf<F>>(scratch.tile, b, blocks, a, m, out, ldo, rows);
+                });
+            }
+        });
+        return;
+    }
+    const auto rows_as = [&](auto tile, int centre) {
+        using T = decltype(tile);
+        for (int64_t b = 0; b < a.blocks; b += CHUNK) {
+            const int64_t blocks = a.blocks - b < CHUNK ? a.blocks - b : CHUNK;
+            each_panel(begin, end, [&](const Rows& rows) {
+                expand_rows<T>(w, centre, rows.first, b, blocks, scratch.tile);
+                panel_tokens<T>(scratch.tile, b, blocks, a, m, out, ldo, rows);
+            });
+        }
+    };
+    if (!with_layout(w.type, [&](auto layout) {
+            using F = decltype(layout);
+            rows_as(Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset>{}, F::centre);
+        }))
+        rows_as(Tile<true, false, AnyTile::bits, AnyTile::offset>{}, 0);   // every further type: no minima, scales per 16
+}
+
+#include "floats.h"
+
+// ---- the table ---------------------------------------------------------------------------------------------------
+
+size_t packed_size(Type type, int64_t n, int64_t k) {
+    const int64_t panels = (n + R - 1) / R;
+    int64_t bytes = panels * R * float_columns(k) * (type == Type::F32 ? 4 : 2);
+    with_layout(type, [&](auto layout) {
+        using F = decltype(layout);
+        bytes = panels * (k / (32 * F::unit_blocks)) * F::unit_bytes;
+    });
+    return size_t(bytes);
+}
+
+void pack_rows(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst) {
+    const TypeInfo& info = *type_info(type);
+    const size_t stride = size_t(k / info.block_size * info.block_bytes);
+    for (int64_t first = begin; first < end; first += R) {
+        const bool quantised = with_layout(type, [&](auto layout) {
+            using F = decltype(layout);
+            pack_panel<F>(src, stride, n, k, first, dst + first / R * (k / (32 * F::unit_blocks)) * F::unit_bytes);
+        });
+        if (!quantised) pack_floats(info, src, n, k, first, dst);
+    }
+}
+
+void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
+    if (format == Acts::Q8) gemm_q8(w, acts, m, out, ldo, begin, end);
+    else gemm_f32(w, static_cast<const float*>(acts), m, out, ldo, begin, end);
+}
+
+// Read-modify-write 64 dot products on 16 accumulators; the result is stored so that none may be left out.
+void dot_loop(int64_t iterations) {
+    alignas(64) uint8_t bytes[4 * VB];
+    alignas(64) int8_t acts[64];
+    for (int i = 0; i < 4 * VB; i++) bytes[i] = uint8_t(i & 7);
+    for (int i = 0; i < 64; i++) acts[i] = int8_t(i & 3);
+    V::dot_peak(bytes, acts, iterations);
+}
+constexpr double dot_ops = 64.0 * L * 4 * 2;
+
+constexpr Isa make_isa(const char* name) {
+    return {name, R, packed_size, pack_rows, decode_packed, prepare_tokens, multiply, dot_loop, dot_ops};
+}
