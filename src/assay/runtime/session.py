@@ -46,28 +46,29 @@ class Session:
         self.messages = [{"role": "system", "content": text}] if text else []
 
     def ask(self, text: str) -> Iterator[Event]:
-        """The answer to a message. If it cannot be given, the message is not kept."""
-        yield from self._answer([*self.messages, {"role": "user", "content": text}])
+        """The answer to a message, as it is iterated. If it cannot be given, the message is not kept."""
+        return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def again(self) -> Iterator[Event]:
         """Another answer to the last message."""
         asked = self.messages
         while asked and asked[-1]["role"] == "assistant":
             asked = asked[:-1]
-        yield from self._answer(asked)
+        return self._answer(asked)
 
     @property
     def can_repeat(self) -> bool:
         return any(message["role"] == "user" for message in self.messages)
 
     def _answer(self, messages: list[Message]) -> Iterator[Event]:
-        generation = self._generator.generate(
+        self.generation = self._generator.generate(
             self._encode(messages), self._params, max_tokens=self._max_tokens, stop=self._stop
         )
-        self.generation = generation
+        return self._follow(self.generation, messages)
+
+    def _follow(self, generation: Generation, messages: list[Message]) -> Iterator[Event]:
         try:
             yield from generation
         finally:
             if generation.ended:
-                answer = {"role": "assistant", "content": generation.result.text}
-                self.messages = [*messages, answer]
+                self.messages = [*messages, {"role": "assistant", "content": generation.result.text}]

@@ -1,0 +1,129 @@
+"""The command line: a table of verbs and one place where errors become exit codes.
+
+Every verb is the module `assay.cli.<verb>` with `HELP` (one line), `EXAMPLE`, `add_arguments(parser)` and
+`run(args) -> int`. Only the verb that was asked for is imported, and what is heavy only when it runs.
+
+Exit codes: 0 done, 1 a mismatch was found (a result, not an error), 2 a fault of the user's making (one line on
+stderr), 130 interrupted. Anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NoReturn
+
+from assay import __version__
+from assay.errors import AssayError
+
+# A new verb is one module and one name here; the order is that of the help page.
+VERBS = (
+    "run", "chat", "serve",
+    "inspect", "tokenize",
+    "trace", "diff", "check", "diagnose", "kit",
+    "bench", "eval", "quantize", "pull",
+)  # fmt: skip
+
+EXAMPLE = 'assay run -p "The capital of France is" -n 16'
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one-line errors and examples that keep their line breaks."""
+
+    def __init__(self, prog: str | None = None, description: str | None = None, example: str = "") -> None:
+        lines = "\n".join(f"  {line}" for line in example.strip().splitlines())
+        super().__init__(
+            prog,
+            description=description,
+            epilog=f"example:\n{lines}" if lines else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise AssayError(f"{message}; see `{self.prog} --help`")
+
+
+def verbs() -> list[str]:
+    """The verbs that are there."""
+    return [verb for verb in VERBS if find_spec(f"assay.cli.{verb}") is not None]
+
+
+def load(verb: str) -> ModuleType:
+    return import_module(f"assay.cli.{verb}")
+
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    """The parser of one verb, help page included."""
+    module = load(verb)
+    text = module.HELP[:1].upper() + module.HELP[1:]
+    parser = Parser(prog=f"assay {verb}", description=f"{text}.", example=module.EXAMPLE)
+    module.add_arguments(parser)
+    return parser
+
+
+def overview() -> str:
+    """What `assay --help` prints."""
+    lines = "\n".join(f"  {verb:<10} {load(verb).HELP}" for verb in verbs())
+    return (
+        "usage: assay VERB [MODEL] [options]\n\n"
+        "Runs GGUF language models and proves every number.\n\n"
+        f"verbs:\n{lines}\n\n"
+        "MODEL is a path, a name such as smollm2 (the default, fetched once), hf:owner/repo[:file-or-quant]\n"
+        "or ollama:name[:tag]. `assay VERB --help` says more; `assay --version` prints the version.\n\n"
+        f"example:\n  {EXAMPLE}"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except AssayError as error:
+        return _fault(str(error))
+    except BrokenPipeError:
+        # The reader went away (`assay … | head`). Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        what = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
+        return _fault(f"{what}{error.strerror or error}")
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    for stream in (sys.stdout, sys.stderr):  # a character the terminal lacks is escaped, not a crash
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        if len(arguments) > 1 and arguments[1] in verbs():
+            verb_parser(arguments[1]).print_help()
+        else:
+            print(overview())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version", "version"):
+        print(f"assay {__version__}")
+        return 0
+    verb, *rest = arguments
+    if verb not in verbs():
+        raise AssayError(f"{verb}: no such verb; there are {', '.join(verbs())}")
+    try:
+        parsed = verb_parser(verb).parse_args(rest)
+    except SystemExit as done:  # --help
+        return int(done.code or 0)
+    code = int(load(verb).run(parsed))
+    sys.stdout.flush()
+    return code
+
+
+def _fault(message: str) -> int:
+    print(f"assay: {' '.join(message.splitlines())}", file=sys.stderr)
+    return 2

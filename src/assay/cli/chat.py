@@ -1,0 +1,205 @@
+"""`assay chat`: a conversation in the terminal, or through a pipe with a line a turn."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from assay.cli import common
+from assay.cli.run import speed
+from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.runtime.generate import Event, Result
+    from assay.runtime.session import Session
+
+HELP = "converse; the model remembers"
+EXAMPLE = """
+assay chat --system "Answer in one sentence."
+echo "What is the capital of France?" | assay chat --temp 0 --json
+"""
+
+COMMANDS = {
+    "/help": "this list",
+    "/reset": "forget the conversation",
+    "/system TEXT": "begin anew under another system message; without TEXT under none",
+    "/regen": "another answer to the last message",
+    "/history": "the conversation so far",
+    "/exit": "leave; so does Ctrl-D",
+}
+NOTE = 'End a line with \\ to go on, or put """ around several lines. Ctrl-C stops an answer.'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_model_argument(parser)
+    parser.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
+    parser.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
+                        help="end an answer where this text comes; repeatable")  # fmt: skip
+    common.add_sampling_arguments(parser)
+    common.add_engine_arguments(parser)
+    common.add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    file, model, tokenizer = common.open_model(args)
+    template = common.chat_template(file, tokenizer)
+    if template is None:
+        raise AssayError(f"{file.path}: has no chat template, so it is no chat model; use `assay run --raw`")
+    params = common.sampler_params(args, tokenizer)
+    engine = common.open_engine(args, model)
+    from assay.runtime.generate import Generator
+    from assay.runtime.session import Session
+    from assay.text import encode_chat
+
+    session = Session(
+        Generator(engine, tokenizer, n_ctx=common.context_size(args, model)),
+        lambda messages: encode_chat(tokenizer, template, messages),
+        params,
+        system=args.system,
+        max_tokens=args.predict,
+        stop=args.stop,
+    )
+    chat = _Chat(session, quiet=args.json, load_seconds=time.perf_counter() - start)
+    chat.talk()
+    common.emit(args, {"messages": session.messages, "turns": chat.turns}, "")
+    engine.close()
+    return 0
+
+
+class _Chat:
+    """The terminal side of a session: reads turns and commands, shows answers."""
+
+    def __init__(self, session: Session, *, quiet: bool, load_seconds: float) -> None:
+        self.session = session
+        self.quiet = quiet
+        self.load_seconds = load_seconds
+        self.tty = sys.stdin.isatty()
+        self.turns: list[dict[str, object]] = []
+
+    def talk(self) -> None:
+        if self.tty:
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401  line editing and recall for input()
+            self.note("/help lists the commands. " + NOTE)
+        for text in self.inputs():
+            if text.startswith("/") and "\n" not in text:
+                if not self.command(text):
+                    return
+            elif text.strip():
+                self.answer(partial(self.session.ask, text))
+
+    def inputs(self) -> Iterator[str]:
+        """Turns: a line, lines joined by a trailing backslash, or a block between triple quotes."""
+        lines: list[str] = []
+        block = False
+        while True:
+            try:
+                line = self.read("... " if lines or block else "> ")
+            except EOFError:
+                if self.tty:
+                    self.note("")
+                if lines:
+                    yield "\n".join(lines)
+                return
+            except KeyboardInterrupt:  # at the prompt it drops what was typed
+                self.note("")
+                lines, block = [], False
+                continue
+            if block:
+                block = not line.rstrip().endswith('"""')
+                lines.append(line if block else line.rstrip()[:-3])
+            elif not lines and line.startswith('"""'):
+                rest = line[3:]
+                block = not rest.rstrip().endswith('"""')
+                lines.append(rest if block else rest.rstrip()[:-3])
+            elif line.endswith("\\"):
+                lines.append(line[:-1])
+                continue
+            else:
+                lines.append(line)
+            if not block:
+                yield "\n".join(lines).strip("\n")
+                lines = []
+
+    def read(self, prompt: str) -> str:
+        if self.tty:
+            return input(prompt)
+        line = sys.stdin.buffer.readline()
+        if not line:
+            raise EOFError
+        try:
+            return line.decode().removesuffix("\n").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise AssayError(f"standard input: not valid UTF-8 (byte 0x{line[error.start]:02x})") from None
+
+    def command(self, text: str) -> bool:
+        """Obey; False to leave."""
+        name, _, rest = text.partition(" ")
+        if name in ("/exit", "/quit", "/bye"):
+            return False
+        if name == "/help":
+            width = max(map(len, COMMANDS))
+            self.note("\n".join(f"{key:<{width}}  {about}" for key, about in COMMANDS.items()) + "\n" + NOTE)
+        elif name == "/reset":
+            self.session.reset()
+            self.note("the conversation is forgotten")
+        elif name == "/system":
+            self.session.set_system(rest.strip() or None)
+            self.note("a new conversation under that system message" if rest.strip() else "no system message")
+        elif name == "/history":
+            self.note("\n".join(f"{m['role']}: {m['content']}" for m in self.session.messages) or "nothing yet")
+        elif name in ("/regen", "/again"):
+            if self.session.can_repeat:
+                self.answer(self.session.again)
+            else:
+                self.note("there is no message to answer yet")
+        else:
+            self.note(f"{name}: no such command; /help lists them")
+        return True
+
+    def answer(self, ask: Callable[[], Iterator[Event]]) -> None:
+        """Show an answer as it comes. Ctrl-C ends it and the conversation goes on with what there is."""
+        shown = 0
+        try:
+            events = ask()
+            generation = self.session.generation
+            assert generation is not None
+            with common.interruptible(generation):
+                for event in events:
+                    shown += self.show(event.text)
+        except AssayError as error:
+            if not self.tty:
+                raise
+            self.note(f"assay: {error}")
+            return
+        result = generation.result
+        self.show(result.text[shown:] + "\n")
+        self.record(result)
+
+    def record(self, result: Result) -> None:
+        self.turns.append(
+            {
+                "text": result.text,
+                "finish_reason": result.finish_reason,
+                "prompt_tokens": result.timing.prompt_tokens,
+                "cached_tokens": result.timing.cached_tokens,
+                "tokens": result.timing.tokens,
+            }
+        )
+        if self.tty or result.finish_reason == "interrupted":
+            self.note(f"({speed(result, self.load_seconds)})")
+
+    def show(self, text: str) -> int:
+        if not self.quiet:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        return len(text)
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,307 @@
+"""What verbs share: naming a model, an engine and a sampler on the command line; results out, progress aside."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.errors import AssayError
+from assay.runtime.params import DRY_BREAKERS, SamplerParams
+
+if TYPE_CHECKING:
+    from assay.engines.base import Engine
+    from assay.gguf import GGUFFile
+    from assay.models import Model
+    from assay.runtime.generate import Generation
+    from assay.text import ChatTemplate, Tokenizer
+
+DEFAULT_CTX = 8192  # unless --ctx-size says otherwise: a model trained on more would want gigabytes for its cache
+
+
+# --- models
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a path, a name (smollm2, tinyllama), hf:owner/repo[:file-or-quant] or ollama:name[:tag]; "
+        "default: smollm2, fetched once",
+    )
+
+
+def model_path(args: argparse.Namespace) -> Path:
+    """The file that the MODEL argument names, fetched if need be, with a progress bar on stderr."""
+    from assay.runtime import hub
+
+    with progress_bar() as bar:
+        return hub.resolve(args.model, progress=bar)
+
+
+def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
+    """The file, the model built from it, and its tokenizer."""
+    from assay.gguf import open_file
+    from assay.models import load
+    from assay.text import Tokenizer
+
+    file = open_file(model_path(args))
+    return file, load(file), Tokenizer.from_gguf(file)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr while bytes come in; without a terminal, one line a stage."""
+    stage, drawn = "", 0.0
+    live = sys.stderr.isatty()
+
+    def show(what: str, done: int, total: int) -> None:
+        nonlocal stage, drawn
+        share = done / max(total, 1)
+        if not live:
+            if what != stage:
+                print(f"{what} ({total / 1e6:.0f} MB)", file=sys.stderr)
+        elif what != stage or done >= total or time.monotonic() - drawn > 0.1:
+            drawn = time.monotonic()
+            filled = "█" * round(30 * share)
+            sizes = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
+            print(f"\r\033[K{what} {filled:·<30} {sizes}", end="", file=sys.stderr, flush=True)
+        stage = what
+
+    try:
+        yield show
+    finally:
+        if live and stage:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+# --- engines
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("engine")
+    group.add_argument("--engine", metavar="NAME", help="reference or cpu; default: the fastest there is")
+    group.add_argument("--precision", metavar="NAME", help="the engine's arithmetic, such as f64 or f32")
+    group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
+    group.add_argument(
+        "-c", "--ctx-size", type=whole(0), metavar="N",
+        help=f"positions in the context; 0: all the model was trained on; default: those, at most {DEFAULT_CTX}",
+    )  # fmt: skip
+    group.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
+
+
+def context_size(args: argparse.Namespace, model: Model) -> int:
+    trained = model.hparams.n_ctx_train
+    if args.ctx_size is None:
+        return min(trained, DEFAULT_CTX)
+    return int(args.ctx_size) or trained
+
+
+def open_engine(args: argparse.Namespace, model: Model) -> Engine:
+    """The engine the arguments ask for, with a cache for one context."""
+    from assay import engines
+    from assay.engines.base import PAGE
+
+    return engines.create(
+        args.engine or engines.default_name(),
+        model,
+        n_pages=-(-context_size(args, model) // PAGE),
+        precision=args.precision,
+        threads=args.threads,
+        kv_type=args.kv_type,
+    )
+
+
+# --- sampling
+
+# Field of SamplerParams, its flags in llama.cpp, and its meaning. Type and default are the field's.
+SAMPLING: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("temp", ("--temp", "--temperature"), "temperature; 0 is greedy"),
+    ("top_k", ("--top-k",), "keep the k most probable tokens; 0: all"),
+    ("top_p", ("--top-p",), "keep the most probable until their mass reaches p; 1: off"),
+    ("min_p", ("--min-p",), "keep tokens at least this fraction as probable as the best; 0: off"),
+    ("typical", ("--typical", "--typical-p"), "locally typical sampling; 1: off"),
+    ("top_n_sigma", ("--top-n-sigma", "--top-nsigma"), "keep logits within n deviations of the best; -1: off"),
+    ("repeat_last_n", ("--repeat-last-n",), "tokens the penalties look back; 0: none, -1: all"),
+    ("repeat_penalty", ("--repeat-penalty",), "of tokens that came before; 1: off"),
+    ("frequency_penalty", ("--frequency-penalty",), "for each time a token came before; 0: off"),
+    ("presence_penalty", ("--presence-penalty",), "for having come before at all; 0: off"),
+    ("dry_multiplier", ("--dry-multiplier",), "DRY penalty of repeated sequences; 0: off"),
+    ("dry_base", ("--dry-base",), "DRY: growth of the penalty with the length"),
+    ("dry_allowed_length", ("--dry-allowed-length",), "DRY: longest repetition that is free"),
+    ("dry_penalty_last_n", ("--dry-penalty-last-n",), "DRY: tokens it looks back; 0: none, -1: all"),
+    ("xtc_probability", ("--xtc-probability",), "chance of dropping the likeliest tokens; 0: off"),
+    ("xtc_threshold", ("--xtc-threshold",), "XTC: probability from which a token may be dropped"),
+)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    defaults = {field.name: field.default for field in fields(SamplerParams)}
+    group = parser.add_argument_group("sampling, as in llama.cpp")
+    group.add_argument("-n", "--predict", "--n-predict", type=whole(-1), default=-1, metavar="N",
+                       help="tokens to generate; -1 (default): until the end of the answer or the context")  # fmt: skip
+    group.add_argument("-s", "--seed", type=whole(-1), default=-1, metavar="N", help="-1 (default): a fresh one")
+    for name, flags, text in SAMPLING:
+        default = defaults[name]
+        kind = whole(-(2**31)) if isinstance(default, int) else number
+        group.add_argument(
+            *flags, dest=name, type=kind, default=default, metavar="N", help=f"{text} (default {default})"
+        )
+    group.add_argument("--dry-sequence-breaker", action="append", type=text_argument, metavar="TEXT",
+                       help=r"DRY does not look past it; repeatable; default: \n : \" *; `none`: none")  # fmt: skip
+    group.add_argument("-l", "--logit-bias", action="append", default=[], type=_bias, metavar="ID±V",
+                       help="add to a token's logit, as in 15043+1.5 or 2-inf; repeatable")  # fmt: skip
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the model ends its answer")
+
+
+def sampler_params(args: argparse.Namespace, tokenizer: Tokenizer) -> SamplerParams:
+    values = {name: getattr(args, name) for name, _, _ in SAMPLING}
+    breakers: tuple[tuple[int, ...], ...] = ()
+    if args.dry_multiplier:
+        from assay.runtime.sampler import dry_breakers
+
+        strings = args.dry_sequence_breaker or DRY_BREAKERS
+        pieces = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
+        breakers = dry_breakers(
+            pieces,
+            lambda text: tokenizer.encode(text, add_special=False, parse_special=False),
+            [text for text in strings if text != "none"],
+        )
+    seed = None if args.seed < 0 else args.seed
+    return SamplerParams(**values, seed=seed, dry_breakers=breakers, logit_bias=tuple(args.logit_bias))
+
+
+def _bias(text: str) -> tuple[int, float]:
+    at = max(text.rfind("+"), text.rfind("-"))
+    try:
+        return int(text[:at]), float(text[at:])
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected ID+VALUE or ID-VALUE (found {text!r})") from None
+
+
+# --- text in
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """An argument type: a whole number from `least` on."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number (found {text!r})") from None
+        if value < least or value >= 2**63:
+            raise argparse.ArgumentTypeError(f"expected at least {least} (found {text})")
+        return value
+
+    return convert
+
+
+def number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number (found {text!r})") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a finite number (found {text})")
+    return value
+
+
+def text_argument(text: str) -> str:
+    """An argument that is text: its bytes must have been UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError(f"not valid UTF-8 at character {error.start}") from None
+    return text
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or of stdin for `-`, byte for byte; it must be UTF-8."""
+    data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    name = "standard input" if path == "-" else path
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise AssayError(
+            f"{name}: not valid UTF-8 (byte 0x{data[error.start]:02x} at offset {error.start}); save it as UTF-8"
+        ) from None
+
+
+def token_ids(text: str) -> list[int]:
+    """Ids separated by commas or spaces, brackets allowed."""
+    items = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
+    try:
+        return [int(item) for item in items]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected token ids such as 1,2,3 ({error})") from None
+
+
+def chat_template(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    from assay.text import ChatTemplate
+
+    return ChatTemplate.from_gguf(file, tokenizer)
+
+
+# --- results out
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+
+
+def emit(args: argparse.Namespace, obj: Mapping[str, Any], text: str | Callable[[], str]) -> None:
+    """The result on stdout: the object with --json, else the text."""
+    if args.json:
+        print(json.dumps(plain(obj), allow_nan=False))
+        return
+    shown = text if isinstance(text, str) else text()
+    print(shown, end="" if shown.endswith("\n") or not shown else "\n")
+
+
+def plain(value: Any) -> Any:
+    """What JSON can say: arrays as lists, bytes as text, numbers that are not finite as null, the rest as text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if hasattr(value, "tolist"):  # a NumPy array or scalar
+        return plain(value.tolist())
+    return str(value)
+
+
+@contextmanager
+def interruptible(generation: Generation) -> Iterator[None]:
+    """While inside, Ctrl-C ends the generation and nothing else; a second one ends the program."""
+
+    def first(_signal: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, previous)
+        generation.interrupt()
+        if generation.computing:  # no need to wait for the step to end
+            raise KeyboardInterrupt
+
+    previous = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, first)
+    except ValueError:  # not the main thread: signals are somebody else's
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

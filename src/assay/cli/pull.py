@@ -1,0 +1,42 @@
+"""`assay pull`: fetch a model and say where it is."""
+
+from __future__ import annotations
+
+import argparse
+
+from assay.cli import common
+
+HELP = "fetch a model and print its path"
+EXAMPLE = """
+assay pull smollm2
+assay pull --list
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_model_argument(parser)
+    parser.add_argument("--list", action="store_true", help="the models known by name, and whether they are here")
+    common.add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.runtime import hub
+    from assay.runtime.catalogue import CATALOGUE, cached, pull
+
+    if args.list:
+        rows = [(entry, cached(entry), cached(entry).is_file()) for entry in CATALOGUE.values()]
+        models = [
+            {"name": e.name, "about": e.about, "bytes": e.size, "path": str(path), "here": here}
+            for e, path, here in rows
+        ]
+        lines = [f"{e.name:<10} {e.size / 1e6:>5.0f} MB  {'here' if here else '-':<5} {e.about}" for e, _, here in rows]
+        common.emit(args, {"models": models}, "\n".join(lines))
+        return 0
+    name = args.model or hub.DEFAULT
+    if name in CATALOGUE:  # asked for by name: make sure that what is here is whole
+        with common.progress_bar() as bar:
+            path = pull(CATALOGUE[name], progress=bar, verify=True)
+    else:
+        path = common.model_path(args)
+    common.emit(args, {"model": name, "path": str(path), "bytes": path.stat().st_size}, str(path))
+    return 0

@@ -1,0 +1,163 @@
+"""`assay run`: a prompt in, an answer out."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from assay.cli import common
+from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.gguf import GGUFFile
+    from assay.runtime.generate import Generation, Result
+    from assay.text import Tokenizer
+
+HELP = "answer a prompt, streaming"
+EXAMPLE = """
+assay run -p "What is the capital of France?"
+assay run model.gguf --raw -p "Once upon a time" -n 64 --temp 0 --json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_model_argument(parser)
+    group = parser.add_argument_group("prompt (default: standard input, when it is not a terminal)")
+    source = group.add_mutually_exclusive_group()
+    source.add_argument("-p", "--prompt", type=common.text_argument, metavar="TEXT")
+    source.add_argument("-f", "--file", metavar="FILE", help="the prompt from a file, - for standard input")
+    source.add_argument("--ids", type=common.token_ids, metavar="1,2,3", help="the prompt as token ids, no template")
+    group.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
+    group.add_argument("--raw", action="store_true", help="no chat template, even when the file has one")
+    group.add_argument("-e", "--escape", action="store_true", help=r"turn \n, \t, \\ in -p into what they stand for")
+    group.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
+                       help="end the answer where this text comes; repeatable")  # fmt: skip
+    group.add_argument("--logprobs", type=common.whole(0), metavar="N",
+                       help="with --json: log-probabilities of every token and of the N best")  # fmt: skip
+    common.add_sampling_arguments(parser)
+    common.add_engine_arguments(parser)
+    common.add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    text = None if args.ids is not None else _prompt_text(args)
+    if args.logprobs is not None and not args.json:
+        raise AssayError("--logprobs: are part of the JSON object; add --json")
+    file, model, tokenizer = common.open_model(args)
+    prompt_ids = args.ids if text is None else _encode(args, text, file, tokenizer)
+    params = common.sampler_params(args, tokenizer)
+    engine = common.open_engine(args, model)
+    from assay.runtime.generate import Generator
+
+    generator = Generator(engine, tokenizer, n_ctx=common.context_size(args, model))
+    generation = generator.generate(
+        prompt_ids,
+        params,
+        max_tokens=args.predict,
+        stop=args.stop,
+        logprobs=args.logprobs,
+        ignore_eos=args.ignore_eos,
+    )
+    load_seconds = time.perf_counter() - start
+    result = stream(generation, quiet=args.json)
+    common.emit(args, _object(result, tokenizer, load_seconds, engine.name), "")
+    if not args.json:
+        print(f"\n{speed(result, load_seconds)}", file=sys.stderr)
+    engine.close()
+    return 130 if result.finish_reason == "interrupted" else 0
+
+
+def stream(generation: Generation, *, quiet: bool = False) -> Result:
+    """Run to the end, showing text as it comes; Ctrl-C ends the generation and keeps what there is."""
+    shown = 0
+    with common.interruptible(generation):
+        for event in generation:
+            if event.text and not quiet:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+                shown += len(event.text)
+    result = generation.result
+    if not quiet:
+        rest = result.text[shown:]
+        sys.stdout.write(rest + ("" if result.text.endswith("\n") else "\n"))
+        sys.stdout.flush()
+    return result
+
+
+def speed(result: Result, load_seconds: float) -> str:
+    """One line for people: how much, how fast, why it ended."""
+    timing = result.timing
+    cached = f", {timing.cached_tokens} of them cached" if timing.cached_tokens else ""
+    return (
+        f"prompt {timing.prompt_tokens} tokens{cached}, {timing.prompt_rate:.1f}/s; "
+        f"answer {timing.tokens} tokens, {timing.rate:.1f}/s; loaded in {load_seconds:.2f} s; "
+        f"ended by {result.finish_reason}"
+    )
+
+
+def _prompt_text(args: argparse.Namespace) -> str:
+    if args.prompt is not None:
+        return _unescape(args.prompt) if args.escape else str(args.prompt)
+    if args.file is None and (sys.stdin is None or os.isatty(sys.stdin.fileno())):
+        raise AssayError("run: needs a prompt; give one with -p TEXT, -f FILE or on standard input")
+    return common.read_text(args.file or "-")
+
+
+def _unescape(text: str) -> str:
+    escapes = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"', "'": "'"}
+    out, rest = [], iter(text)
+    for c in rest:
+        following = next(rest, "") if c == "\\" else None
+        out.append(c if following is None else escapes.get(following, c + following))
+    return "".join(out)
+
+
+def _encode(args: argparse.Namespace, text: str, file: GGUFFile, tokenizer: Tokenizer) -> list[int]:
+    """The prompt as ids: by the file's chat template when it has one, unless --raw."""
+    template = None if args.raw else common.chat_template(file, tokenizer)
+    if template is None:
+        if args.system is not None:
+            why = "--raw leaves it out" if args.raw else "this file has none"
+            raise AssayError(f"--system: needs a chat template, and {why}")
+        return tokenizer.encode(text)
+    from assay.text import encode_chat
+
+    messages = [{"role": "user", "content": text}]
+    if args.system is not None:
+        messages.insert(0, {"role": "system", "content": args.system})
+    return encode_chat(tokenizer, template, messages)
+
+
+def _object(result: Result, tokenizer: Tokenizer, load_seconds: float, engine: str) -> dict[str, Any]:
+    timing = result.timing
+    found: dict[str, Any] = {
+        "prompt_ids": result.prompt_ids,
+        "ids": result.ids,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "timing": {
+            "load_seconds": load_seconds,
+            "prompt_tokens": timing.prompt_tokens,
+            "prompt_seconds": timing.prompt_seconds,
+            "prompt_tokens_per_second": timing.prompt_rate,
+            "tokens": timing.tokens,
+            "seconds": timing.seconds,
+            "tokens_per_second": timing.rate,
+        },
+        "engine": engine,
+    }
+    if result.logprobs is not None:
+        found["logprobs"] = [
+            {
+                "id": choice.id,
+                "piece": tokenizer.piece(choice.id),
+                "logprob": choice.logprob,
+                "top": [{"id": r.id, "piece": tokenizer.piece(r.id), "logprob": r.logprob} for r in choice.top],
+            }
+            for choice in result.logprobs
+        ]
+    return found
