@@ -261,10 +261,8 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
     def present(*texts: str) -> bool:
         return all(ids.get(text) in eog for text in texts)
 
-    if present("<|end|>") and (
-        (present("<|return|>") and (present("<|call|>") or present("<|calls|>")))
-        or (present("<|flush|>") and (present("<|call|>") or present("<|calls|>")))
-    ):  # fmt: skip
+    calls = present("<|call|>") or present("<|calls|>")
+    if present("<|end|>") and calls and (present("<|return|>") or present("<|flush|>")):
         eog.remove(ids["<|end|>"])  # in these vocabularies it ends a message, not the turn
         kinds[ids["<|end|>"]] = int(Kind.USER)
     if present("</s>") and (present("<|tool_response>") or present("<|plamo:eos|>")):

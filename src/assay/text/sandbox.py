@@ -1,0 +1,144 @@
+"""The process in which chat templates run; started by `assay.text.template`, never imported.
+
+A template is a program out of a stranger's file. Jinja's sandbox keeps it from reaching Python; it does not
+keep it from looping for ever or doubling a string until the machine swaps. No check inside an interpreter
+catches every way to do that, so the whole interpreter is put in a box: this process may take so much memory,
+open no file, write none and start nothing, and its parent kills it when time is up.
+
+One request a line on stdin, `{"template": str, "variables": object}`; one answer a line on stdout,
+`{"text": str}` or `{"fault": kind, "message": str}`. It depends on nothing but Jinja.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError, UndefinedError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_MEMORY = 1 << 29
+MAX_OUTPUT = 1 << 25  # characters
+
+
+class Refused(Exception):
+    """The template called `raise_exception`: it does not take these messages."""
+
+
+class TooLong(Exception):
+    """More output than any prompt."""
+
+
+class Generation(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is only its contents."""
+
+    tags = {"generation"}  # noqa: RUF012  # Jinja's interface
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: object) -> None:
+    raise Refused(str(message))
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """Plain JSON, as templates are written for; Jinja's own filter escapes HTML."""
+    allowed = {k: v for k, v in options.items() if k in ("indent", "separators", "sort_keys")}
+    return json.dumps(value, ensure_ascii=ensure_ascii, **allowed)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+    return environment
+
+
+ENVIRONMENT = _environment()
+
+
+@lru_cache(maxsize=8)
+def _compile(source: str) -> Template:
+    return ENVIRONMENT.from_string(source)
+
+
+def render(source: str, variables: dict[str, Any]) -> str:
+    """The template's output; stops reading when it grows too long."""
+    parts, length = [], 0
+    for part in _compile(source).generate(variables):
+        parts.append(part)
+        length += len(part)
+        if length > MAX_OUTPUT:
+            raise TooLong
+    return "".join(parts)
+
+
+def answer(line: str) -> dict[str, str]:
+    """One request to one answer; whatever the template does, it is an answer."""
+    try:
+        request = json.loads(line)
+        return {"text": render(request["template"], request["variables"])}
+    except Refused as error:
+        return {"fault": "refused", "message": str(error)}
+    except TooLong:
+        return {"fault": "long", "message": f"more than {MAX_OUTPUT} characters"}
+    except TemplateSyntaxError as error:
+        return {"fault": "syntax", "message": f"line {error.lineno}: {error.message}"}
+    except SecurityError as error:
+        return {"fault": "security", "message": str(error)}
+    except UndefinedError as error:
+        return {"fault": "undefined", "message": str(error)}
+    except MemoryError:
+        return {"fault": "memory", "message": f"more than {MAX_MEMORY >> 20} MiB"}
+    except RecursionError:
+        return {"fault": "recursion", "message": "nested too deeply"}
+    except TemplateError as error:
+        return {"fault": "template", "message": str(error)}
+    except Exception as error:
+        return {"fault": "template", "message": f"{type(error).__name__}: {error}"}
+
+
+def _confine() -> None:
+    """Give up what rendering does not need; where the system has no such limits the parent's clock remains."""
+    try:
+        import resource
+    except ImportError:
+        return
+    limits = {"RLIMIT_AS": MAX_MEMORY, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 3, "RLIMIT_CORE": 0, "RLIMIT_NPROC": 0}
+    for name, limit in limits.items():
+        try:
+            resource.setrlimit(getattr(resource, name), (limit, limit))
+        except (AttributeError, ValueError, OSError):
+            continue
+
+
+def main() -> None:
+    """Serve until stdin closes."""
+    warm = "{% for m in x %}{{ m|tojson }}{{ m.a|trim }}{% endfor %}{{ strftime_now('%d %b %Y') }}{{ x|length }}"
+    render(warm, {"x": [{"a": " b "}]})  # whatever is imported late is imported before the doors close,
+    answer('{"template": "{{ raise_exception(1) }}", "variables": {}}')  # for failing, too
+    _confine()
+    for line in sys.stdin:
+        reply = json.dumps(answer(line))
+        if "\n" in reply:
+            raise AssertionError("an answer is one line")
+        sys.stdout.write(reply + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
