@@ -285,6 +285,18 @@ def test_a_million_empty_strings_are_walked(tmp_path: Path) -> None:
     assert open_file(path).metadata.length("k") == 1 << 20
 
 
+def test_strings_are_counted_over_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many arrays, each within its limit, are no way round the limit."""
+    monkeypatch.setattr("assay.gguf.cursor.MAX_STRINGS", 5)
+    path = tmp_path / "many.gguf"
+    three = array(STR, 3, string("x") * 3)
+    path.write_bytes(gguf(pair("a", ARR, three)))
+    assert open_file(path).get_array("a", kind=str) == ["x"] * 3
+    path.write_bytes(gguf(pair("a", ARR, three), pair("b", ARR, three)))
+    with pytest.raises(AssayError, match="b: more than 5 strings and arrays"):
+        open_file(path)
+
+
 def test_things_that_are_no_files(tmp_path: Path) -> None:
     with pytest.raises(AssayError, match="no such file"):
         open_file(tmp_path / "none.gguf")
