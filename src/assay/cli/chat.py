@@ -38,6 +38,7 @@ NOTE = 'End a line with \\ to go on, or put """ around several lines. Ctrl-C sto
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_argument(parser)
     parser.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
+    common.add_template_argument(parser)
     parser.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
                         help="end an answer where this text comes; repeatable")  # fmt: skip
     common.add_sampling_arguments(parser)
@@ -48,9 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
     file, model, tokenizer = common.open_model(args)
-    template = common.chat_template(file, tokenizer)
+    template = common.chat_template(args, file, tokenizer)
     if template is None:
-        raise AssayError(f"{file.path}: has no chat template, so it is no chat model; use `assay run --raw`")
+        raise AssayError(f"{file.path}: has no chat template; name one with --template, or use `assay run --raw`")
     params = common.sampler_params(args, tokenizer)
     engine = common.open_engine(args, model)
     from assay.runtime.generate import Generator

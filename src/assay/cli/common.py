@@ -246,9 +246,18 @@ def token_ids(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"expected token ids such as 1,2,3 ({error})") from None
 
 
-def chat_template(file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+def add_template_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--template", metavar="NAME", help="another chat template than the file's: a built-in one or a file"
+    )
+
+
+def chat_template(args: argparse.Namespace, file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template asked for, else the file's own, if it has one."""
     from assay.text import ChatTemplate
 
+    if args.template is not None:
+        return ChatTemplate.named(args.template, tokenizer)
     return ChatTemplate.from_gguf(file, tokenizer)
 
 

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("-f", "--file", metavar="FILE", help="the prompt from a file, - for standard input")
     source.add_argument("--ids", type=common.token_ids, metavar="1,2,3", help="the prompt as token ids, no template")
     group.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
+    common.add_template_argument(group)
     group.add_argument("--raw", action="store_true", help="no chat template, even when the file has one")
     group.add_argument("-e", "--escape", action="store_true", help=r"turn \n, \t, \\ in -p into what they stand for")
     group.add_argument("--stop", action="append", default=[], type=common.text_argument, metavar="TEXT",
@@ -47,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
     text = None if args.ids is not None else _prompt_text(args)
     if args.logprobs is not None and not args.json:
         raise AssayError("--logprobs: are part of the JSON object; add --json")
+    if text is not None and not args.raw:
+        from assay.text import ChatTemplate
+
+        ChatTemplate.warm()
     file, model, tokenizer = common.open_model(args)
     prompt_ids = args.ids if text is None else _encode(args, text, file, tokenizer)
     params = common.sampler_params(args, tokenizer)
@@ -118,7 +123,7 @@ def _unescape(text: str) -> str:
 
 def _encode(args: argparse.Namespace, text: str, file: GGUFFile, tokenizer: Tokenizer) -> list[int]:
     """The prompt as ids: by the file's chat template when it has one, unless --raw."""
-    template = None if args.raw else common.chat_template(file, tokenizer)
+    template = None if args.raw else common.chat_template(args, file, tokenizer)
     if template is None:
         if args.system is not None:
             why = "--raw leaves it out" if args.raw else "this file has none"

@@ -1,0 +1,49 @@
+"""Driving the real command: a process with its own argv, stdin and exit code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+
+SRC = Path(__file__).parents[2] / "src"
+Assay = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SRC), "PYTHONIOENCODING": "utf-8"}
+
+
+@pytest.fixture(scope="session")
+def assay() -> Assay:
+    """Run `assay` with these arguments; stdin is empty unless given, as text or bytes."""
+
+    def run(*args: str | bytes | Path, stdin: str | bytes = b"", **env: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "assay", *args],
+            input=stdin.encode() if isinstance(stdin, str) else stdin,
+            capture_output=True,
+            env={**environment(), **env},
+            timeout=120,
+        )
+        return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny whole model with a chat template."""
+    return tiny.make(tmp_path_factory.mktemp("cli") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without a template."""
+    return tiny.make(tmp_path_factory.mktemp("cli") / "base.gguf", template=None)

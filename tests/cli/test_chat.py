@@ -1,0 +1,135 @@
+"""`assay chat` through a pipe, and in a terminal with a real Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tiny
+from tests.cli.conftest import Assay, environment
+
+ARGS = ("--temp", "0", "-n", "6")
+
+
+def talk(assay: Assay, model: Path, text: str, *args: str) -> dict[str, Any]:
+    done = assay("chat", model, *ARGS, *args, "--json", stdin=text)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def asked(found: dict[str, Any]) -> list[str]:
+    return [m["content"] for m in found["messages"] if m["role"] == "user"]
+
+
+def test_a_line_is_a_turn(assay: Assay, model: Path) -> None:
+    found = talk(assay, model, "hello\n\nworld\n", "--system", "be brief")
+    assert [m["role"] for m in found["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    assert asked(found) == ["hello", "world"]
+    assert [m["content"] for m in found["messages"] if m["role"] == "assistant"] == [
+        turn["text"] for turn in found["turns"]
+    ]
+    assert found["turns"][1]["cached_tokens"] >= 32  # the first turn is not computed again
+    shown = assay("chat", model, *ARGS, "--system", "be brief", stdin="hello\n\nworld\n").stdout
+    assert shown == "".join(turn["text"] + "\n" for turn in found["turns"])
+
+
+def test_answers_do_not_depend_on_the_cache(assay: Assay, model: Path) -> None:
+    """The second answer equals that of a run that sees the whole conversation for the first time."""
+    both = talk(assay, model, "hello\nworld\n")
+    again = talk(assay, model, "hello\nother\n/regen\n/reset\nhello\nworld\n")
+    assert again["messages"] == both["messages"]
+
+
+def test_several_lines(assay: Assay, model: Path) -> None:
+    text = 'one\\\ntwo\n"""three\n/reset\n"""\n"""four"""\nend\\'
+    assert asked(talk(assay, model, text)) == ["one\ntwo", "three\n/reset", "four", "end"]
+
+
+def test_commands(assay: Assay, model: Path) -> None:
+    found = talk(assay, model, "a\n/reset\nb\n/system be kind\nc\n/regen\n/exit\nd\n")
+    assert found["messages"][0] == {"role": "system", "content": "be kind"}
+    assert asked(found) == ["c"]
+    assert len(found["turns"]) == 4  # a, b, c, and c again
+    assert found["turns"][2]["text"] == found["turns"][3]["text"]
+    done = assay("chat", model, *ARGS, stdin="/help\n/regen\n/zork\n/history\n")
+    assert done.stdout == ""
+    assert "/reset" in done.stderr
+    assert "no message to answer yet" in done.stderr
+    assert "/zork: no such command" in done.stderr
+
+
+def test_faults_are_one_line(assay: Assay, model: Path, base_model: Path) -> None:
+    for args, stdin, message in (
+        ((model,), "x" * 2000 + "\n", "do not fit the context"),
+        ((model,), b"\xff\n", "not valid UTF-8"),
+        ((base_model,), "hi\n", "has no chat template"),
+    ):
+        done = assay("chat", *args, *ARGS, stdin=stdin)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert message in done.stderr
+
+
+class Terminal:
+    """`assay chat` on a pseudo-terminal of its own, as a person has it."""
+
+    def __init__(self, *args: str | Path) -> None:
+        self.main, side = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "assay", "chat", *args],
+            stdin=side,
+            stdout=side,
+            stderr=side,
+            env={**environment(), "TERM": "dumb"},
+            start_new_session=True,
+        )
+        os.close(side)
+        self.seen = ""
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> None:
+        """Read until the pattern comes, after what was waited for before."""
+        end = time.monotonic() + seconds
+        while not (found := re.search(pattern, self.seen)):
+            assert time.monotonic() < end, f"{pattern!r} did not come: {self.seen[-500:]!r}"
+            try:
+                self.seen += os.read(self.main, 4096).decode(errors="replace")
+            except OSError:
+                raise AssertionError(f"the process ended before {pattern!r}: {self.seen!r}") from None
+        self.seen = self.seen[found.end() :]
+
+    def type(self, text: str) -> None:
+        os.write(self.main, text.encode())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_ctrl_c_stops_the_answer_and_keeps_the_session(tmp_path: Path) -> None:
+    path = tiny.make(tmp_path / "long.gguf", n_ctx=100_000)
+    terminal = Terminal(path, "--temp", "2", "--seed", "1", "--ignore-eos")
+    terminal.wait_for("Ctrl-C stops an answer")
+    terminal.wait_for("> ")
+    terminal.type("hello\n")
+    terminal.wait_for("hello")
+    terminal.wait_for(r"[^\s]{3}")  # the answer has begun
+    os.kill(terminal.process.pid, signal.SIGINT)
+    terminal.wait_for("ended by interrupted")
+    terminal.wait_for("> ")
+    terminal.type("half a line")
+    terminal.wait_for("half a line")
+    os.kill(terminal.process.pid, signal.SIGINT)  # at the prompt it only drops the line
+    terminal.wait_for("> ")
+    terminal.type("/history\n")
+    terminal.wait_for("user: hello\r?\nassistant: .")  # the partial answer is part of the conversation
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.process.wait(timeout=20) == 0
