@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import add_json_argument, emit, model_path, whole
 from assay.errors import AssayError
-from assay.gguf import open_file
-from assay.gguf.mixes import MIXES, Mix, mix_by_name
-from assay.gguf.quantize import Step, plan, quantize
+
+if TYPE_CHECKING:
+    from assay.gguf.mixes import Mix
+    from assay.gguf.quantize import Step
 
 HELP = "write a model in another quantisation"
 EXAMPLE = "assay quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M"
@@ -20,7 +21,9 @@ EXAMPLE = "assay quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="a path, a catalogue name, hf:owner/repo[:file] or ollama:name")
     parser.add_argument("output", metavar="OUT", nargs="?", help="file to write (not needed with --dry-run)")
-    parser.add_argument("--type", required=True, metavar="TYPE", help=f"one of {', '.join(MIXES)}")
+    parser.add_argument(
+        "--type", required=True, metavar="TYPE", help="such as F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M; a wrong one lists all"
+    )
     parser.add_argument(
         "--allow-requantize", action="store_true", help="quantise quantised tensors again (loses quality)"
     )
@@ -30,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from assay.gguf import open_file
+    from assay.gguf.mixes import mix_by_name
+    from assay.gguf.quantize import plan, quantize
+
     mix = mix_by_name(args.type)
     if args.output is None and not args.dry_run:
         raise AssayError("OUT: no output file named; name one, or pass --dry-run")
