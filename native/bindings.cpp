@@ -1,9 +1,215 @@
-// The Python face of the native engine: the only file that knows Python.
+// The Python face of the native engine: the only file that knows Python. Types are in src/assay/_native.pyi.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <thread>
+
+#include "kernels/kernels.h"
+#include "program.h"
 
 namespace nb = nanobind;
+using namespace nb::literals;
+using namespace assay;
+
+namespace {
+
+template <class T, int dims>
+using Array = nb::ndarray<const T, nb::numpy, nb::ndim<dims>, nb::c_contig, nb::device::cpu>;
+using Result = nb::ndarray<float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = std::shared_ptr<const std::vector<float>>;
+
+// A small vector of weights (norms, biases), copied.
+struct Vector {
+    Floats values;
+};
+
+template <class T>
+T choose(const std::map<std::string, T>& table, const std::string& name, const char* what) {
+    if (const auto found = table.find(name); found != table.end()) return found->second;
+    throw std::invalid_argument(std::string(what) + ": unknown name '" + name + "'");
+}
+const std::map<std::string, Domain> domains = {
+    {"tokens", Domain::tokens}, {"outputs", Domain::outputs}, {"keys", Domain::keys}, {"scores", Domain::scores}};
+const std::map<std::string, Act> activations = {
+    {"silu", Act::silu}, {"gelu_tanh", Act::gelu_tanh}, {"gelu_erf", Act::gelu_erf}, {"relu", Act::relu}};
+const std::map<std::string, KvType> kv_types = {
+    {"f32", KvType::f32}, {"f16", KvType::f16}, {"bf16", KvType::bf16}, {"q8_0", KvType::q8_0}};
+const std::map<std::string, kernels::Acts> formats = {{"q8", kernels::Acts::Q8}, {"f32", kernels::Acts::F32}};
+
+// Values that a program does not have must not reach it.
+int known(const Program& program, int value) {
+    program.width(value);  // throws
+    return value;
+}
+int known_or_none(const Program& program, int value) { return value < 0 ? -1 : known(program, value); }
+
+void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions, Array<int32_t, 2> chunks,
+         Array<int32_t, 1> pages, const std::vector<Result>& externals, bool interruptible) {
+    if (chunks.shape(1) != 5) throw std::invalid_argument("batch: chunks must have 5 columns");
+    if (positions.shape(0) != tokens.shape(0)) throw std::invalid_argument("batch: positions and tokens differ in number");
+    Batch batch;
+    batch.n_tokens = static_cast<int32_t>(tokens.shape(0));
+    batch.tokens = tokens.data();
+    batch.positions = positions.data();
+    int32_t row = 0;
+    for (size_t i = 0; i < chunks.shape(0); ++i) {
+        const int32_t* c = chunks.data() + 5 * i;  // n_tokens, start, first page, number of pages, n_outputs
+        const int64_t end = int64_t(c[0]) + c[1];
+        if (c[0] < 1 || c[1] < 0 || end > INT32_MAX || c[2] < 0 || c[3] < 0 || int64_t(c[2]) + c[3] > int64_t(pages.shape(0)) ||
+            int64_t(c[3]) * kPage < end)
+            throw std::invalid_argument("batch: chunk " + std::to_string(i) + " does not fit its pages");
+        batch.chunks.push_back({row, c[0], c[1], pages.data() + c[2], c[4]});
+        if (int64_t(row) + c[0] > batch.n_tokens) throw std::invalid_argument("batch: chunks do not fit the tokens");
+        row += c[0];
+    }
+    for (const Result& e : externals) {
+        batch.externals.push_back(e.data());
+        batch.capacity.push_back(static_cast<int64_t>(e.size()));
+    }
+    const auto signals = [] {
+        nb::gil_scoped_acquire gil;
+        return PyErr_CheckSignals() == 0;
+    };
+    bool finished;
+    {
+        nb::gil_scoped_release release;
+        finished = program.run(batch, interruptible ? std::function<bool()>(signals) : std::function<bool()>());
+    }
+    if (!finished) throw nb::python_error();
+}
+
+double on_all_threads(unsigned threads, const std::function<double(unsigned)>& measure) {
+    std::vector<double> found(threads);
+    std::vector<std::thread> team;
+    for (unsigned i = 0; i < threads; ++i) team.emplace_back([&, i] { found[i] = measure(i); });
+    for (auto& thread : team) thread.join();
+    double total = 0;
+    for (double f : found) total += f;
+    return total;
+}
+
+}  // namespace
 
 NB_MODULE(_native, m) {
-    m.doc() = "assay's native kernels";
-    m.def("version", [] { return "0.1.0"; });
+    m.doc() = "assay's native engine: matrix kernels, cache, and programs compiled from graphs";
+    nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+        try {
+            std::rethrow_exception(p);
+        } catch (const OutOfMemory& e) {
+            PyErr_SetString(PyExc_MemoryError, e.what());
+        }
+    });
+
+    m.def("isa", [] {
+        const char* error = kernels::isa_error();
+        if (error) throw std::invalid_argument(error);
+        return kernels::isa();
+    });
+    m.def("isa_available", &kernels::isa_available, "name"_a);
+    m.def("acts_format", [](uint32_t type, bool exact) {
+        return kernels::acts_format(kernels::Type(type), exact) == kernels::Acts::Q8 ? "q8" : "f32";
+    }, "type"_a, "exact"_a);
+    m.def("supported", [](uint32_t type) { return kernels::supported(kernels::Type(type)); }, "type"_a);
+    m.def("measure_dot_peak", [](unsigned threads, double seconds) {
+        return on_all_threads(threads, [=](unsigned) { return kernels::measure_dot_peak(seconds); });
+    }, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+    m.def("measure_read_bandwidth", [](unsigned threads, size_t bytes, double seconds) {
+        Pages room(bytes * threads, "bandwidth test");
+        std::memset(room.data(), 1, room.size());
+        return on_all_threads(threads, [&](unsigned i) {
+            return kernels::measure_read_bandwidth(room.data() + i * bytes, bytes, seconds);
+        });
+    }, "threads"_a, "bytes"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<Pool>(m, "Pool").def(nb::init<unsigned>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+
+    nb::class_<Weight>(m, "Weight")
+        .def("__init__", [](Weight* self, Pool& pool, nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> raw,
+                            uint32_t type, std::tuple<int64_t, int64_t, int64_t> shape, bool pack, bool mapped) {
+            const auto [count, rows, columns] = shape;
+            const auto kind = kernels::Type(type);
+            const int64_t block = kernels::block_size(kind);
+            if (block < 1 || count < 1 || rows < 1 || columns < 1 || columns % block ||
+                raw.size() != kernels::row_bytes(kind, columns) * size_t(rows) * size_t(count))
+                throw std::invalid_argument("weight: " + std::to_string(raw.size()) + " bytes are not " + std::to_string(count) +
+                                            " x " + std::to_string(rows) + " x " + std::to_string(columns) +
+                                            " values of ggml type " + std::to_string(type));
+            nb::gil_scoped_release release;
+            new (self) Weight(pool, raw.data(), type, count, rows, columns, pack);
+            if (mapped && self->packed()) forget_mapped(raw.data(), raw.size());
+        }, "pool"_a, "raw"_a, "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 3>())
+        .def_prop_ro("packed", &Weight::packed)
+        .def_prop_ro("bytes", &Weight::bytes);
+
+    nb::class_<Vector>(m, "Vector").def("__init__", [](Vector* self, Array<float, 1> values) {
+        new (self) Vector{std::make_shared<const std::vector<float>>(values.data(), values.data() + values.size())};
+    }, "values"_a);
+
+    nb::class_<Cache>(m, "Cache")
+        .def("__init__", [](Cache* self, int n_pages, const std::string& type,
+                            const std::vector<std::tuple<bool, int, int>>& pools) {
+            std::vector<PageShape> shapes;
+            for (const auto& [keys, heads, dim] : pools) shapes.push_back({choose(kv_types, type, "kv type"), keys, heads, dim});
+            new (self) Cache(n_pages, std::move(shapes));
+        }, "n_pages"_a, "type"_a, "pools"_a)
+        .def_prop_ro("page_bytes", &Cache::page_bytes);
+
+    nb::class_<Program>(m, "Program")
+        .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<Cache>, bool>(), "pool"_a, "cache"_a, "exact"_a)
+        .def("value", [](Program& p, int64_t width, const std::string& domain, bool external) {
+            const Domain d = choose(domains, domain, "domain");
+            return external ? p.external(width, d) : p.value(width, d);
+        }, "width"_a, "domain"_a, "external"_a = false)
+        .def("acts", [](Program& p, int64_t width, const std::string& domain, const std::string& format) {
+            return p.acts(width, choose(domains, domain, "domain"), choose(formats, format, "format"));
+        }, "width"_a, "domain"_a, "format"_a)
+        .def("embed", &Program::embed, "table"_a, "out"_a)
+        .def("rms_norm", [](Program& p, int x, const Vector& w, float eps, int parts, int out) {
+            p.rms_norm(x, w.values, eps, parts, out);
+        }, "x"_a, "w"_a, "eps"_a, "parts"_a, "out"_a)
+        .def("bias", [](Program& p, int x, const Vector& b, int out) { p.bias(x, b.values, out); }, "x"_a, "b"_a, "out"_a)
+        .def("binary", [](Program& p, const std::string& op, int a, int b, int out, const std::string& act) {
+            p.binary(op, a, b, out, choose(activations, act, "activation"));
+        }, "op"_a, "a"_a, "b"_a, "out"_a, "act"_a = "silu")
+        .def("unary", &Program::unary, "op"_a, "x"_a, "argument"_a, "out"_a)
+        .def("slice", &Program::slice, "x"_a, "start"_a, "out"_a)
+        .def("expert_sum", &Program::expert_sum, "x"_a, "out"_a)
+        .def("rope_table", &Program::rope_table, "frequencies"_a, "magnitude"_a, "out"_a)
+        .def("rope", &Program::rope, "x"_a, "table"_a, "heads"_a, "neox"_a, "out"_a)
+        .def("cache_write", &Program::cache_write, "x"_a, "pool"_a)
+        .def("cache_read", &Program::cache_read, "pool"_a, "out"_a)
+        .def("output_rows", &Program::output_rows, "x"_a, "out"_a)
+        .def("prepare", &Program::prepare, "x"_a, "acts"_a)
+        .def("kq", &Program::kq, "q"_a, "k"_a, "heads"_a, "kv_heads"_a, "out"_a)
+        .def("attn_softmax", &Program::attn_softmax, "x"_a, "scale"_a, "window"_a, "out"_a)
+        .def("kqv", &Program::kqv, "p"_a, "v"_a, "kv_heads"_a, "out"_a)
+        .def("products", [](Program& p, int acts, const std::vector<std::tuple<std::shared_ptr<Weight>, int, const Vector*, int>>& list) {
+            std::vector<Product> products;
+            for (const auto& [weight, out, bias, residual] : list)
+                products.push_back({weight, known(p, out), bias ? bias->values : Floats(), known_or_none(p, residual)});
+            p.products(known(p, acts), std::move(products));
+        }, "acts"_a, "products"_a)
+        .def("glu_products", [](Program& p, int acts, std::shared_ptr<Weight> gate, std::shared_ptr<Weight> up, int gate_out,
+                                int up_out, int out, const std::string& act) {
+            p.glu_products(known(p, acts), gate, up, known_or_none(p, gate_out), known_or_none(p, up_out), known(p, out),
+                           choose(activations, act, "activation"));
+        }, "acts"_a, "gate"_a, "up"_a, "gate_out"_a, "up_out"_a, "out"_a, "act"_a)
+        .def("expert_product", [](Program& p, int x, int idx, std::shared_ptr<Weight> weight, int out) {
+            p.expert_product(known(p, x), known(p, idx), weight, known(p, out));
+        }, "x"_a, "idx"_a, "weight"_a, "out"_a)
+        .def("attention", [](Program& p, int q, int k_pool, int v_pool, int n_head, float scale, float cap, int window,
+                             int out, int kq, int capped, int soft_max) {
+            p.attention({known(p, q), known(p, out), k_pool, v_pool, n_head, scale, cap, window, known_or_none(p, kq),
+                         known_or_none(p, capped), known_or_none(p, soft_max)});
+        }, "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "scale"_a, "cap"_a, "window"_a, "out"_a, "kq"_a = -1,
+             "capped"_a = -1, "soft_max"_a = -1)
+        .def("run", &run, "tokens"_a, "positions"_a, "chunks"_a, "pages"_a, "externals"_a, "interruptible"_a)
+        .def_prop_ro("arena_bytes", &Program::arena_bytes);
 }

@@ -1,0 +1,364 @@
+// The row kernels, compiled once per instruction set: ASSAY_NS names the namespace, ASSAY_PORTABLE the fallback.
+#include "rowops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "simd.h"
+
+namespace assay::ASSAY_NS {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+float dot(const float* a, const float* b, size_t n) {
+    V s0{}, s1{}, s2{}, s3{};
+    size_t i = 0;
+    for (; i + 4 * W <= n; i += 4 * W) {
+        s0 = fma(load(a + i), load(b + i), s0);
+        s1 = fma(load(a + i + W), load(b + i + W), s1);
+        s2 = fma(load(a + i + 2 * W), load(b + i + 2 * W), s2);
+        s3 = fma(load(a + i + 3 * W), load(b + i + 3 * W), s3);
+    }
+    float s = sum((s0 + s1) + (s2 + s3));
+    for (; i < n; ++i) s += a[i] * b[i];
+    return s;
+}
+
+void rms_norm(const float* x, const float* w, float* y, size_t n, float eps) {
+    const float factor = 1.0f / std::sqrt(dot(x, x, n) / float(n) + eps);
+    for (size_t i = 0; i < n; ++i) y[i] = x[i] * factor * w[i];
+}
+
+void add(const float* a, const float* b, float* y, size_t n) {
+    for (size_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
+}
+
+void scale(const float* x, float factor, float* y, size_t n) {
+    for (size_t i = 0; i < n; ++i) y[i] = x[i] * factor;
+}
+
+void axpy(float a, const float* x, float* y, size_t n) {
+    for (size_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+void softcap(const float* x, float cap, float* y, size_t n) {
+    for (size_t i = 0; i < n; ++i) y[i] = cap * std::tanh(x[i] / cap);
+}
+
+// x / (1 + exp(-u)): silu with u = x; gelu's tanh form is the same curve with u = 2 sqrt(2/pi) (x + 0.044715 x^3).
+template <bool gelu>
+void gated(const float* gate, const float* up, float* y, size_t n) {
+    for (size_t i = 0; i < n; i += W) {
+        float tail[2 * W] = {};
+        const size_t here = std::min<size_t>(W, n - i);
+        const bool whole = here == W;
+        if (!whole) {
+            std::copy_n(gate + i, here, tail);
+            std::copy_n(up + i, here, tail + W);
+        }
+        const V g = load(whole ? gate + i : tail), u = load(whole ? up + i : tail + W);
+        V t = g;
+        if constexpr (gelu) t = set1(1.5957691216057308f) * fma(set1(0.044715f) * g * g, g, g);
+        const V r = g / (set1(1.0f) + exp(-t)) * u;
+        if (whole) {
+            store(y + i, r);
+        } else {
+            store(tail, r);
+            std::copy_n(tail, here, y + i);
+        }
+    }
+}
+
+void glu(Act act, const float* gate, const float* up, float* y, size_t n) {
+    switch (act) {
+        case Act::silu: return gated<false>(gate, up, y, n);
+        case Act::gelu_tanh: return gated<true>(gate, up, y, n);
+        case Act::gelu_erf:
+            for (size_t i = 0; i < n; ++i)
+                y[i] = 0.5f * gate[i] * (1.0f + std::erf(gate[i] * 0.70710678118654752f)) * up[i];
+            return;
+        case Act::relu:
+            for (size_t i = 0; i < n; ++i) y[i] = std::max(gate[i], 0.0f) * up[i];
+            return;
+    }
+}
+
+// y = exp(x - m) and its sum, over n rounded up to W: x must be padded with -inf, y have room.
+float exp_sum(const float* x, float m, float* y, size_t n) {
+    V total{};
+    const V shift = set1(m);
+    for (size_t i = 0; i < n; i += W) {
+        const V e = exp(load(x + i) - shift);
+        store(y + i, e);
+        total = total + e;
+    }
+    return sum(total);
+}
+
+void softmax(const float* x, float* y, size_t n) {
+    float m = kMinusInfinity;
+    for (size_t i = 0; i < n; ++i) m = std::max(m, x[i]);
+    float total = 0;
+    for (size_t i = 0; i < n; ++i) total += y[i] = std::exp(x[i] - m);
+    for (size_t i = 0; i < n; ++i) y[i] /= total;
+}
+
+void rope(const float* x, const float* cos, const float* sin, float* y, int heads, int dim, int n_rot, bool neox) {
+    const int half = n_rot / 2;
+    for (int h = 0; h < heads; ++h, x += dim, y += dim) {
+        if (neox) {
+            for (int i = 0; i < half; ++i) {
+                const float a = x[i], b = x[i + half];
+                y[i] = a * cos[i] - b * sin[i];
+                y[i + half] = a * sin[i] + b * cos[i];
+            }
+        } else {
+            for (int i = 0; i < half; ++i) {
+                const float a = x[2 * i], b = x[2 * i + 1];
+                y[2 * i] = a * cos[i] - b * sin[i];
+                y[2 * i + 1] = a * sin[i] + b * cos[i];
+            }
+        }
+        if (y != x)
+            for (int i = n_rot; i < dim; ++i) y[i] = x[i];
+    }
+}
+
+// ---- pages ----------------------------------------------------------------------------------------------------------
+// Element d of a position in a head: keys at [d * 32 + slot], values at [slot * stride + d].
+struct Place {
+    size_t first, step;
+    Place(const PageShape& s, int slot) : first(s.keys ? slot : size_t(slot) * s.stride()), step(s.keys ? kPage : 1) {}
+};
+size_t scale_index(const PageShape& s, int slot, int block) {
+    return s.keys ? size_t(block) * kPage + slot : size_t(slot) * (s.dim / 32) + block;
+}
+
+template <class E>
+void write_head(const PageShape& s, uint8_t* head, int slot, const float* x) {
+    const Place at(s, slot);
+    E* out = reinterpret_cast<E*>(head) + at.first;
+    for (int d = 0; d < s.dim; ++d) store(out + d * at.step, x[d]);
+}
+
+void write_head_q8(const PageShape& s, uint8_t* head, int slot, const float* x) {
+    const Place at(s, slot);
+    int8_t* out = reinterpret_cast<int8_t*>(head) + at.first;
+    uint16_t* scales = reinterpret_cast<uint16_t*>(head + s.values_bytes());
+    for (int block = 0; block < s.dim / 32; ++block) {
+        float most = 0;
+        for (int i = 0; i < 32; ++i) most = std::max(most, std::fabs(x[block * 32 + i]));
+        const float d = most / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
+        scales[scale_index(s, slot, block)] = float_to_half(d);
+        for (int i = 0; i < 32; ++i) {
+            const float q = std::nearbyint(x[block * 32 + i] * inverse);
+            out[(block * 32 + i) * at.step] = int8_t(std::clamp(q, -127.0f, 127.0f));
+        }
+    }
+}
+
+void page_write(const PageShape& s, uint8_t* page, int slot, const float* x) {
+    for (int h = 0; h < s.heads; ++h, page += s.head_bytes(), x += s.dim) {
+        switch (s.type) {
+            case KvType::f32: write_head<float>(s, page, slot, x); break;
+            case KvType::f16: write_head<Half>(s, page, slot, x); break;
+            case KvType::bf16: write_head<Brain>(s, page, slot, x); break;
+            case KvType::q8_0: write_head_q8(s, page, slot, x); break;
+        }
+    }
+}
+
+template <class E>
+void read_head(const PageShape& s, const uint8_t* head, int slot, float* x) {
+    const Place at(s, slot);
+    const E* in = reinterpret_cast<const E*>(head) + at.first;
+    for (int d = 0; d < s.dim; ++d) x[d] = value(in[d * at.step]);
+}
+
+void page_read(const PageShape& s, const uint8_t* page, int slot, float* x) {
+    for (int h = 0; h < s.heads; ++h, page += s.head_bytes(), x += s.dim) {
+        switch (s.type) {
+            case KvType::f32: read_head<float>(s, page, slot, x); break;
+            case KvType::f16: read_head<Half>(s, page, slot, x); break;
+            case KvType::bf16: read_head<Brain>(s, page, slot, x); break;
+            case KvType::q8_0: {
+                const Place at(s, slot);
+                const int8_t* in = reinterpret_cast<const int8_t*>(page) + at.first;
+                const uint16_t* scales = reinterpret_cast<const uint16_t*>(page + s.values_bytes());
+                for (int d = 0; d < s.dim; ++d)
+                    x[d] = float(in[d * at.step]) * half_to_float(scales[scale_index(s, slot, d / 32)]);
+            }
+        }
+    }
+}
+
+// One head of a page as float32, in the page's own layout.
+template <class E>
+const float* as_floats(const PageShape& s, const uint8_t* head, float* out) {
+    const E* in = reinterpret_cast<const E*>(head);
+    const size_t n = size_t(kPage) * s.stride();
+    for (size_t i = 0; i < n; i += W) store(out + i, load(in + i));
+    return out;
+}
+
+const float* head_floats(const PageShape& s, const uint8_t* head, float* out) {
+    switch (s.type) {
+        case KvType::f32: return reinterpret_cast<const float*>(head);
+        case KvType::f16: return as_floats<Half>(s, head, out);
+        case KvType::bf16: return as_floats<Brain>(s, head, out);
+        case KvType::q8_0: break;
+    }
+    const int8_t* in = reinterpret_cast<const int8_t*>(head);
+    const uint16_t* scales = reinterpret_cast<const uint16_t*>(head + s.values_bytes());
+    for (int block = 0; block < s.dim / 32; ++block)
+        for (int slot = 0; slot < kPage; ++slot) {
+            const Place at(s, slot);
+            const float d = half_to_float(scales[scale_index(s, slot, block)]);
+            for (int i = block * 32; i < block * 32 + 32; ++i)
+                out[at.first + i * at.step] = float(in[at.first + i * at.step]) * d;
+        }
+    return out;
+}
+
+// ---- attention ------------------------------------------------------------------------------------------------------
+// Scores of N query rows against the 32 keys of a page, KT keys at a time: s[r][j] = sum_d q[r][d] k[d][j], d ascending.
+template <class E, int N, int KT>
+void scores(const float* const* q, const E* k, int dim, float* s) {
+    for (int j = 0; j < kPage; j += KT) {
+        V acc[N][KT / W] = {};
+        for (int d = 0; d < dim; ++d) {
+            V key[KT / W];
+            for (int i = 0; i < KT / W; ++i) key[i] = load(k + size_t(d) * kPage + j + i * W);
+            for (int r = 0; r < N; ++r) {
+                const V x = set1(q[r][d]);
+                for (int i = 0; i < KT / W; ++i) acc[r][i] = fma(x, key[i], acc[r][i]);
+            }
+        }
+        for (int r = 0; r < N; ++r)
+            for (int i = 0; i < KT / W; ++i) store(s + size_t(r) * kBlock + j + i * W, acc[r][i]);
+    }
+}
+
+// acc[r][d] += sum_j p[r][j] v[j][d], j ascending, DT values at a time.
+template <class E, int N, int DT>
+void weigh(const float* p, const E* v, int keys, int stride, float* acc) {
+    for (int d = 0; d < stride; d += DT) {
+        V a[N][DT / W];
+        for (int r = 0; r < N; ++r)
+            for (int i = 0; i < DT / W; ++i) a[r][i] = load(acc + size_t(r) * stride + d + i * W);
+        for (int j = 0; j < keys; ++j) {
+            V x[DT / W];
+            for (int i = 0; i < DT / W; ++i) x[i] = load(v + size_t(j) * stride + d + i * W);
+            for (int r = 0; r < N; ++r) {
+                const V w = set1(p[size_t(r) * kBlock + j]);
+                for (int i = 0; i < DT / W; ++i) a[r][i] = fma(w, x[i], a[r][i]);
+            }
+        }
+        for (int r = 0; r < N; ++r)
+            for (int i = 0; i < DT / W; ++i) store(acc + size_t(r) * stride + d + i * W, a[r][i]);
+    }
+}
+
+template <class E>
+void scores_rows(const float* const* q, const E* k, int rows, int dim, float* s) {
+    while (rows >= 4) {
+        scores<E, 4, 16>(q, k, dim, s);
+        q += 4, s += 4 * kBlock, rows -= 4;
+    }
+    if (rows == 3) scores<E, 3, 16>(q, k, dim, s);
+    if (rows == 2) scores<E, 2, 32>(q, k, dim, s);
+    if (rows == 1) scores<E, 1, 32>(q, k, dim, s);
+}
+
+template <class E, int DT>
+void weigh_rows(const float* p, const E* v, int rows, int keys, int stride, float* acc) {
+    while (rows >= 4) {
+        weigh<E, 4, 16>(p, v, keys, stride, acc);
+        p += 4 * kBlock, acc += size_t(4) * stride, rows -= 4;
+    }
+    if (rows == 3) weigh<E, 3, 16>(p, v, keys, stride, acc);
+    if (rows == 2) weigh<E, 2, DT>(p, v, keys, stride, acc);
+    if (rows == 1) weigh<E, 1, DT>(p, v, keys, stride, acc);
+}
+
+// Few rows convert cache elements on the fly; many rows share one conversion. The values are the same.
+constexpr int kFewRows = 4;
+
+void page_scores(const AttnBlock& b, const uint8_t* head, float* s) {
+    const int dim = b.k_shape.dim;
+    if (b.rows <= kFewRows && b.k_shape.type == KvType::f16)
+        return scores_rows(b.q, reinterpret_cast<const Half*>(head), b.rows, dim, s);
+    scores_rows(b.q, head_floats(b.k_shape, head, b.scratch + size_t(b.rows) * kBlock), b.rows, dim, s);
+}
+
+void page_weigh(const AttnBlock& b, const uint8_t* head, const float* p, int keys) {
+    const int stride = b.v_shape.stride();
+    const auto run = [&](const auto* v) {
+        if (stride % 32 == 0)
+            weigh_rows<std::remove_cvref_t<decltype(*v)>, 32>(p, v, b.rows, keys, stride, b.acc);
+        else
+            weigh_rows<std::remove_cvref_t<decltype(*v)>, 16>(p, v, b.rows, keys, stride, b.acc);
+    };
+    if (b.rows <= kFewRows && b.v_shape.type == KvType::f16) return run(reinterpret_cast<const Half*>(head));
+    run(head_floats(b.v_shape, head, b.scratch + size_t(b.rows) * kBlock));
+}
+
+void attend(const AttnBlock& b) {
+    float* s = b.scratch;
+    const int pages = (b.keys + kPage - 1) / kPage, padded = pages * kPage;
+    for (int page = 0; page < pages; ++page) page_scores(b, b.k[page], s + page * kPage);
+    I lanes;
+    for (int i = 0; i < W; ++i) lanes[i] = i;
+    int first = b.keys;  // the first key that any row sees
+    for (int r = 0; r < b.rows; ++r) {
+        float* row = s + size_t(r) * kBlock;
+        if (b.kq) std::copy_n(row, b.keys, b.kq[r]);
+        if (b.cap != 0) softcap(row, b.cap, row, b.keys);
+        const int from = b.hidden ? 0 : b.from[r], to = b.hidden ? b.keys : std::min(b.to[r], b.keys);
+        first = std::min(first, from);
+        if (b.hidden)
+            for (int j = 0; j < b.keys; ++j)
+                if (b.hidden[r][j]) row[j] = kMinusInfinity;
+        V top = set1(kMinusInfinity);
+        for (int j = 0; j < padded; j += W) {
+            const I at = lanes + j;
+            const V x = select((at >= from) & (at < to), load(row + j) * b.scale, set1(kMinusInfinity));
+            store(row + j, x);
+            top = vmax(x, top);
+        }
+        const float most = b.m[r] = assay::ASSAY_NS::most(top);
+        if (most == kMinusInfinity) {
+            std::fill_n(row, padded, 0.0f);
+            b.l[r] = 0;
+        } else {
+            b.l[r] = exp_sum(row, most, row, padded);
+        }
+    }
+    std::fill_n(b.acc, size_t(b.rows) * b.v_shape.stride(), 0.0f);
+    for (int page = first / kPage; page < pages; ++page)
+        page_weigh(b, b.v[page], s + page * kPage, std::min(kPage, b.keys - page * kPage));
+}
+
+void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float* acc2, size_t n) {
+    if (m2 == kMinusInfinity) return;
+    if (*m == kMinusInfinity) {
+        *m = m2, *l = l2;
+        std::copy_n(acc2, n, acc);
+        return;
+    }
+    const float top = std::max(*m, m2), a = std::exp(*m - top), b = std::exp(m2 - top);
+    *m = top;
+    *l = *l * a + l2 * b;
+    for (size_t i = 0; i < n; ++i) acc[i] = acc[i] * a + acc2[i] * b;
+}
+
+}  // namespace
+
+extern const RowOps kRowOps;
+const RowOps kRowOps = {ASSAY_ISA_NAME, rms_norm, add,  scale,      glu,       softcap, softmax,    dot,
+                        axpy,           rope,     page_write, page_read, attend,  attn_merge};
+
+}  // namespace assay::ASSAY_NS

@@ -1,0 +1,185 @@
+// A vector of W floats and the dozen operations the row kernels need, for the instruction set this file is
+// compiled for. `ASSAY_PORTABLE` asks for plain C++ that any compiler can lower. Lane order and the tree of
+// `sum` are fixed, so for one instruction set every result has defined bits.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if !defined(ASSAY_PORTABLE)
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#endif
+
+namespace assay::ASSAY_NS {
+
+#if !defined(ASSAY_PORTABLE) && defined(__AVX512F__)
+constexpr int W = 16;
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float V __attribute__((vector_size(W * 4)));
+typedef int32_t I __attribute__((vector_size(W * 4)));
+
+inline V load(const float* p) {
+    V v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+inline void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
+inline V set1(float x) { return x - V{}; }
+inline V select(I mask, V a, V b) { return mask ? a : b; }
+inline V vmax(V a, V b) { return a > b ? a : b; }
+inline V vmin(V a, V b) { return a < b ? a : b; }
+
+// a * b + c; one rounding where the instruction set has it, two in portable code.
+inline V fma(V a, V b, V c) {
+#if defined(ASSAY_PORTABLE)
+    return a * b + c;
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#elif defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline float sum(V v) {
+    float lanes[W];
+    store(lanes, v);
+    for (int half = W / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+inline float most(V v) {
+    float m = v[0];
+    for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
+    return m;
+}
+
+// ---- half precision -------------------------------------------------------------------------------------------------
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000u) << 16, rest = h & 0x7fffu;
+    uint32_t bits;
+    if (rest >= 0x7c00u) {
+        bits = sign | 0x7f800000u | (rest & 0x3ffu) << 13;
+    } else if (rest >= 0x400u) {
+        bits = sign | ((rest << 13) + (112u << 23));
+    } else {  // subnormal: rest * 2^-24, exact
+        float f = float(rest) * 0x1p-24f;
+        uint32_t b;
+        std::memcpy(&b, &f, 4);
+        bits = sign | b;
+    }
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+
+// Round to nearest even; too large values become the largest finite half, so that a masked key (weight 0) can never
+// turn a sum into NaN.
+inline uint16_t float_to_half(float f) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    const uint16_t sign = uint16_t(bits >> 16 & 0x8000u);
+    const uint32_t a = bits & 0x7fffffffu;
+    if (a > 0x7f800000u) return uint16_t(sign | 0x7e00u);
+    if (a >= 0x477fe000u) return uint16_t(sign | 0x7bffu);
+    if (a < 0x38800000u) {  // subnormal half: adding 0.5 puts the rounding at bit 0
+        float x;
+        std::memcpy(&x, &a, 4);
+        x += 0.5f;
+        uint32_t b;
+        std::memcpy(&b, &x, 4);
+        return uint16_t(sign | (b - 0x3f000000u));
+    }
+    const uint32_t rounded = a + 0xfffu + (a >> 13 & 1u);
+    const uint32_t h = (rounded >> 13) - (112u << 10);
+    return uint16_t(sign | (h > 0x7bffu ? 0x7bffu : h));
+}
+
+inline uint16_t float_to_bf16(float f) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16 | 0x40u);
+    const uint32_t rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+    return uint16_t((rounded & 0x7f800000u) == 0x7f800000u ? (bits >> 16 & 0x8000u) | 0x7f7fu : rounded >> 16);
+}
+
+// The element types of the cache, so that one template serves all.
+struct Half { uint16_t bits; };
+struct Brain { uint16_t bits; };
+
+inline V load(const Half* p) {
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&p->bits)));
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX2__)
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    V v;
+    for (int i = 0; i < W; ++i) v[i] = half_to_float(p[i].bits);
+    return v;
+#endif
+}
+inline V load(const Brain* p) {
+    I bits;
+    for (int i = 0; i < W; ++i) bits[i] = int32_t(uint32_t(p[i].bits) << 16);
+    V v;
+    std::memcpy(&v, &bits, sizeof v);
+    return v;
+}
+inline void store(Half* p, float f) { p->bits = float_to_half(f); }
+inline void store(Brain* p, float f) { p->bits = float_to_bf16(f); }
+inline void store(float* p, float f) { *p = f; }
+inline float value(float f) { return f; }
+inline float value(Half h) { return half_to_float(h.bits); }
+inline float value(Brain b) {
+    const uint32_t bits = uint32_t(b.bits) << 16;
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+
+// ---- exp ------------------------------------------------------------------------------------------------------------
+// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 Taylor-minimax polynomial for e^r, and 2^n by
+// the exponent field in two halves. 0 below -104, infinity above 89.
+inline V exp(V x) {
+    const V lo = set1(-104.0f), hi = set1(89.0f);
+    const V clamped = vmin(vmax(x, lo), hi);
+    const V magic = set1(0x1.8p23f);
+    const V shifted = fma(clamped, set1(0x1.715476p+0f), magic);
+    const V n = shifted - magic;
+    V r = fma(n, set1(-0x1.62e400p-1f), clamped);
+    r = fma(n, set1(-0x1.7f7d1cp-20f), r);
+    V p = set1(0x1.6850e4p-10f);
+    p = fma(p, r, set1(0x1.123bccp-7f));
+    p = fma(p, r, set1(0x1.555b98p-5f));
+    p = fma(p, r, set1(0x1.55548ep-3f));
+    p = fma(p, r, set1(0x1.fffff8p-2f));
+    p = fma(p, r, set1(1.0f));
+    p = fma(p, r, set1(1.0f));
+    I e;
+    V bias = shifted;
+    std::memcpy(&e, &bias, sizeof e);
+    e = e - 0x4b400000;
+    const I half = e >> 1, rest = e - half;
+    const I a = (half + 127) << 23, b = (rest + 127) << 23;
+    V sa, sb;
+    std::memcpy(&sa, &a, sizeof sa);
+    std::memcpy(&sb, &b, sizeof sb);
+    const V y = p * sa * sb;
+    return select(x < lo, V{}, y);
+}
+
+}  // namespace assay::ASSAY_NS
