@@ -27,11 +27,13 @@ def _cpu(model: Model, **options: Any) -> Engine:
     return engine
 
 
-# A new backend is one module and one row here.
+# A new backend is one module and one row here: its maker, and the modules without which it is not there.
+_KNOWN: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
+    "reference": (_reference, ()),
+    "cpu": (_cpu, ("assay.engines.cpu", "assay._native")),
+}
 ENGINES: dict[str, Callable[..., Engine]] = {
-    name: make
-    for name, make in (("reference", _reference), ("cpu", _cpu))
-    if find_spec(f"assay.engines.{name}") is not None
+    name: make for name, (make, needs) in _KNOWN.items() if all(find_spec(module) for module in needs)
 }
 
 
