@@ -382,7 +382,7 @@ class _Case:
         return self.bytes_of(ids).decode("utf-8", "replace")
 
     def name(self, token: int) -> str:
-        return f"{token} {_quote(self.tokenizer.piece(token).decode('utf-8', 'backslashreplace'))}"
+        return f"{token} {self.tokenizer.show(token)}"
 
     def names(self, ids: Sequence[int]) -> str:
         shown = ", ".join(map(self.name, ids[:8]))

@@ -102,6 +102,14 @@ class Tokenizer:
             return _byte_token(text)
         return b""
 
+    def show(self, token: int) -> str:
+        """The piece in quotes, for people: `' Hello'`, or `b'\\xf0'` where it is no whole text."""
+        piece = self.piece(token)
+        try:
+            return repr(piece.decode())
+        except UnicodeDecodeError:
+            return repr(piece)
+
     def is_hidden(self, token: int) -> bool:
         """Control and unknown tokens, which `special=False` leaves out."""
         self._check(token)
