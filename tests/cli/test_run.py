@@ -17,6 +17,7 @@ from tests import tiny
 from tests.cli.conftest import Assay, environment
 
 GREEDY = ("--temp", "0", "-n", "8")
+REFERENCE = ("--engine", "reference")
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def test_ctrl_c_keeps_the_partial_answer(tmp_path: Path, as_json: bool) -> None:
 
 def test_a_real_model_tells_its_story(assay: Assay, stories260k: Path, shared_dir: Path) -> None:
     golden = json.loads((shared_dir / "data/golden/stories_greedy_f32_numpy.json").read_text())["stories260K"]
-    found = result(assay("run", stories260k, "-p", "", "--temp", "0", "-n", "200", "--json"))
+    found = result(assay("run", stories260k, "-p", "", "--temp", "0", "-n", "200", "--json", *REFERENCE))
     assert found["prompt_ids"] == golden["prompt_ids"]
     assert found["ids"] == golden["greedy_ids"]
     assert found["text"].strip() == golden["text"].strip()
@@ -177,7 +178,9 @@ def test_a_real_model_tells_its_story(assay: Assay, stories260k: Path, shared_di
 def test_the_default_model_answers(assay: Assay, smollm2: Path, shared_dir: Path) -> None:
     """Prompt ids and greedy answer of a chat as recorded from llama.cpp, with no model named."""
     golden = json.loads((shared_dir / "data/golden/smollm2_greedy.json").read_text())["chat"][0]
-    found = result(assay("run", "-p", golden["user"], "--temp", "0", "-n", str(len(golden["greedy_ids"])), "--json"))
+    found = result(
+        assay("run", "-p", golden["user"], "--temp", "0", "-n", str(len(golden["greedy_ids"])), "--json", *REFERENCE)
+    )
     assert found["prompt_ids"] == golden["prompt_ids"]
     assert found["ids"] == golden["greedy_ids"]
     assert found["finish_reason"] == "eos"

@@ -144,12 +144,12 @@ def test_dry_does_not_reach_past_a_breaker_and_spares_breakers() -> None:
     params = replace(OFF, dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2)
     assert sampler.dry(np.zeros(10), history, params)[9] == -2.0
     # With 2 as a breaker only `3` repeats: too short.
-    assert not sampler.dry(np.zeros(10), history, replace(params, dry_breakers=((2,),))).any()
+    assert not sampler.dry(np.zeros(10), history, replace(params, dry_breakers={2: ((),)})).any()
     # 9 continues the repetition, yet is a breaker itself.
-    assert not sampler.dry(np.zeros(10), history, replace(params, dry_breakers=((9,),))).any()
+    assert not sampler.dry(np.zeros(10), history, replace(params, dry_breakers={9: ((),)})).any()
     # A breaker of two tokens counts only where both stand.
-    assert sampler.dry(np.zeros(10), history, replace(params, dry_breakers=((1, 3),)))[9] == -2.0
-    assert not sampler.dry(np.zeros(10), history, replace(params, dry_breakers=((1, 2),))).any()
+    assert sampler.dry(np.zeros(10), history, replace(params, dry_breakers={1: ((3,),)}))[9] == -2.0
+    assert not sampler.dry(np.zeros(10), history, replace(params, dry_breakers={1: ((2,),)})).any()
 
 
 def test_dry_is_clamped_where_a_float32_would_overflow() -> None:
@@ -169,9 +169,9 @@ def test_dry_looks_back_as_far_as_told() -> None:
 def test_dry_breakers_find_every_spelling() -> None:
     pieces = [b"x", b"\n", b"a\n", b"\nb", b"ab", b"a", b"b"]
     encode = {"b": [6], "": []}.__getitem__
-    assert set(dry_breakers(pieces, encode, ["\n"])) == {(1,), (2,), (3,)}
-    assert set(dry_breakers(pieces, encode, ["ab"])) == {(4,), (5, 6)}
-    assert dry_breakers(pieces, encode, [""]) == ()
+    assert dry_breakers(pieces, encode, ["\n"]) == {1: ((),), 2: ((),), 3: ((),)}
+    assert dry_breakers(pieces, encode, ["ab"]) == {4: ((),), 5: ((6,),)}
+    assert dry_breakers(pieces, encode, [""]) == {}
 
 
 # --- filters

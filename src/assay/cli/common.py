@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError
-from assay.runtime.params import DRY_BREAKERS, SamplerParams
+from assay.runtime.params import DRY_BREAKERS, Breakers, SamplerParams
 
 if TYPE_CHECKING:
     from assay.engines.base import Engine
@@ -165,7 +165,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 def sampler_params(args: argparse.Namespace, tokenizer: Tokenizer) -> SamplerParams:
     values = {name: getattr(args, name) for name, _, _ in SAMPLING}
-    breakers: tuple[tuple[int, ...], ...] = ()
+    breakers: Breakers = {}
     if args.dry_multiplier:
         from assay.runtime.sampler import dry_breakers
 

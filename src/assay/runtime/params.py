@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 from assay.errors import AssayError
 
-Breaker = tuple[int, ...]  # the tokens of one DRY sequence breaker
+Breakers = Mapping[int, tuple[tuple[int, ...], ...]]  # DRY sequence breakers: first token to what may follow it
 DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default strings
 
 
@@ -30,7 +31,7 @@ class SamplerParams:
     dry_base: float = 1.75
     dry_allowed_length: int = 2
     dry_penalty_last_n: int = -1  # -1: all, 0: off
-    dry_breakers: tuple[Breaker, ...] = ()  # see `dry_breakers`
+    dry_breakers: Breakers = field(default_factory=dict)  # see `sampler.dry_breakers`
     xtc_probability: float = 0.0  # 0: off
     xtc_threshold: float = 0.1  # above 0.5: off
     logit_bias: tuple[tuple[int, float], ...] = ()

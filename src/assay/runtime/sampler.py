@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from assay.errors import AssayError
-from assay.runtime.params import GREEDY, Breaker, SamplerParams
+from assay.runtime.params import GREEDY, Breakers, SamplerParams
 
 __all__ = ["GREEDY", "Candidates", "Choice", "Ranked", "SamplerParams", "dry_breakers", "make_rng", "sample"]
 
@@ -203,10 +203,9 @@ def dry(logits: Floats, history: Sequence[int], params: SamplerParams) -> Floats
     longest: dict[int, int] = {}
     for token, length in zip(recent[places + 1].tolist(), lengths[places].tolist(), strict=True):
         longest[token] = max(length, longest.get(token, 0))
-    single = {breaker[0] for breaker in params.dry_breakers if len(breaker) == 1}
     out = logits.copy()
     for token, length in longest.items():
-        if token not in single and token < len(out):
+        if () not in params.dry_breakers.get(token, ()) and token < len(out):
             out[token] -= params.dry_multiplier * params.dry_base ** (length - allowed)
     return out
 
@@ -229,19 +228,15 @@ def _tail_repeats(tokens: Ints, limit: int) -> Ints:
     return out
 
 
-def _since_breaker(tokens: Ints, breakers: tuple[Breaker, ...]) -> int:
+def _since_breaker(tokens: Ints, breakers: Breakers) -> int:
     """Tokens after the last sequence breaker; of breakers with the same start, the longest counts."""
-    if not breakers:
-        return len(tokens)
-    heads: dict[int, list[Breaker]] = {}
-    for breaker in breakers:
-        heads.setdefault(breaker[0], []).append(breaker)
-    ids = tokens.tolist()
+    ids = tokens.tolist() if breakers else []
     for start in range(len(ids) - 1, -1, -1):
-        fits = [len(b) for b in heads.get(ids[start], ()) if tuple(ids[start : start + len(b)]) == b]
+        after = start + 1
+        fits = [len(tail) for tail in breakers.get(ids[start], ()) if tuple(ids[after : after + len(tail)]) == tail]
         if fits:
-            return len(ids) - start - max(fits)
-    return len(ids)
+            return len(ids) - after - max(fits)
+    return len(tokens)
 
 
 # Filters: candidates in, fewer candidates out, never none.
@@ -317,26 +312,22 @@ Filter = Callable[[Candidates, SamplerParams, np.random.Generator], Candidates]
 FILTERS: tuple[Filter, ...] = (top_n_sigma, top_k, typical, top_p, min_p, xtc)
 
 
-def dry_breakers(
-    pieces: Sequence[bytes], encode: Callable[[str], list[int]], strings: Sequence[str]
-) -> tuple[Breaker, ...]:
+def dry_breakers(pieces: Sequence[bytes], encode: Callable[[str], list[int]], strings: Sequence[str]) -> Breakers:
     """Every way to spell each string in tokens: one that holds it, or one whose end begins it, and the rest.
 
     llama.cpp's limits hold: a string counts to 40 bytes, what follows the first token to 20 tokens.
     """
-    found: dict[Breaker, None] = {}
+    found: dict[int, dict[tuple[int, ...], None]] = {}
     for string in strings:
         text = string.encode()[:40]
-        if not text:
-            continue
+        rests = {size: tuple(encode(text[size:].decode(errors="replace"))[:20]) for size in range(1, len(text))}
         for token, piece in enumerate(pieces):
-            if text[:1] not in piece:
+            if not text or text[:1] not in piece:
                 continue
             if text in piece:
-                found[(token,)] = None
+                found.setdefault(token, {})[()] = None
                 continue
-            for size in range(1, min(len(text), len(piece)) + 1):
+            for size, rest in rests.items():
                 if piece.endswith(text[:size]):
-                    rest = encode(text[size:].decode(errors="replace"))
-                    found[(token, *rest[:20])] = None
-    return tuple(found)
+                    found.setdefault(token, {})[rest] = None
+    return {token: tuple(tails) for token, tails in found.items()}
