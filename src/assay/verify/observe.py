@@ -42,7 +42,7 @@ class Observation:
       at top      pairs (index, value); the index counts within the described rows, flattened. `top` are the largest
       rms mean min max sum    one number
     `order` is "hf" where the index runs over Hugging Face's order of a rotary head (halves) instead of GGUF's (pairs).
-    `digits` counts the significant decimals printed, None where nothing was rounded for print.
+    `printed` is half a unit of the last printed digit of each value; empty where nothing was rounded for print.
     """
 
     name: str
@@ -51,8 +51,10 @@ class Observation:
     rows: tuple[int, int] | None = None
     shape: tuple[int, ...] | None = None
     order: str = "gguf"
-    digits: int | None = None
+    printed: tuple[float, ...] = ()
     foreign: str = ""  # the name as the stranger wrote it
+    op: str = ""  # ggml's operation, where the dump tells it
+    side: str = ""  # whose values, where one log shows several engines'
     where: str = ""  # line or member of the dump, for messages
 
     @property

@@ -1,0 +1,145 @@
+"""Legitimate arithmetics: what a right engine may do to a number because it computes in less than float64.
+
+Each is a set of roundings applied while the definition runs. They are models of real engines:
+
+  f32     results in float32; a sum of n terms is off by up to sqrt(n) half-units, whatever its order
+  f16     results, weights and cache in float16 (bf16: bfloat16), sums in float32
+  Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 for
+          types of 32-blocks and Q8_K for types of 256-blocks; with an F16 or BF16 matrix it is rounded to that type
+  f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them
+
+Errors of summation are drawn from a generator seeded by the node's name: the same on every run.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.gguf import GGUFFile
+from assay.graph import Graph, Node
+
+Array = NDArray[Any]
+UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
+MATRIX = ("linear", "expert_linear")
+_NONLINEAR = ("attn_softmax", "softmax", "glu", "softcap")
+_ANGLE = 8  # half-units by which a rotary angle may be off: frequencies are often products of rounded factors
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Where it rounds: every result (`storage`), operands of quantised products, the cache."""
+
+    name: str
+    storage: str = "f32"
+    q8: bool = False
+    f16_cache: bool = False
+
+    @property
+    def unit(self) -> float:
+        return UNIT[self.storage]
+
+
+# From the strictest to the most lenient; the first that explains a run is taken.
+ARITHMETICS: tuple[Arithmetic, ...] = (
+    Arithmetic("f32"),
+    Arithmetic("f16 KV", f16_cache=True),
+    Arithmetic("Q8 activations", q8=True),
+    Arithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True),
+    Arithmetic("f16", storage="f16", f16_cache=True),
+    Arithmetic("bf16", storage="bf16"),
+)
+
+
+def round_to(x: Array, kind: str) -> Array:
+    """x rounded to a float type, to nearest even, and back."""
+    if kind == "f16":
+        return x.astype(np.float16).astype(x.dtype)
+    if kind == "bf16":
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        up = ((bits >> 16) & 1) + np.uint32(0x7FFF)
+        return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32).astype(x.dtype)
+    return x.astype(np.float32).astype(x.dtype, copy=False)
+
+
+def q8_0(x: Array) -> Array:
+    """Blocks of 32: q = round(x / d), d = max|x| / 127 kept in float16."""
+    blocks = x.reshape(-1, 32)
+    d = np.abs(blocks).max(-1, keepdims=True) / 127
+    q = np.round(blocks / np.where(d == 0, 1, d))
+    return np.asarray(q * d.astype(np.float16).astype(x.dtype)).reshape(x.shape)
+
+
+def q8_k(x: Array) -> Array:
+    """Blocks of 256: q = round(x / d) with d = -(the value of largest size) / 127 in float32."""
+    blocks = x.reshape(-1, 256)
+    top = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[:, None], -1)
+    d = np.where(top == 0, 1, -top / 127)
+    return np.asarray(np.minimum(np.round(blocks / d), 127) * d).reshape(x.shape)
+
+
+def quantise_for(file: GGUFFile, weight: str) -> Callable[[Array], Array] | None:
+    """What llama.cpp's CPU backend does to the other operand of a product with this tensor."""
+    kind = file.tensors[weight].type
+    if kind.name in ("F16", "BF16"):
+        return lambda x: round_to(x, kind.name.lower())
+    return {1: None, 32: q8_0, 256: q8_k}.get(kind.block_size)
+
+
+def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Array:
+    """Input `i` of a node as this arithmetic sees it; the very same array where it does not touch it."""
+    if x.dtype.kind != "f":
+        return x * (1.0 + _ANGLE * UNIT["f32"]) if node.op == "rope" else x
+    if a.q8 and node.op in MATRIX and i == 0:
+        quantise = quantise_for(file, node.weights[0])
+        return x if quantise is None else quantise(x.reshape(x.shape[0], -1) if node.op == "linear" else x)
+    if a.f16_cache and i == 0 and node.op in ("kq", "kqv"):
+        return round_to(x, "f16")
+    if node.op in _NONLINEAR:
+        return np.asarray(x * (1 + a.unit * _noise(node, i, x.shape)), x.dtype)
+    if a.storage != "f32":
+        return round_to(x, a.storage)
+    return x
+
+
+def summed(a: Arithmetic, graph: Graph, node: Node, y: Array, n_keys: int) -> Array:
+    """The result before it is stored: what summing n terms, and weights in the storage type, do to it."""
+    n = _terms(graph, node, n_keys)
+    if node.op == "rms_norm":
+        return np.asarray(y * (1 + math.sqrt(n) * UNIT["f32"]), y.dtype)
+    if not n:
+        return y
+    size = math.sqrt(n) * UNIT["f32"]
+    if a.storage != "f32" and node.op in MATRIX:
+        size += a.unit
+    rms = np.sqrt(np.mean(y * y, axis=-1, keepdims=True))
+    return np.asarray(y + size * rms * _noise(node, 7, y.shape), y.dtype)
+
+
+def stored(a: Arithmetic, node: Node, y: Array) -> Array:
+    """The result as it is kept."""
+    if y.dtype.kind != "f":
+        return y
+    return round_to(y, "f16" if a.f16_cache and node.op == "cache" else a.storage)
+
+
+def _terms(graph: Graph, node: Node, n_keys: int) -> int:
+    """How many products a value of this node sums."""
+    if node.op in MATRIX:
+        return graph.weights[node.weights[0]][-1]
+    if node.op == "rms_norm":
+        return graph.weights[node.weights[0]][0] if node.weights else int(graph.shapes[node.name][-1])
+    if node.op == "kq":
+        return int(graph.shapes[node.inputs[0]][-1])
+    return n_keys if node.op == "kqv" else 0
+
+
+def _noise(node: Node, salt: int, shape: tuple[int, ...]) -> Array:
+    rng = np.random.default_rng(zlib.crc32(f"{node.name}/{salt}".encode()))
+    return rng.standard_normal(shape, np.float32)

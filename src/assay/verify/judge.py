@@ -1,0 +1,239 @@
+"""The verdict on every observed node: same, noise explained by an arithmetic, or wrong; and whose fault it is.
+
+A node is judged twice. Against the definition's own run: how far is the value from the truth? And *on its own
+inputs*: the definition of this node (or of the smallest segment between observed nodes) is applied to the stranger's
+values. A node that disagrees with that is at fault itself; one that agrees only passes on what it was given.
+
+A deviation is excused when it stays below FACTOR times the noise of an arithmetic (`noise`), both as rms and at every
+single value of a token's row. The arithmetic is inferred once for the whole dump, from what its nodes have in
+common, so that one sloppy node cannot buy itself a lenient judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import evaluate
+from assay.engines.weights import Weights
+from assay.graph import Node
+from assay.models import Model
+from assay.verify.arithmetic import ARITHMETICS, MATRIX, Arithmetic
+from assay.verify.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, save_levels, visible
+from assay.verify.observe import STATISTICS, Dump, Observation, measure, token_axis
+from assay.verify.sweep import Last, evaluate_all, inputs_of, sweep
+
+Array = NDArray[Any]
+FACTOR = 4.0  # times the simulated noise: two samples of one noise differ by less than 2; the rest is other orders
+_TINY = 1e-30
+_UNITS = np.array([a.unit for a in ARITHMETICS])
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What one observed node shows. Ratios are deviation over what is allowed, per arithmetic: above 1 is too much."""
+
+    name: str
+    nmse: float
+    cosine: float
+    worst: float  # largest absolute deviation
+    where: tuple[int, ...]  # its index in the node's tensor
+    found: float
+    expected: float
+    carried: Array  # ratios against the definition's run
+    local: Array  # ratios against the recomputation from the dump's own values
+    own_nmse: float
+    top1: bool | None  # logits: is the best token the same, in every observed row
+    whole: bool  # the whole tensor was observed
+    segment: tuple[str, ...]  # the nodes recomputed together, first to last
+
+
+def deviation(obs: Observation, value: Array, axis: int, head_width: int, hide: Array | None) -> tuple[Array, Array]:
+    """Observed minus expected, and expected."""
+    expected = np.asarray(measure(obs, value, axis, head_width), np.float64)
+    error = obs.target().astype(np.float64) - expected
+    if hide is not None and obs.kind not in STATISTICS:
+        masked = measure(obs, np.broadcast_to(hide, value.shape), axis, head_width)
+        error[masked] = 0
+    return error, expected
+
+
+def ratios(obs: Observation, error: Array, expected: Array, value: Array, axis: int, rms: Array, top: Array) -> Array:
+    """Deviation over allowed deviation, for each arithmetic. `rms` and `top` are its noise, [arithmetic, token row]."""
+    start, stop = obs.rows or (0, rms.shape[1])
+    if obs.kind == "values":
+        e, x = by_rows(error, axis), by_rows(expected, axis)
+        allowed = top[:, start:stop, None] + _UNITS[:, None, None] * np.abs(x)[None]
+        peak = (np.abs(e)[None] / (FACTOR * allowed + _TINY)).max(axis=(1, 2))
+        scale = np.sqrt(np.mean(x * x, axis=1))
+        level = rms[:, start:stop] + _UNITS[:, None] * scale
+        mean = (np.sqrt(np.mean(e * e, axis=1)) / (FACTOR * level + _TINY)).max(axis=1)
+        return np.asarray(np.maximum(peak, mean))
+    printed = np.asarray(obs.printed or 0.0)
+    if obs.kind in ("rms", "mean", "sum"):
+        part = by_rows(value, axis)[start:stop]
+        noise = np.sqrt(np.mean(rms[:, start:stop] ** 2, axis=1)) + _UNITS * STATISTICS["rms"](part)
+        noise = noise * (part.size if obs.kind == "sum" else 1)
+    else:
+        noise = top[:, start:stop].max(axis=1)
+    allowed = noise[:, None] + _UNITS[:, None] * np.abs(expected)[None]
+    return np.asarray((np.abs(error)[None] / (FACTOR * allowed + printed + _TINY)).max(axis=1))
+
+
+class OwnInputs:
+    """Visitor: the definition's run, and the recomputation of every observed node from the dump's own values."""
+
+    def __init__(self, model: Model, dump: Dump, levels: Callable[[str], Level]) -> None:
+        self.graph, self.dump, self.levels = model.graph, dump, levels
+        given = inputs_of(dump.tokens, dump.positions)
+        self.seen = visible(given["inp_pos"], given["inp_kpos"])
+        self.head_width = model.hparams.n_embd_head
+        self.truth: dict[str, Array] = dict(given)
+        self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
+        self.mended: dict[str, Array] = {}  # recomputed values of nodes whose dumped value is not that
+        self.path: dict[str, tuple[str, ...]] = {}  # unobserved nodes that a value was derived through
+        self.last = Last(model.graph)
+        self.evidence: list[Evidence] = []
+
+    def visit(self, node: Node, weights: Weights) -> None:
+        true_in = [self.truth[i] for i in node.inputs]
+        their_in = [self.theirs[i] for i in node.inputs]
+        truth, own = evaluate_all(node, [_wide(true_in), _wide(their_in)], weights)
+        self.truth[node.name] = truth
+        segment = (*dict.fromkeys(s for i in node.inputs for s in self.path.get(i, ())), node.name)
+        observations = self.dump.by_name.get(node.name, ())
+        mendable = any(i in self.mended for i in node.inputs)
+
+        def mend() -> Array:
+            return evaluate(node, _wide([self.mended.get(i, self.theirs[i]) for i in node.inputs]), weights)
+
+        if not observations:
+            self.theirs[node.name], self.path[node.name] = own, segment
+            if mendable:
+                self.mended[node.name] = mend()
+        else:
+            found = self._judge(node, observations, truth, own, segment)
+            if mendable and found.local[0] > 1:
+                other = self._judge(node, observations, truth, mend(), segment)
+                if other.local[0] < found.local[0]:
+                    found = other
+            self.evidence.append(found)
+            self.theirs[node.name] = self.dump.patch(self.graph, node.name, own)
+            if not found.whole:
+                self.path[node.name] = segment
+            if found.local[0] > 1:
+                self.mended[node.name] = own
+        self.last.forget(node, self.truth, self.theirs, self.mended, self.path)
+
+    def _judge(
+        self, node: Node, observations: tuple[Observation, ...], truth: Array, own: Array, segment: tuple[str, ...]
+    ) -> Evidence:
+        axis = token_axis(self.graph, node.name)
+        hide = ~self.seen if node.op == "kq" else None
+        level = self.levels(node.name)
+        carried = local = np.zeros(len(ARITHMETICS))
+        squares = base = dot = theirs2 = own_squares = 0.0
+        worst, where, found, wanted = -1.0, tuple[int, ...](), 0.0, 0.0
+        top1: bool | None = None
+        for obs in observations:
+            error, expected = deviation(obs, truth, axis, self.head_width, hide)
+            own_error, own_expected = deviation(obs, own, axis, self.head_width, hide)
+            if truth.dtype.kind != "f":  # indices: equal or not
+                carried = np.maximum(carried, np.inf if own_error.any() else 0)
+                local = carried
+            else:
+                noise = (level.carried_rms, level.carried_top), (level.local_rms, level.local_top)
+                carried = np.maximum(carried, ratios(obs, error, expected, truth, axis, *noise[0]))
+                local = np.maximum(local, ratios(obs, own_error, own_expected, own, axis, *noise[1]))
+            squares, base = squares + float(np.sum(error**2)), base + float(np.sum(expected**2))
+            target = expected + error
+            dot, theirs2 = dot + float(np.sum(expected * target)), theirs2 + float(np.sum(target**2))
+            own_squares += float(np.sum(own_error**2))
+            at = int(np.abs(error).argmax())
+            if abs(error.flat[at]) > worst:
+                worst, found, wanted = float(abs(error.flat[at])), float(target.flat[at]), float(expected.flat[at])
+                where = tuple(int(i) for i in np.unravel_index(at, error.shape))
+                if obs.kind == "values" and obs.rows:
+                    where = tuple(w + (obs.rows[0] if i == axis else 0) for i, w in enumerate(where))
+            if node.name == self.graph.output and obs.kind == "values":
+                top1 = bool((target.argmax(-1) == expected.argmax(-1)).all())
+            if node.name == self.graph.output and obs.kind == "top" and obs.data:
+                row = obs.row if obs.row is not None else len(truth) - 1
+                top1 = int(truth[row].argmax()) == max(obs.data, key=lambda pair: pair[1])[0] % truth.shape[1]
+        return Evidence(
+            name=node.name,
+            nmse=squares / (base + _TINY),
+            cosine=dot / (np.sqrt(base * theirs2) + _TINY) if theirs2 or base else 1.0,
+            worst=worst,
+            where=where,
+            found=found,
+            expected=wanted,
+            carried=carried,
+            local=local,
+            own_nmse=own_squares / (base + _TINY),
+            top1=top1,
+            whole=any(obs.kind == "values" and obs.rows is None for obs in observations),
+            segment=segment,
+        )
+
+
+def _wide(values: list[Array]) -> list[Array]:
+    return [v.astype(np.float64, copy=False) if v.dtype.kind == "f" else v for v in values]
+
+
+def examine(
+    model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True
+) -> list[Evidence]:
+    """Everything the dump shows, node by node in the graph's order."""
+    whole = {name for name in dump.by_name if dump.values(name) is not None}
+    path = cache_path(model, dump.tokens, dump.positions, whole)
+    levels = load_levels(path, model) if cache else None
+    if levels is not None:
+        own = OwnInputs(model, dump, levels.__getitem__)
+        sweep(model, [own], progress)
+        return own.evidence
+    noise = NoiseRuns(model, dump.tokens, dump.positions, whole)
+    own = OwnInputs(model, dump, noise.levels.__getitem__)
+    sweep(model, [noise, own], progress)
+    if cache:
+        save_levels(path, noise.levels)
+    return own.evidence
+
+
+def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
+    """The strictest arithmetic that explains what the nodes have in common.
+
+    Whole tensors: storage, quantised operands and cache are inferred apart, each by the majority of the nodes that it
+    concerns, judged on their own inputs. Partial evidence: by the first observations, before faults add up.
+    """
+    whole = [e for e in evidence if e.whole and len(e.segment) <= 3]
+    if len(whole) >= 8:
+        return _by_majority(model, whole)
+    early = [e for e in evidence if e.name != "embd"][:2]
+    for i, arithmetic in enumerate(ARITHMETICS):
+        if early and all(e.local[i] <= 1 for e in early):
+            return arithmetic
+    return ARITHMETICS[0]
+
+
+def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
+    def explained(ops: Collection[str], inside: bool, candidates: list[Arithmetic]) -> Arithmetic:
+        votes = [e.local for e in whole if (model.graph[e.name].op in ops) == inside]
+        share = [sum(v[ARITHMETICS.index(c)] <= 1 for v in votes) for c in candidates]
+        for c, n in zip(candidates, share, strict=True):
+            if 2 * n >= len(votes):
+                return c
+        return candidates[int(np.argmax(share))]
+
+    plain, kv, q8, both, f16, bf16 = ARITHMETICS
+    attention = ("kq", "kqv")
+    storage = explained((*MATRIX, *attention), False, [plain, f16, bf16])
+    if storage is not plain:
+        return storage
+    quantised = explained(MATRIX, True, [plain, q8]) is q8
+    cached = explained(attention, True, [plain, kv]) is kv
+    return {(False, False): plain, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]
