@@ -1,4 +1,4 @@
-"""Planting: norms, projections, feed-forward, residuals and the head (stages `norm`, `QKV`, `ffn`, `residual`, `output head`)."""
+"""Planting: norms, projections, feed-forward, residuals, head (stages `norm` to `output head` but for attention)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from assay.engines.functions import linear
-from assay.gguf import codecs
+from assay.gguf import by_name, codecs
 from assay.gguf.codecs.base import Bytes, Codec, Fields, Floats, half, low_high
 from assay.graph import Node
 from assay.verify.faults.base import Array, Change, Context, Search, on_rows, plant, with_weight
@@ -47,9 +47,8 @@ def _strided(raw: Bytes, n_blocks: int, step: int, size: int) -> Bytes:
 
 
 def _sizes(codec: str) -> tuple[int, int]:
-    if codec in codecs.CODECS:
-        return codecs.CODECS[codec].type_size, codecs.CODECS[codec].block_size
-    return {"F32": 4, "F16": 2, "BF16": 2}[codec], 1
+    kind = by_name(codec)
+    return kind.type_size, kind.block_size
 
 
 def with_tensor(node: Node, make: Callable[[str], Array]) -> Change | None:
@@ -87,12 +86,6 @@ def _as_type(other: str) -> None:
 
 for _other in _TYPES:
     _as_type(_other)
-
-_STRIDES = {
-    "Q4_K": (148, 140), "Q5_K": (178, 180), "Q6_K": (208, 212), "Q2_K": (72, 80), "Q3_K": (104, 108), "Q8_K": (322,),
-    "Q4_0": (20, 16), "Q4_1": (18, 24), "Q5_0": (24, 20), "Q5_1": (22, 28), "Q8_0": (36, 33, 32),
-}  # fmt: skip
-
 
 @plant(
     "gguf-block-bytes",

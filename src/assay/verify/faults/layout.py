@@ -245,15 +245,18 @@ _FACTOR = Search(1e-3, 1e3, points=0)
 
 @plant("embd-scale-missing", "the embedding times sqrt(n_embd)")
 def embd_root(c: Context, node: Node, p: float) -> Change | None:
-    own = standard(node)
-    factor = np.sqrt(c.hp.n_embd)
-    return Change(node, lambda *operands: own(*operands) * factor) if node.op == "embed" else None
+    if node.op != "embed":
+        return None
+    own, factor = standard(node), np.sqrt(c.hp.n_embd)
+    return Change(node, lambda *operands: own(*operands) * factor)
 
 
 @plant("embd-scale-missing", "the embedding times {p}", replace(_FACTOR, common=(0.5, 2.0), points=25, neutral=1.0))
 def embd_factor(c: Context, node: Node, p: float) -> Change | None:
+    if node.op != "embed":
+        return None
     own = standard(node)
-    return Change(node, lambda *operands: own(*operands) * p) if node.op == "embed" else None
+    return Change(node, lambda *operands: own(*operands) * p)
 
 
 @plant("embd-scale-in-tied-table", "the head times sqrt(n_embd)")
