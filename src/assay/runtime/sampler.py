@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from assay.errors import AssayError
 from assay.runtime.params import GREEDY, Breakers, SamplerParams
 
-__all__ = ["GREEDY", "Candidates", "Choice", "Ranked", "SamplerParams", "dry_breakers", "make_rng", "sample"]
+__all__ = ["GREEDY", "Candidates", "Choice", "Ranked", "SamplerParams", "dry_breakers", "make_rng", "sample", "scores"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -91,16 +91,24 @@ def sample(
     logprobs: int | None = None,
 ) -> Choice:
     """Choose the next token. `history` is prompt and answer so far; `logprobs` = n also gives the n best."""
+    if logprobs is None and _is_argmax(params) and _is_plain(params):
+        row = np.asarray(logits)  # a server's commonest case, for 32 rows of 49152 a step: no copy, one pass
+        if row.ndim == 1 and len(row) and np.isfinite(row[best := int(row.argmax())]):
+            return Choice(best)
     raw = check_logits(logits)
     biased = bias(raw, params)
     if biased is not raw and not np.isfinite(biased).any():
         raise AssayError("logit_bias: forbids every token; allow at least one")
     values = dry(penalties(biased, history, params), history, params)
     token = _greedy(values) if _is_argmax(params) else _draw(values, params, rng)
-    if logprobs is None:
-        return Choice(token)
+    return Choice(token) if logprobs is None else scores(raw, token, logprobs)
+
+
+def scores(logits: ArrayLike, token: int, n: int) -> Choice:
+    """The token with its log-probability in the model's own distribution, and the n best there."""
+    raw = check_logits(logits)
     normaliser = raw.max() + math.log(np.exp(raw - raw.max()).sum())
-    best = Candidates(np.arange(len(raw)), raw).largest(logprobs) if logprobs else None
+    best = Candidates(np.arange(len(raw)), raw).largest(n) if n else None
     top = (
         tuple(Ranked(int(i), float(v - normaliser)) for i, v in zip(best.ids, best.logits, strict=True)) if best else ()
     )
@@ -130,6 +138,12 @@ def _is_argmax(params: SamplerParams) -> bool:
     """Greedy, and no stage is on that may remove the best token: the filters cannot change the answer."""
     xtc_on = params.xtc_probability > 0 and params.xtc_threshold <= 0.5
     return params.temp <= 0 and params.typical >= 1 and not xtc_on
+
+
+def _is_plain(params: SamplerParams) -> bool:
+    """No stage changes a logit before the choice."""
+    off = not (params.frequency_penalty or params.presence_penalty or params.dry_multiplier or params.logit_bias)
+    return off and params.repeat_penalty == 1
 
 
 def _greedy(values: Floats) -> int:
