@@ -56,10 +56,14 @@ class _Tensors:
         self.pack = pack
         self.products = {name for node in graph if "linear" in node.op for name in node.weights}
         self.matrices: dict[str, _native.Weight] = {}
+        self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
         for node in graph:
-            if node.op in ("linear", "embed", "expert_linear"):
-                self.matrix(node.weights[0])
+            for name in node.weights:
+                if node.op in ("linear", "embed", "expert_linear"):
+                    self.matrix(name)
+                else:
+                    self.vector(name)
 
     def matrix(self, name: str) -> _native.Weight:
         found = self.matrices.get(name)
@@ -76,7 +80,9 @@ class _Tensors:
         return found
 
     def array(self, name: str) -> NDArray[np.float32]:
-        return np.ascontiguousarray(self.file.decode(name), np.float32)
+        if name not in self.arrays:
+            self.arrays[name] = np.ascontiguousarray(self.file.decode(name), np.float32)
+        return self.arrays[name]
 
     def vector(self, name: str) -> _native.Vector:
         if name not in self.vectors:
