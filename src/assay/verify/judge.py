@@ -12,7 +12,7 @@ common, so that one sloppy node cannot buy itself a lenient judge.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from assay.graph import Node
 from assay.models import Model
 from assay.verify.arithmetic import ARITHMETICS, MATRIX, Arithmetic
 from assay.verify.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, save_levels, visible
-from assay.verify.observe import STATISTICS, Dump, Observation, measure, token_axis
+from assay.verify.observe import STATISTICS, Dump, Observation, measure, patch, token_axis
 from assay.verify.sweep import Last, evaluate_all, inputs_of, sweep
 
 Array = NDArray[Any]
@@ -105,7 +105,9 @@ class OwnInputs:
         truth, own = evaluate_all(node, [_wide(true_in), _wide(their_in)], weights)
         self.truth[node.name] = truth
         segment = (*dict.fromkeys(s for i in node.inputs for s in self.path.get(i, ())), node.name)
-        observations = self.dump.by_name.get(node.name, ())
+        observations = tuple(
+            replace(o, data=o.array()) if o.kind == "values" else o for o in self.dump.by_name.get(node.name, ())
+        )
         mendable = any(i in self.mended for i in node.inputs)
 
         def mend() -> Array:
@@ -122,7 +124,7 @@ class OwnInputs:
                 if other.local[0] < found.local[0]:
                     found = other
             self.evidence.append(found)
-            self.theirs[node.name] = self.dump.patch(self.graph, node.name, own)
+            self.theirs[node.name] = patch(observations, own, token_axis(self.graph, node.name))
             if not found.whole:
                 self.path[node.name] = segment
             if found.local[0] > 1:
@@ -189,7 +191,7 @@ def examine(
     model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True
 ) -> list[Evidence]:
     """Everything the dump shows, node by node in the graph's order."""
-    whole = {name for name in dump.by_name if dump.values(name) is not None}
+    whole = {o.name for o in dump.observations if o.kind == "values" and o.rows is None}
     path = cache_path(model, dump.tokens, dump.positions, whole)
     levels = load_levels(path, model) if cache else None
     if levels is not None:

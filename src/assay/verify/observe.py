@@ -10,7 +10,7 @@ is the token at index t of the whole sequence, whichever step computed it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -107,20 +107,6 @@ class Dump:
                 return obs.array()
         return None
 
-    def patch(self, graph: Graph, name: str, value: Array) -> Array:
-        """`value` with every dumped row put in its place: the best guess at what the stranger had there."""
-        whole = self.values(name)
-        if whole is not None:
-            return whole.astype(value.dtype, copy=False)
-        parts = [obs for obs in self.by_name.get(name, ()) if obs.kind == "values"]
-        if parts:
-            value = value.copy()
-            for obs in parts:
-                part = rows_of(value, token_axis(graph, name), obs.rows)
-                data = obs.array()
-                part[tuple(slice(0, n) for n in data.shape)] = data
-        return value
-
 
 def token_axis(graph: Graph, name: str) -> int:
     """The axis that counts tokens: 1 for scores and weighted values `[head, token, …]`, else 0."""
@@ -133,6 +119,19 @@ def rows_of(value: Array, axis: int, rows: tuple[int, int] | None) -> Array:
     if rows is None:
         return value
     return value[rows[0] : rows[1]] if axis == 0 else value[:, rows[0] : rows[1]]
+
+
+def patch(observations: Sequence[Observation], value: Array, axis: int) -> Array:
+    """`value` with every dumped row put in its place: the best guess at what the stranger had there."""
+    parts = [o for o in observations if o.kind == "values"]
+    if parts and parts[0].rows is None:
+        return parts[0].array().astype(value.dtype, copy=False)
+    if parts:
+        value = value.copy()
+    for obs in parts:
+        data = obs.array()
+        rows_of(value, axis, obs.rows)[tuple(slice(0, n) for n in data.shape)] = data
+    return value
 
 
 def hf_order(width: int) -> NDArray[np.int64]:

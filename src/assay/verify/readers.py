@@ -192,18 +192,18 @@ def _raw_file(path: Path, where: str, item: dict[str, Any], shape: tuple[int, ..
 def read_npz(path: Path) -> Dump:
     """Arrays by name; the ids as `tokens`, and `positions` if they do not count from 0."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
-            names = [m.filename[:-4] for m in members]
-            if len(set(names)) < len(names):
-                twice = next(n for n in names if names.count(n) > 1)
-                raise AssayError(f"{path}: {twice}: the name appears twice")
-            arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]] = {}
-            for member, name in zip(members, names, strict=True):
-                with archive.open(member) as file:
-                    shape, dtype = _npy_header(f"{path}: {name}", file)
-                _claims(f"{path}: {name}", shape, dtype, member.file_size)
-                arrays[name] = shape, partial(_npz_member, path, member.filename)
+        archive = zipfile.ZipFile(path)  # stays open while a member may still be read
+        members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+        names = [m.filename[:-4] for m in members]
+        if len(set(names)) < len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise AssayError(f"{path}: {twice}: the name appears twice")
+        arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]] = {}
+        for member, name in zip(members, names, strict=True):
+            with archive.open(member) as file:
+                shape, dtype = _npy_header(f"{path}: {name}", file)
+            _claims(f"{path}: {name}", shape, dtype, member.file_size)
+            arrays[name] = shape, partial(_npz_member, archive, member)
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
         raise AssayError(f"{path}: not a whole .npz file ({str(error).lower()})") from None
     return _from_arrays(path, arrays)
@@ -231,8 +231,8 @@ def read_tensors(path: Path) -> Dump:
     return _from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
 
 
-def _npz_member(path: Path, member: str) -> Array:
-    with zipfile.ZipFile(path) as archive, archive.open(member) as file:
+def _npz_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with archive.open(member) as file:
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
