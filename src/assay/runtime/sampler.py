@@ -65,17 +65,27 @@ class Candidates:
     def largest(self, k: int) -> Candidates:
         """The k largest, sorted; among equal logits the lower id comes first."""
         ids, logits = self.ids, self.logits
-        if not self.sorted and k < len(ids):
-            kth = np.partition(logits, len(ids) - k)[len(ids) - k]
-            keep = np.flatnonzero(logits >= kth)  # k, and perhaps more that equal the k-th
-            ids, logits = ids[keep], logits[keep]
         if not self.sorted:
-            order = np.lexsort((ids, -logits))
+            if k < len(ids):
+                keep = np.flatnonzero(logits >= _bound(logits, k))  # at least k
+                ids, logits = ids[keep], logits[keep]
+            order = np.argsort(-logits, kind="stable")  # unsorted candidates stand by rising id
             ids, logits = ids[order], logits[order]
         return Candidates(ids[:k], logits[:k], sorted=True)
 
     def where(self, keep: NDArray[np.bool_]) -> Candidates:
         return Candidates(self.ids[keep], self.logits[keep], self.sorted)
+
+
+def _bound(x: Floats, k: int, block: int = 64) -> float:
+    """A number that at least k values reach, and few more than k.
+
+    The k-th largest itself, or, where there are many more values than k, the k-th largest of the maxima of blocks:
+    those are k different values already, and finding them reads the row once instead of partitioning it.
+    """
+    if k * block * 4 <= len(x):
+        x = np.maximum.reduceat(x, np.arange(0, len(x), block))
+    return float(np.partition(x, len(x) - k)[len(x) - k])
 
 
 def make_rng(params: SamplerParams) -> np.random.Generator:
@@ -151,8 +161,8 @@ def _greedy(values: Floats) -> int:
 
 
 def _draw(values: Floats, params: SamplerParams, rng: np.random.Generator) -> int:
-    allowed = np.flatnonzero(values > -np.inf)
-    candidates = Candidates(allowed, values[allowed])
+    allowed = np.arange(len(values)) if values.min() > -np.inf else np.flatnonzero(values > -np.inf)
+    candidates = Candidates(allowed, values if len(allowed) == len(values) else values[allowed])
     for stage in FILTERS:
         candidates = stage(candidates, params, rng)
     if params.temp <= 0:

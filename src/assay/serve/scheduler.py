@@ -16,7 +16,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from assay.engines.base import PAGE, Array, Chunk, Engine, Output
 from assay.errors import AssayError
