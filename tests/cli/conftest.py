@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.cli import main
 from tests import tiny
 
 SRC = Path(__file__).parents[2] / "src"
@@ -33,6 +35,21 @@ def assay() -> Assay:
             timeout=120,
         )
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return run
+
+
+@pytest.fixture
+def here(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Assay:
+    """The same without a process: for what does not concern one."""
+
+    def run(*args: str | Path, stdin: str | bytes = b"") -> subprocess.CompletedProcess[str]:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        capfd.readouterr()
+        code = main([str(arg) for arg in args])
+        out, errors = capfd.readouterr()
+        return subprocess.CompletedProcess(args, code, out, errors)
 
     return run
 

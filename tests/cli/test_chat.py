@@ -21,8 +21,8 @@ from tests.cli.conftest import Assay, environment
 ARGS = ("--temp", "0", "-n", "6")
 
 
-def talk(assay: Assay, model: Path, text: str, *args: str) -> dict[str, Any]:
-    done = assay("chat", model, *ARGS, *args, "--json", stdin=text)
+def talk(here: Assay, model: Path, text: str, *args: str) -> dict[str, Any]:
+    done = here("chat", model, *ARGS, *args, "--json", stdin=text)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert isinstance(found, dict)
@@ -33,50 +33,50 @@ def asked(found: dict[str, Any]) -> list[str]:
     return [m["content"] for m in found["messages"] if m["role"] == "user"]
 
 
-def test_a_line_is_a_turn(assay: Assay, model: Path) -> None:
-    found = talk(assay, model, "hello\n\nworld\n", "--system", "be brief")
+def test_a_line_is_a_turn(here: Assay, model: Path) -> None:
+    found = talk(here, model, "hello\n\nworld\n", "--system", "be brief")
     assert [m["role"] for m in found["messages"]] == ["system", "user", "assistant", "user", "assistant"]
     assert asked(found) == ["hello", "world"]
     assert [m["content"] for m in found["messages"] if m["role"] == "assistant"] == [
         turn["text"] for turn in found["turns"]
     ]
     assert found["turns"][1]["cached_tokens"] >= 32  # the first turn is not computed again
-    shown = assay("chat", model, *ARGS, "--system", "be brief", stdin="hello\n\nworld\n").stdout
+    shown = here("chat", model, *ARGS, "--system", "be brief", stdin="hello\n\nworld\n").stdout
     assert shown == "".join(turn["text"] + "\n" for turn in found["turns"])
 
 
-def test_answers_do_not_depend_on_the_cache(assay: Assay, model: Path) -> None:
+def test_answers_do_not_depend_on_the_cache(here: Assay, model: Path) -> None:
     """The second answer equals that of a run that sees the whole conversation for the first time."""
-    both = talk(assay, model, "hello\nworld\n")
-    again = talk(assay, model, "hello\nother\n/regen\n/reset\nhello\nworld\n")
+    both = talk(here, model, "hello\nworld\n")
+    again = talk(here, model, "hello\nother\n/regen\n/reset\nhello\nworld\n")
     assert again["messages"] == both["messages"]
 
 
-def test_several_lines(assay: Assay, model: Path) -> None:
+def test_several_lines(here: Assay, model: Path) -> None:
     text = 'one\\\ntwo\n"""three\n/reset\n"""\n"""four"""\nend\\'
-    assert asked(talk(assay, model, text)) == ["one\ntwo", "three\n/reset", "four", "end"]
+    assert asked(talk(here, model, text)) == ["one\ntwo", "three\n/reset", "four", "end"]
 
 
-def test_commands(assay: Assay, model: Path) -> None:
-    found = talk(assay, model, "a\n/reset\nb\n/system be kind\nc\n/regen\n/exit\nd\n")
+def test_commands(here: Assay, model: Path) -> None:
+    found = talk(here, model, "a\n/reset\nb\n/system be kind\nc\n/regen\n/exit\nd\n")
     assert found["messages"][0] == {"role": "system", "content": "be kind"}
     assert asked(found) == ["c"]
     assert len(found["turns"]) == 4  # a, b, c, and c again
     assert found["turns"][2]["text"] == found["turns"][3]["text"]
-    done = assay("chat", model, *ARGS, stdin="/help\n/regen\n/zork\n/history\n")
+    done = here("chat", model, *ARGS, stdin="/help\n/regen\n/zork\n/history\n")
     assert done.stdout == ""
     assert "/reset" in done.stderr
     assert "no message to answer yet" in done.stderr
     assert "/zork: no such command" in done.stderr
 
 
-def test_faults_are_one_line(assay: Assay, model: Path, base_model: Path) -> None:
+def test_faults_are_one_line(here: Assay, model: Path, base_model: Path) -> None:
     for args, stdin, message in (
         ((model,), "x" * 2000 + "\n", "do not fit the context"),
         ((model,), b"\xff\n", "not valid UTF-8"),
         ((base_model,), "hi\n", "has no chat template"),
     ):
-        done = assay("chat", *args, *ARGS, stdin=stdin)
+        done = here("chat", *args, *ARGS, stdin=stdin)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert message in done.stderr
 
@@ -115,7 +115,7 @@ class Terminal:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_ctrl_c_stops_the_answer_and_keeps_the_session(tmp_path: Path) -> None:
     path = tiny.make(tmp_path / "long.gguf", n_ctx=100_000)
-    terminal = Terminal(path, "--temp", "2", "--seed", "1", "--ignore-eos")
+    terminal = Terminal(path, "--temp", "2", "--seed", "1", "--ignore-eos", "-c", "0")
     terminal.wait_for("Ctrl-C stops an answer")
     terminal.wait_for("> ")
     terminal.type("hello\n")

@@ -183,6 +183,17 @@ def test_top_k_keeps_the_largest_wherever_they_stand() -> None:
     assert kept(sampler.top_k, np.zeros(3), OFF) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("n", [1, 60, 1000, 30_000])
+@pytest.mark.parametrize("decimals", [0, 3])
+def test_the_largest_by_sorting_all(n: int, decimals: int) -> None:
+    """With few decimals there are many ties; with many values the search is by blocks."""
+    row = np.round(np.random.default_rng(n).normal(0, 2, n), decimals)
+    for k in (1, 2, 40, 400):
+        got = Candidates(np.arange(n), row).largest(k)
+        assert got.ids.tolist() == np.lexsort((np.arange(n), -row))[:k].tolist()
+        assert got.logits.tolist() == row[got.ids].tolist()
+
+
 def test_top_p_includes_the_token_that_crosses_and_sorts_first() -> None:
     unsorted = logits_of(0.1, 0.5, 0.15, 0.25)
     assert kept(sampler.top_p, unsorted, replace(OFF, top_p=0.7)) == [1, 3]  # 0.5 < 0.7 <= 0.75

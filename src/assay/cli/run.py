@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -107,7 +106,7 @@ def speed(result: Result, load_seconds: float) -> str:
 def _prompt_text(args: argparse.Namespace) -> str:
     if args.prompt is not None:
         return _unescape(args.prompt) if args.escape else str(args.prompt)
-    if args.file is None and (sys.stdin is None or os.isatty(sys.stdin.fileno())):
+    if args.file is None and (sys.stdin is None or sys.stdin.isatty()):
         raise AssayError("run: needs a prompt; give one with -p TEXT, -f FILE or on standard input")
     return common.read_text(args.file or "-")
 
