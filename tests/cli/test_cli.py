@@ -176,6 +176,7 @@ def test_a_damaged_hyper_parameter(assay: Assay, tmp_path: Path) -> None:
 def test_a_prompt_over_the_context(assay: Assay, model: Path) -> None:
     line = fault(assay("run", model, "-p", "x" * 1000))
     assert "do not fit the context of 256" in line
+    assert "--ctx-size: too large" in fault(assay("run", model, "-p", "x", "-c", str(10**15)))
     assert "do not fit the context of 64" in fault(assay("run", model, "-p", "x" * 100, "-c", "64"))
 
 
@@ -217,6 +218,22 @@ def test_a_reader_who_leaves_is_not_an_error(model: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert errors == b""
     assert process.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written(model: Path) -> None:
+    for args in (["run", model, "--raw", "-p", "hi", "-n", "3"], ["pull", "--list"]):
+        with open("/dev/full", "w") as full:
+            command = [sys.executable, "-m", "assay", *args]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment(), text=True)
+        assert (done.returncode, done.stderr) == (2, "assay: No space left on device\n")
+
+
+def test_a_closed_output(model: Path) -> None:
+    command = 'exec "$@" >&-'
+    args = [sys.executable, "-m", "assay", "run", str(model), "--raw", "-p", "hi", "-n", "3"]
+    done = subprocess.run(["sh", "-c", command, "sh", *args], capture_output=True, env=environment(), text=True)
+    assert "Traceback" not in done.stderr
 
 
 def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

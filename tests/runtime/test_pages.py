@@ -112,6 +112,12 @@ def test_truncating_inside_a_shared_page_goes_back_to_its_start() -> None:
     pages.check()
 
 
+def test_a_huge_cache_costs_nothing_until_used() -> None:
+    pages = Pages(2**40)
+    assert run(pages, [1, 2, 3]).pages.tolist() == [0]
+    assert pages.available == 2**40 - 1
+
+
 def test_clear_forgets_idle_pages_only() -> None:
     pages = Pages(4, page_size=1)
     held = run(pages, [1])

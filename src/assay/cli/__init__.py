@@ -87,11 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(arguments)
     except AssayError as error:
         return _fault(str(error))
-    except BrokenPipeError:
-        # The reader went away (`assay … | head`). Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader went away: `assay … | head`
+        _let_go_of_stdout()
         return 141
     except OSError as error:
+        _let_go_of_stdout()
         what = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return _fault(f"{what}{error.strerror or error}")
     except KeyboardInterrupt:
@@ -100,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if sys.stdout is None:  # closed by the caller: `assay … >&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays open to the end
     for stream in (sys.stdout, sys.stderr):  # a character the terminal lacks is escaped, not a crash
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -122,6 +124,14 @@ def _dispatch(arguments: list[str]) -> int:
     code = int(load(verb).run(parsed))
     sys.stdout.flush()
     return code
+
+
+def _let_go_of_stdout() -> None:
+    """If what was printed cannot be written, forget it: Python would complain again when it flushes at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fault(message: str) -> int:

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         system=args.system,
         max_tokens=args.predict,
         stop=args.stop,
+        ignore_eos=args.ignore_eos,
     )
     chat = _Chat(session, quiet=args.json, load_seconds=time.perf_counter() - start)
     chat.talk()

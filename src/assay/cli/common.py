@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from assay.runtime.generate import Generation
     from assay.text import ChatTemplate, Tokenizer
 
+MAX_CTX = 1 << 26  # far beyond any model; page numbers stay small
 DEFAULT_CTX = 8192  # unless --ctx-size says otherwise: a model trained on more would want gigabytes for its cache
 
 
@@ -103,6 +104,8 @@ def context_size(args: argparse.Namespace, model: Model) -> int:
     trained = model.hparams.n_ctx_train
     if args.ctx_size is None:
         return min(trained, DEFAULT_CTX)
+    if args.ctx_size > MAX_CTX:
+        raise AssayError(f"--ctx-size: too large (found {args.ctx_size}, at most {MAX_CTX})")
     return int(args.ctx_size) or trained
 
 

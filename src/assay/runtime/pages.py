@@ -74,7 +74,8 @@ class Pages:
             raise AssayError(f"cache: needs at least one page of one position (found {n_pages} of {page_size})")
         self.n_pages = n_pages
         self.page_size = page_size
-        self._free = list(range(n_pages - 1, -1, -1))
+        self._fresh = 0  # pages from here on were never used, and need no list
+        self._free: list[int] = []  # used before, nobody's now
         self._root = _Node(page=-1, key=(), parent=None)
         self._idle: OrderedDict[int, _Node] = OrderedDict()  # by page, oldest first
         self._leases: set[Lease] = set()
@@ -82,7 +83,7 @@ class Pages:
     @property
     def available(self) -> int:
         """Pages that a reservation can have: free ones, and idle ones after eviction."""
-        return len(self._free) + len(self._idle)
+        return self.n_pages - self._fresh + len(self._free) + len(self._idle)
 
     @property
     def capacity(self) -> int:
@@ -179,7 +180,7 @@ class Pages:
             stack.extend(node.children.values())
         private = [page for lease in self._leases for page in lease._private]
         states = [*self._free, *private, *shared]
-        assert sorted(states) == list(range(self.n_pages)), "a page is in no state or in two"
+        assert sorted(states) == list(range(self._fresh)), "a page is in no state or in two"
         for page, node in shared.items():
             readers = sum(node in lease._path for lease in self._leases)
             assert node.readers == readers, "a count of readers is wrong"
@@ -203,7 +204,12 @@ class Pages:
         return path
 
     def _take(self) -> int:
-        return self._free.pop() if self._free else self._evict()
+        if self._free:
+            return self._free.pop()
+        if self._fresh < self.n_pages:
+            self._fresh += 1
+            return self._fresh - 1
+        return self._evict()
 
     def _evict(self) -> int:
         page, node = self._idle.popitem(last=False)

@@ -27,12 +27,14 @@ class Session:
         system: str | None = None,
         max_tokens: int = -1,
         stop: Sequence[str] = (),
+        ignore_eos: bool = False,
     ) -> None:
         self._generator = generator
         self._encode = encode
         self._params = params
         self._max_tokens = max_tokens
         self._stop = tuple(stop)
+        self._ignore_eos = ignore_eos
         self.messages: list[Message] = []
         self.generation: Generation | None = None  # the latest
         self.set_system(system)
@@ -62,7 +64,11 @@ class Session:
 
     def _answer(self, messages: list[Message]) -> Iterator[Event]:
         self.generation = self._generator.generate(
-            self._encode(messages), self._params, max_tokens=self._max_tokens, stop=self._stop
+            self._encode(messages),
+            self._params,
+            max_tokens=self._max_tokens,
+            stop=self._stop,
+            ignore_eos=self._ignore_eos,
         )
         return self._follow(self.generation, messages)
 
