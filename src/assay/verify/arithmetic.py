@@ -6,7 +6,8 @@ Each is a set of roundings applied while the definition runs. They are models of
   f16     results, weights and cache in float16 (bf16: bfloat16), sums in float32
   Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 for
           types of 32-blocks and Q8_K for types of 256-blocks; with an F16 or BF16 matrix it is rounded to that type
-  f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them
+  f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them, and products
+          of halves added up in 32 lanes of halves, as ggml does where the processor can
 
 Errors of summation are drawn from a generator seeded by the node's name: the same on every run.
 """
@@ -108,7 +109,7 @@ def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Arra
     return x
 
 
-def summed(a: Arithmetic, graph: Graph, node: Node, y: Array, n_keys: int) -> Array:
+def summed(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, n_keys: int) -> Array:
     """The result before it is stored: what summing n terms, and weights in the storage type, do to it."""
     n = _terms(graph, node, n_keys)
     if node.op == "rms_norm":
@@ -118,6 +119,9 @@ def summed(a: Arithmetic, graph: Graph, node: Node, y: Array, n_keys: int) -> Ar
     size = math.sqrt(n) * UNIT["f32"]
     if a.storage != "f32" and node.op in MATRIX:
         size += a.unit
+    half = node.op in MATRIX and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
+    if half or (a.f16_cache and node.op in ("kq", "kqv")):  # ggml adds halves in 32 half-precision lanes on ARM
+        size += UNIT["f16"] * math.sqrt(max(2, n / 32))
     rms = np.sqrt(np.mean(y * y, axis=-1, keepdims=True))
     return np.asarray(y + size * rms * _noise(node, 7, y.shape), y.dtype)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.errors import AssayError
+from assay.graph import Graph
 from assay.models import Model
 from assay.verify.arithmetic import ARITHMETICS, Arithmetic
 from assay.verify.contradictions import contradictions
@@ -105,29 +106,35 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
         a=f"{model.file.path.name}@definition",
         b=dump.source,
         arithmetic=arithmetic,
-        nodes=tuple(decide(evidence, arithmetic)),
+        nodes=tuple(decide(model.graph, evidence, arithmetic)),
         unmatched=dump.unmatched,
         notes=dump.notes,
         contradictions=tuple(contradictions(dump)),
     )
 
 
-def decide(evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
-    """One verdict per node, for a run whose arithmetic is known."""
+def decide(graph: Graph, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
+    """One verdict per node, for a run whose arithmetic is known.
+
+    A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from legitimate
+    values are legitimate, however far the noise has carried them.
+    """
     i = ARITHMETICS.index(arithmetic)
     wrong: set[str] = set()
     found = []
     for e in evidence:
-        near, consistent = e.carried[i] <= 1, e.local[i] <= 1
+        sources = {name for part in e.segment for name in graph[part].inputs} | set(e.segment[:-1])
+        verdict: str
+        own: bool | None = None
         if e.carried[0] <= 1:
-            verdict, own = "same", None
-        elif near and consistent:
-            verdict, own = "noise", None
-        elif consistent:
+            verdict = "same"
+        elif e.local[i] > 1:
+            verdict = "wrong"
+            own = None if wrong & set(e.segment[:-1]) else True  # a part of the segment was wrong already
+        elif wrong & sources and e.carried[i] > 1:
             verdict, own = "wrong", False
         else:
-            doubtful = any(name in wrong for name in e.segment[:-1])  # a part of the segment was wrong already
-            verdict, own = "wrong", None if doubtful else True
+            verdict = "noise"
         if verdict == "wrong":
             wrong.add(e.name)
         found.append(NodeVerdict(e.name, verdict, own, arithmetic.name if verdict == "noise" else None, e))
@@ -171,8 +178,6 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
 
 def _blame(n: NodeVerdict) -> str:
     segment = n.evidence.segment
-    if n.own is False:
-        return "it follows from its inputs, which drift beyond the noise of any arithmetic known here"
     if len(segment) > 1:
         return (
             f"the fault lies between {segment[0]} and {n.name}, {len(segment)} nodes of which only the last was dumped"

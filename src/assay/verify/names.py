@@ -127,6 +127,8 @@ def translate(name: str, op: str, graph: Graph) -> tuple[str, str] | None:
     plain = join(OLD.get(role, role), layer)
     if plain in graph:
         return plain, "gguf"
+    if op:  # llama.cpp speaks; other people's names mean other things
+        return None
     for rule, pattern in _COMPILED:
         if rule.family != "speech" and (m := pattern.fullmatch(name)) and (found := _fill(rule, m, graph)):
             return found

@@ -1,19 +1,19 @@
 """The noise floor: what each legitimate arithmetic does to every node of this model on these tokens.
 
 Two figures per node, arithmetic and token row, each as rms and as largest deviation:
-  carried   the deviation of a whole run in that arithmetic: what separates its value from the definition's
-  local     the deviation of one step: the node computed in that arithmetic from exact values of the nearest nodes
-            that were observed. This is what remains when a stranger is judged on his own inputs, and it is far
-            smaller: a fault hidden by carried noise stands out of the local one.
-Both are simulated by running the definition with roundings (`arithmetic`), once per model, tokens and set of observed
-nodes, and remembered on disk.
+  carried   the deviation of a whole run in that arithmetic: what separates its value from the definition's. Simulated
+            once per model and tokens, and remembered on disk.
+  local     the deviation of one step: the node (or the smallest segment between observed nodes) computed in that
+            arithmetic and exactly, both from the stranger's own values. It is far smaller than the carried noise, so
+            a fault that carried noise would hide stands out.
+Both come from running the definition with roundings (`arithmetic`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,16 @@ from assay.verify.store import cache_dir, fingerprint, remember
 from assay.verify.sweep import Last, evaluate_all, inputs_of
 
 Array = NDArray[Any]
+Observed = Callable[[Node, Array], Array | None]
 VERSION = 1  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
 class Level:
-    """Noise of one node: [arithmetic, token row], absolute."""
+    """Noise of one node, [arithmetic, token row], absolute."""
 
-    carried_rms: Array
-    carried_top: Array
-    local_rms: Array
-    local_top: Array
+    rms: Array
+    top: Array
 
 
 def by_rows(value: Array, axis: int) -> Array:
@@ -54,22 +53,20 @@ def visible(positions: Array, key_positions: Array) -> Array:
     return np.asarray(key_positions[None, :] <= positions[:, None])
 
 
-def _spread(difference: Array, axis: int) -> tuple[Array, Array]:
-    rows = by_rows(difference, axis)
-    return np.sqrt(np.mean(rows * rows, axis=1)), np.abs(rows).max(axis=1)
-
-
 class NoiseRuns:
-    """Visitor: the definition in float32 beside one run per arithmetic, carried and local."""
+    """Visitor: the definition beside one run per arithmetic, all in float32.
+
+    `observed` may give a value that replaces the node in every run: with a stranger's values, what is measured is the
+    noise of one step from there; with none, that of the whole run.
+    """
 
     def __init__(
-        self, model: Model, tokens: Sequence[int], positions: Sequence[int], observed: Collection[str]
+        self, model: Model, tokens: Sequence[int], positions: Sequence[int], observed: Observed = lambda _n, _v: None
     ) -> None:
-        self.graph, self.file, self.observed = model.graph, model.file, frozenset(observed)
+        self.graph, self.file, self.observed = model.graph, model.file, observed
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
-        self.carried: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.local: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
+        self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
         self.seen = visible(given["inp_pos"], given["inp_kpos"])
         self.n_tokens = len(tokens)
         self.last = Last(model.graph)
@@ -77,49 +74,55 @@ class NoiseRuns:
 
     def visit(self, node: Node, weights: Weights) -> None:
         lanes: list[list[Array]] = [[self.exact[i] for i in node.inputs]]
-        seen: dict[tuple[str, int, int, bool], Array] = {}  # equal roundings of equal inputs stay one array
-        for a, runs in (*zip(ARITHMETICS, self.carried, strict=True), *zip(ARITHMETICS, self.local, strict=True)):
-            lanes.append([self._operand(a, node, i, runs[name], seen) for i, name in enumerate(node.inputs)])
-        exact, *values = evaluate_all(node, lanes, weights)
-        if exact.dtype.kind == "f":
-            exact = exact.astype(np.float32, copy=False)
-        self.exact[node.name] = exact
-        n = len(ARITHMETICS)
-        before = [summed(a, self.graph, node, v, self.n_tokens) for a, v in zip(ARITHMETICS * 2, values, strict=True)]
-        carried = [stored(a, node, v) for a, v in zip(ARITHMETICS, before[:n], strict=True)]
-        for a, runs, value, one in zip(ARITHMETICS, self.carried, carried, before[n:], strict=True):
-            runs[node.name] = value
-            self.local[ARITHMETICS.index(a)][node.name] = exact if node.name in self.observed else stored(a, node, one)
-        self._measure(node, exact, carried, before[n:])
-        self.last.forget(node, self.exact, *self.carried, *self.local)
+        same: dict[Any, Array] = {}  # equal roundings of equal inputs stay one array, and are computed once
+        for a, run in zip(ARITHMETICS, self.runs, strict=True):
+            lanes.append([self._operand(a, node, i, run[name], same) for i, name in enumerate(node.inputs)])
+        exact, *values = (_narrow(v) for v in evaluate_all(node, lanes, weights))
+        values = [
+            summed(a, self.file, self.graph, node, v, self.n_tokens) for a, v in zip(ARITHMETICS, values, strict=True)
+        ]
+        replaced = self.observed(node, exact)
+        if replaced is None:
+            values = [stored(a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)]
+        self.levels[node.name] = self._level(node, exact, values)
+        self.exact[node.name] = exact if replaced is None else _narrow(replaced)
+        for run, value in zip(self.runs, values, strict=True):
+            run[node.name] = value if replaced is None else self.exact[node.name]
+        self.last.forget(node, self.exact, *self.runs)
 
-    def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, seen: dict[Any, Array]) -> Array:
+    def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
         key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache)
-        if key not in seen:
-            seen[key] = operand(a, self.file, node, i, x)
-        return seen[key]
+        if key not in same:
+            same[key] = operand(a, self.file, node, i, x)
+        return same[key]
 
-    def _measure(self, node: Node, exact: Array, carried: list[Array], local: list[Array]) -> None:
+    def _level(self, node: Node, exact: Array, values: list[Array]) -> Level:
+        """Noise of each row; at least what rows of this size show on average, for one row may have been lucky."""
         axis = token_axis(self.graph, node.name)
-        hide = ~self.seen if node.op == "kq" else None
+        rows = by_rows(exact.astype(np.float32), axis)
+        scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
+        rms, top = [], []
+        for value in values:
+            difference = by_rows(self._shown(node, value.astype(np.float32) - exact), axis)
+            one = np.sqrt(np.mean(difference * difference, axis=1))
+            peak = np.abs(difference).max(axis=1)
+            rms.append(np.maximum(one, scale * np.sqrt(np.mean((one / scale) ** 2))))
+            top.append(np.maximum(peak, scale * np.sqrt(np.mean((peak / scale) ** 2))))
+        return Level(np.stack(rms), np.stack(top))
 
-        def spreads(values: list[Array]) -> tuple[Array, Array]:
-            found: dict[int, tuple[Array, Array]] = {}
-            for value in values:
-                if id(value) not in found:
-                    difference = value.astype(np.float32) - exact
-                    if hide is not None:
-                        difference[:, hide] = 0
-                    found[id(value)] = _spread(difference, axis)
-            return np.stack([found[id(v)][0] for v in values]), np.stack([found[id(v)][1] for v in values])
-
-        self.levels[node.name] = Level(*spreads(carried), *spreads(local))
+    def _shown(self, node: Node, difference: Array) -> Array:
+        if node.op == "kq":
+            difference[:, ~self.seen] = 0
+        return difference
 
 
-def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int], observed: Collection[str]) -> Path:
-    """Where the levels for these tokens and this set of observed nodes are kept."""
-    names = ",".join(node.name for node in model.graph if node.name in set(observed))
-    key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}|{names}"
+def _narrow(value: Array) -> Array:
+    return value.astype(np.float32, copy=False) if value.dtype.kind == "f" else value
+
+
+def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
+    """Where the carried noise for these tokens is kept."""
+    key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
     return cache_dir() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
 
 
@@ -127,16 +130,13 @@ def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
     """Levels kept earlier, or None."""
     try:
         with np.load(path, allow_pickle=False) as data:
-            blocks = {name: data[name] for name in data.files}
-        return {node.name: Level(*blocks[node.name]) for node in model.graph}
+            blocks = data["levels"]  # [node, rms or top, arithmetic, token row]
+        return {node.name: Level(*block) for node, block in zip(model.graph, blocks, strict=True)}
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
 
 def save_levels(path: Path, levels: Mapping[str, Level]) -> None:
     buffer = io.BytesIO()
-    blocks: dict[str, Any] = {
-        name: np.stack([v.carried_rms, v.carried_top, v.local_rms, v.local_top]) for name, v in levels.items()
-    }
-    np.savez(buffer, **blocks)
+    np.savez(buffer, levels=np.stack([np.stack([v.rms, v.top]) for v in levels.values()]))
     remember(path, buffer.getvalue())
