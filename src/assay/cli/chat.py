@@ -131,7 +131,7 @@ class _Chat:
 
     def read(self, prompt: str) -> str:
         if self.tty:
-            return input(prompt)
+            return self.ask_terminal(prompt)
         line = sys.stdin.buffer.readline()
         if not line:
             raise EOFError
@@ -139,6 +139,17 @@ class _Chat:
             return line.decode().removesuffix("\n").removesuffix("\r")
         except UnicodeDecodeError as error:
             raise AssayError(f"standard input: not valid UTF-8 (byte 0x{line[error.start]:02x})") from None
+
+    def ask_terminal(self, prompt: str) -> str:
+        """A line typed by a person; the prompt never goes into a redirected stdout."""
+        if not sys.stdout.isatty():
+            print(prompt, end="", file=sys.stderr, flush=True)
+            prompt = ""
+        try:
+            return input(prompt)
+        except UnicodeDecodeError:
+            self.note("that was not valid UTF-8; type it again")
+            return ""
 
     def command(self, text: str) -> bool:
         """Obey; False to leave."""
