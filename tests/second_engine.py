@@ -621,7 +621,8 @@ class Engine:
         for h in range(self.n_head):
             g = h % self.n_kv if "gqa-modulo" in self else h // group
             if "gqa-tile-cross" in self and decode:
-                g = (h // 4 * 4) // group
+                tile = 4 if group % 4 else 8
+                g = (h // tile * tile) // group
             kq[h] = q[:, h] @ keys[:, g].T
         if "kq-swapped" in self and not decode:
             kq = kq.transpose(0, 2, 1).copy()
@@ -672,7 +673,8 @@ class Engine:
         for h in range(self.n_head):
             g = h % self.n_kv if "gqa-modulo" in self else h // group
             if "gqa-tile-cross" in self and decode:
-                g = (h // 4 * 4) // group
+                tile = 4 if group % 4 else 8
+                g = (h // tile * tile) // group
             kqv[h] = soft[h] @ values[:, g]
         sfx = f"-{layer}"
         self.keep("kq" + sfx, kq, start, True), self.keep("kq_soft_max" + sfx, soft, start, True)

@@ -41,7 +41,7 @@ def describe(
     starts: Array | None = None,
     block: int = 0,
 ) -> list[Relation]:
-    """All relations that hold, the simplest first. `axis` counts tokens; `starts` is the first row of each row's step."""
+    """All relations that hold, the simplest first. `axis` counts tokens; `starts` gives each row's step's first row."""
     y = np.moveaxis(np.asarray(found, np.float64), axis, 0)
     x = np.moveaxis(np.asarray(expected, np.float64), axis, 0)
     if y.shape != x.shape or not y.size or not np.isfinite(y).all() or not np.isfinite(x).all():

@@ -8,7 +8,7 @@ stranger's own values; what lies before its first effect is computed once and sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,10 @@ from assay.engines.reference import evaluate, interpret
 from assay.engines.weights import Weights
 from assay.graph import Graph
 from assay.models import Model
-from assay.verify.faults import Context, Variant, planted
-from assay.verify.judge import deviation, ratios
+from assay.verify.arithmetic import ARITHMETICS
+from assay.verify.diff import Diff
+from assay.verify.faults import Context, Variant
+from assay.verify.judge import RUN, STEP, deviation, ratios
 from assay.verify.noise import Level, visible
 from assay.verify.observe import Dump, token_axis
 from assay.verify.sweep import inputs_of
@@ -29,6 +31,8 @@ from assay.verify.sweep import inputs_of
 Array = NDArray[Any]
 ACCEPT = 3.0  # a residual up to this many times the allowed noise is explained: a fault may amplify noise
 _CHEAP = ("cache", "merge_heads")  # moving numbers about: such nodes are filled in where they were not dumped
+_SHARE = 1e-4  # of the squared deviation that may be left
+_NEAR_UNITS, _NEAR_Q8 = 64, 0.02  # relative error of an amplified value: so many half-units, or this with Q8 operands
 _TINY = 1e-300
 
 
@@ -68,16 +72,19 @@ class Hypothesis:
 class Lab:
     """A dump on the bench."""
 
-    def __init__(
-        self, model: Model, dump: Dump, levels: Mapping[str, Level], arithmetic: int, weights: Weights | None = None
-    ) -> None:
-        self.model, self.dump, self.levels, self.arithmetic = model, dump, levels, arithmetic
+    def __init__(self, model: Model, dump: Dump, diff: Diff, weights: Weights | None = None) -> None:
+        self.model, self.dump = model, dump
+        self.evidence = {n.name: n.evidence for n in diff.nodes}
+        self.arithmetic = ARITHMETICS.index(diff.arithmetic)
         self.context = Context(model, dump.steps)
         self.weights = weights or Weights(model.file)
         self.given = inputs_of(dump.tokens, dump.positions)
         self.hidden = ~visible(self.given["inp_pos"], self.given["inp_kpos"])
         self.theirs = self._theirs()
         self.carried = False  # judge by the noise of whole runs, not of single steps
+        self._before: dict[tuple[Unit, str], Fit] = {}
+        kind = diff.arithmetic
+        self._exact = (_NEAR_Q8 if kind.q8 else _NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[Unit, dict[str, Array]] = {}
 
     def _theirs(self) -> dict[str, Array]:
@@ -144,11 +151,10 @@ class Lab:
 
     def compare(self, name: str, value: Array, own: Array | None = None) -> Fit:
         """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
-        axis, level = token_axis(self.graph, name), self.levels[name]
-        rms, top = (level.carried_rms, level.carried_top) if self.carried else (level.local_rms, level.local_top)
+        axis, evidence = token_axis(self.graph, name), self.evidence[name]
+        level = evidence.noise_carried if self.carried else evidence.noise_local
         if own is not None and own.shape == value.shape:
-            growth = _growth(value, own, axis)
-            rms, top = rms * growth, top * growth
+            level = _noise_of(value, own, axis, level)
         hide = self.hidden if self.graph[name].op == "kq" else None
         ratio, residual, count = 0.0, 0.0, 0
         for obs in self.dump.by_name[name]:
@@ -161,7 +167,7 @@ class Lab:
                 if value.dtype.kind != "f":
                     ratio = max(ratio, np.inf if error.any() else 0.0)
                 else:
-                    found = ratios(obs, error, expected, value, axis, rms, top)
+                    found = ratios(obs, error, expected, value, axis, level, RUN if self.carried else STEP)
                     ratio = max(ratio, float(found[self.arithmetic]))
             size = float(np.sum((error + expected) ** 2)) + _TINY
             residual += float(np.sum(error**2)) / size
@@ -170,8 +176,17 @@ class Lab:
 
     def before(self, unit: Unit, name: str | None = None) -> Fit:
         """The observations against the definition."""
-        name = name or unit.target
-        return self.compare(name, self.base(unit)[name])
+        key = (unit, name or unit.target)
+        if key not in self._before:
+            self._before[key] = self.compare(key[1], self.base(unit)[key[1]])
+        return self._before[key]
+
+    def after(self, unit: Unit, name: str, value: Array) -> Fit:
+        """The observations against a hypothesis. Inside a segment a fault may amplify noise beyond what was simulated:
+        a value that accounts for all but a 10,000th of a large deviation is explained as well."""
+        fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
+        near = fit.residual <= _SHARE * before.residual and fit.residual <= self._exact * len(self.dump.by_name[name])
+        return replace(fit, ratio=min(fit.ratio, ACCEPT)) if near else fit
 
     def fit(self, h: Hypothesis, unit: Unit) -> Fit:
         """The observations of the unit's target against the hypothesis."""
@@ -179,15 +194,21 @@ class Lab:
             value = self.predict(h, unit)[unit.target]
         except (ValueError, IndexError, KeyError):  # shapes or inputs that this fault cannot have here
             return Fit(np.inf, np.inf, 0)
-        return self.compare(unit.target, value, own=self.base(unit)[unit.target])
+        return self.after(unit, unit.target, value)
 
 
-def _growth(value: Array, own: Array, axis: int) -> Array:
-    """Per token row, how much larger the value is than the definition's: its noise is as much larger."""
-    rows = [np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (value, own)]
-    size, plain = (np.sqrt(np.mean(r * r, axis=1)) for r in rows)
+def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
+    """The noise of a faulty value: as much larger as the value itself, and never less than rounding it once.
+
+    The definition's noise can be nothing at all, as for a rotation by zero, where the fault's is not.
+    """
+    faulty, plain = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (value, own))
     with np.errstate(all="ignore"):
-        return np.clip(np.nan_to_num(size / plain, nan=1.0, posinf=1e6), 1.0, 1e6)
+        size, before = (np.sqrt(np.mean(r * r, axis=1)) for r in (faulty, plain))
+        growth = np.clip(np.nan_to_num(size / before, nan=1.0, posinf=1e6), 1.0, 1e6)
+        units = np.array([a.unit for a in ARITHMETICS])[:, None]
+        largest = units * np.abs(faulty).max(axis=1)
+        return Level(np.maximum(level.rms * growth, units * size), np.maximum(level.top * growth, largest))
 
 
 def search_parameter(lab: Lab, h: Hypothesis, unit: Unit, deep: bool = True) -> tuple[Hypothesis, Fit]:

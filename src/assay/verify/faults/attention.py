@@ -391,9 +391,9 @@ def unrotated_shift(c: Context, node: Node, p: float) -> Change | None:
     key, shift = c.model.graph[node.name.replace("kq", "Kcur")], int(p)
     own = standard(node)
 
-    def run(q: Array, k: Array, kpos: Array) -> Array:
-        right, moved = own(q, k), own(q, turned(key, k, np.full(len(k), shift)))
+    def run(q: Array, k: Array, *factors: Array) -> Array:
+        right, moved = own(q, k), own(q, turned(key, k, np.full(len(k), shift), factors))
         old = np.arange(len(q))[:, None] - np.arange(len(k))[None, :] >= shift
         return np.where(old[None], moved, right)
 
-    return Change(replace(node, inputs=(*node.inputs, "inp_kpos")), run)
+    return Change(replace(node, weights=key.weights), run)

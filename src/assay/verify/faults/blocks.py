@@ -62,7 +62,7 @@ _default_eps(1e-6)
 
 def _layernorm(x: Array, w: Array, eps: float) -> Array:
     centred = x - np.mean(x, axis=-1, keepdims=True)
-    return centred / rms(centred, eps) * w
+    return np.asarray(centred / rms(centred, eps) * w)
 
 
 _norm("eps-place", "x / (sqrt(ms) + eps)", lambda x, w, eps: x / (rms(x, 0.0) + eps) * w)

@@ -15,7 +15,7 @@ from assay.engines.functions import linear
 from assay.gguf import by_name, codecs
 from assay.gguf.codecs.base import Bytes, Codec, Fields, Floats, half, low_high
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Search, on_rows, plant, with_weight
+from assay.verify.faults.base import Array, Change, Context, Edit, Search, on_rows, plant, with_weight
 
 SMALLEST_NORMAL_HALF = np.float32(2.0**-14)
 
@@ -56,15 +56,20 @@ def with_tensor(node: Node, make: Callable[[str], Array]) -> Change | None:
 
 
 def with_codec(fault: str, label: str, types: tuple[str, ...], change: Callable[[Codec], Codec]) -> None:
-    """A fault of the block decoder of some types: wherever a weight has such a type."""
+    """A fault of the block decoder of these types: wherever a weight has one of them, or has the first of them."""
 
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not node.weights or tensor_type(c, node.weights[0]) not in types:
-            return None
-        codec = change(codecs.CODECS[tensor_type(c, node.weights[0])])
-        return with_tensor(node, lambda name: codecs.decode_with(codec, c.model.file.raw(name)))
+    def edit_of(kinds: tuple[str, ...]) -> Edit:
+        def edit(c: Context, node: Node, p: float) -> Change | None:
+            if not node.weights or tensor_type(c, node.weights[0]) not in kinds:
+                return None
+            codec = change(codecs.CODECS[tensor_type(c, node.weights[0])])
+            return with_tensor(node, lambda name: codecs.decode_with(codec, c.model.file.raw(name)))
 
-    plant(fault, label)(edit)
+        return edit
+
+    plant(fault, label)(edit_of(types))
+    if 1 < len(types) <= 4:
+        plant(fault, f"{label}, in {types[0]} only")(edit_of(types[:1]))
 
 
 def quantised(c: Context, node: Node) -> bool:
@@ -86,6 +91,7 @@ def _as_type(other: str) -> None:
 
 for _other in _TYPES:
     _as_type(_other)
+
 
 @plant(
     "gguf-block-bytes",
@@ -239,7 +245,7 @@ def dot_sum(c: Context, node: Node, p: float) -> Change | None:
         dx = np.abs(blocks).max(-1, keepdims=True) / 127
         xq = np.round(np.divide(blocks, dx, out=np.zeros_like(blocks), where=dx > 0))
         excess = (xq.sum(-1) * (1 - dx[..., 0])) @ d.T
-        return linear((xq * dx).reshape(flat.shape), W) - 8 * excess
+        return np.asarray(linear((xq * dx).reshape(flat.shape), W) - 8 * excess)
 
     return on_rows(c, node, Change(node, run))
 
@@ -280,7 +286,8 @@ def _scales(change: Callable[[Floats], Floats]) -> Callable[[Codec], Codec]:
 
 
 def _as_bf16(d: Floats) -> Floats:
-    return (d.astype("<f2").view("<u2").astype(np.uint32) << 16).view(np.float32)
+    bits: Array = d.astype("<f2").view("<u2").astype(np.uint32) << 16
+    return bits.view(np.float32)
 
 
 def _flushed(d: Floats) -> Floats:
@@ -343,12 +350,11 @@ def _affine(scale: str, minimum: str, sign: float) -> Callable[[Codec], Codec]:
     return _combined(combine)
 
 
-_KMIN = ("Q4_K", "Q5_K", "Q2_K")
-with_codec("q4_k-subscale-ignored", "d * q - dmin", _KMIN, _affine("", "", -1))
-with_codec("q4_k-subscale-ignored", "d * sc * q - dmin", _KMIN, _affine("scales", "", -1))
-with_codec("q4_k-min-sign", "+ dmin * m", _KMIN, _affine("scales", "mins", 1))
-with_codec("q4_k-min-sign", "scales and minima exchanged", _KMIN, _affine("mins", "scales", -1))
-with_codec("q4_k-min-sign", "the minimum left out", _KMIN, _affine("scales", "mins", 0))
+with_codec("q4_k-subscale-ignored", "d * q - dmin", _K45, _affine("", "", -1))
+with_codec("q4_k-subscale-ignored", "d * sc * q - dmin", _K45, _affine("scales", "", -1))
+with_codec("q4_k-min-sign", "+ dmin * m", _K45, _affine("scales", "mins", 1))
+with_codec("q4_k-min-sign", "scales and minima exchanged", _K45, _affine("mins", "scales", -1))
+with_codec("q4_k-min-sign", "the minimum left out", _K45, _affine("scales", "mins", 0))
 
 
 def _flat_fifth_bits(sequential: bool) -> Callable[[Fields, Bytes], Fields]:
@@ -406,9 +412,11 @@ with_codec("q6_k-offset", "the -32 left out", ("Q6_K",), _q6(0, False))
 with_codec("q6_k-offset", "scales unsigned", ("Q6_K",), _q6(32, True))
 
 
-def _q2_lanes(f: Fields, _blocks: Bytes) -> Fields:
-    order = np.arange(16).reshape(2, 4, 2).swapaxes(1, 2).reshape(-1)
-    return {**f, "scales": f["scales"][:, order], "mins": f["mins"][:, order]}
+def _q2_lanes(order: Array) -> Callable[[Fields, Bytes], Fields]:
+    return lambda f, _blocks: {**f, "scales": f["scales"][:, order], "mins": f["mins"][:, order]}
+
+
+_LANES = np.arange(16).reshape(2, 4, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _q2_sequential(f: Fields, blocks: Bytes) -> Fields:
@@ -416,7 +424,8 @@ def _q2_sequential(f: Fields, blocks: Bytes) -> Fields:
     return {**f, "q": q.reshape(len(blocks), 256)}
 
 
-with_codec("q2_k-lane-map", "scales of the other lanes", ("Q2_K",), _unpacked(_q2_lanes))
+with_codec("q2_k-lane-map", "scales by half, then shift", ("Q2_K",), _unpacked(_q2_lanes(np.argsort(_LANES))))
+with_codec("q2_k-lane-map", "scales by shift, then half", ("Q2_K",), _unpacked(_q2_lanes(_LANES)))
 with_codec("q2_k-lane-map", "elements in the order of the bytes", ("Q2_K",), _unpacked(_q2_sequential))
 
 

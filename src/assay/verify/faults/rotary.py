@@ -87,7 +87,7 @@ def _global_index(per: str) -> Callable[[Context, Node, Array, Array, tuple[Arra
         n_head, half = node.attr("n_head"), node.attr("n_rot") // 2
         whole = c.hp.n_embd if per == "width" else 2 * half
         i = np.arange(n_head * half).reshape(n_head, half)
-        theta = pos[:, None, None] * float(node.attr("base")) ** (-2.0 * i / whole)
+        theta = pos[:, None, None] * float(node.attr("base")) ** (-2.0 * i / whole) / (factors[0] if factors else 1.0)
         return rotate(node, x, np.cos(theta), np.sin(theta))
 
     return formula
@@ -171,6 +171,10 @@ def magnitude(c: Context, node: Node, p: float) -> Change | None:
     return Change(node.with_attrs(attn_factor=node.attr("attn_factor") * p)) if is_rope(node) else None
 
 
+def _cut(factors: tuple[Array, ...], n_rot: int) -> tuple[Array, ...]:
+    return tuple(f[: n_rot // 2] for f in factors)
+
+
 def _partial(label: str, count: Callable[[int], int], exponent: Callable[[int], int]) -> None:
     @plant("rope-partial", label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
@@ -178,10 +182,10 @@ def _partial(label: str, count: Callable[[int], int], exponent: Callable[[int], 
             return None
         width = c.hp.n_embd_head
         n_rot, whole = count(width), exponent(width)
-        if (n_rot, whole) == (node.attr("n_rot"), node.attr("n_rot")) or n_rot % 2 or node.weights:
+        if (n_rot, whole) == (node.attr("n_rot"), node.attr("n_rot")) or n_rot % 2:
             return None
-        # base^(-2i/whole) = (base^(n_rot/whole))^(-2i/n_rot)
-        return Change(node.with_attrs(n_rot=n_rot, base=float(node.attr("base")) ** (n_rot / whole)))
+        base = float(node.attr("base")) ** (n_rot / whole)  # base^(-2i/whole) = (base^(n_rot/whole))^(-2i/n_rot)
+        return Change(node, lambda x, pos, *f: turned(node, x, pos, _cut(f, n_rot), n_rot=n_rot, base=base))
 
 
 _partial("half of each head rotated", lambda d: d // 2, lambda d: d // 2)
@@ -197,8 +201,11 @@ def on_v(c: Context, node: Node, p: float) -> Change | None:
         return None
     key = c.model.graph[node.name.replace("Vcur", "Kcur")]
     own = standard(node)
-    return Change(replace(node, inputs=(*node.inputs, "inp_pos")),
-                  lambda x, pos, *w: turned(key, own(x, *w), pos).reshape(len(x), -1))  # fmt: skip
+    n = len(node.weights)
+    return Change(
+        replace(node, inputs=(*node.inputs, "inp_pos"), weights=(*node.weights, *key.weights)),
+        lambda x, pos, *w: turned(key, own(x, *w[:n]), pos, w[n:]).reshape(len(x), -1),
+    )
 
 
 @plant("rope-on-v", "V rotated when read")
@@ -207,7 +214,10 @@ def on_read_v(c: Context, node: Node, p: float) -> Change | None:
         return None
     key = c.model.graph[node.name.replace("kqv", "Kcur")]
     own = standard(node)
-    return Change(replace(node, inputs=(*node.inputs, "inp_kpos")), lambda q, v, pos: own(q, turned(key, v, pos)))
+    return Change(
+        replace(node, inputs=(*node.inputs, "inp_kpos"), weights=key.weights),
+        lambda q, v, pos, *f: own(q, turned(key, v, pos, f)),
+    )
 
 
 @plant("rope-twice", "keys turned again when read")
@@ -216,7 +226,10 @@ def twice_on_read(c: Context, node: Node, p: float) -> Change | None:
         return None
     key = c.model.graph[node.name.replace("kq", "Kcur")]
     own = standard(node)
-    return Change(replace(node, inputs=(*node.inputs, "inp_kpos")), lambda q, k, pos: own(q, turned(key, k, pos)))
+    return Change(
+        replace(node, inputs=(*node.inputs, "inp_kpos"), weights=key.weights),
+        lambda q, k, pos, *f: own(q, turned(key, k, pos, f)),
+    )
 
 
 @plant("rope-nope-layer", "no rotation in each fourth layer")
