@@ -15,29 +15,31 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
     using Float = V::F;
     for (int64_t c = 0; c < columns; c += UNIT) {
         Float even[T][PV], odd[T][PV];
-        for (int t = 0; t < T; t++)
-            for (int v = 0; v < PV; v++) even[t][v] = odd[t][v] = V::set(0.0f);
+        unroll<T>([&](auto t) INLINE_LAMBDA {
+            unroll<PV>([&](auto v) INLINE_LAMBDA { even[t][v] = odd[t][v] = V::set(0.0f); });
+        });
         const int64_t stop = columns - c < UNIT ? columns : c + UNIT;
         for (int64_t i = c; i < stop; i += 4) {
             const uint8_t* w = weights + i * R * W::size;
             typename V::X a[T];
-            for (int t = 0; t < T; t++) a[t] = V::lanes(x + t * ldx + i);
+            unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + t * ldx + i); });
             unroll<4>([&](auto n) INLINE_LAMBDA {
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     const Float column = W::get(w + (n * R + v * L) * W::size);
-                    for (int t = 0; t < T; t++) {
-                        Float& to = n % 2 ? odd[t][v] : even[t][v];
-                        to = V::template fma_lane<n>(to, column, a[t]);
-                    }
+                    unroll<T>([&](auto t) INLINE_LAMBDA {
+                        if constexpr (n % 2 == 0) even[t][v] = V::template fma_lane<n>(even[t][v], column, a[t]);
+                        else odd[t][v] = V::template fma_lane<n>(odd[t][v], column, a[t]);
+                    });
                 });
             });
         }
-        for (int t = 0; t < T; t++)
-            for (int v = 0; v < PV; v++) {
+        unroll<T>([&](auto t) INLINE_LAMBDA {
+            unroll<PV>([&](auto v) INLINE_LAMBDA {
                 float* at = out + t * ldo + v * L;
                 const Float sum = V::add(even[t][v], odd[t][v]);
                 V::store(at, carry || c > 0 ? V::add(V::load(at), sum) : sum);
-            }
+            });
+        });
     }
 }
 
@@ -58,14 +60,15 @@ void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, co
     }
 }
 
-// [k][R] floats out of a tile of bytes; `centre` is added back to the integers, the tile's minima being raw.
+// [k][R] floats out of a tile of bytes; `centre` (in multiples) is added back, the minima being raw.
 template <class T>
 void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats) {
     for (int64_t b = 0; b < blocks; b++, tile += T::unit_bytes, floats += 32 * R)
         for (int h = 0; h < 2; h++)
             for (int v = 0; v < PV; v++) {
                 const int sub = T::sub16 ? h : 0;
-                const auto d = T::scale(tile, 0, v, sub), m = T::min ? T::minimum(tile, 0, v, sub) : V::set(0.0f);
+                const auto d = V::mul(T::scale(tile, 0, v, sub), V::set(1.0f / T::multiple));
+                const auto m = T::min ? T::minimum(tile, 0, v, sub) : V::set(0.0f);
                 for (int g = 0; g < 4; g++)
                     V::template columns<T::offset>(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, centre, d, m,
                                                    floats + (h * 16 + g * 4) * R + v * L, R);
@@ -101,7 +104,7 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
         using F = decltype(layout);
         const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
         expand<F, true>(panel, first / 32, columns / 32, scratch.tile);
-        tile_floats<TileOf<F>>(scratch.tile, columns / 32, F::centre, floats);
+        tile_floats<TileOf<F>>(scratch.tile, columns / 32, F::centre * F::multiple, floats);
     });
     if (quantised) return;
     const int size = w.type == Type::F32 ? 4 : 2;

@@ -27,57 +27,63 @@ struct V {
 
     template <Kind KIND> static constexpr int bits = 8;
     template <Kind KIND> static constexpr int offset = 0;
-    // Signed codes in the top bits: a nibble becomes 16 q by one shift or mask, six bits 4 q, three bits 32 q.
-    template <Kind KIND> static constexpr int multiple = KIND == N4S ? 16 : KIND == N6 ? 4 : KIND == N3 ? 32 : 1;
-    template <Kind KIND> static int code(int q) {   // N5: the fifth bit is stored inverted, see unpack
-        return KIND == N4S ? q & 15 : KIND == N6 ? q & 63 : KIND == N3 ? q & 7 : KIND == N5 ? (q + 16) ^ 16 : q & 255;
+    // Signed codes in the top bits: a nibble becomes 16 q by one shift or mask, five bits 8 q, six bits 4 q.
+    template <Kind KIND> static constexpr int multiple = KIND == N4S ? 16 : KIND == N5 ? 8 : KIND == N6 ? 4 : 1;
+    template <Kind KIND> static int code(int q) {   // N3: the third bit is stored inverted, see unpack
+        return KIND == N4S ? q & 15 : KIND == N5 ? q & 31 : KIND == N6 ? q & 63 : KIND == N3 ? (q + 4) ^ 4 : q & 255;
     }
-    template <Kind KIND, int H> static INLINE void unpack(const uint8_t* main, const uint8_t* high, Q w[4]) {
+    // Shifts run on one vector pipe of two, logic and selections on both.
+    template <Kind KIND, int H> static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
         const auto s8 = [](uint8x16_t x) { return vreinterpretq_s8_u8(x); };
-        const uint8x16_t nibble = vdupq_n_u8(15), top = vdupq_n_u8(0xf0);
-        uint8x16_t m[2];
+        const auto bits = [](uint8_t mask, uint8x16_t one, uint8x16_t other) { return vbslq_u8(vdupq_n_u8(mask), one, other); };
+        const auto nibble = vdupq_n_u8(15);
+        const auto at = [](const uint8_t* p, int n) { return vld1q_u8(p + 16 * n); };
         if constexpr (KIND == N8) {
-            for (int g = 0; g < 4; g++) w[g] = bytes(main + 16 * g);
-            return;
-        }
-        m[0] = vld1q_u8(main);
-        if constexpr (KIND != N2 && KIND != N3) m[1] = vld1q_u8(main + 16);
-        if constexpr (KIND == N4S) {
-            for (int p = 0; p < 2; p++) w[p] = s8(vshlq_n_u8(m[p], 4)), w[p + 2] = s8(vandq_u8(m[p], top));
+            for (int g = 0; g < 4; g++) w[g] = bytes(half + 16 * g);
+        } else if constexpr (KIND == N4S) {
+            for (int p = 0; p < 2; p++) {
+                const uint8x16_t m = at(half, p);
+                w[p] = s8(vshlq_n_u8(m, 4)), w[p + 2] = s8(vandq_u8(m, vdupq_n_u8(0xf0)));
+            }
         } else if constexpr (KIND == N4U) {
-            for (int p = 0; p < 2; p++) w[p] = s8(vandq_u8(m[p], nibble)), w[p + 2] = s8(vshrq_n_u8(m[p], 4));
+            for (int p = 0; p < 2; p++) {
+                const uint8x16_t m = at(half, p);
+                w[p] = s8(vandq_u8(m, nibble)), w[p + 2] = s8(vshrq_n_u8(m, 4));
+            }
         } else if constexpr (KIND == N4I || KIND == N4M) {
             const int8x16_t book = vld1q_s8(KIND == N4I ? iq4_values : mxfp4_values);
             for (int p = 0; p < 2; p++) {
-                w[p] = vqtbl1q_s8(book, vandq_u8(m[p], nibble));
-                w[p + 2] = vqtbl1q_s8(book, vshrq_n_u8(m[p], 4));
+                const uint8x16_t m = at(half, p);
+                w[p] = vqtbl1q_s8(book, vandq_u8(m, nibble)), w[p + 2] = vqtbl1q_s8(book, vshrq_n_u8(m, 4));
             }
-        } else if constexpr (KIND == N5) {   // an inverted fifth bit: set means minus 16, the top nibble becomes ones
-            const uint8x16_t h = vld1q_u8(high);
-            for (int p = 0; p < 2; p++) {
-                w[p] = s8(vsliq_n_u8(m[p], vtstq_u8(h, vdupq_n_u8(uint8_t(1 << (4 * H + p)))), 4));
-                w[p + 2] = s8(vsliq_n_u8(vshrq_n_u8(m[p], 4), vtstq_u8(h, vdupq_n_u8(uint8_t(1 << (4 * H + p + 2)))), 4));
+        } else if constexpr (KIND == N5) {
+            const uint8x16_t top = vdupq_n_u8(0xf8);
+            if constexpr (H == 0) {
+                for (int g = 0; g < 4; g++) w[g] = s8(vandq_u8(at(head, g), top));
+            } else {
+                const uint8x16_t b = at(head, 1), d = at(head, 3), e = at(head, 4);
+                w[0] = s8(vandq_u8(e, top));
+                w[1] = s8(bits(0x18, vshlq_n_u8(b, 3), vshlq_n_u8(at(head, 0), 5)));
+                w[2] = s8(bits(0x18, vshlq_n_u8(d, 3), vshlq_n_u8(at(head, 2), 5)));
+                w[3] = s8(bits(0x08, vshlq_n_u8(d, 1), bits(0x10, vshlq_n_u8(b, 2), vshlq_n_u8(e, 5))));
             }
-        } else if constexpr (KIND == N6) {   // two high bits, nibble, two zeros
-            const uint8x16_t h = vld1q_u8(main + 32);
-            w[0] = s8(vsriq_n_u8(vshlq_n_u8(h, 6), vshlq_n_u8(m[0], 4), 2));
-            w[1] = s8(vsriq_n_u8(vshlq_n_u8(h, 4), vshlq_n_u8(m[1], 4), 2));
-            w[2] = s8(vsriq_n_u8(vshlq_n_u8(h, 2), vandq_u8(m[0], top), 2));
-            w[3] = s8(vsriq_n_u8(h, vandq_u8(m[1], top), 2));
-        } else if constexpr (KIND == N3) {   // high bit, two low bits, five zeros
-            const uint8x16_t h = vld1q_u8(high), keep = vdupq_n_u8(0xe0);
-            const auto join = [&](uint8x16_t sign, uint8x16_t low) { return s8(vandq_u8(vsriq_n_u8(sign, low, 1), keep)); };
-            constexpr int s = 7 - 4 * H;
-            w[0] = join(vshlq_n_u8(h, s), vshlq_n_u8(m[0], 6));
-            w[1] = join(vshlq_n_u8(h, s - 1), vshlq_n_u8(m[0], 4));
-            w[2] = join(vshlq_n_u8(h, s - 2), vshlq_n_u8(m[0], 2));
-            w[3] = join(vshlq_n_u8(h, s - 3), m[0]);
+        } else if constexpr (KIND == N6) {
+            const uint8x16_t top = vdupq_n_u8(0xfc), a = at(half, 0), b = at(half, 1), c = at(half, 2);
+            w[0] = s8(vandq_u8(a, top)), w[1] = s8(vandq_u8(b, top)), w[2] = s8(vandq_u8(c, top));
+            w[3] = s8(bits(0xc0, vshlq_n_u8(a, 6), bits(0x30, vshlq_n_u8(b, 4), vshlq_n_u8(c, 2))));
+        } else if constexpr (KIND == N3) {   // an inverted third bit: set means minus 4, all bits above the low two
+            const uint8x16_t m = at(half, 0), h = at(head, 0);
+            const auto third = [&](int g) { return vtstq_u8(h, vdupq_n_u8(uint8_t(1 << (4 * H + g)))); };
+            w[0] = s8(bits(3, m, third(0)));
+            w[1] = s8(bits(3, vshrq_n_u8(m, 2), third(1)));
+            w[2] = s8(bits(3, vshrq_n_u8(m, 4), third(2)));
+            w[3] = s8(bits(3, vshrq_n_u8(m, 6), third(3)));
         } else {   // N2
-            const uint8x16_t three = vdupq_n_u8(3);
-            w[0] = s8(vandq_u8(m[0], three));
-            w[1] = s8(vandq_u8(vshrq_n_u8(m[0], 2), three));
-            w[2] = s8(vandq_u8(vshrq_n_u8(m[0], 4), three));
-            w[3] = s8(vshrq_n_u8(m[0], 6));
+            const uint8x16_t three = vdupq_n_u8(3), m = at(half, 0);
+            w[0] = s8(vandq_u8(m, three));
+            w[1] = s8(vandq_u8(vshrq_n_u8(m, 2), three));
+            w[2] = s8(vandq_u8(vshrq_n_u8(m, 4), three));
+            w[3] = s8(vshrq_n_u8(m, 6));
         }
     }
 
@@ -88,24 +94,22 @@ struct V {
     static INLINE F bf16(const uint8_t* p) {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
     }
-    static INLINE uint16x8_t u8(const uint8_t* p) {   // 4 bytes, widened once
-        uint32_t word;
-        __builtin_memcpy(&word, p, 4);
-        return vmovl_u8(vreinterpret_u8_u32(vdup_n_u32(word)));
-    }
-    static INLINE F i8(const uint8_t* p) {
-        uint32_t word;
-        __builtin_memcpy(&word, p, 4);
-        return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(word))))));
-    }
-    static INLINE F low4(const uint8_t* p) {
-        return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vandq_u16(u8(p), vdupq_n_u16(15)))));
-    }
-    static INLINE F high4(const uint8_t* p) { return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vshrq_n_u16(u8(p), 4)))); }
     static INLINE F neg(F a) { return vnegq_f32(a); }
     static INLINE F add(F a, F b) { return vaddq_f32(a, b); }
     static INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
     static INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
+
+    // d times a small integer: the byte b is put into the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest taken off in
+    // the fused multiply-add. Exact: d has 11 bits, 2^15 + 128 has 9. Reads 8 bytes; quants follow the scales.
+    static constexpr int scale_bias = 128;
+    static INLINE F times(F d, uint8x8_t b, float bias) {
+        const uint8x16_t high = vzip1q_u8(vdupq_n_u8(0), vcombine_u8(b, b));
+        const uint16x8_t f = vzip1q_u16(vreinterpretq_u16_u8(high), vdupq_n_u16(0x4700));
+        return vfmaq_f32(vmulq_f32(d, vdupq_n_f32(-(32768.0f + bias))), d, vreinterpretq_f32_u16(f));
+    }
+    static INLINE F times_byte(F d, const uint8_t* p) { return times(d, vld1_u8(p), scale_bias); }
+    static INLINE F times_low4(F d, const uint8_t* p) { return times(d, vand_u8(vld1_u8(p), vdup_n_u8(15)), 0); }
+    static INLINE F times_high4(F d, const uint8_t* p) { return times(d, vshr_n_u8(vld1_u8(p), 4), 0); }
 
     static INLINE X lanes(const float* p) { return vld1q_f32(p); }
     template <int N> static INLINE F fma_lane(F acc, F a, X x) { return vfmaq_laneq_f32(acc, a, x, N); }
@@ -116,16 +120,27 @@ struct V {
 
     // Sums start at the bit pattern of 1.5 * 2^23, so that the sum read as a float is 1.5 * 2^23 + sum exactly
     // (|sum| <= 32 * 128 * 127 < 2^22) and one subtraction converts it: scvtf runs on one pipe of two, at half rate.
-    static constexpr int32_t magic = 0x4b400000;
-    template <int OFFSET> static INLINE I start(const int32_t*) { return vdupq_n_s32(magic); }
-    template <int OFFSET, int H> static INLINE I start_half(const int32_t*, const int32_t*) { return vdupq_n_s32(magic); }
+    // A smaller exponent divides by `multiple` on the way. The start is loaded, not moved: the vector pipes are the
+    // bottleneck, the load pipes are not.
+    template <int MULTIPLE> static constexpr int32_t magic = 0x4b400000 - (__builtin_ctz(MULTIPLE) << 23);
+    template <int OFFSET, int MULTIPLE> static INLINE I start(const int32_t*) {
+        alignas(16) static constexpr int32_t pattern[4] = {magic<MULTIPLE>, magic<MULTIPLE>, magic<MULTIPLE>, magic<MULTIPLE>};
+        I x;
+        asm volatile("ldr %q0, %1" : "=w"(x) : "m"(pattern));
+        return x;
+    }
+    template <int OFFSET, int MULTIPLE, int H> static INLINE I start_half(const int32_t*, const int32_t*) {
+        return start<OFFSET, MULTIPLE>(nullptr);
+    }
+    template <int MULTIPLE> static INLINE F to_float(I x) {
+        return vsubq_f32(vreinterpretq_f32_s32(x), vreinterpretq_f32_s32(vdupq_n_s32(magic<MULTIPLE>)));
+    }
     template <int BITS> static INLINE I dot16(I acc, const Q w[4], A a) {
         acc = vdotq_laneq_s32(acc, w[0], a, 0);
         acc = vdotq_laneq_s32(acc, w[1], a, 1);
         acc = vdotq_laneq_s32(acc, w[2], a, 2);
         return vdotq_laneq_s32(acc, w[3], a, 3);
     }
-    static INLINE F to_float(I x) { return vsubq_f32(vreinterpretq_f32_s32(x), vdupq_n_f32(12582912.0f)); }
 
     template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const int32x4_t x = vreinterpretq_s32_u8(vld1q_u8(p)), c = vdupq_n_s32(centre);
@@ -138,19 +153,18 @@ struct V {
         put(3, vshrq_n_s32(x, 24));
     }
 
+    // Sixteen independent accumulators, spelled out: left to itself the compiler stores them every round.
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
-        int32x4_t acc[16];
-        for (auto& x : acc) x = vdupq_n_s32(0);
-        int8x16_t q[4], act = vld1q_s8(a);
-        for (int g = 0; g < 4; g++) q[g] = bytes(w + 16 * g);
-        for (int64_t n = 0; n < iterations; n++) {
-#pragma GCC unroll 4
-            for (int g = 0; g < 4; g++)
-#pragma GCC unroll 16
-                for (int i = 0; i < 16; i++) acc[i] = vdotq_laneq_s32(acc[i], q[g], act, 1);
-            asm volatile("" : "+w"(q[0]), "+w"(q[1]), "+w"(q[2]), "+w"(q[3]));
-        }
-        for (auto& x : acc) asm volatile("" ::"w"(x));
+        const Q q = bytes(w), act = vld1q_s8(a);
+#define DOT(n) "sdot v" #n ".4s, %0.16b, %1.4b[1]\n"
+#define DOTS DOT(16) DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) \
+             DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) DOT(31)
+        for (int64_t n = 0; n < iterations; n++)
+            asm volatile(DOTS DOTS DOTS DOTS ::"w"(q), "w"(act)
+                         : "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29",
+                           "v30", "v31");
+#undef DOT
+#undef DOTS
     }
 };
 

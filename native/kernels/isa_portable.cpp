@@ -24,6 +24,7 @@ struct V {
     template <Kind KIND> static constexpr int bits = 8;
     template <Kind KIND> static constexpr int offset = 0;
     template <Kind KIND> static constexpr int multiple = 1;
+    static constexpr int scale_bias = 0;
     template <Kind KIND> static int code(int q) {
         return KIND == N4S ? q + 8 : KIND == N5 ? q + 16 : KIND == N6 ? q + 32 : KIND == N3 ? q + 4 : q;
     }
@@ -31,15 +32,23 @@ struct V {
         constexpr int VB = 4 * L;
         for (int g = 0; g < 4; g++)
             for (int i = 0; i < VB; i++) {
+                const auto low = [&](int vector, int bits) { return high[vector * VB + i] & ((1 << bits) - 1); };
                 int c;
                 if constexpr (KIND == N8) c = int8_t(main[g * VB + i]);
                 else if constexpr (KIND == N2 || KIND == N3) c = main[i] >> (2 * g) & 3;
+                else if constexpr (KIND == N6)
+                    c = g < 3 ? main[g * VB + i] >> 2 : (main[i] & 3) << 4 | (main[VB + i] & 3) << 2 | (main[2 * VB + i] & 3);
+                else if constexpr (KIND == N5)
+                    c = 4 * H + g < 5    ? high[(4 * H + g) * VB + i] >> 3
+                        : 4 * H + g == 5 ? low(0, 3) << 2 | low(1, 2)
+                        : 4 * H + g == 6 ? low(2, 3) << 2 | low(3, 2)
+                                         : low(4, 3) << 2 | low(1, 3) >> 2 << 1 | low(3, 3) >> 2;
                 else c = main[g % 2 * VB + i] >> (g / 2 * 4) & 15;
                 if constexpr (KIND == N4S) c -= 8;
                 if constexpr (KIND == N4I) c = iq4_values[c];
                 if constexpr (KIND == N4M) c = mxfp4_values[c];
-                if constexpr (KIND == N5) c += ((high[i] >> (4 * H + g) & 1) << 4) - 16;
-                if constexpr (KIND == N6) c += ((main[2 * VB + i] >> (2 * g) & 3) << 4) - 32;
+                if constexpr (KIND == N5) c -= 16;
+                if constexpr (KIND == N6) c -= 32;
                 if constexpr (KIND == N3) c += ((high[i] >> (4 * H + g) & 1) << 2) - 4;
                 w[g].v[i] = int8_t(c);
             }
@@ -61,13 +70,15 @@ struct V {
     static INLINE void store(float* p, F x) { for (int i = 0; i < L; i++) p[i] = x.v[i]; }
     static INLINE F f16(const uint8_t* p) { return each([=](int i) { return f16_to_f32(u16(p, i)); }); }
     static INLINE F bf16(const uint8_t* p) { return each([=](int i) { return bf16_to_f32(u16(p, i)); }); }
-    static INLINE F i8(const uint8_t* p) { return each([=](int i) { return float(int8_t(p[i])); }); }
-    static INLINE F low4(const uint8_t* p) { return each([=](int i) { return float(p[i] & 15); }); }
-    static INLINE F high4(const uint8_t* p) { return each([=](int i) { return float(p[i] >> 4); }); }
     static INLINE F neg(F a) { return each([=](int i) { return -a.v[i]; }); }
     static INLINE F add(F a, F b) { return each([=](int i) { return a.v[i] + b.v[i]; }); }
     static INLINE F mul(F a, F b) { return each([=](int i) { return a.v[i] * b.v[i]; }); }
     static INLINE F fma(F a, F b, F c) { return each([=](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); }); }
+
+    // d times a sub-scale of L rows: exact. A byte, or the low or high nibble of one.
+    static INLINE F times_byte(F d, const uint8_t* p) { return each([=](int i) { return d.v[i] * float(int8_t(p[i])); }); }
+    static INLINE F times_low4(F d, const uint8_t* p) { return each([=](int i) { return d.v[i] * float(p[i] & 15); }); }
+    static INLINE F times_high4(F d, const uint8_t* p) { return each([=](int i) { return d.v[i] * float(p[i] >> 4); }); }
 
     static INLINE X lanes(const float* p) { return p; }
     template <int N> static INLINE F fma_lane(F acc, F a, X x) { return fma(a, set(x[N]), acc); }
@@ -81,9 +92,9 @@ struct V {
     static INLINE void store_bytes(uint8_t* p, Q q) { __builtin_memcpy(p, q.v, sizeof q.v); }
 
     // The integer sum of a block starts here (offset times minus the activations' sum), takes 16 columns at a time,
-    // and becomes a float exactly.
-    template <int OFFSET> static INLINE I start(const int32_t*) { return I{}; }
-    template <int OFFSET, int H> static INLINE I start_half(const int32_t*, const int32_t*) { return I{}; }
+    // and divided by `multiple` becomes a float exactly.
+    template <int OFFSET, int MULTIPLE> static INLINE I start(const int32_t*) { return I{}; }
+    template <int OFFSET, int MULTIPLE, int H> static INLINE I start_half(const int32_t*, const int32_t*) { return I{}; }
     template <int BITS> static INLINE I dot16(I acc, const Q w[4], A a) {
         for (int r = 0; r < L; r++) {
             int32_t sum = 0;
@@ -93,7 +104,7 @@ struct V {
         }
         return acc;
     }
-    static INLINE F to_float(I x) { return each([=](int i) { return float(x.v[i]); }); }
+    template <int MULTIPLE> static INLINE F to_float(I x) { return each([=](int i) { return float(x.v[i]); }); }
 
     // Four columns of L floats out of one vector of bytes: out[c * stride + r] = d[r] * (byte - offset + centre) + m[r]
     template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {

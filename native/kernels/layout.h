@@ -4,27 +4,28 @@
 // lane r, byte j of group g is weight [r, 4 g + j]), so that one 4-byte group of activations, broadcast, meets L rows
 // at once and no lane is ever added to another. Per half block (16 columns = 4 groups) and vector v of the panel:
 //
-//   kind   main vectors (low bits)                        high vector
-//   N8     4: one byte a weight                           -
-//   N4*    2: vector p has group p low, p + 2 high        -
-//   N5     2: as N4                                       1 per block: bit 4 h + g is the fifth bit of group g, half h
-//   N6     2: as N4                                       1 per half: bits 2 g are bits 4..5 of group g
-//   N3     1: bits 2 g are bits 0..1 of group g           1 per block: as N5, the third bit
-//   N2     1: bits 2 g                                    -
+//   kind   vectors
+//   N8     4 a half block: one byte a weight
+//   N4*    2 a half block: vector p has group p in its low nibbles, p + 2 in its high ones
+//   N6     3 a half block: groups 0..2 in bits 2..7; group 3's pairs of bits, high first, in bits 0..1
+//   N5     5 a block: groups 0..4 in bits 3..7; in bits 0..2 of vectors A..E: group 5 = A:3 B:2 (low bits), 6 = C:3 D:2,
+//          7 = E:3, bit 2 of B, bit 2 of D
+//   N3     1 a half block: bits 2 g are the low bits of group g; 1 a block before: bit 4 h + g is the third bit
+//   N2     1 a half block: bits 2 g are group g
 //
 // Scales precede the quants: R f16 (and R f16 minima) per block of 32; or per super-block of 256 R f16 d, R f16 dmin,
-// then an int8 scale (and a uint8 minimum) per sub-block and row. The codes are V's choice (signed or offset).
+// then a scale (and a minimum) byte per sub-block and row, V::scale_bias added. The codes are V's choice (signed or offset).
 // Included inside an anonymous namespace: nothing here may be shared between translation units with different flags.
 
 enum ScaleKind { SF16, SBF16 };
 
 constexpr int L = V::L, PV = V::PV, R = L * PV, VB = 4 * L;   // rows a vector, vectors and rows a panel, vector bytes
 
-constexpr int kind_half_bytes(Kind k) {   // main bytes of a half block, one vector column
-    return VB * (k == N8 ? 4 : k == N3 || k == N2 ? 1 : k == N6 ? 3 : 2);
+constexpr int kind_half_bytes(Kind k) {   // bytes of a half block, one vector column
+    return VB * (k == N8 ? 4 : k == N3 || k == N2 ? 1 : k == N6 ? 3 : k == N5 ? 0 : 2);
 }
-constexpr int kind_high_bytes(Kind k) { return k == N5 || k == N3 ? VB : 0; }   // per block, one vector column
-constexpr int kind_block_bytes(Kind k) { return PV * (2 * kind_half_bytes(k) + kind_high_bytes(k)); }
+constexpr int kind_head_bytes(Kind k) { return k == N5 ? 5 * VB : k == N3 ? VB : 0; }   // of a block, before its halves
+constexpr int kind_block_bytes(Kind k) { return PV * (2 * kind_half_bytes(k) + kind_head_bytes(k)); }
 
 // Super: blocks of 256 with integer sub-scales; Sub16: a scale per 16; Min: has minima; Centre: subtracted from the
 // codes and put into the minimum instead (five bits unpack cheaper when signed).
@@ -35,6 +36,7 @@ struct Layout {
     static constexpr bool super = SUPER, sub16 = SUB16, min = MIN;
     static constexpr int centre = CENTRE;
     static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
+    static constexpr int multiple = V::template multiple<KIND>;   // unpacked: multiple * q + offset
     static constexpr int unit_blocks = SUPER ? 8 : 1, subs = SUB16 ? 16 : 8;
     static constexpr bool packed_min = TYPE == Type::Q2_K;   // scale and minimum share a byte
     static constexpr int d_at = 0, dmin_at = 2 * R, sc_at = MIN ? 4 * R : 2 * R;
@@ -45,19 +47,17 @@ struct Layout {
     template <int H>
     static INLINE void quants(const uint8_t* unit, int j, int v, V::Q w[4]) {
         const uint8_t* block = unit + quants_at + j * kind_block_bytes(KIND);
-        const uint8_t* main = block + PV * kind_high_bytes(KIND) + (H * PV + v) * kind_half_bytes(KIND);
-        V::template unpack<KIND, H>(main, block + v * VB, w);
+        const uint8_t* half = block + PV * kind_head_bytes(KIND) + (H * PV + v) * kind_half_bytes(KIND);
+        V::template unpack<KIND, H>(half, block + v * kind_head_bytes(KIND), w);
     }
 
-    // Scale of sub-block h (0 unless sub16) for the codes as V unpacks them.
+    // Scale of sub-block h (0 unless sub16).
     static INLINE V::F scale(const uint8_t* unit, int j, int v, int h) {
-        constexpr float unmul = 1.0f / V::template multiple<KIND>;
         const uint8_t* at = unit + d_at + 2 * L * v;
-        typename V::F d = SCALE == SBF16 ? V::bf16(at) : V::f16(at);
-        if constexpr (unmul != 1.0f) d = V::mul(d, V::set(unmul));
+        const typename V::F d = SCALE == SBF16 ? V::bf16(at) : V::f16(at);
         if constexpr (!SUPER) return d;
         const uint8_t* sc = unit + sc_at + (SUB16 ? 2 * j + h : j) * R + L * v;
-        return V::mul(d, packed_min ? V::low4(sc) : V::i8(sc));
+        return packed_min ? V::times_low4(d, sc) : V::times_byte(d, sc);
     }
 
     // Minimum belonging to the centred codes; raw: to the codes of the file.
@@ -65,7 +65,7 @@ struct Layout {
         typename V::F m = V::f16(unit + dmin_at + 2 * L * v);
         if constexpr (SUPER) {
             const uint8_t* mn = unit + (packed_min ? sc_at : mn_at) + (SUB16 ? 2 * j + h : j) * R + L * v;
-            m = V::mul(V::neg(m), packed_min ? V::high4(mn) : V::i8(mn));
+            m = packed_min ? V::times_high4(V::neg(m), mn) : V::times_byte(V::neg(m), mn);
         }
         if (CENTRE != 0 && !raw) m = V::fma(V::set(float(CENTRE)), scale(unit, j, v, h), m);
         return m;
@@ -73,10 +73,10 @@ struct Layout {
 };
 
 // Plain bytes and float scales: what panels are expanded to when many tokens share them.
-template <bool SUB16, bool MIN, int BITS, int OFFSET>
+template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
 struct Tile {
     static constexpr bool sub16 = SUB16, min = MIN;
-    static constexpr int bits = BITS, offset = OFFSET, unit_blocks = 1, centre = 0;
+    static constexpr int bits = BITS, offset = OFFSET, multiple = MULTIPLE, unit_blocks = 1, centre = 0;
     static constexpr int scales = (SUB16 ? 2 : 1) * (MIN ? 2 : 1);
     static constexpr int quants_at = 4 * R * scales, unit_bytes = quants_at + 32 * R;
     static constexpr int scale_at(int h) { return 4 * R * h; }
@@ -95,7 +95,7 @@ struct Tile {
     }
 };
 template <class F>
-using TileOf = Tile<F::sub16, F::min, F::bits, F::offset>;
+using TileOf = Tile<F::sub16, F::min, F::bits, F::offset, F::multiple>;
 
 using Q4_0 = Layout<Type::Q4_0, N4S, false, false, false>;
 using Q4_1 = Layout<Type::Q4_1, N4U, false, false, true>;
@@ -147,31 +147,40 @@ int encode(int q) {
     }
 }
 
-// Put the 32 codes of row r (within the panel) into its block of quants (zeroed before), four at a time.
+// Put the 32 codes of row r (within the panel) into its block of quants (zeroed before), groups of four at a time.
 template <Kind KIND>
 void put_codes(const uint8_t codes[32], int r, uint8_t* block) {
-    const int v = r / L;
-    uint8_t* high = block + v * VB + r % L * 4;
-    for (int i = 0; i < 8; i++) {
-        const int h = i / 4, g = i % 4;
-        uint8_t* main = block + PV * kind_high_bytes(KIND) + (h * PV + v) * kind_half_bytes(KIND) + r % L * 4;
-        uint32_t c;
-        __builtin_memcpy(&c, codes + 4 * i, 4);
-        const auto put = [](uint8_t* at, uint32_t value, int shift) {
-            uint32_t word;
-            __builtin_memcpy(&word, at, 4);
-            word |= value << shift;
-            __builtin_memcpy(at, &word, 4);
-        };
-        if constexpr (KIND == N8) {
-            put(main + g * VB, c, 0);
-        } else if constexpr (KIND == N3 || KIND == N2) {
-            put(main, c & 0x03030303u, 2 * g);
-            if constexpr (KIND == N3) put(high, c >> 2 & 0x01010101u, 4 * h + g);
-        } else {
-            put(main + g % 2 * VB, c & 0x0f0f0f0fu, g / 2 * 4);
-            if constexpr (KIND == N5) put(high, c >> 4 & 0x01010101u, 4 * h + g);
-            if constexpr (KIND == N6) put(main + 2 * VB, c >> 4 & 0x03030303u, 2 * g);
+    constexpr uint32_t bytes = 0x01010101u;
+    const int v = r / L, lane = r % L * 4;
+    uint32_t c[8];
+    __builtin_memcpy(c, codes, 32);
+    const auto put = [&](uint8_t* vector, uint32_t value, int shift) {
+        uint32_t word;
+        __builtin_memcpy(&word, vector + lane, 4);
+        word |= value << shift;
+        __builtin_memcpy(vector + lane, &word, 4);
+    };
+    uint8_t* head = block + v * kind_head_bytes(KIND);
+    if constexpr (KIND == N5) {
+        const uint32_t low[5] = {c[5] >> 2 & 7 * bytes, (c[5] & 3 * bytes) | (c[7] >> 1 & bytes) << 2, c[6] >> 2 & 7 * bytes,
+                                 (c[6] & 3 * bytes) | (c[7] & bytes) << 2, c[7] >> 2 & 7 * bytes};
+        for (int g = 0; g < 5; g++) put(head + g * VB, c[g] << 3 | low[g], 0);
+        return;
+    }
+    for (int h = 0; h < 2; h++) {
+        uint8_t* half = block + PV * kind_head_bytes(KIND) + (h * PV + v) * kind_half_bytes(KIND);
+        const uint32_t* q = c + 4 * h;
+        for (int g = 0; g < 4; g++) {
+            if constexpr (KIND == N8) {
+                put(half + g * VB, q[g], 0);
+            } else if constexpr (KIND == N6) {
+                if (g < 3) put(half + g * VB, q[g] << 2 | (q[3] >> (4 - 2 * g) & 3 * bytes), 0);
+            } else if constexpr (KIND == N3 || KIND == N2) {
+                put(half, q[g] & 3 * bytes, 2 * g);
+                if constexpr (KIND == N3) put(head, q[g] >> 2 & bytes, 4 * h + g);
+            } else {
+                put(half + g % 2 * VB, q[g], g / 2 * 4);
+            }
         }
     }
 }
@@ -238,8 +247,8 @@ void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t
                 put(unit + F::d_at + 2 * r, s.d);
                 if (F::min) put(unit + F::dmin_at + 2 * r, s.dmin);
                 for (int i = 0; i < F::subs; i++) {
-                    unit[F::sc_at + i * R + r] = uint8_t(s.sc[i]);
-                    if (F::min && !F::packed_min) unit[F::mn_at + i * R + r] = s.mn[i];
+                    unit[F::sc_at + i * R + r] = uint8_t(s.sc[i] + (F::packed_min ? 0 : V::scale_bias));
+                    if (F::min && !F::packed_min) unit[F::mn_at + i * R + r] = uint8_t(s.mn[i] + V::scale_bias);
                 }
             } else if constexpr (F::type == Type::MXFP4) {
                 put(unit + F::d_at + 2 * r, uint16_t(__builtin_bit_cast(uint32_t, e8m0_half(head[0])) >> 16));

@@ -93,8 +93,9 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
     using I = V::I;
     using Float = V::F;
     Float acc[T][PV];
-    for (int t = 0; t < T; t++)
-        for (int v = 0; v < PV; v++) acc[t][v] = carry ? V::load(out + t * ldo + v * L) : V::set(0.0f);
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        unroll<PV>([&](auto v) INLINE_LAMBDA { acc[t][v] = carry ? V::load(out + t * ldo + v * L) : V::set(0.0f); });
+    });
     const uint8_t* unit = weights;
     for (int64_t b = 0; b < blocks; unit += F::unit_bytes) {
         for (int j = 0; j < F::unit_blocks; j++, b++, meta++, q += 32) {
@@ -102,22 +103,24 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
             if constexpr (!F::sub16) {
                 I sum[T][PV];
                 unroll<T>([&](auto t) INLINE_LAMBDA {
-                    const I start = V::template start<F::offset>(meta->neg + t);
-                    for (int v = 0; v < PV; v++) sum[t][v] = start;
+                    const I start = V::template start<F::offset, F::multiple>(meta->neg + t);
+                    unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = start; });
                 });
                 unroll<2>([&](auto h) INLINE_LAMBDA {
                     typename V::A a[T];
-                    for (int t = 0; t < T; t++) a[t] = V::acts(q + t * k + 16 * h);
+                    unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::acts(q + t * k + 16 * h); });
                     unroll<PV>([&](auto v) INLINE_LAMBDA {
                         typename V::Q w[4];
                         F::template quants<h>(unit, j, v, w);
-                        for (int t = 0; t < T; t++) sum[t][v] = V::template dot16<F::bits>(sum[t][v], w, a[t]);
+                        unroll<T>([&](auto t) INLINE_LAMBDA {
+                            sum[t][v] = V::template dot16<F::bits>(sum[t][v], w, a[t]);
+                        });
                     });
                 });
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     const Float d = F::scale(unit, j, v, 0);
                     unroll<T>([&](auto t) INLINE_LAMBDA {
-                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(V::to_float(sum[t][v]), d), da);
+                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(V::template to_float<F::multiple>(sum[t][v]), d), da);
                     });
                     if constexpr (F::min) {
                         const auto sa = V::lanes(meta->s);
@@ -129,14 +132,14 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
                 Float part[T][PV];
                 unroll<2>([&](auto h) INLINE_LAMBDA {
                     typename V::A a[T];
-                    for (int t = 0; t < T; t++) a[t] = V::acts(q + t * k + 16 * h);
+                    unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::acts(q + t * k + 16 * h); });
                     unroll<PV>([&](auto v) INLINE_LAMBDA {
                         typename V::Q w[4];
                         F::template quants<h>(unit, j, v, w);
                         const Float d = F::scale(unit, j, v, h);
                         unroll<T>([&](auto t) INLINE_LAMBDA {
-                            const I start = V::template start_half<F::offset, h>(meta->neg0 + t, meta->neg + t);
-                            const Float f = V::to_float(V::template dot16<F::bits>(start, w, a[t]));
+                            const I start = V::template start_half<F::offset, F::multiple, h>(meta->neg0 + t, meta->neg + t);
+                            const Float f = V::template to_float<F::multiple>(V::template dot16<F::bits>(start, w, a[t]));
                             part[t][v] = h == 0 ? V::mul(f, d) : V::fma(f, d, part[t][v]);
                         });
                     });
@@ -161,8 +164,9 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
             }
         }
     }
-    for (int t = 0; t < T; t++)
-        for (int v = 0; v < PV; v++) V::store(out + t * ldo + v * L, acc[t][v]);
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        unroll<PV>([&](auto v) INLINE_LAMBDA { V::store(out + t * ldo + v * L, acc[t][v]); });
+    });
 }
 
 // A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.
@@ -226,7 +230,7 @@ void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t
 }
 
 // The same from rows as they lie in the file; any quantised type. The integers of Centre types are centred here too.
-using AnyTile = Tile<true, true, V::template bits<N8>, V::template offset<N8>>;
+using AnyTile = Tile<true, true, V::template bits<N8>, V::template offset<N8>, V::template multiple<N8>>;
 
 template <class T>
 void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_block, int64_t blocks, uint8_t* tile) {
@@ -295,9 +299,9 @@ void gemm_q8(const Matrix& w, const void* acts, int64_t m, float* out, int64_t l
     };
     if (!with_layout(w.type, [&](auto layout) {
             using F = decltype(layout);
-            rows_as(Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset>{}, F::centre);
+            rows_as(Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset, 1>{}, F::centre);
         }))
-        rows_as(Tile<true, false, AnyTile::bits, AnyTile::offset>{}, 0);   // every further type: no minima, scales per 16
+        rows_as(Tile<true, false, AnyTile::bits, AnyTile::offset, 1>{}, 0);   // every further type: no minima, scales per 16
 }
 
 #include "floats.h"
