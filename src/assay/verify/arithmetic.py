@@ -122,6 +122,8 @@ def summed(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, n_
     half = node.op in MATRIX and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
     if half or (a.f16_cache and node.op in ("kq", "kqv")):  # ggml adds halves in 32 half-precision lanes on ARM
         size += UNIT["f16"] * math.sqrt(max(2, n / 32))
+    if node.op == "kq":
+        size *= 2  # scores are small beside the products they sum
     rms = np.sqrt(np.mean(y * y, axis=-1, keepdims=True))
     return np.asarray(y + size * rms * _noise(node, 7, y.shape), y.dtype)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from assay.errors import AssayError
 from assay.graph import Graph
@@ -12,6 +14,7 @@ from assay.models import Model
 from assay.verify.arithmetic import ARITHMETICS, Arithmetic
 from assay.verify.contradictions import contradictions
 from assay.verify.judge import Evidence, examine, infer
+from assay.verify.noise import Level
 from assay.verify.observe import Dump
 
 
@@ -76,6 +79,18 @@ class Diff:
     def at_fault(self) -> tuple[NodeVerdict, ...]:
         return tuple(n for n in self.nodes if n.own)
 
+    def beside(self, other: Diff) -> Diff:
+        """This result, where the other side was judged as well: a wrong one of the two is the result."""
+        worse = other if self and not other else self
+        fine = self if worse is other else other
+        return replace(worse, a=fine.b, notes=(*worse.notes, f"{fine.b} against the definition: {fine.summary}"))
+
+    @property
+    def summary(self) -> str:
+        if self.verdict == "wrong":
+            return f"wrong, first at {self.first_wrong.name if self.first_wrong else ''}"
+        return f"noise (explained by {self.arithmetic.name})" if self.verdict == "noise" else "same"
+
     def to_json(self) -> dict[str, Any]:
         first = self.first_wrong
         return {
@@ -111,6 +126,36 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
         notes=dump.notes,
         contradictions=tuple(contradictions(dump)),
     )
+
+
+def compare(a: Dump, b: Dump) -> Diff:
+    """Two files of values without a model: what agrees to float32, and no more than that can be said."""
+    if a.tokens and b.tokens and a.tokens != b.tokens:
+        raise AssayError(
+            f"{a.source} and {b.source}: hold other tokens ({list(a.tokens)[:8]} and {list(b.tokens)[:8]})"
+        )
+    common = [o for o in b.observations if o.kind == "values" and (x := a.values(o.name)) is not None
+              and x.shape == o.array().shape]  # fmt: skip
+    if not common:
+        names = [", ".join(sorted(d.by_name)[:20]) for d in (a, b)]
+        raise AssayError(f"{a.source} and {b.source}: no name and shape in common (found {names[0]} and {names[1]})")
+    nodes, none = [], np.zeros(0)
+    for obs in common:
+        x, y = np.asarray(a.values(obs.name), np.float64), obs.array().astype(np.float64)
+        error = np.abs(y - x)
+        at = np.unravel_index(int(error.argmax()), error.shape)
+        base = float(np.sum(x * x))
+        nmse = float(np.sum(error**2)) / (base + 1e-30)
+        evidence = Evidence(
+            obs.name, nmse, float(np.sum(x * y) / (np.sqrt(base * np.sum(y * y)) + 1e-30)), float(error.max()),
+            tuple(map(int, at)), float(y[at]), float(x[at]), none, none, nmse, None, True, (obs.name,),
+            Level(none, none), Level(none, none),
+        )  # fmt: skip
+        verdict = "same" if nmse < 1e-10 and error.max() <= 1e-4 * np.sqrt(base / x.size) else "wrong"
+        nodes.append(NodeVerdict(obs.name, verdict, None, None, evidence))
+    left = tuple(n for n in b.by_name if n not in {o.name for o in common})
+    note = "no model is known, so neither noise nor whose fault it is can be told; give --model"
+    return Diff(a.source, b.source, ARITHMETICS[0], tuple(nodes), left, (note,), tuple(contradictions(b)))
 
 
 def decide(graph: Graph, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:

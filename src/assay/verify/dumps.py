@@ -267,23 +267,32 @@ def _unmasked(obs: Observation, op: str) -> Array:
 def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Observation, str]:
     """Partial evidence: check that it fits; where the row was not said, take the nearest of first, last and all."""
     graph = model.graph
-    size = math.prod(shape_of(graph, obs.name, n))
-    if obs.shape is not None and math.prod(obs.shape) not in (size, size // n):
+    start, stop = obs.rows or (0, n)
+    if stop > n:
+        raise AssayError(f"{obs.where}: row {stop - 1} of {n} tokens; give the ids of all of them with --tokens")
+    symbolic = graph.shapes[obs.name]
+    if obs.rows is not None and symbolic[0] == "S":
+        obs = replace(obs, rows=(0, stop))
+
+    def expected(rows: int) -> tuple[int, ...]:
+        return tuple(rows if d == "T" else stop if d == "S" else int(d) for d in symbolic)
+
+    whole, last = expected(stop - start), expected(1)
+    if obs.shape is not None and math.prod(obs.shape) not in (math.prod(whole), math.prod(last)):
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "
-            f"(expected {list(shape_of(graph, obs.name, n))}); is it a dump of another model, or of other tokens?"
+            f"(expected {list(whole)}); is it a dump of another model, or of other tokens?"
         )
-    if obs.shape is not None and obs.rows is None and n > 1 and math.prod(obs.shape) == size // n:
-        obs = replace(obs, rows=(n - 1, n))
-    if obs.rows is not None and obs.rows[1] > n:
-        raise AssayError(f"{obs.where}: row {obs.rows[1] - 1} of {n} tokens; give the ids of all of them with --tokens")
-    if obs.kind == "top" and obs.rows is None:
-        obs = replace(obs, rows=(n - 1, n))
+    short = obs.shape is not None and math.prod(obs.shape) < math.prod(whole)
+    if short or (obs.kind == "top" and stop - start > 1):
+        obs = replace(obs, rows=(stop - 1, stop))
     if obs.kind in ("at", "top"):
-        room = size // n * ((obs.rows[1] - obs.rows[0]) if obs.rows else n)
+        room = math.prod(last if obs.row is not None else whole)
         high = max(i for i, _ in obs.data)
         if high >= room:
             raise AssayError(f"{obs.where}: {obs.foreign}: index {high} is outside the {room} values described")
+    if obs.shape is not None:
+        obs = replace(obs, shape=last if obs.row is not None and symbolic[0] != "S" else whole)
     if obs.rows is not None or obs.shape is not None or n == 1:
         return obs, ""
     axis, value = token_axis(graph, obs.name), truth([obs.name])[obs.name]

@@ -156,9 +156,11 @@ def measure(obs: Observation, value: Array, axis: int, head_width: int = 0) -> A
     part = rows_of(value, axis, obs.rows)
     if obs.order == "hf":
         part = to_hf(part, head_width)
+    shape = obs.array().shape if obs.kind == "values" else obs.shape or ()
+    if len(shape) == part.ndim:  # scores of an early step see fewer keys
+        part = part[tuple(slice(0, n) for n in shape)]
     if obs.kind == "values":
-        shape = obs.array().shape if obs.shape is None else obs.shape
-        return part[tuple(slice(0, n) for n in shape)]  # scores of an early step see fewer keys
+        return part
     flat = part.reshape(-1)
     if obs.kind == "first":
         return flat[: len(obs.data)]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,16 +227,35 @@ def _whole(path: Path, name: str, reader: Callable[[], Array]) -> Array:
     return value
 
 
-def summary_lines(dump: Dump, n_first: int = 10) -> Iterator[str]:
-    """The trace as JSON lines of observations: first values and statistics of the last row, best logits."""
-    head: dict[str, Any] = {"assay_dump": 1, "engine": dump.engine, "tokens": list(dump.tokens)}
-    yield json.dumps(head | {"positions": list(dump.positions), "phase": dump.phase})
-    for obs in dump.observations:
-        yield summarise(obs.name, obs.array(), n_first)
+def write_summary(
+    out: TextIO,
+    engine: Engine,
+    tokens: Sequence[int],
+    *,
+    decode: int = 0,
+    nodes: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """The trace as a dump in JSON lines: a header for each step, then one line of observations for each node."""
+    graph = engine.model.graph
+    names, steps = choose(graph, nodes), steps_of(len(tokens), decode)
+    begun = -1
+
+    def line(name: str, value: Array, start: int) -> None:
+        nonlocal begun
+        while begun < start and "T" in graph.shapes[name]:
+            begun = start
+            n = value.shape[token_axis(graph, name)]
+            head: dict[str, Any] = {"assay_dump": 1, "engine": engine.name, "tokens": list(tokens[start : start + n])}
+            at = list(range(start, start + n))
+            out.write(json.dumps(head | {"positions": at, "phase": "decode" if start else "prefill"}) + "\n")
+        out.write(summarise(name, value) + "\n")
+
+    run_steps(engine, tokens, steps, names, line, None, progress)
 
 
 def summarise(name: str, value: Array, n_first: int = 10) -> str:
-    """One line: the whole tensor's statistics and its first values; for logits the best five of the last row."""
+    """One line: the tensor's statistics and first values; for logits also the best five of the last row."""
     flat = value.reshape(-1).astype(np.float64)
     line: dict[str, Any] = {"name": name, "shape": list(value.shape), "first": flat[:n_first].tolist()}
     line |= {kind: function(flat) for kind, function in STATISTICS.items()}

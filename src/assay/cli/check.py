@@ -1,0 +1,57 @@
+"""`assay check`: is this engine right on this model? One command, exit 0 or 1."""
+
+from __future__ import annotations
+
+import argparse
+
+from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids
+from assay.cli.trace import add_run_arguments, counting
+from assay.errors import AssayError
+
+HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
+EXAMPLE = """\
+assay check smollm2 --engine cpu
+assay check smollm2 --engine llamacpp --lengths 1,5"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    add_run_arguments(parser, "cpu")
+    parser.add_argument("--lengths", type=token_ids, metavar="N,…", help="tokens of each run; default: 1,2,7,33")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.engines.base import PAGE
+    from assay.verify.check import LENGTHS, check_engine
+    from assay.verify.diff import text
+    from assay.verify.sample import TEXT
+    from assay.verify.witness import open_engine
+
+    lengths = tuple(args.lengths or LENGTHS)
+    if min(lengths) < 1:
+        raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
+    _file, model, tokenizer = open_model(args)
+    tokens = tokenizer.encode(TEXT)[: max(lengths)]
+    pages = -(-max(lengths) // PAGE)
+    options = {"precision": args.precision, "threads": args.threads, "kv_type": args.kv_type}
+    done = []
+    with counting("checking") as progress:
+        checks = check_engine(
+            lambda: open_engine(args.engine, model, n_pages=pages, **options), model, tokens, lengths, progress
+        )
+        for check in checks:
+            done.append(check)
+            if not args.json:
+                print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
+    failed = [c for c in done if not c.passed]
+    obj = {
+        "model": str(model.file.path),
+        "engine": args.engine,
+        "verdict": "wrong" if failed else "right",
+        "checks": [c.to_json() for c in done],
+    }
+    first = next((c.diff for c in failed if c.diff is not None), None)
+    closing = f"\n{text(first, model)}" if first is not None else ""
+    emit(args, obj, f"{len(done) - len(failed)} of {len(done)} checks passed{closing}")
+    return 1 if failed else 0

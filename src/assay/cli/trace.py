@@ -1,0 +1,113 @@
+"""`assay trace`: every node's value on any engine, to a safetensors file or as JSON lines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids, whole
+from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.text import Tokenizer
+
+HELP = "write every node's value to a file, on any engine"
+EXAMPLE = """\
+assay trace smollm2 -p "The capital of France is" -o truth.safetensors
+assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out|result' --summary"""
+PROMPT = "The capital of France is"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_argument(parser)
+    add_token_arguments(parser)
+    parser.add_argument("--nodes", metavar="REGEX", help="only nodes whose name matches somewhere")
+    add_run_arguments(parser, "reference")
+    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write; --summary: default stdout")
+    parser.add_argument("--summary", action="store_true", help="JSON lines with statistics and first values instead")
+    add_json_argument(parser)
+
+
+def add_token_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help=f"the text to feed; default: {PROMPT!r}")
+    parser.add_argument("--tokens", type=token_ids, metavar="IDS", help="the ids to feed, such as 1,2,3")
+    parser.add_argument(
+        "--decode", type=whole(0), default=0, metavar="K", help="feed the last K tokens one by one through the cache"
+    )
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--engine",
+        default=default,
+        metavar="NAME",
+        help=f"reference, cpu, llamacpp or transformers; default: {default}",
+    )
+    parser.add_argument("--precision", metavar="NAME", help="the engine's arithmetic, such as f64 or f32")
+    parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
+    parser.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
+
+
+def chosen_tokens(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
+    """The ids that -p or --tokens give."""
+    if args.prompt is not None and args.tokens is not None:
+        raise AssayError("give -p TEXT or --tokens IDS, not both")
+    ids = args.tokens if args.tokens is not None else tokenizer.encode(PROMPT if args.prompt is None else args.prompt)
+    if not ids:
+        raise AssayError("no tokens to feed; give a text with -p or ids with --tokens")
+    return list(ids)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Nodes done, on stderr if that is a terminal."""
+    drawn = 0.0
+    live = sys.stderr.isatty()
+
+    def show(done: int, total: int) -> None:
+        nonlocal drawn
+        if live and (done == total or time.monotonic() - drawn > 0.1):
+            drawn = time.monotonic()
+            print(f"\r\033[K{what}: {done} of {total} nodes", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.engines.base import PAGE
+    from assay.verify.trace import choose, steps_of, write_summary, write_trace
+    from assay.verify.witness import open_engine
+
+    if args.output is None and not args.summary:
+        raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")
+    _file, model, tokenizer = open_model(args)
+    tokens = chosen_tokens(args, tokenizer)
+    names, steps = choose(model.graph, args.nodes), steps_of(len(tokens), args.decode)
+    engine = open_engine(
+        args.engine, model,
+        n_pages=-(-len(tokens) // PAGE), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
+    )  # fmt: skip
+    with counting(f"tracing on {engine.name}") as progress:
+        if args.summary:
+            with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:
+                write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+        else:
+            write_trace(Path(args.output), engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+    engine.close()
+    if args.output is not None:
+        size = Path(args.output).stat().st_size
+        done = {"path": args.output, "engine": engine.name, "tokens": tokens, "steps": steps, "nodes": len(names)}
+        emit(
+            args, done | {"bytes": size},
+            f"{args.output}: {len(names)} nodes of {len(tokens)} tokens in {len(steps)} steps, {size / 1e6:.1f} MB",
+        )  # fmt: skip
+    return 0
