@@ -51,7 +51,7 @@ def cli_page() -> str:
         "# Command line\n",
         "Exit codes: 0 all is well, 1 a difference was found, 2 bad input. `--json` gives one object.\n",
     ]
-    for verb in ("", *cli.VERBS):
+    for verb in ("", *cli.verbs()):
         text = io.StringIO()
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
             cli.main([verb, "--help"] if verb else ["--help"])
