@@ -283,7 +283,7 @@ class _Case:
             newlines = piece.count(b"\n") if not piece.strip() else 0
             what = ("a newline" if newlines == 1 else f"{newlines} newlines") if newlines else ""
             words = f"{what} {self.name(token)}".strip() if what else self.name(token)
-            vanished = self.chat is None and bool(self.vocab.kind(token) & Kind.BYTE)
+            vanished = self.chat is None and bool(self.vocab.kinds[token] & Kind.BYTE)
             kind = "byte-fallback" if vanished else fault
             findings.append(Finding(kind, f"missing: {words}{before}", at, (token,), ()))
             before = f" after {self.name(token)}" if special or newlines else before
@@ -337,17 +337,17 @@ class _Case:
 
     def _lost_bytes(self, e: tuple[int, ...], g: tuple[int, ...]) -> str | None:
         """A character that is bytes here, and dropped, unknown or something else there."""
-        unknown = [token for token in g if self.vocab.kind(token) & Kind.UNKNOWN]
+        unknown = [token for token in g if self.vocab.kinds[token] & Kind.UNKNOWN]
         if unknown and not any(token in e for token in unknown):
             return f"{self.name(unknown[0])} stands where {self.names(e)} belongs: write such characters as bytes"
-        bytes_ = [t for t in e if self.vocab.kind(t) & Kind.BYTE and self.tokenizer.piece(t) != b"\n"]
+        bytes_ = [t for t in e if self.vocab.kinds[t] & Kind.BYTE and self.tokenizer.piece(t) != b"\n"]
         whole = self.vocab.pre is not None and not self.words(e).isascii() and len(e) > 1
         if (bytes_ or whole) and not g:
             return f"{_quote(self.words(e))} was dropped: it is the bytes {self.names(e)}"
         ours, theirs = self.bytes_of(e), self.bytes_of(g)
         if not ours.isascii() and theirs == bytes(b for b in ours if b < 128):
             return f"{_quote(self.words(e))} was dropped: {self.names(e)} belongs where {self.names(g)} stands"
-        if bytes_ and not any(self.vocab.kind(t) & Kind.BYTE for t in g):
+        if bytes_ and not any(self.vocab.kinds[t] & Kind.BYTE for t in g):
             return f"{self.names(g)} stands where the bytes {self.names(e)} belong"
         return None
 

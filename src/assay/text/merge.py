@@ -11,11 +11,11 @@ import heapq
 import itertools
 from collections.abc import Mapping
 
-_NO_RANK = float("inf")
+_NO_RANK = 1 << 62
 _SHORT = 96  # below this, scanning beats a queue
 
 
-def merge(parts: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
+def merge(parts: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
     """Merge adjacent `parts`; the pair (a, b) is looked up as `a + joint + b`."""
     if len(parts) > _SHORT:
         return _merge_long(parts, ranks, joint)
@@ -35,11 +35,11 @@ def merge(parts: list[str], ranks: Mapping[str, float], joint: str) -> list[str]
     return parts
 
 
-def _merge_long(parts: list[str], ranks: Mapping[str, float], joint: str) -> list[str]:
+def _merge_long(parts: list[str], ranks: Mapping[str, int], joint: str) -> list[str]:
     """The same in n log n: a queue of candidate pairs over a linked list; overtaken candidates are skipped."""
     n = len(parts)
     before, after = list(range(-1, n - 1)), [*range(1, n), -1]
-    queue: list[tuple[float, int, int, int]] = []  # rank, left, right, length of both
+    queue: list[tuple[int, int, int, int]] = []  # rank, left, right, length of both
 
     def offer(left: int, right: int) -> None:
         if left >= 0 and right >= 0:

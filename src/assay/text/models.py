@@ -14,8 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Protocol
+
+import numpy as np
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
@@ -92,6 +94,40 @@ def decode_leniently(data: bytes) -> str:
     return "".join(out)
 
 
+class SafeCuts:
+    """Where a text may be cut without changing any merge: between two characters that stand together in no token.
+
+    A merge makes a token, so none can join what lies on both sides of such a place.
+    """
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
+
+    @cached_property
+    def words(self) -> Callable[[str], list[str]]:
+        """Cut before a space that follows another character, unless some token holds just that pair, and
+        around newlines unless a token holds one beside something else."""
+        spaced = [text for text in self._tokens if SPACE in text]
+        joined = {a for text in spaced for a, b in pairwise(text) if b == SPACE} - {SPACE}
+        newline = "" if any("\n" in text and len(text) > 1 for text in self._tokens) else "\n"
+        word = f"[^{SPACE}{newline}]"
+        glue = f"(?:(?<=[{re.escape(''.join(sorted(joined)))}]){SPACE}+{word}*)*" if joined else ""
+        rest = f"|{newline}" if newline else ""
+        return re.compile(f"{SPACE}*{word}+{glue}|{SPACE}+{rest}").findall
+
+    @cached_property
+    def _neighbours(self) -> frozenset[str]:
+        return frozenset(text[i : i + 2] for text in self._tokens for i in range(len(text) - 1))
+
+    def further(self, piece: str) -> list[str]:
+        """Every cut there is, for a piece that is long because its language has no spaces."""
+        if len(piece) <= _CUT_FURTHER:
+            return [piece]
+        neighbours = self._neighbours
+        cuts = [0, *(i for i in range(1, len(piece)) if piece[i - 1 : i + 1] not in neighbours), len(piece)]
+        return [piece[a:b] for a, b in pairwise(cuts)]
+
+
 class ByteLevelBPE:
     """`gpt2`: words, then merges by rank."""
 
@@ -99,62 +135,76 @@ class ByteLevelBPE:
         self._ids = vocab.ids
         self._pre = pre
         self._merges = _read_merges(file, vocab)
-        self._words = _Remembered(self._word if pre.byte_encode else self._plain_word)
+        self._words = _Remembered(self._word)
 
     def encode(self, text: str) -> list[int]:
-        if not self._pre.byte_encode:
-            text = text.replace(" ", SPACE)
         return self._words.of(self._pre.split(text))
 
     def encode_bytes(self, data: bytes) -> list[int]:
         return self.encode(decode_leniently(data))
 
     @cached_property
-    def _ranks(self) -> dict[str, float]:
-        ranks = dict(zip(self._merges, range(len(self._merges)), strict=True))
-        if len(ranks) != len(self._merges):  # of a pair listed twice the first counts
-            ranks = {}
-            for rank, pair in enumerate(self._merges):
-                ranks.setdefault(pair, rank)
-        return ranks  # type: ignore[return-value]  # int for float, which Mapping allows and dict does not
+    def _ranks(self) -> dict[str, int]:
+        """Of a pair listed twice the first counts."""
+        pairs = self._merges
+        return dict(zip(reversed(pairs), range(len(pairs) - 1, -1, -1), strict=True))
 
     def _word(self, word: str) -> tuple[int, ...]:
         text = word.encode("utf-8", "surrogatepass").decode("latin-1").translate(_TRANSLATE)
         if self._pre.ignore_merges and text in self._ids:
             return (self._ids[text],)
-        ids: list[int] = []
-        for part in merge(list(text), self._ranks, " "):
-            found = self._ids.get(part)
-            if found is not None:
-                ids.append(found)
-            else:  # a merge made what is no token: what llama.cpp saves of it are its ASCII characters
-                ids.extend(self._ids[c] for c in part if c.isascii() and c in self._ids)
-        return tuple(ids)
+        parts = merge(list(text), self._ranks, " ")
+        try:
+            return tuple([self._ids[part] for part in parts])
+        except KeyError:
+            return tuple(chain.from_iterable(map(self._rescued, parts)))
 
-    def _plain_word(self, word: str) -> tuple[int, ...]:
+    def _rescued(self, part: str) -> list[int]:
+        """Where a merge made what is no token, llama.cpp keeps its ASCII characters and drops the rest."""
+        if part in self._ids:
+            return [self._ids[part]]
+        return [self._ids[c] for c in part if c.isascii() and c in self._ids]
+
+
+class PlainBPE(ByteLevelBPE):
+    """`gemma4`: merges by rank on plain UTF-8, with U+2581 for the space and byte tokens for the rest.
+
+    Its words are whole lines; they are cut where that is safe.
+    """
+
+    def encode(self, text: str) -> list[int]:
+        lines = self._pre.split(text.replace(" ", SPACE))
+        return self._words.of([piece for line in lines for piece in self._cuts.words(line)])
+
+    @cached_property
+    def _cuts(self) -> SafeCuts:
+        made = (pair.replace(" ", "", 1) for pair in self._merges)
+        return SafeCuts([*self._ids, *(text for text in made if text not in self._ids)])
+
+    def _word(self, word: str) -> tuple[int, ...]:
         if self._pre.newline_words and word in self._ids and not word.strip("\n"):
             return (self._ids[word],)
-        ids: list[int] = []
-        for part in merge(list(word), self._ranks, " "):
-            found = self._ids.get(part)
-            if found is not None:
-                ids.append(found)
-            else:
-                names = (f"<0x{b:02X}>" for b in part.encode("utf-8", "surrogatepass"))
-                ids.extend(self._ids[name] for name in names if name in self._ids)
-        return tuple(ids)
+        pieces = self._cuts.further(word)
+        parts = chain.from_iterable(merge(list(piece), self._ranks, " ") for piece in pieces)
+        return tuple(chain.from_iterable(map(self._rescued, parts)))
+
+    def _rescued(self, part: str) -> list[int]:
+        if part in self._ids:
+            return [self._ids[part]]
+        names = (f"<0x{b:02X}>" for b in part.encode("utf-8", "surrogatepass"))
+        return [self._ids[name] for name in names if name in self._ids]
 
 
 def _read_merges(file: GGUFFile, vocab: Vocab) -> list[str]:
     if MERGES not in file.metadata and vocab.pre_name == "kimi-k2":
         return []
     merges: list[str] = file.get_array(MERGES, kind=str)
-    for i, pair in enumerate(merges):
-        if " " not in pair[1:-1]:
-            raise AssayError(
-                f"{file.path.name}: {MERGES}: entry {i} is not a pair (found {pair!r:.60}, expected two parts with "
-                "a space between them); convert the model again"
-            )
+    wrong = next((pair for pair in merges if " " not in pair[1:-1]), None)
+    if wrong is not None:
+        raise AssayError(
+            f"{file.path.name}: {MERGES}: entry {merges.index(wrong)} is not a pair (found {wrong!r:.60}, expected "
+            "two parts with a space between them); convert the model again"
+        )
     return merges
 
 
@@ -164,59 +214,38 @@ class ScoredMerges:
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._ids = vocab.ids
+        self._cuts = SafeCuts(vocab.tokens)
         self._pieces = _Remembered(self._piece)
 
     def encode(self, text: str) -> list[int]:
-        return self._pieces.of(self._cut(text.replace(" ", SPACE)))
+        return self._pieces.of(self._cuts.words(text.replace(" ", SPACE)))
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        return self._pieces.of(self._cut(_symbols(data.replace(b" ", SPACE.encode()))))
+        return self._pieces.of(self._cuts.words(_symbols(data.replace(b" ", SPACE.encode()))))
 
     @cached_property
-    def _ranks(self) -> dict[str, float]:
+    def _ranks(self) -> dict[str, int]:
+        """The rank of a pair is that of the token it makes: 0 for the highest score, equal for equal scores."""
         scores = self._vocab.scores
-        values = [0.0] * len(self._ids) if scores is None else (-scores).tolist()
-        return dict(zip(self._vocab.tokens, values, strict=True))
-
-    @cached_property
-    def _cut(self) -> Callable[[str], list[str]]:
-        """Cut before a space that follows another character, unless some token holds just that pair, and
-        around newlines unless a token holds one beside something else."""
-        tokens = self._vocab.tokens
-        joined = {text[i - 1] for text in tokens if SPACE in text for i in _places(text) if i} - {SPACE}
-        newline = "" if any("\n" in text and len(text) > 1 for text in tokens) else "\n"
-        word = f"[^{SPACE}{newline}]"
-        glue = f"(?:(?<=[{re.escape(''.join(sorted(joined)))}]){SPACE}+{word}*)*" if joined else ""
-        rest = f"|{newline}" if newline else ""
-        return re.compile(f"{SPACE}*{word}+{glue}|{SPACE}+{rest}", re.DOTALL).findall
-
-    @cached_property
-    def _neighbours(self) -> frozenset[str]:
-        """Every two characters that stand together in some token."""
-        return frozenset(text[i : i + 2] for text in self._vocab.tokens for i in range(len(text) - 1))
+        if scores is None:
+            return dict.fromkeys(self._vocab.tokens, 0)
+        ranks = np.unique(-scores, return_inverse=True)[1]
+        return dict(zip(self._vocab.tokens, ranks.tolist(), strict=True))
 
     def _piece(self, piece: str) -> tuple[int, ...]:
-        if len(piece) <= _CUT_FURTHER:
-            return tuple(self._ids_of(merge(list(piece), self._ranks, "")))
-        ids: list[int] = []
-        start, neighbours = 0, self._neighbours
-        for end in range(1, len(piece) + 1):
-            if end == len(piece) or piece[end - 1 : end + 1] not in neighbours:
-                ids += self._ids_of(merge(list(piece[start:end]), self._ranks, ""))
-                start = end
-        return tuple(ids)
+        parts = [part for cut in self._cuts.further(piece) for part in merge(list(cut), self._ranks, "")]
+        try:
+            return tuple([self._ids[part] for part in parts])
+        except KeyError:
+            return tuple(chain.from_iterable(map(self._part, parts)))
 
-    def _ids_of(self, parts: list[str]) -> list[int]:
-        ids: list[int] = []
-        for part in parts:
-            found = self._ids.get(part)
-            if found is not None:
-                ids.append(found)
-                continue
-            code = ord(part[0])
-            raw = bytes([code - _ESCAPE]) if _ESCAPE <= code < _ESCAPE + 256 else part.encode()
-            ids.extend(map(self._byte, raw))
-        return ids
+    def _part(self, part: str) -> list[int]:
+        """A token, or the bytes of a single character that is none."""
+        if part in self._ids:
+            return [self._ids[part]]
+        code = ord(part)
+        raw = bytes([code - _ESCAPE]) if _ESCAPE <= code < _ESCAPE + 256 else part.encode()
+        return [self._byte(byte) for byte in raw]
 
     def _byte(self, byte: int) -> int:
         found = self._ids.get(f"<0x{byte:02X}>", self._ids.get(chr(byte)) if byte < 128 else None)
@@ -228,10 +257,6 @@ class ScoredMerges:
                 "this vocabulary cannot hold the text"
             )
         return found
-
-
-def _places(text: str) -> list[int]:
-    return [i for i, c in enumerate(text) if c == SPACE]
 
 
 def _symbols(data: bytes) -> str:

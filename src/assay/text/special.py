@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
+
 from assay.text.vocab import Kind, Vocab
 
 Fragment = str | int
@@ -22,10 +24,10 @@ class SpecialTokens:
         self._vocab = vocab
 
     @cached_property
-    def _by_length(self) -> list[tuple[str, int, Kind]]:
-        kinds = self._vocab.kinds
-        found = [int(i) for i in (kinds & int(Kind.SPECIAL)).nonzero()[0]]
-        rows = [(self._vocab.tokens[i], i, self._vocab.kind(i)) for i in found]
+    def _by_length(self) -> list[tuple[str, int, int]]:
+        kinds = np.frombuffer(self._vocab.kinds, np.uint8)
+        found = np.flatnonzero(kinds & Kind.SPECIAL).tolist()
+        rows = [(self._vocab.tokens[i], i, self._vocab.kinds[i]) for i in found]
         return sorted(rows, key=lambda row: -len(row[0].encode()))
 
     @cached_property
@@ -51,7 +53,7 @@ class SpecialTokens:
         return fragments
 
 
-def _cut(text: str, token: str, token_id: int, kind: Kind) -> list[Fragment]:
+def _cut(text: str, token: str, token_id: int, kind: int) -> list[Fragment]:
     out: list[Fragment] = []
     while (at := text.find(token)) >= 0:
         left, text = text[:at], text[at + len(token) :]

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
-from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, ScoredMerges
+from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, PlainBPE, ScoredMerges
 from assay.text.special import SpecialTokens
 from assay.text.vocab import Kind, Vocab, read_vocab
 
@@ -20,6 +20,7 @@ class Tokenizer:
         self._file = file
         self.vocab = vocab
         self._special = SpecialTokens(vocab)
+        self._pieces: dict[int, bytes] = {}
 
     @classmethod
     def from_gguf(cls, file: GGUFFile) -> Tokenizer:
@@ -58,9 +59,10 @@ class Tokenizer:
 
     @cached_property
     def _encoder(self) -> Encoder:
-        if self.vocab.pre is not None:
-            return ByteLevelBPE(self._file, self.vocab, self.vocab.pre)
-        return ScoredMerges(self.vocab)
+        pre = self.vocab.pre
+        if pre is None:
+            return ScoredMerges(self.vocab)
+        return (ByteLevelBPE if pre.byte_encode else PlainBPE)(self._file, self.vocab, pre)
 
     def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. Bytes need not be UTF-8; they are tokenized as llama.cpp would.
@@ -90,8 +92,14 @@ class Tokenizer:
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; they need not be whole UTF-8 characters."""
-        self._check(token)
-        text, kind = self.vocab.tokens[token], self.vocab.kind(token)
+        found = self._pieces.get(token)
+        if found is None:
+            self._check(token)
+            found = self._pieces[token] = self._make_piece(token)
+        return found
+
+    def _make_piece(self, token: int) -> bytes:
+        text, kind = self.vocab.tokens[token], self.vocab.kinds[token]
         if kind & Kind.SPECIAL:
             return text.encode()
         if kind & Kind.NORMAL:
@@ -113,12 +121,12 @@ class Tokenizer:
     def is_hidden(self, token: int) -> bool:
         """Control and unknown tokens, which `special=False` leaves out."""
         self._check(token)
-        return bool(self.vocab.kind(token) & Kind.HIDDEN)
+        return bool(self.vocab.kinds[token] & Kind.HIDDEN)
 
     def is_special(self, token: int) -> bool:
         """Control, unknown and user-defined tokens: those with a meaning as a whole."""
         self._check(token)
-        return bool(self.vocab.kind(token) & Kind.SPECIAL)
+        return bool(self.vocab.kinds[token] & Kind.SPECIAL)
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """The text of ids, exactly as written: a SentencePiece vocabulary's leading space stays. Bytes that are

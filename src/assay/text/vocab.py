@@ -9,7 +9,6 @@ length) is an error that names the key.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntFlag
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,9 @@ MAX_TOKENS = 1 << 24  # ids stay far from 32 bits
 MAX_TOKEN_BYTES = 1 << 16
 
 
-class Kind(IntFlag):
-    """What a token is; llama.cpp lets some be two things at once."""
+class Kind:
+    """What a token is, in bits, for llama.cpp lets some be two things at once. Plain integers: they are asked often."""
 
-    NONE = 0
     NORMAL = 1
     UNKNOWN = 2
     CONTROL = 4
@@ -86,7 +84,7 @@ class Vocab:
     model: str  # "llama" or "gpt2"
     tokens: list[str]
     ids: dict[str, int]
-    kinds: npt.NDArray[np.uint8]  # Kind per token
+    kinds: bytes  # Kind per token
     scores: npt.NDArray[np.float32] | None
     pre_name: str
     pre: PreTokenizer | None
@@ -96,9 +94,6 @@ class Vocab:
     add_eos: bool
     add_space_prefix: bool
     notes: tuple[str, ...]  # what a user should hear about this vocabulary
-
-    def kind(self, token: int) -> Kind:
-        return Kind(int(self.kinds[token]))
 
 
 def read_vocab(file: GGUFFile) -> Vocab:
@@ -139,7 +134,7 @@ def read_vocab(file: GGUFFile) -> Vocab:
         model="llama" if model == "llama" else "gpt2",
         tokens=tokens,
         ids=ids,
-        kinds=kinds,
+        kinds=kinds.tobytes(),
         scores=_scores(file, len(tokens)),
         pre_name=(pre_name or "default") if pre else "",
         pre=pre,
@@ -194,7 +189,7 @@ def _array(file: GGUFFile, key: str, n_tokens: int, kinds: tuple[type, ...]) -> 
 def _kinds(file: GGUFFile, n_tokens: int) -> npt.NDArray[np.uint8]:
     types = _array(file, KINDS, n_tokens, (np.integer,))
     if types is None:
-        return np.full(n_tokens, int(Kind.NORMAL), dtype=np.uint8)
+        return np.full(n_tokens, Kind.NORMAL, dtype=np.uint8)
     known = (types >= 0) & (types < len(_KIND_OF_TYPE))
     return _KIND_OF_TYPE[np.where(known, types, 0).astype(np.intp)]
 
@@ -240,7 +235,7 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
             found = next((ids[text] for text in texts if text in ids), None)
             if found is not None:
                 special[role] = found
-                kinds[found] |= int(Kind.CONTROL)
+                kinds[found] |= Kind.CONTROL
 
     find("eot", _END_OF_TURN)
     find("eom", ("<|eom_id|>",))
@@ -252,10 +247,10 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
     for text in _END_OF_GENERATION:
         if text in ids:
             eog.add(ids[text])
-            kinds[ids[text]] |= int(Kind.CONTROL)
+            kinds[ids[text]] |= Kind.CONTROL
     for text in _ALWAYS_SHOWN:
         if text in ids:
-            kinds[ids[text]] = int(Kind.USER)
+            kinds[ids[text]] = Kind.USER
     eog.update(special[role] for role in ("eos", "eot", "eom") if role in special)
 
     def present(*texts: str) -> bool:
@@ -264,10 +259,10 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
     calls = present("<|call|>") or present("<|calls|>")
     if present("<|end|>") and calls and (present("<|return|>") or present("<|flush|>")):
         eog.remove(ids["<|end|>"])  # in these vocabularies it ends a message, not the turn
-        kinds[ids["<|end|>"]] = int(Kind.USER)
+        kinds[ids["<|end|>"]] = Kind.USER
     if present("</s>") and (present("<|tool_response>") or present("<|plamo:eos|>")):
         eog.remove(ids["</s>"])
-        kinds[ids["</s>"]] = int(Kind.NORMAL)
+        kinds[ids["</s>"]] = Kind.NORMAL
     return frozenset(eog)
 
 
@@ -280,14 +275,14 @@ def _strip_rules(file: GGUFFile, ids: dict[str, int], kinds: npt.NDArray[np.uint
     if any(part in arch for part in ("nomic-bert-moe", "jina-bert-v3")):
         mask = "<mask>"
     if mask is None and ("phi-3" in name or "phi3" in name):
-        kinds[(kinds & int(Kind.SPECIAL)) != 0] |= int(Kind.RSTRIP)
+        kinds[(kinds & Kind.SPECIAL) != 0] |= Kind.RSTRIP
         if "</s>" in ids:
-            kinds[ids["</s>"]] |= int(Kind.RSTRIP)
+            kinds[ids["</s>"]] |= Kind.RSTRIP
         for text in ("<unk>", "<s>", "<|endoftext|>"):
             if text in ids:
-                kinds[ids[text]] &= 0xFF ^ int(Kind.RSTRIP)
+                kinds[ids[text]] &= 0xFF ^ Kind.RSTRIP
         return
     if mask is None and "modern-bert" in name:
         mask = "[MASK]"
     if mask is not None and mask in ids:
-        kinds[ids[mask]] |= int(Kind.LSTRIP)
+        kinds[ids[mask]] |= Kind.LSTRIP
