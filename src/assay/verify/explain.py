@@ -16,6 +16,9 @@ from assay.verify.observe import token_axis
 from assay.verify.search import Fit, Hypothesis, Lab, Unit, search_parameter
 
 _DECODES = 150_000_000  # elements decoded in one scan
+_SECOND_NAMES = {  # faults that other rows name more plainly
+    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld", "gguf-missing-tensor",
+}  # fmt: skip
 _TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
 
 
@@ -102,7 +105,8 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        return (-self.explained, self.contradicted, self.fitted, self.hypothesis.variant.search is not None)
+        family = self.hypothesis.variant.search is not None
+        return (-self.explained, self.contradicted, self.fitted, self.hypothesis.fault in _SECOND_NAMES, family)
 
 
 def representatives(units: Sequence[Unit]) -> list[Unit]:

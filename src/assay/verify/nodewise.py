@@ -186,7 +186,9 @@ def splitting(lab: Lab, unit: Unit, cause: Cause, others: Sequence[str]) -> str:
             if not _alike(ours, value[name]):
                 return f"dump {name}: it tells {cause.fault} from {fault}"
     probe = FAULTS[others[0]].probe
-    return f"{cause.fault} and {others[0]} give the same values here; to tell them apart: {probe}"
+    if ">" in probe or "batch" in probe or "twice" in probe:
+        return f"{cause.fault} and {others[0]} give the same values here; a probe that tells them apart: {probe}"
+    return f"nothing can tell {cause.fault} from {others[0]} here: two names for the same computation"
 
 
 def _alike(a: Array, b: Array) -> bool:

@@ -1,0 +1,187 @@
+"""One self-contained page: a map of layers and operations, the values behind every cell, the ranked causes.
+
+Everything is in the file, data and script; it asks nobody for anything. Colour is never the only sign: every cell
+carries a mark, so that the page can be read on paper and by people who see colours differently.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.weights import Weights
+from assay.graph import Node, split
+from assay.models import Model
+from assay.verify.diff import Diff, NodeVerdict
+from assay.verify.explain import Cause, Diagnosis
+from assay.verify.faults import FAULTS
+from assay.verify.observe import Dump, measure, patch, token_axis
+from assay.verify.sweep import Last, evaluate_all, inputs_of, sweep
+
+Array = NDArray[Any]
+_SHOWN = 12  # values of a node side by side
+_PLACE = "{{assay:data}}"
+
+
+def write_html(path: Path, model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> None:
+    """Write the page."""
+    path.write_text(page(model, dump, diff, diagnosis), "utf-8")
+
+
+def page(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> str:
+    """The page as text."""
+    data = content(model, dump, diff, diagnosis)
+    template = resources.files("assay.verify").joinpath("report.html").read_text("utf-8")
+    packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+    title = html.escape(f"assay: {data['title']}")
+    return template.replace("{{assay:title}}", title).replace(_PLACE, packed)
+
+
+def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> dict[str, Any]:
+    """What the page shows."""
+    nodes = diff.nodes if diff is not None else ()
+    samples = _samples(model, dump, nodes) if diff is not None else {}
+    first = diff.first_wrong if diff is not None else None
+    verdict = diagnosis.verdict if diagnosis is not None else (diff.verdict if diff is not None else "")
+    return {
+        "title": f"{model.file.path.name} against {dump.source}",
+        "verdict": verdict,
+        "headline": _headline(verdict, diagnosis, first),
+        "engine": dump.engine,
+        "tokens": list(dump.tokens),
+        "steps": list(dump.steps),
+        "arithmetic": diff.arithmetic.name if diff is not None else "",
+        "first": diagnosis.first_wrong if diagnosis is not None else (first.name if first else None),
+        "roles": _roles(model, nodes),
+        "layers": model.hparams.n_layer,
+        "nodes": [_cell(model, n, samples) for n in nodes],
+        "causes": [_cause(c) for c in diagnosis.causes] if diagnosis is not None else [],
+        "unexplained": list(diagnosis.unexplained) if diagnosis is not None else [],
+        "relations": [r.text for r in diagnosis.relations] if diagnosis is not None else [],
+        "next": diagnosis.next_observation if diagnosis is not None else "",
+        "notes": list(dict.fromkeys(diagnosis.notes if diagnosis is not None else (diff.notes if diff else ()))),
+    }
+
+
+def _headline(verdict: str, diagnosis: Diagnosis | None, first: NodeVerdict | None) -> str:
+    if diagnosis is not None and diagnosis.causes:
+        c = diagnosis.causes[0]
+        return f"{c.fault} at {c.node}: {FAULTS[c.fault].wrong}"
+    if first is not None:
+        return f"{first.name} is the first wrong node"
+    return "every node agrees with the definition" if verdict in ("same", "healthy") else "within the noise"
+
+
+def _roles(model: Model, nodes: tuple[NodeVerdict, ...]) -> list[str]:
+    """Columns: the operations of a layer in order of computation."""
+    seen = {split(n.name)[0] for n in nodes if split(n.name)[1] is not None}
+    return list(dict.fromkeys(r for r, i in (split(node.name) for node in model.graph) if i is not None and r in seen))
+
+
+def _cell(model: Model, n: NodeVerdict, samples: dict[str, Any]) -> dict[str, Any]:
+    role, layer = split(n.name)
+    e = n.evidence
+    return {
+        "name": n.name,
+        "role": role,
+        "layer": layer,
+        "verdict": n.verdict,
+        "own": n.own,
+        "nmse": _finite(e.nmse),
+        "own_nmse": _finite(e.own_nmse),
+        "cosine": _finite(e.cosine),
+        "by": n.explained_by,
+        "formula": str(model.graph[n.name]) if n.name in model.graph else "",
+        "segment": list(e.segment) if len(e.segment) > 1 else [],
+        "rows": samples.get(n.name, []),
+    }
+
+
+def _finite(x: float) -> float | None:
+    return float(x) if np.isfinite(x) else None
+
+
+def _cause(c: Cause) -> dict[str, Any]:
+    fault = FAULTS[c.fault]
+    return {
+        **c.to_json(),
+        "wrong": fault.wrong,
+        "right": fault.right,
+        "symptom": fault.symptom,
+        "stage": fault.stage,
+        "links": [[label, address] for label, address in fault.links],
+    }
+
+
+class _Sampler:
+    """Visitor: the definition's value and the recomputation from the dump's own inputs, at the places to show."""
+
+    def __init__(self, model: Model, dump: Dump, nodes: tuple[NodeVerdict, ...]) -> None:
+        self.graph, self.dump = model.graph, dump
+        self.head_width = model.hparams.n_embd_head
+        self.verdicts = {n.name: n for n in nodes}
+        given = inputs_of(dump.tokens, dump.positions)
+        self.truth: dict[str, Array] = dict(given)
+        self.theirs: dict[str, Array] = dict(given)
+        self.last = Last(model.graph)
+        self.found: dict[str, list[list[Any]]] = {}
+
+    def visit(self, node: Node, weights: Weights) -> None:
+        lanes = [[_float(store[i]) for i in node.inputs] for store in (self.truth, self.theirs)]
+        truth, own = evaluate_all(node, lanes, weights)
+        self.truth[node.name] = truth
+        observations = self.dump.by_name.get(node.name, ())
+        axis = token_axis(self.graph, node.name)
+        self.theirs[node.name] = patch(observations, own, axis) if observations else own
+        if node.name in self.verdicts:
+            self.found[node.name] = self._rows(node.name, truth, own, axis)
+        self.last.forget(node, self.truth, self.theirs)
+
+    def _rows(self, name: str, truth: Array, own: Array, axis: int) -> list[list[Any]]:
+        """[place, found, expected, expected from the engine's own inputs]"""
+        rows: list[list[Any]] = []
+        for obs in self.dump.by_name[name]:
+            target = obs.target()
+            want, mine = (measure(obs, v, axis, self.head_width) for v in (truth, own))
+            where = self.verdicts[name].evidence.where if obs.kind == "values" else ()
+            for index in _places(target, where):
+                values = [float(a[index]) for a in (target, want, mine)]
+                if all(np.isfinite(values)):
+                    rows.append([_label(obs.kind, index, obs.data), *values])
+            if len(rows) >= 2 * _SHOWN:
+                break
+        return rows
+
+
+def _float(x: Array) -> Array:
+    return x.astype(np.float64, copy=False) if x.dtype.kind == "f" else x
+
+
+def _places(target: Array, where: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The first values of the row in which the worst one stands, and the worst itself."""
+    if target.ndim == 1:
+        return [(i,) for i in range(min(len(target), _SHOWN))]
+    row = where[:-1] if len(where) == target.ndim else tuple(0 for _ in target.shape[:-1])
+    places = [(*row, i) for i in range(min(target.shape[-1], _SHOWN - 1))]
+    worst = tuple(where)
+    return places if not worst or worst in places else [*places, worst]
+
+
+def _label(kind: str, index: tuple[int, ...], data: Any) -> str:
+    if kind == "values":
+        return f"[{', '.join(map(str, index))}]"
+    if kind in ("at", "top"):
+        return f"{kind} {data[index[0]][0]}"
+    return f"{kind}[{index[0]}]" if kind in ("first", "last") else kind
+
+
+def _samples(model: Model, dump: Dump, nodes: tuple[NodeVerdict, ...]) -> dict[str, list[list[Any]]]:
+    sampler = _Sampler(model, dump, nodes)
+    sweep(model, [sampler])
+    return sampler.found
