@@ -22,8 +22,7 @@ class Limits:
     schema: int = 64 << 10  # bytes of a JSON schema or a grammar
     grammar_s: float = 5.0  # compiling it
     template_s: float = 5.0  # rendering the messages
-    trace_tokens: int = 256
-    trace_nodes: int = 4096
+    trace_tokens: int = 128  # at most a chunk
     lens_positions: int = 64
     request_s: float = 600.0  # from arrival to the last token
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from assay import engines
@@ -18,6 +19,8 @@ from assay.engines.base import PAGE
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
+from assay.runtime.params import DRY_BREAKERS, Breakers
+from assay.runtime.sampler import dry_breakers
 from assay.serve.errors import ApiError
 from assay.serve.grammar import Grammars
 from assay.serve.limits import Limits
@@ -69,6 +72,14 @@ class Entry:
         self.loading = False
         self.users = 0
         self.used = 0.0
+
+    @cached_property
+    def dry_breakers(self) -> Breakers:
+        """llama.cpp's default sequence breakers, in this vocabulary."""
+        pieces = [self.tokenizer.piece(token) for token in range(self.tokenizer.n_vocab)]
+        return dry_breakers(
+            pieces, lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False), DRY_BREAKERS
+        )
 
     def load(self, limits: Limits, metrics: Metrics, post: Callable[[Batch], None]) -> Scheduler:
         """Build the engine and start its thread. Slow: not for the event loop."""

@@ -195,17 +195,23 @@ class Scheduler:
                 self._preempt(sequence, plan)
         budget = self.limits.chunk
         for sequence in list(self._running):
-            if budget and sequence.pending > 1 and sequence in self._running:
-                n = min(sequence.pending, budget)
+            n = self._share(sequence, budget)
+            if n and sequence.pending > 1 and sequence in self._running:
                 budget -= n * self._reserve(sequence, n, plan)
         while budget and self._waiting and len(self._running) < self.limits.running:
             sequence = self._waiting[0]
-            if not self._admit(sequence, plan):
+            if not self._share(sequence, budget) or not self._admit(sequence, plan):
                 break
             self._waiting.popleft()
-            n = min(sequence.pending, budget)
+            n = self._share(sequence, budget)
             budget -= n * self._reserve(sequence, n, plan)
         return plan
+
+    def _share(self, sequence: Sequence, budget: int) -> int:
+        """How much of the step's budget it takes. A probe waits for a whole chunk rather than be cut smaller."""
+        if sequence.job.keep and budget < min(sequence.pending, self.limits.chunk):
+            return 0
+        return min(sequence.pending, budget)
 
     def _reserve(self, sequence: Sequence, n: int, plan: dict[Sequence, int]) -> bool:
         """Room for n more tokens, if need be at the cost of younger sequences."""

@@ -1,0 +1,107 @@
+"""`assay serve`: models behind OpenAI's API, and a page to look at them with."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from assay.cli import common
+from assay.errors import AssayError
+
+HELP = "an OpenAI-compatible server, and a page at /"
+EXAMPLE = """
+assay serve
+assay serve smollm2 other.gguf --port 8000 --api-key "$KEY" --models-memory 4G
+"""
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", metavar="MODEL",
+                        help="as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
+    group.add_argument("--port", type=common.whole(0), default=8080, metavar="N", help="default 8080; 0: any free one")
+    group.add_argument("--api-key", metavar="KEY", help="required of every request but /health")
+    group.add_argument("--models-memory", type=size, metavar="SIZE", help="such as 4G; default: 3/4 of the machine's")
+    group.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
+    group.add_argument("--queue", type=common.whole(0), metavar="N", help="requests that may wait (default 256)")
+    group.add_argument("--chunk", type=common.whole(1), metavar="N", help="prompt tokens in one step (default 128)")
+    group.add_argument("--cache-size", type=common.whole(1), metavar="N",
+                       help="positions in the cache, for all sequences (default: 16384, or one context)")  # fmt: skip
+    group.add_argument("--timeout", type=common.number, metavar="S", help="deadline of a request (default 600)")
+    group.add_argument("--drain", type=common.number, metavar="S", help="after SIGTERM, until the end (default 30)")
+    common.add_template_argument(group)
+    common.add_engine_arguments(parser)
+    common.add_json_argument(parser)
+
+
+def size(text: str) -> int:
+    """`512M` as bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a size such as 4G (found {text!r})")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        import prometheus_client  # noqa: F401
+        import pydantic  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise AssayError(f"serve: {error.name} is not installed; `pip install 'assay[serve]'` brings it") from None
+    import asyncio
+
+    from assay.serve.limits import Limits
+    from assay.serve.models import Options
+    from assay.serve.server import Config
+    from assay.serve.server import run as serve
+
+    if args.api_key is not None and not args.api_key.strip():
+        raise AssayError("--api-key: is empty; give one, or leave it out")
+    given = {
+        "running": args.parallel, "waiting": args.queue, "chunk": args.chunk,
+        "request_s": args.timeout, "drain_s": args.drain,
+    }  # fmt: skip
+    config = Config(
+        models=[_model(args, name) for name in args.models or [None]],
+        host=args.host,
+        port=args.port,
+        key=args.api_key,
+        memory=args.models_memory,
+        options=Options(
+            engine=args.engine,
+            precision=args.precision,
+            threads=args.threads,
+            kv_type=args.kv_type,
+            ctx_size=args.ctx_size,
+            cache_size=args.cache_size,
+            template=args.template,
+        ),
+        limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
+    )
+
+    def ready(url: str) -> None:
+        names = [name for name, _ in config.models]
+        common.emit(args, {"url": url, "models": names}, "")
+        print(f"serving {', '.join(names)} at {url}; Ctrl-C ends", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+
+    asyncio.run(serve(config, ready))
+    return 0
+
+
+def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
+    """The name under which clients ask for it, and its file."""
+    from assay.runtime import hub
+
+    with common.progress_bar() as bar:
+        path = hub.resolve(name, progress=bar)
+    return name if name in hub.CATALOGUE else hub.DEFAULT if name is None else path.stem, path
