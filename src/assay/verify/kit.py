@@ -32,6 +32,7 @@ from assay.graph import Node, split
 from assay.models import Model
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.arithmetic import ARITHMETICS, UNIT
+from assay.verify.judge import RUN
 from assay.verify.noise import NoiseRuns, by_rows
 from assay.verify.observe import token_axis
 from assay.verify.probes import Probe, make_probes
@@ -42,7 +43,6 @@ from assay.verify.trace import run_steps, take_trace
 Array = NDArray[Any]
 OUTPUTS = ("embd", "l_out", "result_norm", "result_output")  # of probes that do not ask for every node
 WIDE = 64  # rows of a weight kept in a unit vector
-FACTOR = 4.0  # times the simulated noise: the same arithmetic in another order of summation
 LONG = 16  # probes of more tokens keep the last row only
 
 TEXTS = (
@@ -115,7 +115,7 @@ def write_kit(
 
 
 def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
-    """NMSE that each arithmetic may reach at each node: FACTOR times its simulated noise, at the worst token."""
+    """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
     runs = NoiseRuns(model, probe.tokens, probe.positions)
     sweep(model, [runs])
     found: dict[str, dict[str, float]] = {}
@@ -125,7 +125,7 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
             continue
         rms = np.sqrt(np.mean(by_rows(value, token_axis(model.graph, obs.name)) ** 2, axis=1))
         noise = runs.levels[obs.name].rms  # [arithmetic, token]
-        share = ((FACTOR * (noise / rms + UNIT["f32"])) ** 2).max(axis=1)
+        share = ((RUN * (noise / rms + UNIT["f32"])) ** 2).max(axis=1)
         found[obs.name] = {a.name: float(f"{x:.3g}") for a, x in zip(ARITHMETICS, share, strict=True)}
     return found
 
