@@ -206,7 +206,7 @@ def make_cause(
         node=node,
         how=str(h),
         nodes=tuple(nodes),
-        confidence=certainty / (1 + len(set(equivalent) - {h.fault})),
+        confidence=certainty / (1 + len(set(equivalent) - {h.fault} - _SECOND_NAMES)),
         explains=max(0.0, 1 - best.fit.residual / max(before.residual, 1e-300)),
         equivalent=equivalent,
         before=before.ratio,
