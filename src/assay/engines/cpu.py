@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -258,12 +259,12 @@ class _Arrays:
 
     def outputs(self, graph: Graph, compiled: Compiled, keep: frozenset[str], batch: Sequence[Chunk]) -> list[Output]:
         index = {e.node: i for i, e in enumerate(self.externals)}
-        ends = {domain: np.cumsum([0, *counts]) for domain, counts in self.counts.items()}
+        ends = {domain: [0, *accumulate(counts)] for domain, counts in self.counts.items()}
 
         def rows(name: str, i: int) -> tuple[External, Array]:
             e = self.externals[index[compiled.aliases.get(name, name)]]
-            first, last = ends[e.domain][i : i + 2] * e.width
-            return e, self.flat[index[e.node]][first:last]
+            first, last = ends[e.domain][i : i + 2]
+            return e, self.flat[index[e.node]][first * e.width : last * e.width]
 
         found = []
         for i, chunk in enumerate(batch):

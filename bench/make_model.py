@@ -1,0 +1,117 @@
+"""Write a Llama-shaped GGUF file with random weights: any size, any quantisation, in seconds.
+
+    python bench/make_model.py tiny-q4km.gguf --type Q4_K_M                 # TinyLlama's shape
+    python bench/make_model.py wide.gguf --type Q8_0 --n-embd 4096 --n-layer 4
+
+Speed does not depend on what the weights say, only on their types and shapes; those are llama.cpp's for the mix.
+A few thousand random blocks of each type are quantised for real, every tensor is a random choice of them. The
+vocabulary is a dummy of SentencePiece's kind, enough for any engine to load the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.gguf.codecs import encode
+from assay.gguf.mixes import QUANTIZATION_VERSION, Facts, choose, mix_by_name
+from assay.gguf.types import GGMLType, by_name
+from assay.gguf.writer import Tensor, write
+from assay.models.catalogue import EXAMPLE, tensor_shapes
+
+POOL = 4096  # different blocks of a type
+
+
+class Blocks:
+    """Quantised blocks of random normal weights of a trained model's size."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.pools: dict[str, NDArray[np.uint8]] = {}
+
+    def tensor(self, kind: GGMLType, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        if kind.name not in self.pools:
+            values = 0.02 * self.rng.standard_normal((POOL, kind.block_size)).astype(np.float32)
+            self.pools[kind.name] = encode(kind, values).reshape(POOL, kind.type_size)
+        count = int(np.prod(shape)) // kind.block_size
+        chosen = self.pools[kind.name][self.rng.integers(0, POOL, count)]
+        return chosen.reshape(*shape[:-1], -1)
+
+
+def make(
+    path: Path,
+    mix_name: str,
+    *,
+    n_embd: int = 2048,
+    n_layer: int = 22,
+    n_head: int = 32,
+    n_head_kv: int = 4,
+    n_ff: int = 5632,
+    n_vocab: int = 32000,
+    n_ctx: int = 4096,
+    seed: int = 1,
+) -> Path:
+    """Write the model and give its path back."""
+    width = n_embd // n_head
+    hp = replace(
+        EXAMPLE, n_layer=n_layer, n_embd=n_embd, n_head=n_head, n_head_kv=n_head_kv, n_embd_head=width,
+        n_embd_head_v=width, n_ff=n_ff, n_vocab=n_vocab,
+    )  # fmt: skip
+    shapes = tensor_shapes(hp, tied=False)
+    f32, mix = by_name("F32"), mix_by_name(mix_name)
+    facts = Facts("llama", n_layer, n_head, n_head_kv, 0, tied=False, n_value=n_layer)
+    types = choose(mix, facts, [(name, shape, f32) for name, shape in shapes.items()])
+    blocks = Blocks(seed)
+
+    def data(name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | NDArray[np.uint8]:
+        return np.ones(shape, np.float32) if len(shape) == 1 else blocks.tensor(types[name], shape)
+
+    tensors = [
+        Tensor(name, shape, types[name], lambda name=name, shape=shape: data(name, shape))
+        for name, shape in shapes.items()
+    ]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"▁w{i}" for i in range(n_vocab - 259))]
+    metadata = {
+        "general.architecture": "llama",
+        "general.name": f"random {mix.name}",
+        "general.file_type": mix.file_type,
+        "general.quantization_version": QUANTIZATION_VERSION,
+        "llama.block_count": n_layer,
+        "llama.context_length": n_ctx,
+        "llama.embedding_length": n_embd,
+        "llama.feed_forward_length": n_ff,
+        "llama.attention.head_count": n_head,
+        "llama.attention.head_count_kv": n_head_kv,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.dimension_count": width,
+        "llama.vocab_size": n_vocab,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens[:n_vocab],
+        "tokenizer.ggml.scores": np.zeros(n_vocab, np.float32),
+        "tokenizer.ggml.token_type": np.array([2, 3, 3, *[6] * 256, *[1] * n_vocab][:n_vocab], np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    write(path, metadata, tensors)
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--type", required=True, help="Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16 and so on")
+    for name, default in (("n-embd", 2048), ("n-layer", 22), ("n-head", 32), ("n-head-kv", 4), ("n-ff", 5632),
+                          ("n-vocab", 32000), ("n-ctx", 4096), ("seed", 1)):  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
+    options = vars(parser.parse_args())
+    path = make(options.pop("path"), options.pop("type"), **options)
+    print(f"{path}: {path.stat().st_size / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()
