@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.text import Tokenizer
-from assay.text.pretokenize import PRETOKENIZERS
+from assay.text.pretokenize import PRETOKENIZERS, PreTokenizer
 from tests.text.vocabs import CONTROL, USER, bpe, spm, tokenizer
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "tokenizer_cases.json").read_text())
@@ -71,18 +71,20 @@ def test_witnessed_cases_of_the_default_model(smollm2: Path) -> None:
     assert {"<|im_end|>", "<|endoftext|>"} <= {found.vocab.tokens[i] for i in found.eog}
 
 
-@pytest.mark.parametrize("case", GOLDEN["pretokenizers"]["texts"], ids=lambda case: ascii(case["text"])[1:12])
-def test_every_pretokenizer(bpe_real: Tokenizer, case: dict) -> None:
-    seen = set()
-    for group in case["ids"]:
-        for name in group["pre"]:
-            row = PRETOKENIZERS[name]
-            seen.add(name)
-            if not row.byte_encode:  # these are made for another kind of vocabulary
-                continue
-            vocab = replace(bpe_real.vocab, pre=row, pre_name=name)
-            assert Tokenizer(bpe_real._file, vocab).encode(case["text"], add_special=False) == group["ids"], name
-    assert seen == set(PRETOKENIZERS)
+def test_every_pretokenizer(bpe_real: Tokenizer) -> None:
+    """Ids that llama.cpp gives when the same vocabulary names each of the pre-tokenizers in turn."""
+    made: dict[PreTokenizer, Tokenizer] = {}
+    for case in GOLDEN["pretokenizers"]["texts"]:
+        seen = set()
+        for group in case["ids"]:
+            for name in group["pre"]:
+                row = PRETOKENIZERS[name]
+                seen.add(name)
+                if row.byte_encode:  # the others are made for another kind of vocabulary
+                    vocab = replace(bpe_real.vocab, pre=row, pre_name=name)
+                    found = made.setdefault(row, Tokenizer(bpe_real._file, vocab))
+                    assert found.encode(case["text"], add_special=False) == group["ids"], name
+        assert seen == set(PRETOKENIZERS)
 
 
 @given(st.text())
@@ -93,9 +95,11 @@ def test_words_joined_are_the_text(text: str) -> None:
 
 @given(st.binary())
 def test_bytes_come_back(spm_real: Tokenizer, data: bytes) -> None:
-    """Every byte has a token, so what went in comes out, after the space that was put in front."""
-    ids = spm_real.encode(data, add_special=False, parse_special=False)
-    assert b"".join(map(spm_real.piece, ids)) == (b" " if data else b"") + data
+    """Every byte has a token, so what went in comes out, after the space that was put in front; only whether a
+    space was written as U+2581 may be lost."""
+    joined = b"".join(map(spm_real.piece, spm_real.encode(data, add_special=False, parse_special=False)))
+    mark = "▁".encode()
+    assert joined.replace(mark, b" ") == (b" " + data if data else b"").replace(mark, b" ")
 
 
 @given(st.text())

@@ -251,7 +251,8 @@ class _Case:
             if theirs == b" " + ours:
                 words = f"a space prefix stands in front of the text that this vocabulary does not add: {self.names(g)}"
                 return [finding("spm-space-prefix", words)]
-        if self._without_prefixes(e, i1) == theirs and any(map(self.tokenizer.is_special, e)):
+        special = any(map(self.tokenizer.is_special, (*e, *g)))
+        if special and self._unprefixed(self.expected, i1, i2) == self._unprefixed(self.given, j1, j2):
             return [finding(*self._same_text(e, g))]
         if self._is_generation_prompt(i1, i2, len(g)):
             words = f"the generation prompt is missing: the ids should end in {_quote(self.words(e))}"
@@ -353,15 +354,17 @@ class _Case:
 
     # --- small questions
 
-    def _starts_text(self, i: int) -> bool:
-        return i == 0 or self.tokenizer.is_special(self.expected[i - 1])
+    def _starts_text(self, i: int, ids: tuple[int, ...] | None = None) -> bool:
+        """Whether a text begins at `i`, which is where such vocabularies put a space in front."""
+        before = self.expected if ids is None else ids
+        return i == 0 or self.tokenizer.is_special(before[i - 1])
 
-    def _without_prefixes(self, e: tuple[int, ...], i1: int) -> bytes:
-        """The text of expected[i1:…] without the space that follows a special token in such vocabularies."""
+    def _unprefixed(self, ids: tuple[int, ...], start: int, end: int) -> bytes:
+        """The text of ids[start:end] without those spaces."""
         out = b""
-        for k, token in enumerate(e):
-            piece = self.tokenizer.piece(token)
-            prefixed = self.vocab.pre is None and not self.tokenizer.is_special(token) and self._starts_text(i1 + k)
+        for i in range(start, end):
+            piece = self.tokenizer.piece(ids[i])
+            prefixed = self.vocab.pre is None and not self.tokenizer.is_special(ids[i]) and self._starts_text(i, ids)
             out += piece.removeprefix(b" ") if prefixed else piece
         return out
 

@@ -72,26 +72,30 @@ class _Sandbox:
             process.communicate()
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, str]:
-        """The answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when there is no more
-        process to give one. Either way the next request gets a new process."""
+        """The answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when the process died of
+        it. A process that somebody else ended, unnoticed while it was idle, is replaced once."""
         line = json.dumps(request)
         with self._lock:
-            process = self.start()
-            assert process.stdin is not None and process.stdout is not None
-            alarm = threading.Timer(seconds, process.kill)
-            alarm.start()
-            try:
-                process.stdin.write(line + "\n")
-                process.stdin.flush()
-                reply = process.stdout.readline()
-            except (BrokenPipeError, OSError):
-                reply = ""
-            finally:
-                in_time = alarm.is_alive()
-                alarm.cancel()
-            if not reply.endswith("\n"):
-                self.stop()
-                return {"fault": "died" if in_time else "time"}
+            answer = self._exchange(line, seconds)
+            return self._exchange(line, seconds) if answer.get("fault") == "died" else answer
+
+    def _exchange(self, line: str, seconds: float) -> dict[str, str]:
+        process = self.start()
+        assert process.stdin is not None and process.stdout is not None
+        alarm = threading.Timer(seconds, process.kill)
+        alarm.start()
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline()
+        except (BrokenPipeError, OSError):
+            reply = ""
+        finally:
+            in_time = alarm.is_alive()
+            alarm.cancel()
+        if not reply.endswith("\n"):
+            self.stop()
+            return {"fault": "died" if in_time else "time"}
         answer: dict[str, str] = json.loads(reply)
         return answer
 
