@@ -23,9 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL",
                         help="as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
     group = parser.add_argument_group("server")
-    group.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
-    )
+    group.add_argument("--host", default="127.0.0.1", help="address (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=common.whole(0), default=8080, metavar="N", help="default 8080; 0: any free one")
     group.add_argument("--api-key", metavar="KEY", help="required of every request but /health")
     group.add_argument("--models-memory", type=size, metavar="SIZE", help="such as 4G; default: 3/4 of the machine's")
@@ -101,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
 def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
     """The name under which clients ask for it, and its file."""
     from assay.runtime import hub
+    from assay.runtime.catalogue import CATALOGUE
 
     with common.progress_bar() as bar:
         path = hub.resolve(name, progress=bar)
-    return name if name in hub.CATALOGUE else hub.DEFAULT if name is None else path.stem, path
+    known = name if name is not None else hub.DEFAULT
+    return known if known in CATALOGUE else path.stem, path

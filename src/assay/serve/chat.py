@@ -86,7 +86,8 @@ async def _chunks(
             yield chunk(index, {"role": "assistant", "content": ""})
         text, logprobs = answer.take(update)
         if text or logprobs:
-            yield chunk(index, {"content": text}, logprobs and {"content": logprobs, "refusal": None})
+            shown = {"content": logprobs, "refusal": None} if logprobs else None
+            yield chunk(index, {"content": text}, shown)
         if update.finish:
             calls = [{"index": i} | item for i, item in enumerate(answer.tool_calls())]
             if calls:

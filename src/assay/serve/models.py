@@ -119,6 +119,7 @@ class Models:
         self._limits = limits
         self._metrics = metrics
         self._budget = budget
+        self._one = asyncio.Lock()  # loads or puts out a model
         self._changed = asyncio.Condition()
         self.closing: ApiError | None = None
         largest = max(entries, key=lambda entry: entry.bytes)
@@ -148,8 +149,7 @@ class Models:
         finally:
             entry.users -= 1
             entry.used = time.monotonic()
-            async with self._changed:
-                self._changed.notify_all()
+            self._tell()
 
     async def _acquire(self, entry: Entry) -> Scheduler:
         try:
@@ -160,12 +160,12 @@ class Models:
                     if entry.scheduler:
                         entry.users += 1
                         return entry.scheduler
-                    if not entry.loading and await self._make_room(entry):
-                        await self._load(entry)
-                    else:
-                        async with self._changed:
-                            if not entry.scheduler:
-                                await self._changed.wait()
+                    async with self._one:
+                        if not entry.scheduler and not entry.loading and await self._make_room(entry):
+                            await self._load(entry)
+                    async with self._changed:
+                        if not entry.scheduler:
+                            await self._changed.wait()
         except TimeoutError:
             raise ApiError(
                 "model_not_loaded",
@@ -202,9 +202,6 @@ class Models:
             await asyncio.shield(task)
         except AssayError as error:
             raise ApiError("model_load_failed", str(error), "model") from None
-        finally:
-            async with self._changed:
-                self._changed.notify_all()
 
     def _loaded(self, entry: Entry, task: asyncio.Task[Scheduler]) -> None:
         entry.loading = False
@@ -212,6 +209,16 @@ class Models:
             entry.scheduler = task.result()
             entry.used = time.monotonic()
         self._used()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for a model or for room."""
+
+        async def tell() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._telling = asyncio.ensure_future(tell())  # kept: a task nobody holds may be collected
 
     async def _evict(self, entry: Entry) -> None:
         scheduler, entry.scheduler = entry.scheduler, None

@@ -48,30 +48,31 @@ class Config:
 class Protocol(H11Protocol):
     """uvicorn's, and it does not wait for ever for the end of a request's headers."""
 
+    _due: asyncio.TimerHandle | None = None
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._wait_for_headers()
+        self._watch()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.timeout_keep_alive_task is None and not self.transport.is_closing():
-            self._wait_for_headers()
-
-    def _wait_for_headers(self) -> None:
-        # uvicorn cancels this timer when a request is complete, and sets its own after each response.
-        if not getattr(self, "_headers_due", None):
-            self._headers_due = self.loop.call_later(self.config.header_s, self._late)  # type: ignore[attr-defined]
-
-    def _late(self) -> None:
-        self._headers_due = None
-        if (self.cycle is None or self.cycle.response_complete) and self.timeout_keep_alive_task is None:
-            self.transport.close()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if getattr(self, "_headers_due", None):
-            self._headers_due.cancel()
+        self._unwatch()
         super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """A clock runs while there is no request; between two requests uvicorn's own does."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()
+        elif self._due is None and self.timeout_keep_alive_task is None:
+            self._due = self.loop.call_later(self.config.header_s, self.transport.close)  # type: ignore[attr-defined]
+
+    def _unwatch(self) -> None:
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
 
 
 class Server(uvicorn.Server):
