@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,25 @@ from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.arithmetic import ARITHMETICS, MATRIX, Arithmetic, operand, stored, summed
-from assay.verify.observe import token_axis
+from assay.verify.observe import Dump, Observation, measure, patch, token_axis
 from assay.verify.store import cache_dir, fingerprint, remember
 from assay.verify.sweep import Last, evaluate_all, inputs_of
 
 Array = NDArray[Any]
-Observed = Callable[[Node, Array], Array | None]
 VERSION = 1  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
 class Level:
-    """Noise of one node, [arithmetic, token row], absolute."""
+    """Noise of one node, [arithmetic, token row], absolute; and of what was observed of it, where that was a part."""
 
     rms: Array
     top: Array
+    parts: Mapping[Any, Array] = field(default_factory=dict)  # by `part_key`, [arithmetic, value]
+
+
+def part_key(obs: Observation) -> tuple[Any, ...]:
+    return obs.foreign, obs.kind, obs.rows
 
 
 def by_rows(value: Array, axis: int) -> Array:
@@ -56,14 +60,14 @@ def visible(positions: Array, key_positions: Array) -> Array:
 class NoiseRuns:
     """Visitor: the definition beside one run per arithmetic, all in float32.
 
-    `observed` may give a value that replaces the node in every run: with a stranger's values, what is measured is the
-    noise of one step from there; with none, that of the whole run.
+    With a dump, its values replace the node's in every run: what is measured is the noise of one step from there.
+    Without, it is that of the whole run.
     """
 
-    def __init__(
-        self, model: Model, tokens: Sequence[int], positions: Sequence[int], observed: Observed = lambda _n, _v: None
-    ) -> None:
-        self.graph, self.file, self.observed = model.graph, model.file, observed
+    def __init__(self, model: Model, tokens: Sequence[int], positions: Sequence[int], dump: Dump | None = None) -> None:
+        self.graph, self.file = model.graph, model.file
+        self.observed = dump.by_name if dump else {}
+        self.head_width = model.hparams.n_embd_head
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
         self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
@@ -81,13 +85,15 @@ class NoiseRuns:
         values = [
             summed(a, self.file, self.graph, node, v, self.n_tokens) for a, v in zip(ARITHMETICS, values, strict=True)
         ]
-        replaced = self.observed(node, exact)
-        if replaced is None:
+        observed = self.observed.get(node.name, ())
+        whole = any(o.kind == "values" and o.rows is None for o in observed)
+        if not whole:
             values = [stored(a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)]
-        self.levels[node.name] = self._level(node, exact, values)
-        self.exact[node.name] = exact if replaced is None else _narrow(replaced)
+        self.levels[node.name] = self._level(node, exact, values, observed)
+        axis = token_axis(self.graph, node.name)
+        self.exact[node.name] = _narrow(patch(observed, exact, axis))
         for run, value in zip(self.runs, values, strict=True):
-            run[node.name] = value if replaced is None else self.exact[node.name]
+            run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
         self.last.forget(node, self.exact, *self.runs)
 
     def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
@@ -96,7 +102,7 @@ class NoiseRuns:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]
 
-    def _level(self, node: Node, exact: Array, values: list[Array]) -> Level:
+    def _level(self, node: Node, exact: Array, values: list[Array], observed: Sequence[Observation]) -> Level:
         """Noise of each row; at least what rows of this size show on average, for one row may have been lucky."""
         axis = token_axis(self.graph, node.name)
         rows = by_rows(exact.astype(np.float32), axis)
@@ -108,7 +114,15 @@ class NoiseRuns:
             peak = np.abs(difference).max(axis=1)
             rms.append(np.maximum(one, scale * np.sqrt(np.mean((one / scale) ** 2))))
             top.append(np.maximum(peak, scale * np.sqrt(np.mean((peak / scale) ** 2))))
-        return Level(np.stack(rms), np.stack(top))
+        parts = {
+            part_key(o): np.stack([self._seen_as(o, v, axis) - self._seen_as(o, exact, axis) for v in values])
+            for o in observed
+            if o.kind != "values"
+        }
+        return Level(np.stack(rms), np.stack(top), parts)
+
+    def _seen_as(self, obs: Observation, value: Array, axis: int) -> Array:
+        return measure(obs, value, axis, self.head_width).astype(np.float64)
 
     def _shown(self, node: Node, difference: Array) -> Array:
         if node.op == "kq":
@@ -123,14 +137,13 @@ def _narrow(value: Array) -> Array:
 def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
     """Where the carried noise for these tokens is kept."""
     key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
-    return cache_dir() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npz"
+    return cache_dir() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
 
 
 def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
     """Levels kept earlier, or None."""
     try:
-        with np.load(path, allow_pickle=False) as data:
-            blocks = data["levels"]  # [node, rms or top, arithmetic, token row]
+        blocks = np.load(path, allow_pickle=False)  # [node, rms or top, arithmetic, token row]
         return {node.name: Level(*block) for node, block in zip(model.graph, blocks, strict=True)}
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
@@ -138,5 +151,5 @@ def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
 
 def save_levels(path: Path, levels: Mapping[str, Level]) -> None:
     buffer = io.BytesIO()
-    np.savez(buffer, levels=np.stack([np.stack([v.rms, v.top]) for v in levels.values()]))
+    np.save(buffer, np.stack([np.stack([v.rms, v.top]) for v in levels.values()]))
     remember(path, buffer.getvalue())
