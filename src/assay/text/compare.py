@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from assay.text.builtin import TEMPLATES
+from assay.text.pretokenize import PRETOKENIZERS, PreTokenizer
 from assay.text.template import ChatTemplate, Message, encode_chat
 from assay.text.tokenizer import Tokenizer
 from assay.text.vocab import Kind
@@ -52,6 +53,9 @@ class Chat:
     template: ChatTemplate
     messages: Sequence[Message]
     add_generation_prompt: bool = True
+
+    def render(self) -> str:
+        return self.template.render(self.messages, add_generation_prompt=self.add_generation_prompt)
 
 
 def explain(
@@ -225,12 +229,43 @@ class _Case:
         if SequenceMatcher(None, mine[:2000], yours[:2000], autojunk=False).ratio() < _ALIKE:
             words = f"another text or another vocabulary: the ids read {_quote(yours)} where {_quote(mine)} was meant"
             return [self._whole("vocab-type-mislabel", words)]
+        rule = self._another_rule()
+        if rule is not None:
+            return [self._whole(*rule)]
         findings: list[Finding] = []
         opcodes = SequenceMatcher(None, e, g, autojunk=False).get_opcodes()
         for tag, i1, i2, j1, j2 in opcodes:
             if tag != "equal":
                 findings += self._judge(i1, i2, j1, j2)
         return findings
+
+    def _another_rule(self) -> tuple[str, str] | None:
+        """Whether another pre-tokenizer, or the merges used otherwise, gives exactly these ids."""
+        pre = self.vocab.pre
+        text = self.chat.render() if self.chat is not None else self.text
+        if pre is None or text is None or len(text) > _ALIGNED:
+            return None
+
+        expected = list(self.expected)
+        parse = self.tokenizer.encode(text, add_special=False)[-len(expected) :] == expected
+
+        def gives(row: PreTokenizer) -> bool:
+            ids = self.tokenizer.with_pre(row).encode(text, add_special=False, parse_special=parse)
+            return tuple(ids) == self.given
+
+        if gives(replace(pre, ignore_merges=not pre.ignore_merges)):
+            rule = "looks a whole word up before it merges" if pre.ignore_merges else "merges even what is a token"
+            return "bpe-ignore-merges", f"these are exactly the ids of the other rule: this vocabulary {rule}"
+        rows: dict[tuple[str, ...], str] = {}
+        for name, row in PRETOKENIZERS.items():
+            if row.byte_encode == pre.byte_encode and row.splits != pre.splits:
+                rows.setdefault(row.splits, name)
+        names = [name for splits, name in rows.items() if gives(replace(pre, splits=splits))]
+        if not names:
+            return None
+        which = " or ".join(f"'{name}'" for name in names[:3]) + (" or others" if len(names) > 3 else "")
+        words = f"these are exactly the ids of pre-tokenizer {which}; this vocabulary's is '{self.vocab.pre_name}'"
+        return "bpe-pretok-regex", words
 
     def _judge(self, i1: int, i2: int, j1: int, j2: int) -> list[Finding]:
         """One stretch: expected[i1:i2] against given[j1:j2]."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from copy import copy
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Protocol
@@ -142,6 +143,13 @@ class ByteLevelBPE:
 
     def encode_bytes(self, data: bytes) -> list[int]:
         return self.encode(decode_leniently(data))
+
+    def with_pre(self, pre: PreTokenizer) -> ByteLevelBPE:
+        """The same merges on words made by another row."""
+        other = copy(self)
+        other._pre = pre
+        other._words = _Remembered(other._word)
+        return other
 
     @cached_property
     def _ranks(self) -> dict[str, int]:

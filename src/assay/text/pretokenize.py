@@ -225,6 +225,10 @@ _glm4 = PreTokenizer((_LLAMA3,), ignore_merges=True)
 _ROWS: dict[str, PreTokenizer] = {
     "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _llama3_bos,
+    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": _digits_gpt2,
+    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert "
+    "jina-v1-en jina-v2-code roberta-bpe exaone4 mpt olmo jais trillion granite-docling": _gpt2,
+    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": _qwen2,
     "dbrx smaug-bpe chatglm-bpe": _llama3,
     "glm4 glm5": _glm4,
     "jais-2": PreTokenizer(
@@ -264,10 +268,6 @@ _ROWS: dict[str, PreTokenizer] = {
         ignore_merges=True,
     ),
     "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
-    "starcoder refact command-r smollm codeshell exaone minerva-7b mellum2": _digits_gpt2,
-    "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert "
-    "jina-v1-en jina-v2-code roberta-bpe exaone4 mpt olmo jais trillion granite-docling": _gpt2,
-    "qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2": _qwen2,
     "qwen35": PreTokenizer((_QWEN35,)),
     "poro-chat bloom gpt3-finnish": _bloom,
     "viking": PreTokenizer((_BLOOM, r"\p{N}")),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, PlainBPE, ScoredMerges
+from assay.text.pretokenize import PreTokenizer
 from assay.text.special import SpecialTokens
 from assay.text.vocab import Kind, Vocab, read_vocab
 
@@ -63,6 +65,13 @@ class Tokenizer:
         if pre is None:
             return ScoredMerges(self.vocab)
         return (ByteLevelBPE if pre.byte_encode else PlainBPE)(self._file, self.vocab, pre)
+
+    def with_pre(self, pre: PreTokenizer) -> Tokenizer:
+        """A byte-level vocabulary with another pre-tokenizer: what an engine that took the wrong one would do."""
+        assert isinstance(self._encoder, ByteLevelBPE)
+        other = Tokenizer(self._file, replace(self.vocab, pre=pre))
+        other.__dict__["_encoder"] = self._encoder.with_pre(pre)
+        return other
 
     def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. Bytes need not be UTF-8; they are tokenized as llama.cpp would.
