@@ -119,6 +119,8 @@ def resolve(
     seen: set[str] = set()
     for obs in (*named, *matched):
         done, label = _lay(obs, model, dump, truth)
+        if done is None:
+            continue
         laid.append(done)
         role = split(obs.name)[0]
         if label and role not in seen:
@@ -237,8 +239,8 @@ def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str) -> s
     return f"{obs.foreign}: matched by value, {verb} {near}{rest}"
 
 
-def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Observation, str]:
-    """The observation in the graph's axes, and how it was read if that is not plain."""
+def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Observation | None, str]:
+    """The observation in the graph's axes, and how it was read if that is not plain; None if it means nothing."""
     graph, n = model.graph, len(dump.tokens)
     axis = token_axis(graph, obs.name)
     if obs.kind != "values":
@@ -264,7 +266,18 @@ def _unmasked(obs: Observation, op: str) -> Array:
     return np.where(np.isneginf(value), 0, value) if op == "kq" else value
 
 
-def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Observation, str]:
+def _without_padding(obs: Observation, n_keys: int) -> Observation | None:
+    """Scores over the whole allocated cache: values at real keys are kept, statistics over unset ones mean nothing."""
+    assert obs.shape is not None
+    padded, shape = obs.shape[-1], (*obs.shape[:-1], n_keys)
+    if obs.kind != "at":
+        return None
+    kept = [k for k, (i, _) in enumerate(obs.data) if i % padded < n_keys]
+    data = tuple((obs.data[k][0] // padded * n_keys + obs.data[k][0] % padded, obs.data[k][1]) for k in kept)
+    return replace(obs, data=data, shape=shape, printed=tuple(obs.printed[k] for k in kept)) if data else None
+
+
+def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Observation | None, str]:
     """Partial evidence: check that it fits; where the row was not said, take the nearest of first, last and all."""
     graph = model.graph
     start, stop = obs.rows or (0, n)
@@ -278,6 +291,11 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
         return tuple(rows if d == "T" else stop if d == "S" else int(d) for d in symbolic)
 
     whole, last = expected(stop - start), expected(1)
+    if obs.shape is not None and symbolic[-1] == "S" and obs.shape[-1] > stop:
+        cut = _without_padding(obs, stop)
+        if cut is None:
+            return None, ""
+        obs = cut
     if obs.shape is not None and math.prod(obs.shape) not in (math.prod(whole), math.prod(last)):
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "

@@ -225,26 +225,35 @@ def is_eval_callback(head: str) -> bool:
 
 
 def read_eval_callback(path: Path) -> Dump:
-    """llama.cpp's printout: three values at either end of every axis, and the sum. `ne` is fastest first."""
+    """llama.cpp's printout: three values at either end of every axis, and the sum. `ne` is fastest first.
+
+    Before 2025 it printed only the first three values of an axis and no sum.
+    """
     found: list[Observation] = []
     counts: dict[tuple[str, str], int] = {}
     current: re.Match[str] | None = None
     rows: list[list[str]] = []
+    total, begun = "", 0
+
+    def finish() -> None:
+        if current is not None and rows:
+            key = current["name"], current["op"]
+            counts[key] = counts.get(key, 0) + 1
+            if counts[key] == 1:
+                found.extend(_printed(current, rows, total, f"{path}: line {begun}"))
+
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
-            where = f"{path}: line {number}"
             if m := _TENSOR.search(line):
-                current, rows = m, []
-            elif current and (m := _ROW.match(line)):
-                rows.append([t for t in re.split(r"\s*,\s*", m["row"].strip()) if t != "..."])
+                finish()
+                current, rows, total, begun = m, [], "", number
+            elif current and not total and (m := _ROW.match(line)):
+                rows.append(re.split(r"\s*,\s*", m["row"].strip()))
             elif current and (m := _SUM.match(line)):
-                key = current["name"], current["op"]
-                counts[key] = counts.get(key, 0) + 1
-                if counts[key] == 1:
-                    found += _printed(current, rows, m["sum"], where)
-                current = None
+                total = m["sum"]
+    finish()
     if not found:
-        raise AssayError(f"{path}: llama-eval-callback's tensors are named but none is printed to its sum; truncated")
+        raise AssayError(f"{path}: llama-eval-callback's tensors are named but no values are printed; truncated")
     later = sum(n > 1 for n in counts.values())
     notes = (f"{later} names appear in several steps; only the first step was read",) if later else ()
     return Dump("llama.cpp", (), (), (), tuple(found), str(path), notes=notes)
@@ -253,19 +262,25 @@ def read_eval_callback(path: Path) -> Dump:
 def _printed(tensor: re.Match[str], rows: list[list[str]], total: str, where: str) -> list[Observation]:
     name = tensor["name"].strip()
     shape = tuple(int(n) for n in reversed(tensor["ne"].split(",")))
-    if not math.isfinite(float(total)):
+    if total and not math.isfinite(float(total)):
         raise AssayError(f"{where}: {name}: the sum is {total}; find where the engine overflows")
-    axes = [list(range(n)) if n <= 2 * SHOWN else [*range(SHOWN), *range(n - SHOWN, n)] for n in shape]
-    if len(rows) != math.prod(len(a) for a in axes[:-1]) or any(len(r) != len(axes[-1]) for r in rows):
+    old = all(row[-1] == "..." for row in rows)
+
+    def shown(n: int) -> list[int]:
+        tail = [] if old else [*range(max(SHOWN, n - SHOWN), n)]
+        return [*range(min(n, SHOWN)), *tail]
+
+    axes = [shown(n) for n in shape]
+    texts = [t for row in rows for t in row if t != "..."]
+    if len(rows) != math.prod(len(a) for a in axes[:-1]) or len(texts) != math.prod(len(a) for a in axes):
         raise AssayError(f"{where}: {name}: the printed values do not fit the shape {list(shape)}; truncated or edited")
     strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     index = [sum(i * s for i, s in zip(at, strides, strict=True)) for at in product(*axes)]
-    texts = [t for row in rows for t in row]
     while len(shape) > 1 and shape[0] == 1:
         shape = shape[1:]
     common: dict[str, Any] = {"shape": shape, "foreign": name, "op": tensor["op"], "where": where}
     pairs = tuple(zip(index, map(float, texts), strict=True))
-    return [
-        Observation(name, "at", pairs, printed=tuple(half_unit(t) for t in texts), **common),
-        Observation(name, "sum", float(total), printed=(half_unit(total),), **common),
-    ]
+    found = [Observation(name, "at", pairs, printed=tuple(half_unit(t) for t in texts), **common)]
+    if total:
+        found.append(Observation(name, "sum", float(total), printed=(half_unit(total),), **common))
+    return found
