@@ -234,11 +234,14 @@ def encode_chat(
     *,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    timeout: float = TIMEOUT_S,
     **variables: Any,
 ) -> list[int]:
     """Render and tokenize. BOS stands at the front once if the template writes it or the file wants it; EOS is
     never added, for the answer is still to come."""
-    text = template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+    text = template.render(
+        messages, add_generation_prompt=add_generation_prompt, tools=tools, timeout=timeout, **variables
+    )
     ids = tokenizer.encode(text, add_special=False, parse_special=True)
     bos = tokenizer.bos
     if bos is None:
