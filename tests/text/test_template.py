@@ -127,6 +127,22 @@ def test_arguments_must_be_plain_data() -> None:
         render("a", thing=object())
 
 
+def test_second_template_for_tools(tmp_path: Path) -> None:
+    metadata = spm({"a": -1.0}) | {
+        "tokenizer.chat_template": "plain",
+        "tokenizer.chat_template.tool_use": "{{ tools[0].x }}",
+    }
+    found = tokenizer(tmp_path / "m.gguf", metadata)
+    template = ChatTemplate.from_gguf(open_file(tmp_path / "m.gguf"), found)
+    assert template is not None
+    assert (template.render(HELLO), template.render(HELLO, tools=[{"x": 7}])) == ("plain", "7")
+
+
+def test_too_long_a_template(tmp_path: Path) -> None:
+    with pytest.raises(AssayError, match="too long"):
+        ChatTemplate("x" * (module.MAX_TEMPLATE + 1), name="t")
+
+
 def test_what_templates_expect_to_find() -> None:
     assert render("{{ bos_token }}{{ eos_token }}") == "<s></s>"
     assert render("{{ {'a': 'ü<'} | tojson }}") == '{"a": "ü<"}'

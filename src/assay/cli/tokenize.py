@@ -88,7 +88,7 @@ def _operands(args: argparse.Namespace) -> str | bytes | None:
         raise AssayError(f"{words[wanted + 1]}: one argument too many; put the text in quotes")
     if len(words) < wanted:
         raise AssayError("no text given; see `assay tokenize --help`")
-    if wanted and len(words) == 1 and words[0] != "-" and (words[0].endswith(".gguf") or Path(words[0]).is_file()):
+    if wanted and len(words) == 1 and _names_a_model(words[0]):
         raise AssayError(f"{words[0]}: no text after the model; give one, or - for standard input")
     args.model = words[0] if len(words) > wanted else None
     if not wanted:
@@ -103,6 +103,12 @@ def _operands(args: argparse.Namespace) -> str | bytes | None:
         return text_argument(words[-1])
     except argparse.ArgumentTypeError as error:
         raise AssayError(f"TEXT: {error}; use - to read any bytes from standard input") from None
+
+
+def _names_a_model(word: str) -> bool:
+    from assay.runtime.catalogue import CATALOGUE
+
+    return word in CATALOGUE or word.startswith(("hf:", "ollama:")) or word.endswith(".gguf")
 
 
 def _messages(args: argparse.Namespace, text: str | bytes) -> list[dict[str, str]]:

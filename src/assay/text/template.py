@@ -107,12 +107,11 @@ atexit.register(_sandbox.stop)
 class ChatTemplate:
     """A template with the vocabulary's BOS and EOS texts."""
 
-    def __init__(self, source: str, *, name: str, bos: str = "", eos: str = "") -> None:
-        if len(source) > MAX_TEMPLATE:
-            raise AssayError(
-                f"{name}: the template is too long (found {len(source)}, at most {MAX_TEMPLATE} characters)"
-            )
+    def __init__(self, source: str, *, name: str, bos: str = "", eos: str = "", tool_source: str | None = None) -> None:
+        if (length := max(len(source), len(tool_source or ""))) > MAX_TEMPLATE:
+            raise AssayError(f"{name}: the template is too long (found {length}, at most {MAX_TEMPLATE} characters)")
         self.source = source
+        self.tool_source = tool_source or source  # some files have a second one for prompts with tools
         self.name = name
         self._tokens = {"bos_token": bos, "eos_token": eos}
 
@@ -122,7 +121,7 @@ class ChatTemplate:
         source = file.get_str(KEY, None)
         if source is None:
             return None
-        return cls._for(tokenizer, source, f"{file.path.name}: {KEY}")
+        return cls._for(tokenizer, source, f"{file.path.name}: {KEY}", file.get_str(f"{KEY}.tool_use", None))
 
     @classmethod
     def named(cls, name: str, tokenizer: Tokenizer) -> ChatTemplate:
@@ -152,11 +151,11 @@ class ChatTemplate:
         return template
 
     @classmethod
-    def _for(cls, tokenizer: Tokenizer, source: str, name: str) -> ChatTemplate:
+    def _for(cls, tokenizer: Tokenizer, source: str, name: str, tool_source: str | None = None) -> ChatTemplate:
         def text(token: int | None) -> str:
             return "" if token is None else tokenizer.vocab.tokens[token]
 
-        return cls(source, name=name, bos=text(tokenizer.bos), eos=text(tokenizer.eos))
+        return cls(source, name=name, bos=text(tokenizer.bos), eos=text(tokenizer.eos), tool_source=tool_source)
 
     @staticmethod
     def warm() -> None:
@@ -199,7 +198,8 @@ class ChatTemplate:
 
     def _ask(self, variables: dict[str, Any], timeout: float) -> dict[str, str]:
         try:
-            return _sandbox.ask({"template": self.source, "variables": variables}, timeout)
+            source = self.tool_source if variables["tools"] else self.source
+            return _sandbox.ask({"template": source, "variables": variables}, timeout)
         except (TypeError, ValueError, RecursionError) as error:
             raise AssayError(f"chat template: arguments must be plain data ({error})") from None
 
