@@ -5,8 +5,9 @@ at the speed of a dictionary. For byte-level BPE the pieces are the words of the
 SentencePiece-style vocabulary has no words: there the text is cut only where no token of the vocabulary spans
 the cut, so that no merge could ever cross it and the ids are the same as without the cut.
 
-The `tokenizers` and `sentencepiece` libraries are not used, for they are not exact here: neither ranks equal
-scores by position, nor keeps white space, bytes that are not UTF-8 and tokens without a merge as llama.cpp does.
+Why no library: `sentencepiece` needs a model that GGUF does not carry. `tokenizers` cannot rank equal scores by
+position, splits words by its own Unicode tables and does not take bytes that are not UTF-8; where it would be
+exact, in merging one word, building it from a file takes longer than most prompts take here (bench/tokenizing.py).
 """
 
 from __future__ import annotations
