@@ -13,15 +13,17 @@ from dataclasses import replace
 
 from assay.engines.weights import Weights
 from assay.models import Model
-from assay.verify.diff import judge
+from assay.verify.arithmetic import ARITHMETICS
+from assay.verify.diff import Diff, decide, judge
 from assay.verify.explain import Diagnosis
 from assay.verify.feeds import other_feed
 from assay.verify.nodewise import by_nodes
 from assay.verify.observe import Dump
 from assay.verify.partial import by_runs
-from assay.verify.search import Lab
+from assay.verify.search import ACCEPT, Lab
 
 Progress = Callable[[str], None]
+_MANY = 60  # whole nodes from which the arithmetic is well known
 
 
 def diagnose(
@@ -36,8 +38,8 @@ def diagnose(
     say = progress or (lambda _: None)
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
-        notes = (f"deviations are the noise of {diff.arithmetic.name}",) if diff.verdict == "noise" else ()
-        return Diagnosis("healthy", None, (), (), "", notes=(*notes, *diff.notes), diff=diff)
+        hidden = _hidden(model, dump, diff, weights, say)
+        return _healthy(diff) if hidden is None else hidden
     lab = Lab(model, dump, diff, weights)
     wrong = [n for n in diff.nodes if n.own] or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
@@ -47,3 +49,32 @@ def diagnose(
         if cause is not None:
             result = replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation="")
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
+
+
+def _healthy(diff: Diff) -> Diagnosis:
+    notes = (f"deviations are the noise of {diff.arithmetic.name}",) if diff.verdict == "noise" else ()
+    return Diagnosis("healthy", None, (), (), "", notes=(*notes, *diff.notes), diff=diff)
+
+
+def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress) -> Diagnosis | None:
+    """A small fault that a coarse arithmetic would excuse.
+
+    With few nodes dumped the arithmetic is inferred from little. If one fault makes the deviation vanish to the bits of
+    float32, the fault is what happened and the coarse arithmetic is not.
+    """
+    if diff.verdict != "noise" or (len(diff.nodes) > _MANY and diff.nodes[0].evidence.whole):
+        return None
+    exact = ARITHMETICS[0]
+    nodes = decide(model.graph, [n.evidence for n in diff.nodes], exact)
+    strict = replace(diff, arithmetic=exact, nodes=tuple(nodes))
+    wrong = [n for n in nodes if n.own] or [n for n in nodes if n.verdict == "wrong"]
+    if not wrong or strict.first_wrong is None:
+        return None
+    lab = Lab(model, dump, strict, weights)
+    lab.subtle = True
+    if wrong[0].evidence.whole:
+        result = by_nodes(lab, strict, wrong, say, most_unexplained=1)
+    else:
+        result = by_runs(lab, strict, wrong[0], say)
+    sure = result.verdict == "fault" and not result.unexplained and all(c.after <= ACCEPT for c in result.causes)
+    return replace(result, notes=(*result.notes, *diff.notes), diff=strict) if sure else None

@@ -212,9 +212,8 @@ def _explain_case(box: Box, tokenizer: Tokenizer, case: Case, allowed: float, sa
     if before.ratio <= allowed:
         return None
     say(f"{case.name}: log-probabilities are off by {before.ratio:.3g} nats (noise {allowed:.3g}); trying faults")
-    tried, found = 0, list[tuple[Cause, float]]()
-    for fault, how, logits, rows in _others(box, tokenizer, case):
-        tried += 1
+    found: list[tuple[Cause, float]] = []
+    for tried, (fault, how, logits, rows) in enumerate(_others(box, tokenizer, case), 1):
         fit = distance(case.seen, logits, rows)
         if fit.ratio <= allowed and fit.ratio < 0.3 * before.ratio:
             found.append((_cause(fault, box.model.graph.output, how, before, fit, tried, allowed), fit.ratio))

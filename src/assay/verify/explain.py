@@ -106,7 +106,8 @@ class Candidate:
     @property
     def rank(self) -> tuple[float, ...]:
         family = self.hypothesis.variant.search is not None
-        return (-self.explained, self.contradicted, self.fitted, self.hypothesis.fault in _SECOND_NAMES, family)
+        second = self.hypothesis.fault in _SECOND_NAMES
+        return (not self.fit.exact, -self.explained, self.contradicted, self.fitted, second, family)
 
 
 def representatives(units: Sequence[Unit]) -> list[Unit]:
@@ -121,6 +122,8 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
     """Everything in the catalogue that can be planted in the segment, fixed mistakes before families."""
     families = []
     for fault in FAULTS.values():
+        if lab.subtle and "b" in fault.kind:
+            continue
         for variant in fault.variants:
             if variant.search is not None:
                 families.append(Hypothesis(fault.id, variant))
@@ -147,8 +150,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit) -> tuple[list[Candidate], i
             fit = lab.fit(h, unit)
         else:
             h, fit = search_parameter(lab, h, unit, deep=False)
-            if not len(unit.segment) > 40 or fit.residual < before.residual:  # a whole model: promising ones only
-                scans.append(replace(h, p=0.0))
+            scans.append(replace(h, p=0.0))
         if better(fit, before):
             found.append(Candidate(h, fit))
     if not found:
@@ -188,7 +190,7 @@ def only_decode(lab: Lab, unit: Unit) -> bool:
 def tied(best: Candidate, other: Candidate) -> bool:
     if other.hypothesis.fault == best.hypothesis.fault:
         return False
-    if (other.explained, other.contradicted) != (best.explained, best.contradicted):
+    if (other.explained, other.contradicted, other.fit.exact) != (best.explained, best.contradicted, best.fit.exact):
         return False
     return other.fit.ratio <= max(1.0, _TIE * best.fit.ratio)
 

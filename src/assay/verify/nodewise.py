@@ -24,15 +24,16 @@ BENIGN = {
     "hf-order": "queries and keys are in Hugging Face's row order with half-split rotation, which is the same thing",
 }
 MOST_CAUSES = 5
-_MOST_UNEXPLAINED = 12
 
 
-def by_nodes(lab: Lab, diff: Diff, wrong: Sequence[NodeVerdict], say: Progress) -> Diagnosis:
+def by_nodes(
+    lab: Lab, diff: Diff, wrong: Sequence[NodeVerdict], say: Progress, most_unexplained: int = 12
+) -> Diagnosis:
     open_units = {n.name: Unit(n.name, tuple(n.evidence.segment)) for n in wrong if n.evidence.whole}
     causes: list[Cause] = []
     unexplained: list[str] = []
     right = [n for n in diff.nodes if not n.own and n.evidence.whole and n.name not in open_units]
-    while open_units and len(causes) < MOST_CAUSES and len(unexplained) < _MOST_UNEXPLAINED:
+    while open_units and len(causes) < MOST_CAUSES and len(unexplained) < most_unexplained:
         first = next(iter(open_units.values()))
         say(f"{first.target}: trying the catalogue")
         found = _explain(lab, first, list(open_units.values()), right)

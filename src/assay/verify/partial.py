@@ -81,7 +81,8 @@ def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list
 
 def _as_good(best: Candidate, other: Candidate) -> bool:
     near = other.explained >= best.explained - 0.02 * max(best.explained, 1)
-    return near and other.contradicted <= best.contradicted and other.fit.ratio <= max(1.0, 3 * best.fit.ratio)
+    same = other.contradicted <= best.contradicted and other.fit.exact == best.fit.exact
+    return near and same and other.fit.ratio <= max(1.0, 3 * best.fit.ratio)
 
 
 def _explained_by(lab: Lab, unit: Unit, diff: Diff, h: Hypothesis) -> list[str]:

@@ -20,7 +20,7 @@ from assay.engines.reference import evaluate, interpret
 from assay.engines.weights import Weights
 from assay.graph import Graph
 from assay.models import Model
-from assay.verify.arithmetic import ARITHMETICS
+from assay.verify.arithmetic import ARITHMETICS, UNIT
 from assay.verify.diff import Diff
 from assay.verify.faults import Context, Variant
 from assay.verify.judge import RUN, STEP, deviation, ratios
@@ -51,10 +51,16 @@ class Fit:
     ratio: float  # residual over allowed noise: up to ACCEPT is explained
     residual: float  # sum of squares, relative to the size of what was observed
     count: int  # numbers compared
+    strict: float = np.inf  # as `ratio`, against the noise of float32 alone
 
     @property
     def explained(self) -> bool:
         return self.ratio <= ACCEPT
+
+    @property
+    def exact(self) -> bool:
+        """Explained to the last bits: no coarser arithmetic needs to be called on."""
+        return self.strict <= ACCEPT
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,11 @@ class Lab:
         self.given = inputs_of(dump.tokens, dump.positions)
         self.hidden = ~visible(self.given["inp_pos"], self.given["inp_kpos"])
         self.theirs = self._theirs()
+        self.subtle = False  # look for small faults only: weights read wrongly are never small
         self.carried = False  # judge by the noise of whole runs, not of single steps
         self._before: dict[tuple[Unit, str], Fit] = {}
         kind = diff.arithmetic
-        self._exact = (_NEAR_Q8 if kind.q8 else _NEAR_UNITS * kind.unit) ** 2
+        self._near = (_NEAR_Q8 if kind.q8 else _NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[Unit, dict[str, Array]] = {}
 
     def _theirs(self) -> dict[str, Array]:
@@ -156,7 +163,7 @@ class Lab:
         if own is not None and own.shape == value.shape:
             level = _noise_of(value, own, axis, level)
         hide = self.hidden if self.graph[name].op == "kq" else None
-        ratio, residual, count = 0.0, 0.0, 0
+        ratio, strict, residual, count = 0.0, 0.0, 0.0, 0
         for obs in self.dump.by_name[name]:
             if value.shape[axis] < len(self.dump.tokens):
                 return Fit(np.inf, np.inf, 0)
@@ -165,14 +172,14 @@ class Lab:
                 if not np.isfinite(error).all():
                     return Fit(np.inf, np.inf, error.size)
                 if value.dtype.kind != "f":
-                    ratio = max(ratio, np.inf if error.any() else 0.0)
+                    ratio = strict = max(ratio, np.inf if error.any() else 0.0)
                 else:
                     found = ratios(obs, error, expected, value, axis, level, RUN if self.carried else STEP)
-                    ratio = max(ratio, float(found[self.arithmetic]))
+                    ratio, strict = max(ratio, float(found[self.arithmetic])), max(strict, float(found[0]))
             size = float(np.sum((error + expected) ** 2)) + _TINY
             residual += float(np.sum(error**2)) / size
             count += error.size
-        return Fit(ratio, residual, count)
+        return Fit(ratio, residual, count, strict)
 
     def before(self, unit: Unit, name: str | None = None) -> Fit:
         """The observations against the definition."""
@@ -185,8 +192,12 @@ class Lab:
         """The observations against a hypothesis. Inside a segment a fault may amplify noise beyond what was simulated:
         a value that accounts for all but a 10,000th of a large deviation is explained as well."""
         fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
-        near = fit.residual <= _SHARE * before.residual and fit.residual <= self._exact * len(self.dump.by_name[name])
-        return replace(fit, ratio=min(fit.ratio, ACCEPT)) if near else fit
+        if fit.residual > _SHARE * before.residual:
+            return fit
+        n = len(self.dump.by_name[name])
+        ratio = min(fit.ratio, ACCEPT) if fit.residual <= self._near * n else fit.ratio
+        strict = min(fit.strict, ACCEPT) if fit.residual <= (_NEAR_UNITS * UNIT["f32"]) ** 2 * n else fit.strict
+        return replace(fit, ratio=ratio, strict=strict)
 
     def fit(self, h: Hypothesis, unit: Unit) -> Fit:
         """The observations of the unit's target against the hypothesis."""
