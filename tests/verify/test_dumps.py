@@ -254,7 +254,7 @@ def test_ambiguous_values_are_not_used(tmp_path: Path) -> None:
 
 def test_nothing_in_common_lists_both(model: Model, tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", tokens=TOKENS, foo=np.zeros(3), bar=np.ones(4))
-    with pytest.raises(AssayError, match="no name in common.*bar.*foo|no name in common.*foo.*bar") as error:
+    with pytest.raises(AssayError, match=r"no name in common.*bar.*foo|no name in common.*foo.*bar") as error:
         judge(model, load_dump(tmp_path / "d.npz", model))
     assert "attn_norm-0" in str(error.value)
     with pytest.raises(AssayError, match="no name and shape in common"):
@@ -344,9 +344,9 @@ def test_other_model_other_tokens_duplicate_names(model: Model, truth: Dump, tmp
     with pytest.raises(AssayError, match="trace of another model"):
         load_dump(tmp_path / "t.safetensors", model)
     wide = load(open_file(tiny.make(tmp_path / "wide.gguf", n_embd=128)))
-    with pytest.raises(AssayError, match="does not fit embd.*another model"):
+    with pytest.raises(AssayError, match=r"does not fit embd.*another model"):
         load_dump(as_npz(truth, tmp_path), wide)
-    with pytest.raises(AssayError, match="holds other tokens.*first differing at 1"):
+    with pytest.raises(AssayError, match=r"holds other tokens.*first differing at 1"):
         load_dump(as_npz(truth, tmp_path), model, tokens=[1, 2, 3, 4, 5, 6])
     with pytest.warns(UserWarning), zipfile.ZipFile(tmp_path / "dup.npz", "w") as archive:
         np.save(tmp_path / "embd.npy", arrays(truth)["embd"])

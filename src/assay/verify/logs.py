@@ -1,7 +1,7 @@
 """Reading printed text: what `llama-eval-callback` prints, and log lines through a small pattern language.
 
 A pattern is a line of text with holes. Blanks match any blanks or none, `*` any text, letters in any case; a hole
-takes what its name says:
+may have blanks before it and takes what its name says:
 
   {rms} {mean} {min} {max} {sum}       a number: that statistic
   {first} {last}                       numbers apart by commas or blanks, up to `...`: the values at that end
@@ -64,6 +64,7 @@ _HOLES = {
     "side": r"[A-Za-z][\w.+-]*",
 }
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：]\s*\**\s*$")
+_FENCE = "```"
 _POSITION = re.compile(r"\b(?:position|row|pos)\s+(\d+)\b", re.IGNORECASE)
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 
@@ -79,7 +80,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
             if hole in holes:
                 raise AssayError(f"pattern {pattern!r}: the hole {piece} appears twice")
             holes.add(hole)
-            parts.append(f"(?P<{hole}>{_HOLES[hole]})")
+            parts.append(rf"\s*(?P<{hole}>{_HOLES[hole]})")
         else:
             parts.append(".*?" if piece == "*" else r"\s*" if piece.isspace() else re.escape(piece))
     if not holes:
@@ -107,6 +108,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     compiled = [compile_pattern(p) for p in (*patterns, *BUILT_IN)]
     context = _Context()
     sides: set[str] = set()
+    fenced = False
     tokens: tuple[int, ...] = ()
     found: list[Observation] = []
     content = path.read_text("utf-8", "replace") if text is None else text
@@ -114,6 +116,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         if len(line) > 1 << 20:
             raise AssayError(f"{path}: line {number}: longer than 1 MiB; that is no log line")
         taken = False
+        fenced ^= line.lstrip().startswith(_FENCE)
         for pattern in compiled:
             m = pattern.search(line)
             if m is None:
@@ -127,7 +130,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             if new:
                 found += [o for o in new if not any(o.kind == p.kind and o.where == p.where for p in found[-8:])]
                 taken = True
-        if not taken:
+        if not taken and not (fenced and line.lstrip().startswith("#")):  # a comment in code is no heading
             context = _heading(line, context, sides)
         sides |= {context.side, *(o.side for o in found[-4:])} - {""}
     found = _together(found)
