@@ -99,17 +99,16 @@ struct V {
     static INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
     static INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 
-    // d times a small integer: the byte b is put into the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest taken off in
-    // the fused multiply-add. Exact: d has 11 bits, 2^15 + 128 has 9. Reads 8 bytes; quants follow the scales.
+    // d times a small integer: the byte b is put into the float 2^15 + b (bytes 0, b, 0, 0x47), 2^15 subtracted. Reads 16 bytes; quants follow the scales.
     static constexpr int scale_bias = 128;
-    static INLINE F times(F d, uint8x8_t b, float bias) {
-        const uint8x16_t high = vzip1q_u8(vdupq_n_u8(0), vcombine_u8(b, b));
+    static INLINE F times(F d, uint8x16_t b, float bias) {
+        const uint8x16_t high = vzip1q_u8(vdupq_n_u8(0), b);
         const uint16x8_t f = vzip1q_u16(vreinterpretq_u16_u8(high), vdupq_n_u16(0x4700));
-        return vfmaq_f32(vmulq_f32(d, vdupq_n_f32(-(32768.0f + bias))), d, vreinterpretq_f32_u16(f));
+        return vmulq_f32(d, vsubq_f32(vreinterpretq_f32_u16(f), vdupq_n_f32(32768.0f + bias)));
     }
-    static INLINE F times_byte(F d, const uint8_t* p) { return times(d, vld1_u8(p), scale_bias); }
-    static INLINE F times_low4(F d, const uint8_t* p) { return times(d, vand_u8(vld1_u8(p), vdup_n_u8(15)), 0); }
-    static INLINE F times_high4(F d, const uint8_t* p) { return times(d, vshr_n_u8(vld1_u8(p), 4), 0); }
+    static INLINE F times_byte(F d, const uint8_t* p) { return times(d, vld1q_u8(p), scale_bias); }
+    static INLINE F times_low4(F d, const uint8_t* p) { return times(d, vandq_u8(vld1q_u8(p), vdupq_n_u8(15)), 0); }
+    static INLINE F times_high4(F d, const uint8_t* p) { return times(d, vshrq_n_u8(vld1q_u8(p), 4), 0); }
 
     static INLINE X lanes(const float* p) { return vld1q_f32(p); }
     template <int N> static INLINE F fma_lane(F acc, F a, X x) { return vfmaq_laneq_f32(acc, a, x, N); }
@@ -132,16 +131,20 @@ struct V {
     template <int OFFSET, int MULTIPLE, int H> static INLINE I start_half(const int32_t*, const int32_t*) {
         return start<OFFSET, MULTIPLE>(nullptr);
     }
+    // Independent sums alternate: a chain of dot products issues one a cycle, two pipes want two.
+    template <int BITS, int T> static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
+        const auto group = [&]<int G>(std::integral_constant<int, G>) INLINE_LAMBDA {
+            for (int t = 0; t < T; t++)
+                for (int v = 0; v < PV; v++) sum[t][v] = vdotq_laneq_s32(sum[t][v], w[v][G], a[t], G);
+        };
+        group(std::integral_constant<int, 0>{});
+        group(std::integral_constant<int, 1>{});
+        group(std::integral_constant<int, 2>{});
+        group(std::integral_constant<int, 3>{});
+    }
     template <int MULTIPLE> static INLINE F to_float(I x) {
         return vsubq_f32(vreinterpretq_f32_s32(x), vreinterpretq_f32_s32(vdupq_n_s32(magic<MULTIPLE>)));
     }
-    template <int BITS> static INLINE I dot16(I acc, const Q w[4], A a) {
-        acc = vdotq_laneq_s32(acc, w[0], a, 0);
-        acc = vdotq_laneq_s32(acc, w[1], a, 1);
-        acc = vdotq_laneq_s32(acc, w[2], a, 2);
-        return vdotq_laneq_s32(acc, w[3], a, 3);
-    }
-
     template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const int32x4_t x = vreinterpretq_s32_u8(vld1q_u8(p)), c = vdupq_n_s32(centre);
         const auto put = [&](int n, int32x4_t column) {

@@ -95,14 +95,11 @@ struct V {
     // and divided by `multiple` becomes a float exactly.
     template <int OFFSET, int MULTIPLE> static INLINE I start(const int32_t*) { return I{}; }
     template <int OFFSET, int MULTIPLE, int H> static INLINE I start_half(const int32_t*, const int32_t*) { return I{}; }
-    template <int BITS> static INLINE I dot16(I acc, const Q w[4], A a) {
-        for (int r = 0; r < L; r++) {
-            int32_t sum = 0;
-            for (int g = 0; g < 4; g++)
-                for (int j = 0; j < 4; j++) sum += w[g].v[4 * r + j] * a[4 * g + j];
-            acc.v[r] += sum;
-        }
-        return acc;
+    template <int BITS, int T> static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
+        for (int t = 0; t < T; t++)
+            for (int r = 0; r < L; r++)
+                for (int g = 0; g < 4; g++)
+                    for (int j = 0; j < 4; j++) sum[t][0].v[r] += w[0][g].v[4 * r + j] * a[t][4 * g + j];
     }
     template <int MULTIPLE> static INLINE F to_float(I x) { return each([=](int i) { return float(x.v[i]); }); }
 
@@ -115,14 +112,14 @@ struct V {
 
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         volatile int32_t sink = 0;
-        I acc[4] = {};
+        I acc[4][PV] = {};
         for (int64_t n = 0; n < iterations; n++)
-            for (int i = 0; i < 16; i++) {
-                Q q[4];
-                for (int g = 0; g < 4; g++) q[g] = bytes(w + g * 4 * L);
-                acc[i % 4] = dot16<8>(acc[i % 4], q, a + (n & 3));
+            for (int i = 0; i < 4; i++) {
+                Q q[1][4];
+                for (int g = 0; g < 4; g++) q[0][g] = bytes(w + g * 4 * L);
+                dots<8>(acc, q, {a + (n & 3), a + 4, a + 8, a + 12});
             }
-        for (const I& x : acc) sink = sink + x.v[0];
+        for (const auto& x : acc) sink = sink + x[0].v[0];
     }
 };
 

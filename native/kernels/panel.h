@@ -100,27 +100,25 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
     for (int64_t b = 0; b < blocks; unit += F::unit_bytes) {
         for (int j = 0; j < F::unit_blocks; j++, b++, meta++, q += 32) {
             const auto da = V::lanes(meta->d);
+            const auto half = [&](auto h, I (&sum)[T][PV]) INLINE_LAMBDA {   // add 16 columns to every sum
+                typename V::A a[T];
+                typename V::Q w[PV][4];
+                unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::acts(q + t * k + 16 * h); });
+                unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<h>(unit, j, v, w[v]); });
+                V::template dots<F::bits>(sum, w, a);
+            };
             if constexpr (!F::sub16) {
                 I sum[T][PV];
                 unroll<T>([&](auto t) INLINE_LAMBDA {
-                    const I start = V::template start<F::offset, F::multiple>(meta->neg + t);
-                    unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = start; });
+                    unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(meta->neg + t); });
                 });
-                unroll<2>([&](auto h) INLINE_LAMBDA {
-                    typename V::A a[T];
-                    unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::acts(q + t * k + 16 * h); });
-                    unroll<PV>([&](auto v) INLINE_LAMBDA {
-                        typename V::Q w[4];
-                        F::template quants<h>(unit, j, v, w);
-                        unroll<T>([&](auto t) INLINE_LAMBDA {
-                            sum[t][v] = V::template dot16<F::bits>(sum[t][v], w, a[t]);
-                        });
-                    });
-                });
+                half(std::integral_constant<int, 0>{}, sum);
+                half(std::integral_constant<int, 1>{}, sum);
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     const Float d = F::scale(unit, j, v, 0);
                     unroll<T>([&](auto t) INLINE_LAMBDA {
-                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(V::template to_float<F::multiple>(sum[t][v]), d), da);
+                        const Float f = V::template to_float<F::multiple>(sum[t][v]);
+                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f, d), da);
                     });
                     if constexpr (F::min) {
                         const auto sa = V::lanes(meta->s);
@@ -131,21 +129,21 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
             } else {
                 Float part[T][PV];
                 unroll<2>([&](auto h) INLINE_LAMBDA {
-                    typename V::A a[T];
-                    unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::acts(q + t * k + 16 * h); });
-                    unroll<PV>([&](auto v) INLINE_LAMBDA {
-                        typename V::Q w[4];
-                        F::template quants<h>(unit, j, v, w);
-                        const Float d = F::scale(unit, j, v, h);
-                        unroll<T>([&](auto t) INLINE_LAMBDA {
-                            const I start = V::template start_half<F::offset, F::multiple, h>(meta->neg0 + t, meta->neg + t);
-                            const Float f = V::template to_float<F::multiple>(V::template dot16<F::bits>(start, w, a[t]));
-                            part[t][v] = h == 0 ? V::mul(f, d) : V::fma(f, d, part[t][v]);
+                    I sum[T][PV];
+                    unroll<T>([&](auto t) INLINE_LAMBDA {
+                        unroll<PV>([&](auto v) INLINE_LAMBDA {
+                            sum[t][v] = V::template start_half<F::offset, F::multiple, h>(meta->neg0 + t, meta->neg + t);
                         });
                     });
-                });
-                unroll<PV>([&](auto v) INLINE_LAMBDA {
-                    unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], part[t][v], da); });
+                    half(h, sum);
+                    unroll<PV>([&](auto v) INLINE_LAMBDA {
+                        const Float d = F::scale(unit, j, v, h);
+                        unroll<T>([&](auto t) INLINE_LAMBDA {
+                            const Float f = V::template to_float<F::multiple>(sum[t][v]);
+                            if constexpr (h == 0) part[t][v] = V::mul(f, d);
+                            else acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d, part[t][v]), da);
+                        });
+                    });
                 });
                 if constexpr (F::min) {
                     float s[2][TOKENS];
