@@ -22,7 +22,7 @@ for module in ("starlette", "uvicorn", "pydantic", "prometheus_client", "httpx")
 
 # As Hermes and Qwen write it: tools in a system turn, calls between tags.
 TOOL_TEMPLATE = (
-    "{% if tools %}<|turn|>system\nTools: {{ tools | tojson }} Answer with <tool_call>{...}</tool_call><|end|>\n{% endif %}"
+    "{% if tools %}<|turn|>system\n{{ tools | tojson }} Answer <tool_call>{...}</tool_call><|end|>\n{% endif %}"
     "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"

@@ -99,7 +99,8 @@ class Bench:
         """What each job gives by itself, through the plain generation loop."""
         generator = Generator(self.engine(), self.tokenizer)
         return [
-            generator.generate(j.ids, j.params, max_tokens=j.max_tokens, ignore_eos=j.ignore_eos).run().ids for j in jobs
+            generator.generate(j.ids, j.params, max_tokens=j.max_tokens, ignore_eos=j.ignore_eos).run().ids
+            for j in jobs
         ]
 
     def prompts(self, n: int, words: int = 6) -> list[tuple[int, ...]]:

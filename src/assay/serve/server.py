@@ -140,7 +140,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     settings = uvicorn.Config(
-        app.create(state), http=Protocol, ws="none", lifespan="off", log_level="warning", access_log=False,
+        app.create(state), http=Protocol, ws="none", lifespan="off", log_level="error", access_log=False,
         server_header=False, timeout_keep_alive=int(limits.idle_s), h11_max_incomplete_event_size=limits.headers,
         limit_concurrency=limits.connections, timeout_graceful_shutdown=int(limits.drain_s) + 5, backlog=1024,
     )  # fmt: skip
