@@ -1,0 +1,52 @@
+"""`assay eval`: the perplexity of a text."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "perplexity of a text under a model"
+EXAMPLE = """\
+assay eval smollm2 -f wiki.txt                    # windows of 512 tokens
+assay eval smollm2 -f wiki.txt --engine reference --max-tokens 2000"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from assay.cli.common import add_engine_arguments, add_json_argument, add_model_argument, whole
+
+    add_model_argument(parser)
+    parser.add_argument("-f", "--file", metavar="FILE", required=True, help="the text, - for standard input")
+    parser.add_argument("--window", type=whole(2), default=512, metavar="N", help="tokens read together; default: 512")
+    parser.add_argument("--max-tokens", type=whole(2), metavar="N", help="stop after this many; default: all")
+    add_engine_arguments(parser)
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.cli.common import emit, open_engine, open_model, progress_bar, read_text
+    from assay.runtime.evaluate import evaluate
+
+    file, model, tokenizer = open_model(args)
+    ids = tokenizer.encode(read_text(args.file), add_special=False, parse_special=False)[: args.max_tokens]
+    engine = open_engine(args, model)
+    with progress_bar() as show:
+        found = evaluate(
+            engine, ids, args.window, tokenizer.bos if tokenizer.add_bos else None,
+            lambda done, total: show("tokens", done, total),
+        )  # fmt: skip
+    low, high = (2.718281828459045 ** (found.nll + side * found.error) for side in (-1, 1))
+    result = {
+        "path": str(file.path),
+        "engine": engine.name,
+        "tokens": found.n_tokens,
+        "window": args.window,
+        "nll": found.nll,
+        "nll_error": found.error,
+        "perplexity": found.perplexity,
+        "tokens_per_second": found.n_tokens / found.seconds,
+    }
+    text = (
+        f"perplexity {found.perplexity:.4f} ({low:.3f} to {high:.3f}) over {found.n_tokens} tokens, "
+        f"windows of {args.window}; {engine.name}, {found.n_tokens / found.seconds:.1f} tokens/s"
+    )
+    emit(args, result, text)
+    return 0
