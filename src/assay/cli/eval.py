@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 HELP = "perplexity of a text under a model"
 EXAMPLE = """\
@@ -22,17 +23,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.cli.common import emit, open_engine, open_model, progress_bar, read_text
+    from assay.cli.common import emit, open_engine, open_model, read_text
     from assay.runtime.evaluate import evaluate
 
     file, model, tokenizer = open_model(args)
     ids = tokenizer.encode(read_text(args.file), add_special=False, parse_special=False)[: args.max_tokens]
     engine = open_engine(args, model)
-    with progress_bar() as show:
-        found = evaluate(
-            engine, ids, args.window, tokenizer.bos if tokenizer.add_bos else None,
-            lambda done, total: show("tokens", done, total),
-        )  # fmt: skip
+    bos = tokenizer.bos if tokenizer.add_bos else None
+    found = evaluate(engine, ids, args.window, bos, _progress if sys.stderr.isatty() else None)
     low, high = (2.718281828459045 ** (found.nll + side * found.error) for side in (-1, 1))
     result = {
         "path": str(file.path),
@@ -50,3 +48,8 @@ def run(args: argparse.Namespace) -> int:
     )
     emit(args, result, text)
     return 0
+
+
+def _progress(done: int, total: int) -> None:
+    end = "" if done < total else "\r\033[K"
+    print(f"\r{done} of {total} tokens{end}", end="", file=sys.stderr, flush=True)
