@@ -1,0 +1,52 @@
+"""The pages agree with the code: generated ones are fresh, and every command they show is one assay takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay import cli
+from assay.errors import AssayError
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_COMMAND = re.compile(r"^(?:\$ )?(assay .*)$", re.MULTILINE)
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse words its help differently in each Python")
+def test_generated_pages_are_fresh() -> None:
+    done = subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + "run `make docs`"
+
+
+def commands() -> list[tuple[str, str]]:
+    found = []
+    for page in PAGES:
+        for block in re.findall(r"```[a-z]*\n(.*?)```", page.read_text(), re.DOTALL):
+            if not block.startswith("usage:"):
+                found += [(page.name, m[1]) for m in _COMMAND.finditer(block.replace("\\\n", " "))]
+    return found
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_commands_in_pages_parse(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    words = words[: next((i for i, w in enumerate(words) if w in ("|", ">", "2>", "&&", "&")), len(words))]
+    if words[0] in ("--help", "--version", "VERB"):
+        return
+    try:
+        cli.verb_parser(words[0]).parse_args(words[1:])
+    except (AssayError, ModuleNotFoundError) as error:
+        pytest.fail(f"{page} shows a command that assay refuses: {line}: {error}")
+
+
+def test_links_between_pages_hold() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
