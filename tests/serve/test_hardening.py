@@ -181,7 +181,7 @@ def test_a_hostile_template_is_cut_off(start: Start, tmp_path: Path) -> None:
 def test_deadlines(start: Start, tmp_path: Path) -> None:
     path = make(tmp_path / "slow.gguf", n_ctx=8192, n_layer=8)
     server = start([("slow", path)], options={"engine": "reference"})
-    body = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "timeout": 0.5}
+    body = {"prompt": "hello", "max_tokens": 8000, "ignore_eos": True, "timeout": 1}
     assert code(post(server, "/v1/completions", body)) == (504, "deadline_exceeded")
     with httpx.stream("POST", f"{server.url}/v1/completions", json=body | {"stream": True}, timeout=60) as answer:
         events = [line for line in answer.iter_lines() if line]
@@ -274,8 +274,8 @@ def test_200_malformed_and_oversize_requests(start: Start, tiny: Path) -> None:
                     connection.settimeout(30)
                     assert connection.recv(10_000)[:12] in (b"HTTP/1.1 400", b"")
                 continue
-            assert answer.status_code in (400, 413, 415), (path, answer.text[:200])
-            code(answer)
+            if answer.status_code != 200:  # chance may find a request that is right
+                assert code(answer)[0] in (400, 413, 415), (path, answer.text[:200])
         assert client.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3}).status_code == 200
 
 

@@ -64,7 +64,7 @@ class Sampling(Model):
     xtc_threshold: Share | None = None
     ignore_eos: bool | None = Field(None, description="go on after the model ends its answer")
     grammar: Annotated[str, Field(max_length=LIMITS.schema)] | None = Field(None, description="GBNF or Lark")
-    timeout: Annotated[float, Field(gt=0, le=86400)] | None = Field(None, description="seconds until the deadline")
+    timeout: Annotated[float, Field(ge=1, le=86400)] | None = Field(None, description="seconds until the deadline")
 
 
 class StreamOptions(Model):
