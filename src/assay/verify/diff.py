@@ -148,7 +148,7 @@ def compare(a: Dump, b: Dump) -> Diff:
         nmse = float(np.sum(error**2)) / (base + 1e-30)
         evidence = Evidence(
             obs.name, nmse, float(np.sum(x * y) / (np.sqrt(base * np.sum(y * y)) + 1e-30)), float(error.max()),
-            tuple(map(int, at)), float(y[at]), float(x[at]), none, none, nmse, None, True, (obs.name,),
+            tuple(map(int, at)), float(y[at]), float(x[at]), none, none, nmse, None, True, (obs.name,), none,
             Level(none, none), Level(none, none),
         )  # fmt: skip
         verdict = "same" if nmse < 1e-10 and error.max() <= 1e-4 * np.sqrt(base / x.size) else "wrong"
@@ -162,10 +162,12 @@ def decide(graph: Graph, evidence: Sequence[Evidence], arithmetic: Arithmetic) -
     """One verdict per node, for a run whose arithmetic is known.
 
     A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from legitimate
-    values are legitimate, however far the noise has carried them.
+    values are legitimate, however far the noise has carried them. Nor is a node to blame that follows from what a
+    faulty input should have been: then the input's print is wrong and not what was computed with.
     """
     i = ARITHMETICS.index(arithmetic)
     wrong: set[str] = set()
+    faulty: set[str] = set()
     found = []
     for e in evidence:
         sources = {name for part in e.segment for name in graph[part].inputs} | set(e.segment[:-1])
@@ -173,7 +175,7 @@ def decide(graph: Graph, evidence: Sequence[Evidence], arithmetic: Arithmetic) -
         own: bool | None = None
         if e.carried[0] <= 1:
             verdict = "same"
-        elif e.local[i] > 1:
+        elif e.local[i] > 1 and not (e.mended[i] <= 1 and faulty & sources):
             verdict = "wrong"
             own = None if wrong & set(e.segment[:-1]) else True  # a part of the segment was wrong already
         elif wrong & sources and e.carried[i] > 1:
@@ -182,6 +184,8 @@ def decide(graph: Graph, evidence: Sequence[Evidence], arithmetic: Arithmetic) -
             verdict = "noise"
         if verdict == "wrong":
             wrong.add(e.name)
+            if own:
+                faulty.add(e.name)
         found.append(NodeVerdict(e.name, verdict, own, arithmetic.name if verdict == "noise" else None, e))
     return found
 

@@ -56,6 +56,7 @@ class Evidence:
     top1: bool | None  # logits: is the best token the same, in every observed row
     whole: bool  # the whole tensor was observed
     segment: tuple[str, ...]  # the nodes recomputed together, first to last
+    mended: Array  # ratios against the recomputation from inputs that were themselves recomputed
     noise_carried: Level  # what `carried` and `local` were measured against
     noise_local: Level
 
@@ -139,8 +140,9 @@ class OwnInputs:
         else:
             found = self._judge(node, observations, truth, own, segment)
             if mendable and found.local[0] > 1:
-                other = self._judge(node, observations, truth, mend(), segment)
-                found = replace(found, local=np.minimum(found.local, other.local))
+                # Its input was not what it shows, so here the noise of that input's own step counts as well.
+                other = self._judge(node, observations, truth, mend(), segment, self.carried(node.name))
+                found = replace(found, mended=other.local)
             self.evidence.append(found)
             self.theirs[node.name] = patch(observations, own, token_axis(self.graph, node.name))
             if not found.whole:
@@ -150,12 +152,18 @@ class OwnInputs:
         self.last.forget(node, self.truth, self.theirs, self.mended, self.path)
 
     def _judge(
-        self, node: Node, observations: tuple[Observation, ...], truth: Array, own: Array, segment: tuple[str, ...]
+        self,
+        node: Node,
+        observations: tuple[Observation, ...],
+        truth: Array,
+        own: Array,
+        segment: tuple[str, ...],
+        mended: Level | None = None,
     ) -> Evidence:
         axis = token_axis(self.graph, node.name)
         hide = ~self.seen if node.op == "kq" else None
-        far, near = self.carried(node.name), self.local(node.name)
-        step = STEP if len(segment) <= SHORT else RUN
+        far, near = self.carried(node.name), mended or self.local(node.name)
+        step = STEP if len(segment) <= SHORT and not mended else RUN
         carried = local = np.zeros(len(ARITHMETICS))
         squares = base = dot = theirs2 = own_squares = 0.0
         worst, where, found, wanted = -1.0, tuple[int, ...](), 0.0, 0.0
@@ -198,6 +206,7 @@ class OwnInputs:
             top1=top1,
             whole=any(obs.kind == "values" and obs.rows is None for obs in observations),
             segment=segment,
+            mended=np.full(len(ARITHMETICS), np.inf),
             noise_carried=self.carried(node.name),
             noise_local=self.local(node.name),
         )
