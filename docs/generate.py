@@ -59,7 +59,14 @@ def cli_page() -> str:
     return "\n".join(out)
 
 
-PAGES: dict[str, Callable[[], str]] = {"names.md": names_page, "cli.md": cli_page}
+def faults_page() -> str:
+    """The catalogue of faults."""
+    import faults_page as made
+
+    return made.page()
+
+
+PAGES: dict[str, Callable[[], str]] = {"names.md": names_page, "cli.md": cli_page, "faults.md": faults_page}
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from assay.engines.weights import Weights
 from assay.models import Model
 from assay.verify.arithmetic import ARITHMETICS
-from assay.verify.diff import Diff, decide, judge
+from assay.verify.diff import Diff, NodeVerdict, decide, judge
 from assay.verify.explain import Diagnosis
 from assay.verify.feeds import other_feed
 from assay.verify.nodewise import by_nodes
@@ -41,7 +41,7 @@ def diagnose(
         hidden = _hidden(model, dump, diff, weights, say)
         return _healthy(diff) if hidden is None else hidden
     lab = Lab(model, dump, diff, weights)
-    wrong = [n for n in diff.nodes if n.own] or [diff.first_wrong]
+    wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
     result = by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say)
     if result.verdict in ("unexplained", "inconclusive"):
@@ -49,6 +49,13 @@ def diagnose(
         if cause is not None:
             result = replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation="")
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
+
+
+def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
+    """Nodes wrong on their own inputs. Where some are far out, those barely above the noise are its tail."""
+    i = ARITHMETICS.index(diff.arithmetic)
+    wrong = [n for n in diff.nodes if n.own]
+    return [n for n in wrong if n.evidence.local[i] > ACCEPT] or wrong
 
 
 def _healthy(diff: Diff) -> Diagnosis:

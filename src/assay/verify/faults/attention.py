@@ -336,8 +336,8 @@ def _own_step(fault: str, label: str) -> None:
         if node.op == "kq":
 
             def scores(q: Array, k: Array) -> Array:
-                index, _seen = gather(len(q))
-                return np.asarray(np.take_along_axis(own(q, k), index[None], axis=2))
+                index, seen = gather(len(q))
+                return np.where(seen, np.take_along_axis(own(q, k), index[None], axis=2), 0.0)
 
             return Change(node, scores)
         if node.op == "attn_softmax":

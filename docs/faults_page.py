@@ -1,0 +1,140 @@
+"""The text around the table in docs/faults.md; the table itself is `assay.verify.faults`."""
+
+from __future__ import annotations
+
+from assay.verify.faults import FAULTS, STAGES, Fault
+
+INTRO = """# What goes wrong in inference engines
+
+Somebody ports a Llama-family model to a new language or a new chip. It loads, it runs, it prints nonsense, or worse: it
+prints sense, a little stupider than it should. This page lists {n} mistakes that really happen, most of them with a public
+thread that shows one, in the order in which a token meets them: what is wrong, what is right, how it shows, where it shows
+first, and the cheapest run that exposes it. It is generated from the table that `assay diagnose` searches: {planted} of
+them are planted and tried on your engine's own numbers, the rest are recognised by other means or wait for an
+architecture.
+
+    assay diagnose model.gguf dump.jsonl
+
+names the row. [The dump format](dump-format.md) is a line of JSON per tensor; ten printed values will often do.
+
+## Before you suspect anything
+
+1. **Compare token ids first.** If the ids differ, nothing after them can agree. `assay tokenize MODEL TEXT --check IDS`.
+2. **Compare with the file, not with intuition.** Norm weights of rms 0.046 are right for TinyLlama; a BOS embedding of
+   rms 0.002 is right; a flat distribution after BOS alone is right ([what raw BOS predicts](raw-bos.md)).
+3. **Compare the same thing.** A chat-templated run of another program says nothing about your raw run.
+4. **Run it twice.** If two equal requests differ, look for a race, uninitialised memory or a stale cache before anything
+   else, whatever the values say.
+5. **Compare your prefill with your own decode.** Equal: the fault is in shared mathematics or in the weights. Unequal: it
+   is in positions, cache, mask, or in one of two kernels.
+6. **Find the first node that is wrong *on its own inputs*.** Everything after it is wrong too and proves nothing.
+7. **One token at position 0 proves little.** Rotation by 0 is the identity and a softmax over one key is 1: every mistake in
+   RoPE, positions, mask, attention scale and the order of Q/K rows is invisible in its logits.
+8. **Expect more than one.** Ports with one fault usually have three; a fix that changes nothing visible may still be right.
+
+## Fingerprints
+
+| what the numbers do | what it is |
+|---|---|
+| scores before the softmax times one constant | [attention scale](#scale-missing): sqrt(hd) missing, 1/sqrt(hd) twice, else a wrong dimension |
+| each row of a norm times its own constant | [eps](#eps-value): sqrt((ms + e1) / (ms + e2)); look at the row with the smallest rms |
+| a norm times 1/γ, γ, or (γ+1)/γ element by element | weight [missing](#norm-no-weight), [twice](#norm-weight-twice), [plus one](#norm-plus1-double) |
+| right at position 0, wrong after it, worse with distance | [rotation](#rope-type); first pairs exact: [base](#rope-base) or [factors](#rope-freq-factors); all pairs: [pairing](#rope-type) or [scaling](#rope-linear) |
+| layer 0: last row right, the others wrong; from layer 1 on all wrong | [no causal mask](#mask-missing-prefill) |
+| every head of the attention output shrunk, its direction right | [empty cache slots in the softmax](#softmax-unfilled) |
+| prompt right, every generated token wrong | [decode positions](#pos-reset-decode), [cache](#kv-recreated), or [another kernel](#path-split) |
+| rms right, cosine 0.07 | [nibbles in the wrong order](#q4_0-interleave) |
+| right for the first 32 or 256 elements of a row | [block size](#gguf-block-bytes), [first block only](#gguf-first-block-only) |
+| a constant offset within each block | [minimum](#q4_1-min) or [zero point](#q4_0-zero-point) |
+| numerically zero, 1e-19 | [half read as bfloat16](#f16-as-bf16) |
+| gate equals up, k equals v, row t equals row t-1 | [exchanged weights](#ffn-gate-up-weights), [K and V](#kv-swapped), [wrong row](#head-wrong-row) |
+| logits times one constant, same argmax | [logit scale](#head-logit-scale), [tied table scaled](#embd-scale-in-tied-table) |
+| id 0, `!`, for ever | [NaN](#samp-nan-token0): a symptom of something earlier |
+
+## What a probe can and cannot see
+
+| probe | sees | misses |
+|---|---|---|
+| one token at position 0, logits only | weights, norms, FFN, residuals, head | every fault of rotation, position, mask, scale and Q/K order: half of all |
+| one token, all nodes | those, and the order of Q/K rows, and the scale at the scores | rotation |
+| two different tokens, all nodes | nearly everything | sliding windows, tiles, chunks, cache |
+| n equal tokens | rows that differ: attention rows that do not sum to 1, rotation of V | whatever treats all rows alike |
+| a prompt, and the same with its last token changed | an earlier row that changes: the mask leaks | the rest |
+| all positions shifted by 11 | logits that change: rotation on one side only, of V, or not a rotation | any consistent rotation, right or wrong |
+| prefill against token by token | positions, cache, mask offset, kernel paths | what both share |
+| lengths across 32, 64, 256, 2048 | tiles, chunks, windows, capacity | |
+| the same request twice | stale caches, races, uninitialised memory | |
+
+Some faults cannot be told apart by logits at all: no rotation and all positions equal; gate and up exchanged and SiLU on the
+wrong one. assay reports such ties as a class and names the tensor that would split it.
+
+## What is not a fault
+
+Hugging Face's order of Q and K rows *with* half-split rotation; a constant added to all positions; another order of
+summation; activations quantised to 8 bits before a product; keys and values kept in half precision. Each is recognised and
+named, and none is reported.
+
+## How to read the rows
+
+*Shows first at* is the earliest node that differs on the same ids, in [assay's names](names.md). *At position 0* is what a
+one-token prompt shows: `logits` already differ; `tensor only`, an intermediate differs and the logits do not; `no`. *Evidence*:
+**E** a public thread or note shows it, **E?** a weak one, **T** measured on a toy model, **S** measured on random blocks,
+**N** none found, listed because the structure invites it.
+"""
+
+KINDS = {
+    "a": "another computation",
+    "b": "other weights",
+    "c": "other inputs, positions or cache",
+    "d": "other tokens",
+    "e": "sampling or stopping",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    planted = sum(bool(f.variants) for f in FAULTS.values())
+    out = [INTRO.format(n=len(FAULTS), planted=planted), "## Contents\n"]
+    for stage in STAGES:
+        rows = [f for f in FAULTS.values() if f.stage == stage]
+        out.append(f"- **{stage}**: " + ", ".join(f"[{f.id}](#{f.id})" for f in rows))
+    for stage in STAGES:
+        out += ["", f"## {stage[0].upper()}{stage[1:]}", ""]
+        for fault in FAULTS.values():
+            if fault.stage == stage:
+                out += _row(fault)
+    return "\n".join(out) + "\n"
+
+
+def _row(f: Fault) -> list[str]:
+    links = ", ".join(f"[{label}]({address})" for label, address in f.links)
+    kinds = " or ".join(KINDS[k] for k in f.kind.split("/"))
+    out = [
+        f"### {f.id}",
+        "",
+        f"**Wrong:** {_code(f.wrong)}  ",
+        f"**Right:** {_code(f.right)}  ",
+        f"**Symptom:** {_code(f.symptom)}  ",
+        f"**Shows first at:** {_code(f.shows)}; at position 0: {f.at_zero}; smallest probe: {_code(f.probe)}  ",
+        f"**Recognised:** {_recognised(f)} ({kinds})  ",
+        f"**Evidence:** {f.evidence}" + (f"; {links}" if links else ""),
+        "",
+    ]
+    return out
+
+
+def _recognised(f: Fault) -> str:
+    tell = f"{_code(f.tell)}" if f.tell else ""
+    if f.variants:
+        how = "; ".join(dict.fromkeys(v.label.replace("{p}", "*p*") for v in f.variants))
+        return f"{tell}. Planted as: {_code(how)}" if tell else f"planted as: {_code(how)}"
+    return f"{tell}; {f.waits}" if f.waits else tell
+
+
+def _code(text: str) -> str:
+    """Formulas are prose here; only what Markdown would eat is escaped, outside of backticks."""
+    parts = text.split("`")
+    for i in range(0, len(parts), 2):
+        parts[i] = parts[i].replace("*", "\\*").replace("<", "&lt;").replace("|", "\\|").replace("_", "\\_")
+        parts[i] = parts[i].replace("\\*p\\*", "*p*")
+    return "`".join(parts)
