@@ -1,0 +1,174 @@
+"""trace, diff and check on the command line: results, exit codes, the JSON that others build on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.cli import main
+from assay.gguf import open_file
+from assay.models import Model, load
+from assay.verify.observe import Dump
+from tests import tiny
+from tests.verify.conftest import TOKENS, changed
+
+IDS = ",".join(map(str, TOKENS))
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main([str(a) for a in args])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def dump_file(dump: Dump, path: Path) -> Path:
+    np.savez(path, tokens=TOKENS, **{o.name: o.array().astype(np.float32) for o in dump.observations})  # type: ignore[arg-type]
+    return path
+
+
+def test_trace_then_diff(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t.safetensors"
+    code, text, _ = run(capsys, "trace", model.file.path, "--tokens", IDS, "--decode", 2, "-o", out, "--json")
+    told = json.loads(text)
+    assert code == 0 and told["nodes"] == len(model.graph) and told["steps"] == [4, 1, 1] and told["tokens"] == TOKENS
+    code, text, _ = run(capsys, "diff", model.file.path, out, "--json")
+    told = json.loads(text)
+    assert code == 0 and told["verdict"] == "same" and told["first_wrong"] is None and told["unmatched"] == []
+    assert {"name", "nmse", "cosine", "verdict", "own", "explained_by"} <= set(told["nodes"][0])
+    assert run(capsys, "diff", out, out)[0] == 0  # the trace knows its model
+
+
+def test_trace_summary_and_nodes(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(capsys, "trace", model.file.path, "-p", "hello", "--nodes", "l_out|result", "--summary")
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert code == 0 and lines[0]["assay_dump"] == 1
+    assert [x["name"] for x in lines[1:]] == ["l_out-0", "l_out-1", "result_norm", "result_output"]
+
+
+def test_diff_finds_the_node(model: Model, truth: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def double(value: np.ndarray) -> None:
+        value[2] *= 2
+
+    path = dump_file(changed(truth, "ffn_out-0", double), tmp_path / "d.npz")
+    code, text, _ = run(capsys, "diff", model.file.path, path, "--json")
+    told = json.loads(text)
+    assert code == 1 and told["verdict"] == "wrong" and told["first_wrong"] == "ffn_out-0" == told["at_fault"][0]
+    node = next(n for n in told["nodes"] if n["name"] == "ffn_out-0")
+    assert node["own"] is True and node["at"][0] == 2
+    code, text, _ = run(capsys, "diff", model.file.path, path)
+    assert code == 1 and text.startswith(f"wrong: ffn_out-0 is the first wrong node of {path}")
+    assert "ffn_out-0 = linear(ffn_swiglu-0, blk.0.ffn_down.weight)" in text
+
+
+@pytest.mark.parametrize("engine", ["reference", "cpu"])
+def test_diff_of_an_engine(model: Model, capsys: pytest.CaptureFixture[str], engine: str) -> None:
+    from assay import engines
+
+    if engine not in engines.ENGINES:
+        pytest.skip("the cpu engine is not built")
+    other = "cpu" if engine == "reference" else "reference"
+    if other not in engines.ENGINES:
+        pytest.skip("the cpu engine is not built")
+    code, text, _ = run(
+        capsys, "diff", f"{model.file.path}@{engine}", f"{model.file.path}@{other}", "--tokens", IDS, "--decode", 3
+    )
+    assert code == 0 and "wrong" not in text
+
+
+def test_check(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
+    code, text, _ = run(
+        capsys, "check", model.file.path, "--engine", "reference", "--precision", "f32", "--lengths", "1,34"
+    )
+    assert code == 0 and text.count("pass ") == 5 and "FAIL" not in text
+    assert "34 tokens, the last 4 through the cache: same" in text
+
+
+def test_check_finds_a_cache_fault(model: Model) -> None:
+    """An engine that is right in prefill and forgets a position when it decodes."""
+    from assay.engines.base import Chunk
+    from assay.engines.reference import ReferenceEngine
+    from assay.verify.check import check_engine
+
+    class Forgetful(ReferenceEngine):
+        def _chunk(self, i: int, chunk: Chunk, keep, emit):  # type: ignore[no-untyped-def]
+            if chunk.start:
+                for name in self._caches:
+                    self._pools[name][chunk.start - 1] = 0
+            return super()._chunk(i, chunk, keep, emit)
+
+    checks = {c.name: c for c in check_engine(lambda: Forgetful(model, np.float32), model, TOKENS, (6,))}
+    assert checks["6 tokens, prefill"].passed
+    stepped = checks["6 tokens, the last 4 through the cache"]
+    assert not stepped.passed and stepped.diff is not None and stepped.diff.first_wrong is not None
+    assert stepped.diff.first_wrong.name == "kq-0" and stepped.diff.first_wrong.evidence.segment[0] == "cache_k_l0"
+    assert not checks["6 tokens, decode against prefill"].passed
+
+
+def test_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = (tiny.make(tmp_path / f"{kind}.gguf", type=kind) for kind in ("F32", "Q8_0"))
+    code, text, _ = run(capsys, "diff", a, b, "--json", "--window", 64)
+    told = json.loads(text)
+    assert code == 0 and told["logits"]["kl_mean"] > 0 and told["logits"]["same_best"] > 0.9
+    types = {w["name"]: w["types"] for w in told["weights"]}
+    assert types["blk.0.attn_q.weight"] == ["F32", "Q8_0"]
+    by_name = {n["name"]: n["nmse"] for n in told["nodes"]}
+    assert 0 < by_name["attn_norm-0"] < 1e-3 and 0 < by_name["result_output"] < 1e-2
+    code, text, _ = run(capsys, "diff", a, a, "--json", "--window", 64)
+    same = json.loads(text)
+    assert same["logits"]["kl_top"] == 0 and max(w["nmse"] for w in same["weights"]) == 0
+    code, text, _ = run(capsys, "diff", a, b, "--window", 64)
+    assert "KL divergence" in text and "same best token" in text
+
+
+def test_streamed_kl_is_the_kl(tmp_path: Path) -> None:
+    from assay.engines.reference import ReferenceEngine
+    from assay.verify.pairs import logits
+    from assay.verify.trace import take_trace
+
+    models = [load(open_file(tiny.make(tmp_path / f"{k}.gguf", type=k))) for k in ("F32", "Q8_0")]
+    ids = [1, *range(30, 60)]
+    found = logits(ReferenceEngine(models[0]), ReferenceEngine(models[1]), ids, window=16)
+    assert found.n_tokens == 31
+    rows = [take_trace(ReferenceEngine(m), ids[:16], nodes="^result_output$").values("result_output") for m in models]
+    p, q = (np.exp(x) / np.exp(x).sum(-1, keepdims=True) for x in rows)  # type: ignore[union-attr, arg-type]
+    first = np.sum(p * np.log(p / q), axis=-1)
+    second = found.kl_mean * 31 - first.sum()
+    assert found.kl_top >= first.max() - 1e-12 and second > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("trace", "MODEL", "--tokens", "1"), "no file named"),
+        (("trace", "MODEL", "--tokens", "1", "--decode", "1", "-o", "x"), "must leave at least one"),
+        (("trace", "MODEL", "--tokens", "1", "--nodes", "zzz", "-o", "x"), "matches none"),
+        (("trace", "MODEL", "--tokens", "1", "--nodes", "(", "-o", "x"), "not a regular expression"),
+        (("trace", "MODEL", "--tokens", "1", "-p", "x", "-o", "x"), "not both"),
+        (("trace", "MODEL", "--tokens", "1", "-o", "/no/such/place"), "cannot be written"),
+        (("trace", "MODEL", "--tokens", "1", "--engine", "nobody", "-o", "x"), "engine nobody: not available"),
+        (("diff", "MODEL", "nothing.npz"), "cannot be opened"),
+        (("diff", "MODEL", "MODEL@nobody"), "no engine"),
+        (("diff", "MODEL@reference", "MODEL@reference"), "both are the definition"),
+        (("check", "MODEL", "--lengths", "0"), "must be 1 or more"),
+    ],
+)
+def test_faults_are_one_line(
+    model: Model, capsys: pytest.CaptureFixture[str], args: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, *(a.replace("MODEL", str(model.file.path)) for a in args))
+    assert code == 2 and not out and message in err and err.count("\n") == 1, err
+
+
+def test_two_dumps_without_a_model(truth: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def double(value: np.ndarray) -> None:
+        value *= 2
+
+    a, b = dump_file(truth, tmp_path / "a.npz"), dump_file(changed(truth, "l_out-0", double), tmp_path / "b.npz")
+    assert run(capsys, "diff", a, a)[0] == 0
+    code, text, _ = run(capsys, "diff", a, b, "--json")
+    told = json.loads(text)
+    assert code == 1 and told["first_wrong"] == "l_out-0" and "give --model" in told["notes"][0]
