@@ -368,6 +368,7 @@ class DetokenizeResponse(Model):
 class TemplateResponse(Model):
     prompt: str
     tokens: list[int]
+    pieces: list[Piece]
 
 
 class NodeSummary(Model):

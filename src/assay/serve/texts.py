@@ -83,7 +83,7 @@ async def apply_template(call: Call, request: TemplateRequest) -> Reply:
         add_generation_prompt=prompted, tools=plain_tools(request.tools), timeout=call.state.limits.template_s,
         **(request.chat_template_kwargs or {}),
     )  # fmt: skip
-    return json_reply({"prompt": text, "tokens": ids})
+    return json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids)})
 
 
 async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:

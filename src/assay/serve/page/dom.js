@@ -1,0 +1,53 @@
+// Small helpers. Text only ever enters the page as text.
+
+export const $ = (id) => document.getElementById(id);
+
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+// What cannot be seen is shown as a sign.
+export const visible = (text) =>
+  text === "" ? "∅" : text.replace(/ /g, "·").replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/[\x00-\x1f\x7f]/g, "␦");
+
+export const percent = (p) => (p >= 0.9995 ? "100 %" : p < 0.001 ? "<0.1 %" : `${(100 * p).toFixed(1)} %`);
+
+// One tooltip for every element with a `tip` function, on hover and on focus.
+const tip = $("tip");
+
+export function withTip(element, content) {
+  const show = () => {
+    tip.replaceChildren(content());
+    tip.hidden = false;
+    const box = element.getBoundingClientRect();
+    const own = tip.getBoundingClientRect();
+    const left = Math.max(6, Math.min(box.left, innerWidth - own.width - 6));
+    const below = box.bottom + 6;
+    tip.style.left = `${left}px`;
+    tip.style.top = `${below + own.height > innerHeight ? Math.max(6, box.top - own.height - 6) : below}px`;
+  };
+  const hide = () => { tip.hidden = true; };
+  element.addEventListener("pointerenter", show);
+  element.addEventListener("focus", show);
+  element.addEventListener("pointerleave", hide);
+  element.addEventListener("blur", hide);
+  return element;
+}
+
+// Rows of a token's alternatives: text, probability, id.
+export function alternatives(items, chosen) {
+  const table = make("table");
+  for (const { text, p, id } of items) {
+    const row = make("tr", {}, make("td", {}, visible(text)), make("td", {}, percent(p)), make("td", {}, `#${id}`));
+    if (id === chosen) row.append(make("td", {}, "◀"));
+    table.append(row);
+  }
+  return table;
+}
