@@ -324,8 +324,11 @@ void attend(const AttnBlock& b) {
                 if (b.hidden[r][j]) row[j] = kMinusInfinity;
         V top = set1(kMinusInfinity);
         for (int j = 0; j < padded; j += W) {
-            const I at = lanes + j;
-            const V x = select((at >= from) & (at < to), load(row + j) * b.scale, set1(kMinusInfinity));
+            V x = load(row + j) * b.scale;
+            if (j < from || j + W > to) {
+                const I at = lanes + j;
+                x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
+            }
             store(row + j, x);
             top = vmax(x, top);
         }

@@ -35,8 +35,20 @@ inline V load(const float* p) {
 inline void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
 inline V set1(float x) { return x - V{}; }
 inline V select(I mask, V a, V b) { return mask ? a : b; }
-inline V vmax(V a, V b) { return a > b ? a : b; }
-inline V vmin(V a, V b) { return a < b ? a : b; }
+inline V vmax(V a, V b) {
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
+    return vmaxq_f32(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+inline V vmin(V a, V b) {
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
+    return vminq_f32(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
 
 // a * b + c; one rounding where the instruction set has it, two in portable code.
 inline V fma(V a, V b, V c) {
@@ -152,11 +164,11 @@ inline float value(Brain b) {
 }
 
 // ---- exp ------------------------------------------------------------------------------------------------------------
-// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-6 Taylor-minimax polynomial for e^r, and 2^n by
-// the exponent field in two halves. 0 below -104, infinity above 89.
+// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 6 for e^r, n added to the exponent.
+// 0 where the result would be subnormal (x < -87.33); above 88.3 it stays at e^88.3, so that no user sees infinity.
 inline V exp(V x) {
-    const V lo = set1(-104.0f), hi = set1(89.0f);
-    const V clamped = vmin(vmax(x, lo), hi);
+    const V lo = set1(-87.33f);
+    const V clamped = vmin(vmax(x, lo), set1(88.3f));
     const V magic = set1(0x1.8p23f);
     const V shifted = fma(clamped, set1(0x1.715476p+0f), magic);
     const V n = shifted - magic;
@@ -169,17 +181,15 @@ inline V exp(V x) {
     p = fma(p, r, set1(0x1.fffff8p-2f));
     p = fma(p, r, set1(1.0f));
     p = fma(p, r, set1(1.0f));
-    I e;
-    V bias = shifted;
-    std::memcpy(&e, &bias, sizeof e);
-    e = e - 0x4b400000;
-    const I half = e >> 1, rest = e - half;
-    const I a = (half + 127) << 23, b = (rest + 127) << 23;
-    V sa, sb;
-    std::memcpy(&sa, &a, sizeof sa);
-    std::memcpy(&sb, &b, sizeof sb);
-    const V y = p * sa * sb;
-    return select(x < lo, V{}, y);
+    typedef uint32_t U __attribute__((vector_size(W * 4)));
+    U exponent, bits;
+    std::memcpy(&exponent, &shifted, sizeof exponent);
+    std::memcpy(&bits, &p, sizeof bits);
+    bits += exponent << 23;
+    bits &= U(x >= lo);
+    V y;
+    std::memcpy(&y, &bits, sizeof y);
+    return y;
 }
 
 }  // namespace assay::ASSAY_NS
