@@ -1,4 +1,5 @@
 """The text around the table in docs/faults.md; the table itself is `assay.verify.faults`."""
+# ruff: noqa: E501  tables of a page
 
 from __future__ import annotations
 

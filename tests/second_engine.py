@@ -10,7 +10,6 @@ written where a programmer would make it, in loops and reshapes rather than as a
 
 from __future__ import annotations
 
-import json
 import struct
 from pathlib import Path
 
@@ -25,8 +24,28 @@ BLOCK = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24
          11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}  # fmt: skip
 NAME = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K",
         12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 30: "BF16"}  # fmt: skip
-STRIDE = {"Q4_K": 148, "Q5_K": 178, "Q6_K": 212, "Q4_0": 20, "Q4_1": 24, "Q8_0": 36, "Q5_0": 24, "Q2_K": 80, "Q3_K": 104}
-MISREAD = {3: 2, 2: 3, 8: 3, 12: 3, 13: 12, 14: 13, 6: 2, 10: 2, 11: 10}  # `gguf-type-enum`: which type is taken for which
+STRIDE = {
+    "Q4_K": 148,
+    "Q5_K": 178,
+    "Q6_K": 212,
+    "Q4_0": 20,
+    "Q4_1": 24,
+    "Q8_0": 36,
+    "Q5_0": 24,
+    "Q2_K": 80,
+    "Q3_K": 104,
+}
+MISREAD = {
+    3: 2,
+    2: 3,
+    8: 3,
+    12: 3,
+    13: 12,
+    14: 13,
+    6: 2,
+    10: 2,
+    11: 10,
+}  # `gguf-type-enum`: which type is taken for which
 
 
 class File:
@@ -102,7 +121,15 @@ def unpack(kind, b, bugs):
         return (b.copy().view("<u2").astype(np.uint32) << 16).view(f32)
     if "gguf-endian" in bugs:
         b = b.copy()
-        at = {"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+        at = {
+            "Q6_K": (208,),
+            "Q2_K": (80, 82),
+            "Q3_K": (108,),
+            "Q4_1": (0, 2),
+            "Q5_1": (0, 2),
+            "Q4_K": (0, 2),
+            "Q5_K": (0, 2),
+        }
         for i in at.get(name, (0,)):
             b[:, [i, i + 1]] = b[:, [i + 1, i]]
     inter = "q4_0-interleave" in bugs
@@ -128,7 +155,9 @@ def unpack(kind, b, bugs):
         word = b[:, at : at + 4].copy().view("<u4")[:, 0]
         bit = np.stack([(word >> j) & 1 for j in range(32)], 1)
         if "q5-highbit-index" in bugs:
-            bit = np.stack([(word >> (2 * j)) & 1 for j in range(16)] + [(word >> (2 * j + 1)) & 1 for j in range(16)], 1)
+            bit = np.stack(
+                [(word >> (2 * j)) & 1 for j in range(16)] + [(word >> (2 * j + 1)) & 1 for j in range(16)], 1
+            )
         q = nibble_order(b[:, at + 4 :] & 15, b[:, at + 4 :] >> 4, inter).astype(f32) + 16 * bit.astype(f32)
         d = scale_of(b[:, :2], bugs)
         if name == "Q5_1":
@@ -195,15 +224,15 @@ def unpack_k(name, b, bugs):
         zero = 0 if "q6_k-offset" in bugs else 32
         out = np.zeros((n, 256), f32)
         for h in range(2):
-            for l in range(32):
-                low0, low1 = ql[:, 64 * h + l].astype(np.int32), ql[:, 64 * h + 32 + l].astype(np.int32)
-                top = qh[:, 32 * h + l].astype(np.int32)
+            for i in range(32):
+                low0, low1 = ql[:, 64 * h + i].astype(np.int32), ql[:, 64 * h + 32 + i].astype(np.int32)
+                top = qh[:, 32 * h + i].astype(np.int32)
                 four = [(low0 & 15) | ((top & 3) << 4), (low1 & 15) | (((top >> 2) & 3) << 4),
                         (low0 >> 4) | (((top >> 4) & 3) << 4), (low1 >> 4) | (((top >> 6) & 3) << 4)]  # fmt: skip
                 for k, q in enumerate(four):
                     if k and "q6_k-partial-write" in bugs:
                         continue
-                    e = 128 * h + (4 * l + k if "q6_k-order" in bugs else l + 32 * k)
+                    e = 128 * h + (4 * i + k if "q6_k-order" in bugs else i + 32 * k)
                     out[:, e] = d[:, 0] * sc[:, e // 16] * (q - zero)
         return out
     if name == "Q2_K":
@@ -238,9 +267,10 @@ def unpack_k(name, b, bugs):
 
 
 class Engine:
-    def __init__(self, path, bugs=(), only=None):
-        """`only`: names of tensors that the decoding bugs are limited to (None: all)."""
-        self.file, self.bugs, self.only = File(path), set(bugs), only
+    def __init__(self, path, bugs=(), only=None, arithmetic="f32"):
+        """`only`: names of tensors that the decoding bugs are limited to (None: all). `arithmetic`: f32, f16 (every
+        result rounded), q8 (operands of products quantised), kv16 (cache in half precision)."""
+        self.file, self.bugs, self.only, self.arithmetic = File(path), set(bugs), only, arithmetic
         meta = self.file.meta
         get = lambda key, default=None: meta.get("llama." + key, default)  # noqa: E731
         self.n_layer, self.n_embd = get("block_count"), get("embedding_length")
@@ -285,7 +315,9 @@ class Engine:
             width, size = BLOCK[kind]
             stride = size
         if "gguf-bf16-raw" in bugs and NAME[kind] == "F16":
-            rows = np.frombuffer(self.file.data, np.uint8, 2 * count, start).reshape(dims[1] if len(dims) > 1 else 1, -1)
+            rows = np.frombuffer(self.file.data, np.uint8, 2 * count, start).reshape(
+                dims[1] if len(dims) > 1 else 1, -1
+            )
             return rows[:, : dims[0]].astype(f32).reshape(dims[::-1])
         n = -(-count // width)
         need = (n - 1) * stride + size
@@ -314,6 +346,8 @@ class Engine:
 
     def matvec(self, name, x, decode=False):
         w = self.matrix(name)
+        if self.arithmetic == "q8" and BLOCK[self.file.tensors[name][1]][0] > 1:
+            x = self.quantised(x, BLOCK[self.file.tensors[name][1]][0])
         y = x @ w.T
         if decode and "q4_0-dot-sum" in self and NAME[self.file.tensors[name][1]] == "Q4_0":
             blocks = x.reshape(len(x), -1, 32)
@@ -326,7 +360,14 @@ class Engine:
             y = y - 8 * ((xq - xq * dx).sum(-1)) @ d.T
         return y.astype(f32)
 
-    def norm(self, x, name, layer_bug=""):
+    def quantised(self, x, block):
+        """Blocks of 32 or 256 activations as 8-bit integers and a scale."""
+        b = x.reshape(len(x), -1, block)
+        d = np.abs(b).max(-1, keepdims=True) / f32(127)
+        d = d.astype(np.float16).astype(f32) if block == 32 else d
+        return (np.rint(b / np.where(d == 0, 1, d)) * d).reshape(x.shape).astype(f32)
+
+    def norm(self, x, name):
         w = self.weight(name).astype(f32)
         eps = self.eps
         if "eps-value" in self:
@@ -341,6 +382,10 @@ class Engine:
         y = x / (np.sqrt(ms) + eps) if "eps-place" in self else x / np.sqrt(ms + eps)
         if "norm-no-weight" in self:
             return y
+        if "x-norm-abs" in self:
+            return x / np.abs(x).mean(-1, keepdims=True) * w
+        if "x-norm-clipped" in self:
+            return np.clip(y, -1.5, 1.5) * w
         if "norm-weight-twice" in self:
             return y * w * w
         if "norm-plus1-double" in self or (name == "output_norm.weight" and "norm-final-offset" in self):
@@ -389,6 +434,10 @@ class Engine:
             out[:, :, k] = (out[:, :, j] if "rope-inplace-alias" in self else a) * s + b * c
         if "rope-yarn-factor" in self:
             out *= f32(1.1386294)
+        if "x-rope-last-pair" in self:
+            out[..., -2:] = x[..., -2:]
+        if "x-rope-degrees" in self:
+            out = out + f32(0.05) * np.asarray(positions, f32)[:, None, None] * out[..., ::-1]
         if "q-tail-stale" in self and which == "q":
             out[..., self.hd // 4 :] = 0
         return out
@@ -416,14 +465,18 @@ class Engine:
         """Every node over all tokens. `hf`: Q and K in Hugging Face's row order with half-split rotation: healthy."""
         steps = steps or (len(tokens),)
         self.hf, self.trace, self.cache, self.total = hf, {}, {}, len(tokens)
-        start = 0
+        self.parts, start = [], 0  # what each step gave
         for n in steps:
+            self.parts.append({})
             self.step(np.asarray(tokens[start : start + n]), start, steps[0])
             start += n
         return self.trace
 
     def keep(self, name, value, start, heads=False):
         """Put this step's rows in their place; scores are [head, token, key]."""
+        if self.arithmetic == "f16":
+            value = value.astype(np.float16).astype(f32)
+        self.parts[-1][name] = value
         if heads:
             whole = self.trace.setdefault(name, np.zeros((len(value), self.total, self.total), f32))
             whole[:, start : start + value.shape[1], : value.shape[2]] = value
@@ -441,13 +494,15 @@ class Engine:
             x = emb[tokens].copy()
         if "embd-scale-missing" in self:
             x = x * f32(np.sqrt(self.n_embd))
-        self.keep("embd", x, start)
+        x = self.keep("embd", x, start)
         for layer in range(self.n_layer):
             x = self.block(x, layer, start, prompt)
         y = x if "head-no-final-norm" in self else self.norm(x, "output_norm.weight")
-        self.keep("result_norm", y, start)
+        y = self.keep("result_norm", y, start)
         name = "output.weight" if self.has("output.weight") and "head-tied-forced" not in self else "token_embd.weight"
         logits = self.matvec(name, y, start > 0)
+        if "x-logits-clipped" in self:
+            logits = np.clip(logits, -0.7 * np.abs(logits).max(), 0.7 * np.abs(logits).max())
         if "head-tied-random" in self:
             logits = y @ np.random.default_rng(5).standard_normal((len(emb), self.n_embd)).astype(f32).T * f32(0.05)
         if "head-wrong-row" in self and start == 0:
@@ -487,7 +542,11 @@ class Engine:
         h = self.keep("attn_norm" + sfx, self.norm(x, attn_norm_w), start)
         q, k, v = self.project(layer, h, decode)
         if self.has(pre + "attn_q.bias"):
-            self.keep("Qcur_proj" + sfx, q, start), self.keep("Kcur_proj" + sfx, k, start), self.keep("Vcur_proj" + sfx, v, start)
+            (
+                self.keep("Qcur_proj" + sfx, q, start),
+                self.keep("Kcur_proj" + sfx, k, start),
+                self.keep("Vcur_proj" + sfx, v, start),
+            )
             if "qkv-bias-missing" not in self:
                 bq, bk = self.weight(pre + "attn_q.bias"), self.weight(pre + "attn_k.bias")
                 if "qk-bias-not-permuted" in self:
@@ -506,7 +565,9 @@ class Engine:
             k = raw.reshape(n, self.n_head, 2, -1).swapaxes(2, 3).reshape(n, -1)
         if "v-stale-stride" in self:
             v = np.zeros_like(v)
-        self.keep(names[0] + sfx, q, start), self.keep(names[1] + sfx, k, start)
+        if "x-v-quantised" in self:
+            v = np.rint(v * 4) / 4
+        q, k = self.keep(names[0] + sfx, q, start), self.keep(names[1] + sfx, k, start)
         pos = self.positions(start, n, layer)
         k_plain = k.reshape(n, self.n_kv, hd)
         if self.hf:
@@ -516,11 +577,11 @@ class Engine:
             self.bugs.discard("rope-type")
         if "rope-on-v" in self:
             v = self.rotate(v.reshape(n, self.n_kv, hd), pos, "v").reshape(n, -1)
-        self.keep("Vcur" + sfx, v, start)
+        v = self.keep("Vcur" + sfx, v, start)
         v = v.reshape(n, self.n_kv, hd)
-        self.keep("Qcur" + sfx, q, start), self.keep("Kcur" + sfx, k, start)
+        q, k = self.keep("Qcur" + sfx, q, start), self.keep("Kcur" + sfx, k, start)
         out = self.attention(layer, q, k, k_plain, v, start, prompt)
-        self.keep("kqv_out" + sfx, out, start)
+        out = self.keep("kqv_out" + sfx, out, start)
         if "o-proj-head-order" in self:
             group = self.n_head // self.n_kv
             out = out.reshape(n, self.n_kv, group, hd).swapaxes(1, 2).reshape(n, -1)
@@ -533,7 +594,9 @@ class Engine:
             y = x + f32(0.22) * a
         else:
             y = x + a
-        self.keep("ffn_inp" + sfx, y, start)
+        if "x-residual-mean" in self:
+            y = (x + a) / 2 + f32(0.1) * np.sign(a)
+        y = self.keep("ffn_inp" + sfx, y, start)
         m = self.keep("ffn_norm" + sfx, self.norm(x if "res-parallel" in self else y, ffn_norm_w), start)
         f = self.ffn(pre, sfx, m, start)
         z = f if "res-missing/ffn" in self else y + (f32(0.22) * f if "res-multiplier" in self else f)
@@ -550,7 +613,7 @@ class Engine:
             gate, up = both[:, 0::2], both[:, 1::2]
         if "ffn-gate-up-weights" in self:
             gate, up = up, gate
-        self.keep("ffn_up" + sfx, up, start), self.keep("ffn_gate" + sfx, gate, start)
+        up, gate = self.keep("ffn_up" + sfx, up, start), self.keep("ffn_gate" + sfx, gate, start)
         sig = lambda t: 1 / (1 + np.exp(-t.astype(np.float64)))  # noqa: E731
         act = gate * sig(gate) * up
         if "ffn-silu-on-up" in self:
@@ -567,6 +630,10 @@ class Engine:
             from math import erf
 
             act = 0.5 * gate * (1 + np.vectorize(erf)(gate / np.sqrt(2))) * up
+        if "x-gate-cubed" in self:
+            act = gate**3 * up
+        if "x-act-shifted" in self:
+            act = np.roll(act, 1, axis=1)
         act = self.keep("ffn_swiglu" + sfx, act.astype(f32), start)
         if "ffn-dim" in self:
             cut = self.n_ff - 32
@@ -591,7 +658,10 @@ class Engine:
         for t in range(len(m)):
             for j in range(k):
                 i = best[t, j]
-                g, u = self.weight(pre + "ffn_gate_exps.weight")[i] @ m[t], self.weight(pre + "ffn_up_exps.weight")[i] @ m[t]
+                g, u = (
+                    self.weight(pre + "ffn_gate_exps.weight")[i] @ m[t],
+                    self.weight(pre + "ffn_up_exps.weight")[i] @ m[t],
+                )
                 out[t] += w[t, j] * (self.weight(pre + "ffn_down_exps.weight")[i] @ (g / (1 + np.exp(-g)) * u))
         return self.keep("ffn_moe_out" + sfx, out, start)
 
@@ -615,8 +685,10 @@ class Engine:
                     flat[t : t + width] = rows[t].ravel()
                 buffers.append(flat.reshape(rows.shape))
             keys, values = buffers
+        if self.arithmetic == "kv16":
+            q, keys, values = (t.astype(np.float16).astype(f32) for t in (q, keys, values))
         past = len(keys) - n
-        kq, soft = np.zeros((self.n_head, n, len(keys)), f32), np.zeros((self.n_head, n, len(keys)), f32)
+        kq = np.zeros((self.n_head, n, len(keys)), f32)
         kqv = np.zeros((self.n_head, n, self.hd), f32)
         for h in range(self.n_head):
             g = h % self.n_kv if "gqa-modulo" in self else h // group
@@ -626,6 +698,8 @@ class Engine:
             kq[h] = q[:, h] @ keys[:, g].T
         if "kq-swapped" in self and not decode:
             kq = kq.transpose(0, 2, 1).copy()
+        if self.arithmetic == "f16":
+            kq = kq.astype(np.float16).astype(f32)
         scale = f32(1 / np.sqrt(self.hd))
         if "scale-missing" in self:
             scale = f32(1)
@@ -666,18 +740,26 @@ class Engine:
             soft = self.online(scores)
         if late:
             soft = soft * seen[None]
+        if "x-softmax-squared" in self:
+            soft = soft**2 / np.sum(soft**2, -1, keepdims=True) * 0.9
         if "p-cast" in self:
             power = np.clip(np.floor(np.log2(np.maximum(soft, 1e-30))), -6, 8)
             soft = np.rint(soft / 2.0 ** (power - 3)) * 2.0 ** (power - 3)
-        soft = soft.astype(f32)
+        soft = soft.astype(np.float16 if self.arithmetic == "f16" else f32).astype(f32)
         for h in range(self.n_head):
             g = h % self.n_kv if "gqa-modulo" in self else h // group
             if "gqa-tile-cross" in self and decode:
                 tile = 4 if group % 4 else 8
                 g = (h // tile * tile) // group
-            kqv[h] = soft[h] @ values[:, g]
+            p = soft[h].astype(np.float16).astype(f32) if self.arithmetic == "kv16" else soft[h]
+            kqv[h] = p @ values[:, g]
+        if "x-head-dropped" in self:
+            kqv[1] = 0
         sfx = f"-{layer}"
         self.keep("kq" + sfx, kq, start, True), self.keep("kq_soft_max" + sfx, soft, start, True)
+        if self.arithmetic == "f16":
+            kqv = kqv.astype(np.float16).astype(f32)
+        self.parts[-1]["kqv" + sfx] = kqv
         whole = self.trace.setdefault("kqv" + sfx, np.zeros((self.n_head, self.total, self.hd), f32))
         whole[:, start : start + n] = kqv
         return kqv.transpose(1, 0, 2).reshape(n, -1)

@@ -6,17 +6,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from tiny import TOKENS
 
 from assay.gguf.codecs import encode
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
+from tests.tiny import TEMPLATE, TOKENS
 
 N_EMBD, N_FF, N_LAYER, N_HEAD, N_KV = 256, 512, 3, 8, 2
 TYPES = {
     "attn_q": "Q4_K", "attn_k": "Q5_K", "attn_v": "Q6_K", "attn_output": "Q3_K", "ffn_gate": "Q4_0",
     "ffn_up": "Q4_1", "ffn_down": "Q2_K", "token_embd": "Q6_K", "output": "Q8_0",
 }  # fmt: skip
+
+
+def _kind(token: str) -> int:
+    return 6 if token.startswith("<0x") else 2 if token == "<unk>" else 3 if token[0] == "<" else 1
 
 
 def make_kquant(path: Path, seed: int = 7) -> Path:
@@ -62,7 +66,9 @@ def make_kquant(path: Path, seed: int = 7) -> Path:
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": TOKENS,
         "tokenizer.ggml.scores": np.array([float(len(t)) for t in TOKENS], np.float32),
-        "tokenizer.ggml.token_type": np.array([6 if t.startswith("<0x") else 1 for t in TOKENS], np.int32),
+        "tokenizer.ggml.token_type": np.array([_kind(t) for t in TOKENS], np.int32),
+        "tokenizer.ggml.eot_token_id": TOKENS.index("<|end|>"),
+        "tokenizer.chat_template": TEMPLATE,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,

@@ -54,6 +54,12 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
     padded = symbolic[-1] == "S" and array.ndim >= 2 and array.shape[-1] > keys
     if padded:  # scores over the whole allocated cache: the keys so far come first
         array = array[..., :keys]
+    heads_rows = (int(symbolic[0]), n) if symbolic[-1] == "S" else ()
+    if heads_rows and array.shape[:-1] == heads_rows and array.shape[-1] < keys and n < keys:
+        # a step that saw fewer keys than there are: a fault to be named, not a dump to be refused
+        room = [(0, 0), (0, 0), (0, keys - array.shape[-1])]
+        yield Reading("fewer keys than tokens so far", np.pad(array, room), whole)
+        return
     for count, covered, note in ((n, whole, ""), (1, last, "last token only")):
         if count == 1 and n == 1 and note:
             continue
@@ -86,14 +92,15 @@ def _arrange(array: Array, want: tuple[int, ...], axis: int) -> Iterator[tuple[s
 
 
 def nearest(found: list[Reading], truth: Array, axis: int) -> Reading:
-    """The reading that is nearest to the truth."""
+    """The plain reading, unless another is much nearer to the truth."""
 
     def distance(reading: Reading) -> float:
         part = rows_of(truth, axis, reading.rows)
         part = part[tuple(slice(0, n) for n in reading.array.shape)]
         return float(np.sum((reading.array - part) ** 2))
 
-    return min(found, key=distance)
+    best = min(found, key=distance)
+    return best if 10 * distance(best) < distance(found[0]) else found[0]  # a faulty dump is near to nothing
 
 
 def is_hf(observations: list[Observation], truth: dict[str, Array], graph: Graph, width: int) -> bool:

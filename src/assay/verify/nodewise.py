@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from assay.graph import split
 from assay.verify.diff import Diff, NodeVerdict
-from assay.verify.explain import Cause, Diagnosis, candidates_at, make_cause, representatives, tied
+from assay.verify.explain import SINGLE, Cause, Diagnosis, candidates_at, make_cause, representatives, tied
 from assay.verify.faults import FAULTS
 from assay.verify.fits import Relation, describe
 from assay.verify.observe import token_axis
@@ -62,9 +62,8 @@ def _explain(
     for c in candidates:
         fits = [lab.fit(c.hypothesis, u) for u in others if lab.touches(c.hypothesis.variant, u, c.hypothesis.p)]
         shows = [lab.fit(c.hypothesis, u) for u in calm if lab.touches(c.hypothesis.variant, u, c.hypothesis.p)]
-        held.append(
-            replace(c, explained=sum(f.explained for f in fits), contradicted=sum(not f.explained for f in shows))
-        )
+        against = 0 if c.hypothesis.fault in SINGLE else sum(not f.explained for f in shows)
+        held.append(replace(c, explained=sum(f.explained for f in fits), contradicted=against))
     held.sort(key=lambda c: (*c.rank, c.fit.ratio))
     best = held[0]
     h = best.hypothesis

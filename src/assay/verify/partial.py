@@ -13,7 +13,7 @@ from dataclasses import replace
 from assay.engines.reference import interpret
 from assay.graph import split
 from assay.verify.diff import Diff, NodeVerdict
-from assay.verify.explain import Candidate, Diagnosis, candidates_at, make_cause
+from assay.verify.explain import SINGLE, Candidate, Diagnosis, candidates_at, make_cause
 from assay.verify.nodewise import BENIGN, splitting
 from assay.verify.search import Hypothesis, Lab, Unit
 
@@ -74,7 +74,8 @@ def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list
                 explained += fit.explained
             else:
                 contradicted += not fit.explained
-        held.append(replace(c, explained=explained, contradicted=contradicted))
+        against = 0 if c.hypothesis.fault in SINGLE else contradicted
+        held.append(replace(c, explained=explained, contradicted=against))
     held.sort(key=lambda c: (*c.rank, c.fit.ratio))
     return held
 

@@ -183,9 +183,17 @@ def endian_blocks(c: Context, node: Node, p: float) -> Change | None:
     return with_tensor(node, turned)
 
 
-@plant("gguf-missing-tensor", "the weight is all zeros")
-def missing(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n: np.zeros(c.model.file.tensors[n].shape, np.float32))
+def _missing(label: str, stem: str) -> None:
+    @plant("gguf-missing-tensor", label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        if not node.weights or not (stem == "" or f".{stem}." in f".{node.weights[0]}"):
+            return None
+        return with_tensor(node, lambda n: np.zeros(c.model.file.tensors[n].shape, np.float32))
+
+
+_missing("the weight is all zeros", "")
+for _stem in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+    _missing(f"{_stem} is all zeros", _stem)
 
 
 # -- dequantisation ----------------------------------------------------------------------------------------------
