@@ -1,4 +1,4 @@
-// The conversation: send, stream, stop, regenerate. The last answer's tokens are kept for the tokens view.
+// The conversation: send, stream, stop, regenerate. Each answer's tokens are kept for the tokens view.
 
 import { stream } from "./api.js";
 import { $, make } from "./dom.js";
@@ -12,7 +12,7 @@ const ALTERNATIVES = 5;
 let turns = []; // {role, content}
 let running = null; // the AbortController of the answer under way
 
-export const last = { messages: null, tokens: [], model: null };
+export const shown = { messages: null, tokens: [], model: null }; // the answer whose tokens are looked at
 
 function bubble(role, text = "") {
   const body = make("div", { class: "body" }, text);
@@ -42,7 +42,8 @@ async function answer(openTokens) {
   const tokens = [];
   const started = performance.now();
   let text = "", first = 0, usage = null, reason = null, speed = 0;
-  Object.assign(last, { messages, tokens, model: request.model });
+  const record = { messages, tokens, model: request.model };
+  Object.assign(shown, record);
   busy(controller);
   try {
     for await (const event of stream("/v1/chat/completions", request, controller.signal)) {
@@ -83,7 +84,7 @@ async function answer(openTokens) {
   }
   if (reason) facts.push(reason);
   meta.append(...facts.map((fact) => make("span", {}, fact)));
-  if (tokens.length) meta.append(make("button", { type: "button", onclick: openTokens }, "Tokens"));
+  if (tokens.length) meta.append(make("button", { type: "button", onclick: () => { Object.assign(shown, record); openTokens(); } }, "Tokens"));
   meta.append(make("button", { type: "button", class: "regenerate", onclick: () => regenerate(openTokens) }, "Regenerate"));
   article.append(meta);
   log.scrollTop = log.scrollHeight;
@@ -126,7 +127,7 @@ export function start(openTokens) {
   $("clear").addEventListener("click", () => {
     stop();
     turns = [];
-    Object.assign(last, { messages: null, tokens: [] });
+    Object.assign(shown, { messages: null, tokens: [] });
     log.replaceChildren();
     input.focus();
   });

@@ -51,6 +51,7 @@ export function start() {
     try {
       const found = await post("/v1/trace", { model: $("model").value || undefined, ...what, lens: true, top: 5 });
       $("grid").replaceChildren(table(found));
+      $("grid").scrollTop = $("grid").scrollHeight;
       note.textContent = `${found.lens.layers.length} layers, ${found.tokens.length} tokens. The stronger the colour, the surer the layer; the lowest row is the model's own answer.`;
     } catch (error) {
       note.textContent = error.message;

@@ -1,7 +1,7 @@
 // The tokens view: pieces with ids; a generated token is coloured by its probability and shows its alternatives.
 
 import { post } from "./api.js";
-import { last } from "./chat.js";
+import { shown } from "./chat.js";
 import { $, alternatives, make, percent, visible, withTip } from "./dom.js";
 
 function piece({ id, piece: text, special }) {
@@ -39,13 +39,13 @@ export async function show() {
       const { pieces } = await post("/tokenize", { model, content: text, add_special: true, with_pieces: true });
       fill(pieces.map(piece), pieces.map((p) => p.piece));
       note.textContent = `${pieces.length} tokens, ${[...text].length} characters.`;
-    } else if (last.messages) {
-      const { pieces } = await post("/apply-template", { model: last.model, messages: last.messages });
+    } else if (shown.messages) {
+      const { pieces } = await post("/apply-template", { model: shown.model, messages: shown.messages });
       const prompt = pieces.map(piece);
-      fill([...prompt, ...last.tokens.map(generated)], [...pieces.map((p) => p.piece), ...last.tokens.map((t) => t.token)]);
-      const surprise = last.tokens.reduce((sum, t) => sum - t.logprob, 0) / Math.max(last.tokens.length, 1);
-      note.textContent = `The prompt has ${prompt.length} tokens, the answer ${last.tokens.length}` +
-        (last.tokens.length ? `, with a perplexity of ${Math.exp(surprise).toFixed(2)}. Point at one to see what else it could have been.` : ".");
+      fill([...prompt, ...shown.tokens.map(generated)], [...pieces.map((p) => p.piece), ...shown.tokens.map((t) => t.token)]);
+      const surprise = shown.tokens.reduce((sum, t) => sum - t.logprob, 0) / Math.max(shown.tokens.length, 1);
+      note.textContent = `The prompt has ${prompt.length} tokens, the answer ${shown.tokens.length}` +
+        (shown.tokens.length ? `, with a perplexity of ${Math.exp(surprise).toFixed(2)}. Point at one to see what else it could have been.` : ".");
     } else {
       $("pieces").replaceChildren();
       note.textContent = "Ask something first, or type a text.";

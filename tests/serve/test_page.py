@@ -1,0 +1,194 @@
+"""The page in a real Chromium: chat, stop, regenerate, tokens, layers, keyboard, narrow screens, no foreign calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serve.conftest import Server, start_server
+from tests.tiny import make
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+playwright = pytest.importorskip("playwright.sync_api", reason="the playwright package is not installed")
+if not CHROMIUM:
+    pytest.skip("there is no chromium", allow_module_level=True)
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = make(tmp_path_factory.mktemp("page") / "tiny.gguf", n_ctx=4096, n_layer=4)
+    server = start_server([("tiny", path)])
+    yield server
+    assert server.end() == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page, with everything it asked for and complained of."""
+
+    def __init__(self, browser: Any, server: Server, **options: Any) -> None:
+        self.page = browser.new_page(**options)
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda r: self.requests.append(r.url))
+        self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda e: self.complaints.append(str(e)))
+        self.page.goto(server.url)
+        playwright.expect(self.page.locator("#model option")).to_have_count(1)
+
+    def ask(self, text: str, n: int = 12) -> None:
+        if self.page.locator("#settings").get_attribute("open") is None:
+            self.page.click("#settings summary")
+        self.page.fill("[name=max_tokens]", str(n))
+        self.page.fill("[name=temperature]", "0")
+        self.page.fill("#input", text)
+        self.page.press("#input", "Enter")
+
+    def wait(self) -> None:
+        playwright.expect(self.page.locator("#send")).to_have_text("Send", timeout=60_000)
+
+
+@pytest.fixture
+def tab(browser: Any, chatty: Server) -> Iterator[Tab]:
+    tab = Tab(browser, chatty, viewport={"width": 1100, "height": 760})
+    yield tab
+    assert tab.complaints == []
+    assert all(url.startswith((chatty.url, "data:")) for url in tab.requests)
+    tab.page.close()
+
+
+def test_chat_and_regenerate(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+    tab.ask("hello the world")
+    tab.wait()
+    expect(page.locator(".message.user .body")).to_have_text("hello the world")
+    answer = page.locator(".message.assistant .body").inner_text()
+    expect(page.locator(".message .meta")).to_contain_text(re.compile(r"\d+ in \(\d+ cached\), \d+ out"))
+    expect(page.locator(".message .meta")).to_contain_text("tokens/s")
+    page.click(".regenerate")
+    tab.wait()
+    expect(page.locator(".message.assistant")).to_have_count(1)
+    assert page.locator(".message.assistant .body").inner_text() == answer  # greedy
+    tab.ask("and again")
+    tab.wait()
+    expect(page.locator(".message")).to_have_count(4)
+    expect(page.locator(".regenerate")).to_have_count(1)  # only of the last answer
+    page.click("#clear")
+    expect(page.locator(".message")).to_have_count(0)
+
+
+def test_stop(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+
+    def without_end(route: Any) -> None:
+        route.continue_(post_data=json.dumps(route.request.post_data_json | {"ignore_eos": True}))
+
+    page.route("**/v1/chat/completions", without_end)
+    tab.ask("hello", 4000)
+    expect(page.locator("#send")).to_have_text("Stop")
+    expect(page.locator(".message.assistant .body")).not_to_be_empty()
+    page.keyboard.press("Escape")
+    tab.wait()
+    expect(page.locator(".message .meta")).to_contain_text("stopped")
+
+
+def test_an_error_is_shown(tab: Tab) -> None:
+    tab.ask("hello " * 3000)
+    tab.wait()
+    playwright.expect(tab.page.locator(".message.fault .body")).to_contain_text("shorten it by")
+    assert any("400" in text for text in tab.complaints)  # the browser's own line about the status
+    tab.complaints.clear()
+
+
+def test_tokens_view(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+    tab.ask("hello <b>the</b> world", 8)
+    tab.wait()
+    page.click(".meta button:not(.regenerate)")
+    scored = page.locator(".piece.scored")
+    expect(scored.first).to_be_visible()
+    assert 1 <= scored.count() <= 8
+    scored.first.hover()
+    expect(page.locator("#tip tr")).to_have_count(5)
+    page.mouse.move(0, 0)
+    expect(page.locator("#tip")).to_be_hidden()
+    scored.first.focus()
+    expect(page.locator("#tip")).to_be_visible()
+    page.fill("#text", "hello é")
+    page.press("#text", "Enter")
+    expect(page.locator("#tokens-note")).to_contain_text("7 characters")
+    expect(scored).to_have_count(0)
+
+
+def test_layers_view_and_keyboard(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+    page.focus("#tab-chat")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#layers")).to_be_visible()
+    page.fill("#prompt", "hello world")
+    page.press("#prompt", "Enter")
+    expect(page.locator(".grid tbody tr")).to_have_count(4)
+    columns = page.locator(".grid thead th").count() - 1
+    assert page.locator(".grid tbody td").count() == 4 * columns
+    page.focus("#grid")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#tip")).to_contain_text("layer 2")
+    expect(page.locator("#tip tr")).to_have_count(5)
+
+
+@pytest.mark.parametrize("view", ["chat", "tokens", "layers"])
+def test_narrow_screens_do_not_scroll_sideways(browser: Any, chatty: Server, view: str) -> None:
+    tab = Tab(browser, chatty, viewport={"width": 360, "height": 640}, color_scheme="dark")
+    tab.ask("hello " * 20, 30)
+    tab.wait()
+    tab.page.click(f"#tab-{view}")
+    if view == "layers":
+        tab.page.click("#trace button")
+        playwright.expect(tab.page.locator(".grid tbody tr")).to_have_count(4)
+    assert tab.page.evaluate("document.documentElement.scrollWidth") == 360
+    outside = tab.page.evaluate(
+        "[...document.querySelectorAll('header *, button, input, textarea')].filter(e => e.offsetParent && "
+        "(e.getBoundingClientRect().right > 361 || e.getBoundingClientRect().left < -1)).map(e => e.id || e.tagName)"
+    )
+    assert outside == []
+    assert tab.complaints == []
+    tab.page.close()
+
+
+def test_the_theme_is_kept(tab: Tab) -> None:
+    page = tab.page
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.click("#theme")
+    after = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert before != after
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == after
+
+
+def test_the_page_asks_for_nothing_inline_or_foreign() -> None:
+    folder = Path(__file__).parents[2] / "src" / "assay" / "serve" / "page"
+    for path in folder.iterdir():
+        text = path.read_text()
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text), path.name
+        assert "innerHTML" not in text
+        assert len(text.splitlines()) < 250
+    html = (folder / "index.html").read_text()
+    assert " style=" not in html
+    assert not re.search(r"\son\w+=", html)
