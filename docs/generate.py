@@ -66,7 +66,19 @@ def faults_page() -> str:
     return made.page()
 
 
-PAGES: dict[str, Callable[[], str]] = {"names.md": names_page, "cli.md": cli_page, "faults.md": faults_page}
+def dump_page() -> str:
+    """What is read from strangers, with the pattern language of log lines."""
+    import dump_page as made
+
+    return made.dump_page()
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "names.md": names_page,
+    "cli.md": cli_page,
+    "faults.md": faults_page,
+    "dump-format.md": dump_page,
+}
 
 
 def main() -> int:

@@ -1,0 +1,99 @@
+"""The page of the dump format: what `assay diff` and `assay diagnose` read."""
+
+from __future__ import annotations
+
+HEAD = """\
+# The dump format
+
+assay compares whatever you can get out of your engine. The best dump is every node of a short prompt, as JSON lines; a
+useful one is ten printed values and an RMS after each layer. Feed a few tokens (five or six, two of them different), and
+say which: the ids are the one thing that must be in the dump.
+
+```
+{"assay_dump": 1, "engine": "mine", "tokens": [1, 450, 7483]}
+{"name": "embd", "shape": [3, 2048], "values": [0.0012, -0.0031, ...]}
+{"name": "Qcur-0", "shape": [3, 32, 64], "values": [...]}
+{"name": "l_out-0", "row": 2, "first": [0.0047, -0.00001, -0.0019], "rms": 0.014175}
+{"name": "result_output", "row": 2, "top": [[3681, 17.37], [278, 14.88]]}
+```
+
+```
+assay diff tinyllama dump.jsonl
+assay diagnose tinyllama dump.jsonl
+```
+
+## Header
+
+The first line. `tokens` are the ids that were fed; `positions` their positions where they are not 0, 1, 2, …; `phase` is
+`prefill` (all at once) or `decode`. A sequence fed in several steps has one header a step, each with that step's tokens: a
+prompt, then tokens one by one through the cache. Faults of the cache show only there.
+
+## One line an observation
+
+`name` is llama.cpp's name of the node ([names.md](names.md)), and `shape` is row-major: the slowest axis first, as in
+NumPy. Then the values, or anything that is known about them:
+
+| key | is |
+|---|---|
+| `values` | all of them, flat, in the order of `shape` |
+| `file`, `dtype` | all of them as raw little-endian `f32`, `f16` or `f64` in a file beside the dump |
+| `first`, `last` | the values at that end |
+| `at` | pairs `[index, value]`, the index counting flat |
+| `top` | pairs `[token id, logit]` of the largest logits |
+| `rms`, `mean`, `min`, `max`, `sum` | one number |
+
+With `row`, they describe the row of one token. Several may stand in one line. Numbers must be finite: a NaN is a result of
+its own, and assay says where it stands instead of comparing on.
+
+Layouts are recognised: `[tokens, features]`, `[heads, tokens, dim]`, the last token only, and fastest axis first. What was
+assumed is printed as a note.
+
+## Emitters
+
+Twenty lines each: [C](../examples/emitters/emit.c), [Rust](../examples/emitters/emit.rs),
+[Go](../examples/emitters/emit.go), [Zig](../examples/emitters/emit.zig),
+[JavaScript](../examples/emitters/emit.js), [Python](../examples/emitters/emit.py).
+
+## Other formats
+
+- `.npz`, `.safetensors`, or a folder of `.npy`: one array a node, and the ids as an array `tokens`.
+- The text that `llama-eval-callback` prints.
+- Log lines, through patterns.
+
+## Patterns for log lines
+
+"""
+
+TAIL = """\
+
+Built in:
+
+```
+{patterns}
+```
+
+Your own go before them:
+
+```
+assay diff tinyllama run.log --tokens 1,450,7483 --pattern "layer {{layer}} out: rms={{rms}} head=[{{first}}]"
+```
+
+Where a log shows two engines' values, `--side NAME` says whose are judged.
+
+## Names
+
+llama.cpp's names are understood as they are, with the operation where it gives several values one name. Names of Hugging
+Face modules (`model.layers.0.self_attn.q_proj`) and of Meta's and llama2.c's code are translated, rotary row order
+included. Anything else: `--map names.json`, an object from your names to node names. Names that are still unknown are
+matched by value where exactly one node fits, and the match is shown with its evidence.
+"""
+
+
+def dump_page() -> str:
+    from assay.verify import logs
+
+    language = (logs.__doc__ or "").split("\n\n", 1)[1].rstrip()
+    first, table, rest = language.split("\n\n")
+    table = "\n".join(line.removeprefix("  ") for line in table.splitlines())
+    patterns = "\n".join(logs.BUILT_IN)
+    return HEAD + f"{first}\n\n```\n{table}\n```\n\n{rest}\n" + TAIL.format(patterns=patterns)
