@@ -5,9 +5,9 @@ from __future__ import annotations
 HEAD = """\
 # The dump format
 
-assay compares whatever you can get out of your engine. The best dump is every node of a short prompt, as JSON lines; a
-useful one is ten printed values and an RMS after each layer. Feed a few tokens (five or six, two of them different), and
-say which: the ids are the one thing that must be in the dump.
+assay compares whatever you can get out of your engine. The best dump is every node of a short prompt, as JSON
+lines; a useful one is ten printed values and an RMS after each layer. Feed a few tokens (five or six, two of
+them different), and say which: the ids are the one thing that must be in the dump.
 
 ```
 {"assay_dump": 1, "engine": "mine", "tokens": [1, 450, 7483]}
@@ -24,9 +24,9 @@ assay diagnose tinyllama dump.jsonl
 
 ## Header
 
-The first line. `tokens` are the ids that were fed; `positions` their positions where they are not 0, 1, 2, …; `phase` is
-`prefill` (all at once) or `decode`. A sequence fed in several steps has one header a step, each with that step's tokens: a
-prompt, then tokens one by one through the cache. Faults of the cache show only there.
+The first line. `tokens` are the ids that were fed; `positions` their positions where they are not 0, 1, 2, …;
+`phase` is `prefill` (all at once) or `decode`. A sequence fed in several steps has one header a step, each with
+that step's tokens: a prompt, then tokens one by one through the cache. Faults of the cache show only there.
 
 ## One line an observation
 
@@ -42,11 +42,11 @@ NumPy. Then the values, or anything that is known about them:
 | `top` | pairs `[token id, logit]` of the largest logits |
 | `rms`, `mean`, `min`, `max`, `sum` | one number |
 
-With `row`, they describe the row of one token. Several may stand in one line. Numbers must be finite: a NaN is a result of
-its own, and assay says where it stands instead of comparing on.
+With `row`, they describe the row of one token. Several may stand in one line. Numbers must be finite: a NaN is
+a result of its own, and assay says where it stands instead of comparing on.
 
-Layouts are recognised: `[tokens, features]`, `[heads, tokens, dim]`, the last token only, and fastest axis first. What was
-assumed is printed as a note.
+Layouts are recognised: `[tokens, features]`, `[heads, tokens, dim]`, the last token only, and fastest axis
+first. What was assumed is printed as a note.
 
 ## Emitters
 
