@@ -209,7 +209,6 @@ int run_checks() {
         if (unit == 32) shapes.push_back({33, 576});
         if (unit == 1) shapes.push_back({9, 101});
         Measured worst{type};
-        std::string tried;
         unsigned seed = 1;
         for (const Shape& s : shapes) {
             std::vector<std::vector<float>> reference;
@@ -231,7 +230,10 @@ int run_checks() {
             for (int r = 0; r < 8; r++)
                 if (!std::isnan(out[size_t(8 + r)]) || std::isnan(out[size_t(r)]) || std::isnan(out[size_t(16 + r)])) fail(std::string(name) + ": NaN");
         }
-    std::printf(failures ? "%d failures\n" : "all checks passed\n", failures);
+    std::printf("checked:");
+    for (const char* name : all_isas)
+        if (isa_available(name)) std::printf(" %s", name);
+    std::printf(failures ? "\n%d failures\n" : "\nall checks passed\n", failures);
     return failures ? 1 : 0;
 }
 

@@ -116,7 +116,7 @@ bool packable(Type type) {
 
 Acts acts_format(Type type, bool exact) {
     const TypeInfo* info = type_info(type);
-    return exact || !info || !info->unpack ? Acts::F32 : Acts::Q8;
+    return exact || !info || !info->unpack || type == Type::Q8_K ? Acts::F32 : Acts::Q8;
 }
 
 int64_t block_size(Type type) {

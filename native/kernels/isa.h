@@ -7,6 +7,14 @@ namespace assay::kernels {
 // How the integers of a layout are stored (layout.h). Nibbles: signed, unsigned, IQ4 code book, MXFP4 code book.
 enum Kind { N4S, N4U, N4I, N4M, N5, N6, N8, N3, N2 };
 
+// Base of a vector type that leaves the inner block to panel.h (isa_neon.cpp has its own).
+struct NoBlock {
+    template <class F, int T> static constexpr bool has_block = false;
+    static constexpr bool tile_bias = false;
+    template <int MULTIPLE> static constexpr float bias = 0;
+    template <class Tile, class... Arguments> static void block(Arguments&&...) {}
+};
+
 struct Isa {
     const char* name;
     int panel_rows;

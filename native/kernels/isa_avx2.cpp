@@ -18,7 +18,7 @@
 namespace assay::kernels {
 namespace {
 
-struct V {
+struct V : NoBlock {
     static constexpr int L = 8, PV = 1;
     using F = __m256;
     using I = __m256i;

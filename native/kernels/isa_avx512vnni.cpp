@@ -21,7 +21,7 @@
 namespace assay::kernels {
 namespace {
 
-struct V {
+struct V : NoBlock {
     static constexpr int L = 16, PV = 2;
     using F = __m512;
     using I = __m512i;

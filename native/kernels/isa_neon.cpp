@@ -145,6 +145,83 @@ struct V {
     template <int MULTIPLE> static INLINE F to_float(I x) {
         return vsubq_f32(vreinterpretq_f32_s32(x), vreinterpretq_f32_s32(vdupq_n_s32(magic<MULTIPLE>)));
     }
+
+    // One block of 32 for 4 tokens and the 8 rows of an expanded panel, the inner loop of every prompt: 64 dot products
+    // and 16 to 32 float operations. In assembly because compilers (GCC 12, clang 14) spill here; loads stand just before
+    // their use and the out-of-order core does the rest. A sum becomes s * d by one fused multiply-add onto a fresh copy
+    // of `bias` = -(1.5 * 2^23 / multiple) * d, which the tile holds: exact before the final rounding, hence the same bits
+    // as (float(sum)) * d, as long as d has at most 22 significant bits (every type but Q8_K, which takes the float path).
+    template <class F, int T> static constexpr bool has_block = F::is_tile && T == 4;
+    static constexpr bool tile_bias = true;
+    template <int MULTIPLE> static constexpr float bias = -__builtin_bit_cast(float, magic<MULTIPLE>);
+
+#define DOT4(v, w, g)                                             \
+    "sdot %[s0" #v "].4s, %[" #w "].16b, %[a0].4b[" #g "]\n"      \
+    "sdot %[s1" #v "].4s, %[" #w "].16b, %[a1].4b[" #g "]\n"      \
+    "sdot %[s2" #v "].4s, %[" #w "].16b, %[a2].4b[" #g "]\n"      \
+    "sdot %[s3" #v "].4s, %[" #w "].16b, %[a3].4b[" #g "]\n"
+#define STEP(g, low, high)                                                                               \
+    "ldr %q[w0], [%[w], #" #low "]\nldr %q[w1], [%[w], #" #high "]\n" DOT4(0, w0, g) DOT4(1, w1, g)
+    template <bool FIRST> static INLINE void half(I (&s)[4][2], const uint8_t* w, const int8_t* q, int64_t k, const int32_t* start) {
+        Q w0, w1;
+        A a0, a1, a2, a3;
+        if constexpr (FIRST)
+            asm("ldr %q[s00], [%[z]]\nldr %q[s01], [%[z]]\nldr %q[s10], [%[z]]\nldr %q[s11], [%[z]]\n"
+                "ldr %q[s20], [%[z]]\nldr %q[s21], [%[z]]\nldr %q[s30], [%[z]]\nldr %q[s31], [%[z]]"
+                : [s00] "=w"(s[0][0]), [s01] "=w"(s[0][1]), [s10] "=w"(s[1][0]), [s11] "=w"(s[1][1]), [s20] "=w"(s[2][0]),
+                  [s21] "=w"(s[2][1]), [s30] "=w"(s[3][0]), [s31] "=w"(s[3][1])
+                : [z] "r"(start), "m"(*reinterpret_cast<const int32_t(*)[4]>(start)));
+        asm("ldr %q[a0], [%[p0]]\nldr %q[a1], [%[p1]]\nldr %q[a2], [%[p2]]\nldr %q[a3], [%[p3]]\n"
+            STEP(0, 0, 64) STEP(1, 16, 80) STEP(2, 32, 96) STEP(3, 48, 112)
+            : [s00] "+&w"(s[0][0]), [s01] "+&w"(s[0][1]), [s10] "+&w"(s[1][0]), [s11] "+&w"(s[1][1]), [s20] "+&w"(s[2][0]),
+              [s21] "+&w"(s[2][1]), [s30] "+&w"(s[3][0]), [s31] "+&w"(s[3][1]), [w0] "=&w"(w0), [w1] "=&w"(w1),
+              [a0] "=&w"(a0), [a1] "=&w"(a1), [a2] "=&w"(a2), [a3] "=&w"(a3)
+            : [w] "r"(w), [p0] "r"(q), [p1] "r"(q + k), [p2] "r"(q + 2 * k), [p3] "r"(q + 3 * k)
+            : "memory");
+    }
+#undef STEP
+#undef DOT4
+    static INLINE F scaled(I sum, F d, const float* minus) {
+        F x;
+        asm("ldr %q0, [%3]\nfmla %0.4s, %1.4s, %2.4s" : "=&w"(x) : "w"(sum), "w"(d), "r"(minus), "m"(*reinterpret_cast<const float(*)[4]>(minus)));
+        return x;
+    }
+    template <class Tile, class Meta>
+    static INLINE void block(F (&acc)[4][2], const uint8_t* unit, const int8_t* q, int64_t k, const Meta* meta) {
+        constexpr int M = Tile::multiple;
+        alignas(16) static constexpr int32_t pattern[4] = {magic<M>, magic<M>, magic<M>, magic<M>};
+        const uint8_t* w = unit + Tile::quants_at;
+        const auto at = [&](int offset) INLINE_LAMBDA { return reinterpret_cast<const float*>(unit + offset); };
+        I s[4][2];
+        const X da = lanes(meta->d);
+        half<true>(s, w, q, k, pattern);
+        const auto finish = [&](auto t, const F (&x)[4][2]) INLINE_LAMBDA {
+            for (int v = 0; v < 2; v++) acc[t][v] = fma_lane<t>(acc[t][v], x[t][v], da);
+        };
+        F x[4][2];
+        if constexpr (Tile::sub16) {
+            for (int v = 0; v < 2; v++) {
+                const F d = load(at(Tile::scale_at(0)) + 4 * v);
+                for (int t = 0; t < 4; t++) x[t][v] = scaled(s[t][v], d, at(Tile::bias_at) + 4 * v);
+            }
+            half<true>(s, w + 128, q + 16, k, pattern);
+            for (int v = 0; v < 2; v++) {
+                const F d = load(at(Tile::scale_at(1)) + 4 * v);
+                for (int t = 0; t < 4; t++) x[t][v] = fma(to_float<M>(s[t][v]), d, x[t][v]);
+            }
+        } else {
+            half<false>(s, w + 128, q + 16, k, pattern);
+            for (int v = 0; v < 2; v++) {
+                const F d = load(at(Tile::scale_at(0)) + 4 * v);
+                for (int t = 0; t < 4; t++) x[t][v] = scaled(s[t][v], d, at(Tile::bias_at) + 4 * v);
+            }
+        }
+        finish(std::integral_constant<int, 0>{}, x);
+        finish(std::integral_constant<int, 1>{}, x);
+        finish(std::integral_constant<int, 2>{}, x);
+        finish(std::integral_constant<int, 3>{}, x);
+    }
+
     template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const int32x4_t x = vreinterpretq_s32_u8(vld1q_u8(p)), c = vdupq_n_s32(centre);
         const auto put = [&](int n, int32x4_t column) {

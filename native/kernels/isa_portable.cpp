@@ -12,7 +12,7 @@ namespace assay::kernels {
 namespace {
 
 // A vector: L rows; of floats (F), int32 (I), or 4 bytes a row (Q). Activations of half a block (A), 4 floats (X).
-struct V {
+struct V : NoBlock {
     static constexpr int L = 8, PV = 1;
     struct F { float v[L]; };
     struct I { int32_t v[L]; };

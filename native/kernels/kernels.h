@@ -32,7 +32,7 @@ enum class Type : uint32_t {
 };
 
 // How activations are handed to gemm. Q8: int8 in blocks of 32 with float32 scales, for quantised weights.
-// F32: unquantised, for F32, F16 and BF16 weights, and for every type in exact mode.
+// F32: unquantised, for F32, F16, BF16 (and Q8_K) weights, and for every type in exact mode.
 enum class Acts : uint32_t { Q8, F32 };
 
 struct Matrix {

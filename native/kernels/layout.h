@@ -33,7 +33,7 @@ template <Type TYPE, Kind KIND, bool SUPER, bool SUB16, bool MIN, ScaleKind SCAL
 struct Layout {
     static constexpr Type type = TYPE;
     static constexpr Kind kind = KIND;
-    static constexpr bool super = SUPER, sub16 = SUB16, min = MIN;
+    static constexpr bool is_tile = false, super = SUPER, sub16 = SUB16, min = MIN;
     static constexpr int centre = CENTRE;
     static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
     static constexpr int multiple = V::template multiple<KIND>;   // unpacked: multiple * q + offset
@@ -75,12 +75,13 @@ struct Layout {
 // Plain bytes and float scales: what panels are expanded to when many tokens share them.
 template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
 struct Tile {
-    static constexpr bool sub16 = SUB16, min = MIN;
+    static constexpr bool is_tile = true, sub16 = SUB16, min = MIN;
     static constexpr int bits = BITS, offset = OFFSET, multiple = MULTIPLE, unit_blocks = 1, centre = 0;
-    static constexpr int scales = (SUB16 ? 2 : 1) * (MIN ? 2 : 1);
+    static constexpr int scales = (SUB16 ? 2 : 1) * (MIN ? 2 : 1) + V::tile_bias;
     static constexpr int quants_at = 4 * R * scales, unit_bytes = quants_at + 32 * R;
     static constexpr int scale_at(int h) { return 4 * R * h; }
     static constexpr int min_at(int h) { return 4 * R * ((SUB16 ? 2 : 1) + h); }
+    static constexpr int bias_at = 4 * R * (scales - 1);   // where V::tile_bias: V::bias times the first scale
 
     template <int H>
     static INLINE void quants(const uint8_t* unit, int, int v, V::Q w[4]) {

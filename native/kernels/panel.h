@@ -86,6 +86,24 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
 
 // ---- quantised weights, quantised activations --------------------------------------------------------------------
 
+// acc += minimum * (scaled sum of the activations), per block or half block.
+template <class F, int T>
+INLINE void add_minimum(V::F (&acc)[T][PV], const uint8_t* unit, int j, const Meta* meta) {
+    float halves[2][TOKENS];
+    if constexpr (F::sub16)
+        for (int t = 0; t < TOKENS; t++) {
+            halves[0][t] = meta->d[t] * float(-meta->neg0[t]);
+            halves[1][t] = meta->d[t] * float(meta->neg0[t] - meta->neg[t]);
+        }
+    unroll<F::sub16 ? 2 : 1>([&](auto h) INLINE_LAMBDA {
+        const auto sums = V::lanes(F::sub16 ? halves[h] : meta->s);
+        unroll<PV>([&](auto v) INLINE_LAMBDA {
+            const typename V::F m = F::minimum(unit, j, v, h);
+            unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m, sums); });
+        });
+    });
+}
+
 // out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group.
 template <class F, int T>
 void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, const Meta* meta, bool carry, float* out,
@@ -99,6 +117,11 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
     const uint8_t* unit = weights;
     for (int64_t b = 0; b < blocks; unit += F::unit_bytes) {
         for (int j = 0; j < F::unit_blocks; j++, b++, meta++, q += 32) {
+            if constexpr (V::template has_block<F, T>) {   // the same operations in an instruction set's own words
+                V::template block<F>(acc, unit, q, k, meta);
+                if constexpr (F::min) add_minimum<F, T>(acc, unit, j, meta);
+                continue;
+            }
             const auto da = V::lanes(meta->d);
             const auto half = [&](auto h, I (&sum)[T][PV]) INLINE_LAMBDA {   // add 16 columns to every sum
                 typename V::A a[T];
@@ -120,11 +143,6 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
                         const Float f = V::template to_float<F::multiple>(sum[t][v]);
                         acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f, d), da);
                     });
-                    if constexpr (F::min) {
-                        const auto sa = V::lanes(meta->s);
-                        const Float m = F::minimum(unit, j, v, 0);
-                        unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m, sa); });
-                    }
                 });
             } else {
                 Float part[T][PV];
@@ -145,21 +163,8 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
                         });
                     });
                 });
-                if constexpr (F::min) {
-                    float s[2][TOKENS];
-                    for (int t = 0; t < TOKENS; t++) {
-                        s[0][t] = meta->d[t] * float(-meta->neg0[t]);
-                        s[1][t] = meta->d[t] * float(meta->neg0[t] - meta->neg[t]);
-                    }
-                    unroll<2>([&](auto h) INLINE_LAMBDA {
-                        const auto sa = V::lanes(s[h]);
-                        unroll<PV>([&](auto v) INLINE_LAMBDA {
-                            const Float m = F::minimum(unit, j, v, h);
-                            unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m, sa); });
-                        });
-                    });
-                }
             }
+            if constexpr (F::min) add_minimum<F, T>(acc, unit, j, meta);
         }
     }
     unroll<T>([&](auto t) INLINE_LAMBDA {
@@ -214,7 +219,10 @@ void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t
         const int j = int(b % F::unit_blocks);
         for (int v = 0; v < PV; v++) {
             for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
-                V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, F::scale(unit, j, v, h));
+                const auto d = F::scale(unit, j, v, h);
+                V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d);
+                if constexpr (V::tile_bias)
+                    if (h == 0) V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v, V::mul(d, V::set(V::template bias<T::multiple>)));
                 if constexpr (F::min)
                     V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, F::minimum(unit, j, v, h, RAW));
             }
@@ -243,6 +251,8 @@ void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_b
             info.unpack(row, first_block + b, block);
             for (int h = 0; h < (T::sub16 ? 2 : 1); h++) {
                 put(unit + T::scale_at(h) + 4 * r, block.d[h]);
+                if constexpr (V::tile_bias)
+                    if (h == 0) put(unit + T::bias_at + 4 * r, block.d[0] * V::template bias<T::multiple>);
                 if (T::min) put(unit + T::min_at(h) + 4 * r, __builtin_fmaf(float(centre), block.d[h], block.m[h]));
             }
             for (int i = 0; i < 32; i++) block.q[i] = int8_t(block.q[i] - centre + T::offset);
