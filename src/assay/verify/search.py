@@ -31,6 +31,8 @@ from assay.verify.sweep import inputs_of
 Array = NDArray[Any]
 ACCEPT = 3.0  # a residual up to this many times the allowed noise is explained: a fault may amplify noise
 _CHEAP = ("cache", "merge_heads")  # moving numbers about: such nodes are filled in where they were not dumped
+_LONG = 150  # nodes: a run of more than a few layers is costly to repeat
+_PROMISING = 0.7  # of the squared deviation left after a rough scan
 _SHARE = 1e-4  # of the squared deviation that may be left
 _NEAR_UNITS, _NEAR_Q8 = 64, 0.02  # relative error of an amplified value: so many half-units, or this with Q8 operands
 _TINY = 1e-300
@@ -243,6 +245,11 @@ def search_parameter(lab: Lab, h: Hypothesis, unit: Unit, deep: bool = True) -> 
     if not deep or search.points == 0:
         return (replace(h, p=best()), tried[best()]) if tried else (h, Fit(np.inf, np.inf, 0))
     grid = sorted(search.grid())
+    if lab.subtle:  # most likely nothing is wrong: go on only where a rough scan gains something
+        stride = 1 if len(unit.segment) < _LONG else max(1, len(grid) // 8)
+        least = min(at(p).residual for p in (*search.common, *grid[::stride]))
+        if least > _PROMISING * lab.before(unit).residual:
+            return replace(h, p=best()), tried[best()]
     for p in grid:
         if at(p).explained and search.whole:
             return replace(h, p=p), tried[p]
