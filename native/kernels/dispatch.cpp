@@ -143,7 +143,7 @@ void decode_row(const Matrix& w, int64_t row, float* out) {
 
 size_t acts_bytes(Acts format, int64_t m, int64_t k) {
     if (format == Acts::F32) return size_t(m * ((k + 15) / 16 * 16)) * 4;
-    return size_t((m * k + 63) / 64 * 64 + (m + 3) / 4 * (k / 32) * 64);
+    return size_t((m + 3) / 4 * (k / 32)) * 192;   // panel.h: Group
 }
 
 void prepare(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst) {

@@ -162,7 +162,7 @@ struct V {
     "sdot %[s3" #v "].4s, %[" #w "].16b, %[a3].4b[" #g "]\n"
 #define STEP(g, low, high)                                                                               \
     "ldr %q[w0], [%[w], #" #low "]\nldr %q[w1], [%[w], #" #high "]\n" DOT4(0, w0, g) DOT4(1, w1, g)
-    template <bool FIRST> static INLINE void half(I (&s)[4][2], const uint8_t* w, const int8_t* q, int64_t k, const int32_t* start) {
+    template <bool FIRST> static INLINE void half(I (&s)[4][2], const uint8_t* w, const int8_t* q, const int32_t* start) {
         Q w0, w1;
         A a0, a1, a2, a3;
         if constexpr (FIRST)
@@ -171,12 +171,12 @@ struct V {
                 : [s00] "=w"(s[0][0]), [s01] "=w"(s[0][1]), [s10] "=w"(s[1][0]), [s11] "=w"(s[1][1]), [s20] "=w"(s[2][0]),
                   [s21] "=w"(s[2][1]), [s30] "=w"(s[3][0]), [s31] "=w"(s[3][1])
                 : [z] "r"(start), "m"(*reinterpret_cast<const int32_t(*)[4]>(start)));
-        asm("ldr %q[a0], [%[p0]]\nldr %q[a1], [%[p1]]\nldr %q[a2], [%[p2]]\nldr %q[a3], [%[p3]]\n"
+        asm("ldr %q[a0], [%[q]]\nldr %q[a1], [%[q], #32]\nldr %q[a2], [%[q], #64]\nldr %q[a3], [%[q], #96]\n"
             STEP(0, 0, 64) STEP(1, 16, 80) STEP(2, 32, 96) STEP(3, 48, 112)
             : [s00] "+&w"(s[0][0]), [s01] "+&w"(s[0][1]), [s10] "+&w"(s[1][0]), [s11] "+&w"(s[1][1]), [s20] "+&w"(s[2][0]),
               [s21] "+&w"(s[2][1]), [s30] "+&w"(s[3][0]), [s31] "+&w"(s[3][1]), [w0] "=&w"(w0), [w1] "=&w"(w1),
               [a0] "=&w"(a0), [a1] "=&w"(a1), [a2] "=&w"(a2), [a3] "=&w"(a3)
-            : [w] "r"(w), [p0] "r"(q), [p1] "r"(q + k), [p2] "r"(q + 2 * k), [p3] "r"(q + 3 * k)
+            : [w] "r"(w), [q] "r"(q)
             : "memory");
     }
 #undef STEP
@@ -186,15 +186,15 @@ struct V {
         asm("ldr %q0, [%3]\nfmla %0.4s, %1.4s, %2.4s" : "=&w"(x) : "w"(sum), "w"(d), "r"(minus), "m"(*reinterpret_cast<const float(*)[4]>(minus)));
         return x;
     }
-    template <class Tile, class Meta>
-    static INLINE void block(F (&acc)[4][2], const uint8_t* unit, const int8_t* q, int64_t k, const Meta* meta) {
+    template <class Tile, class Group>
+    static INLINE void block(F (&acc)[4][2], const uint8_t* unit, const Group* group) {
         constexpr int M = Tile::multiple;
         alignas(16) static constexpr int32_t pattern[4] = {magic<M>, magic<M>, magic<M>, magic<M>};
         const uint8_t* w = unit + Tile::quants_at;
         const auto at = [&](int offset) INLINE_LAMBDA { return reinterpret_cast<const float*>(unit + offset); };
         I s[4][2];
-        const X da = lanes(meta->d);
-        half<true>(s, w, q, k, pattern);
+        const X da = lanes(group->d);
+        half<true>(s, w, group->q[0], pattern);
         const auto finish = [&](auto t, const F (&x)[4][2]) INLINE_LAMBDA {
             for (int v = 0; v < 2; v++) acc[t][v] = fma_lane<t>(acc[t][v], x[t][v], da);
         };
@@ -204,13 +204,13 @@ struct V {
                 const F d = load(at(Tile::scale_at(0)) + 4 * v);
                 for (int t = 0; t < 4; t++) x[t][v] = scaled(s[t][v], d, at(Tile::bias_at) + 4 * v);
             }
-            half<true>(s, w + 128, q + 16, k, pattern);
+            half<true>(s, w + 128, group->q[0] + 16, pattern);
             for (int v = 0; v < 2; v++) {
                 const F d = load(at(Tile::scale_at(1)) + 4 * v);
                 for (int t = 0; t < 4; t++) x[t][v] = fma(to_float<M>(s[t][v]), d, x[t][v]);
             }
         } else {
-            half<false>(s, w + 128, q + 16, k, pattern);
+            half<false>(s, w + 128, group->q[0] + 16, pattern);
             for (int v = 0; v < 2; v++) {
                 const F d = load(at(Tile::scale_at(0)) + 4 * v);
                 for (int t = 0; t < 4; t++) x[t][v] = scaled(s[t][v], d, at(Tile::bias_at) + 4 * v);

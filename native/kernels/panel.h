@@ -16,30 +16,22 @@ constexpr int64_t CHUNK = 32;    // blocks of 32 along k that are expanded at on
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
-// Per block of 32 and group of 4 tokens: one cache line.
-struct Meta {
+// A block of 32 columns of a group of 4 tokens: three cache lines, read as one stream.
+struct Group {
+    int8_t q[TOKENS][32];
     float d[TOKENS];          // scale
     float s[TOKENS];          // d * (sum of the block)
     int32_t neg0[TOKENS];     // -(sum of the first half)
     int32_t neg[TOKENS];      // -(sum of the block)
 };
-static_assert(sizeof(Meta) == 64);
+static_assert(sizeof(Group) == 192);   // activations: [ceil(m / 4), k / 32] groups; dispatch.cpp knows the size
 
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-struct Q8Acts {
-    const int8_t* q;          // [m, k]
-    const Meta* meta;         // [ceil(m / 4), k / 32]
-    int64_t k, blocks;
-    Q8Acts(const void* acts, int64_t m, int64_t k_) : k(k_), blocks(k_ / 32) {
-        q = static_cast<const int8_t*>(acts);
-        meta = reinterpret_cast<const Meta*>(q + round_up(m * k, 64));
-    }
-};
-
 // q = round(x * 127 / max|x|) per block of 32, ties to even. An infinity or NaN makes d, and so every output, NaN or inf.
-void quantise(const float* x, int64_t k, int8_t* q, Meta* meta, int lane) {
-    for (int64_t b = 0; b < k / 32; b++, x += 32, q += 32) {
+void quantise(const float* x, int64_t k, int lane, Group* group) {
+    for (int64_t b = 0; b < k / 32; b++, x += 32, group++) {
+        int8_t* q = group->q[lane];
         int32_t bits[32], top = 0;
         __builtin_memcpy(bits, x, sizeof bits);
         for (int i = 0; i < 32; i++) {
@@ -59,21 +51,19 @@ void quantise(const float* x, int64_t k, int8_t* q, Meta* meta, int lane) {
             }
             sum[h] = total;
         }
-        meta[b].d[lane] = d;
-        meta[b].s[lane] = d * float(sum[0] + sum[1]);
-        meta[b].neg0[lane] = -sum[0];
-        meta[b].neg[lane] = -(sum[0] + sum[1]);
+        group->d[lane] = d;
+        group->s[lane] = d * float(sum[0] + sum[1]);
+        group->neg0[lane] = -sum[0];
+        group->neg[lane] = -(sum[0] + sum[1]);
     }
 }
 
 constexpr int64_t float_stride(int64_t k) { return round_up(k, 16); }
 
-void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst) {
+void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int64_t k, int64_t begin, int64_t end, void* dst) {
     if (format == Acts::Q8) {
-        int8_t* q = static_cast<int8_t*>(dst);
-        Meta* meta = reinterpret_cast<Meta*>(q + round_up(m * k, 64));
-        for (int64_t t = begin; t < end; t++)
-            quantise(x + t * ldx, k, q + t * k, meta + t / TOKENS * (k / 32), int(t % TOKENS));
+        Group* groups = static_cast<Group*>(dst);
+        for (int64_t t = begin; t < end; t++) quantise(x + t * ldx, k, int(t % TOKENS), groups + t / TOKENS * (k / 32));
     } else {
         const int64_t stride = float_stride(k);
         for (int64_t t = begin; t < end; t++) {
@@ -88,15 +78,15 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
 
 // acc += minimum * (scaled sum of the activations), per block or half block.
 template <class F, int T>
-INLINE void add_minimum(V::F (&acc)[T][PV], const uint8_t* unit, int j, const Meta* meta) {
+INLINE void add_minimum(V::F (&acc)[T][PV], const uint8_t* unit, int j, const Group* a) {
     float halves[2][TOKENS];
     if constexpr (F::sub16)
         for (int t = 0; t < TOKENS; t++) {
-            halves[0][t] = meta->d[t] * float(-meta->neg0[t]);
-            halves[1][t] = meta->d[t] * float(meta->neg0[t] - meta->neg[t]);
+            halves[0][t] = a->d[t] * float(-a->neg0[t]);
+            halves[1][t] = a->d[t] * float(a->neg0[t] - a->neg[t]);
         }
     unroll<F::sub16 ? 2 : 1>([&](auto h) INLINE_LAMBDA {
-        const auto sums = V::lanes(F::sub16 ? halves[h] : meta->s);
+        const auto sums = V::lanes(F::sub16 ? halves[h] : a->s);
         unroll<PV>([&](auto v) INLINE_LAMBDA {
             const typename V::F m = F::minimum(unit, j, v, h);
             unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m, sums); });
@@ -106,8 +96,7 @@ INLINE void add_minimum(V::F (&acc)[T][PV], const uint8_t* unit, int j, const Me
 
 // out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group.
 template <class F, int T>
-void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, const Meta* meta, bool carry, float* out,
-           int64_t ldo) {
+void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out, int64_t ldo) {
     using I = V::I;
     using Float = V::F;
     Float acc[T][PV];
@@ -116,24 +105,24 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
     });
     const uint8_t* unit = weights;
     for (int64_t b = 0; b < blocks; unit += F::unit_bytes) {
-        for (int j = 0; j < F::unit_blocks; j++, b++, meta++, q += 32) {
+        for (int j = 0; j < F::unit_blocks; j++, b++, a++) {
             if constexpr (V::template has_block<F, T>) {   // the same operations in an instruction set's own words
-                V::template block<F>(acc, unit, q, k, meta);
-                if constexpr (F::min) add_minimum<F, T>(acc, unit, j, meta);
+                V::template block<F>(acc, unit, a);
+                if constexpr (F::min) add_minimum<F, T>(acc, unit, j, a);
                 continue;
             }
-            const auto da = V::lanes(meta->d);
+            const auto da = V::lanes(a->d);
             const auto half = [&](auto h, I (&sum)[T][PV]) INLINE_LAMBDA {   // add 16 columns to every sum
-                typename V::A a[T];
+                typename V::A x[T];
                 typename V::Q w[PV][4];
-                unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::acts(q + t * k + 16 * h); });
+                unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * h); });
                 unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<h>(unit, j, v, w[v]); });
-                V::template dots<F::bits>(sum, w, a);
+                V::template dots<F::bits>(sum, w, x);
             };
             if constexpr (!F::sub16) {
                 I sum[T][PV];
                 unroll<T>([&](auto t) INLINE_LAMBDA {
-                    unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(meta->neg + t); });
+                    unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t); });
                 });
                 half(std::integral_constant<int, 0>{}, sum);
                 half(std::integral_constant<int, 1>{}, sum);
@@ -150,7 +139,7 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
                     I sum[T][PV];
                     unroll<T>([&](auto t) INLINE_LAMBDA {
                         unroll<PV>([&](auto v) INLINE_LAMBDA {
-                            sum[t][v] = V::template start_half<F::offset, F::multiple, h>(meta->neg0 + t, meta->neg + t);
+                            sum[t][v] = V::template start_half<F::offset, F::multiple, h>(a->neg0 + t, a->neg + t);
                         });
                     });
                     half(h, sum);
@@ -164,7 +153,7 @@ void panel(const uint8_t* weights, int64_t blocks, const int8_t* q, int64_t k, c
                     });
                 });
             }
-            if constexpr (F::min) add_minimum<F, T>(acc, unit, j, meta);
+            if constexpr (F::min) add_minimum<F, T>(acc, unit, j, a);
         }
     }
     unroll<T>([&](auto t) INLINE_LAMBDA {
@@ -191,20 +180,20 @@ INLINE void at_edge(const Rows& rows, int tokens, bool carry, float* out, int64_
         for (int r = rows.from(); r < rows.to(); r++) out[t * ldo + rows.first + r] = buffer[t * R + r];
 }
 
+// All tokens on blocks [first, first + blocks) of a panel; acts: [ceil(m / 4), stride] groups.
 template <class F>
-void panel_tokens(const uint8_t* weights, int64_t first_block, int64_t blocks, const Q8Acts& a, int64_t m, float* out,
-                  int64_t ldo, const Rows& rows) {
-    const bool carry = first_block > 0;
+void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const Group* acts, int64_t stride, int64_t m,
+                  float* out, int64_t ldo, const Rows& rows) {
+    const bool carry = first > 0;
     for (int64_t t = 0; t < m; t += TOKENS) {
         const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
-        const int8_t* q = a.q + t * a.k + first_block * 32;
-        const Meta* meta = a.meta + t / TOKENS * a.blocks + first_block;
+        const Group* a = acts + t / TOKENS * stride + first;
         at_edge(rows, tokens, carry, out + t * ldo, ldo, [&](float* to, int64_t ld) {
             switch (tokens) {
-                case 1: return panel<F, 1>(weights, blocks, q, a.k, meta, carry, to, ld);
-                case 2: return panel<F, 2>(weights, blocks, q, a.k, meta, carry, to, ld);
-                case 3: return panel<F, 3>(weights, blocks, q, a.k, meta, carry, to, ld);
-                default: return panel<F, 4>(weights, blocks, q, a.k, meta, carry, to, ld);
+                case 1: return panel<F, 1>(weights, blocks, a, carry, to, ld);
+                case 2: return panel<F, 2>(weights, blocks, a, carry, to, ld);
+                case 3: return panel<F, 3>(weights, blocks, a, carry, to, ld);
+                default: return panel<F, 4>(weights, blocks, a, carry, to, ld);
             }
         });
     }
@@ -275,41 +264,33 @@ void each_panel(int64_t begin, int64_t end, Function f) {
     for (int64_t first = begin / R * R; first < end; first += R) f(Rows{first, begin, end});
 }
 
-void gemm_q8(const Matrix& w, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
-    const Q8Acts a(acts, m, w.k);
-    if (w.packed) {
-        with_layout(w.type, [&](auto layout) {
-            using F = decltype(layout);
-            const int64_t panel_bytes = a.blocks / F::unit_blocks * F::unit_bytes;
-            if (m < EXPAND)
-                return each_panel(begin, end, [&](const Rows& rows) {
-                    panel_tokens<F>(w.data + rows.first / R * panel_bytes, 0, a.blocks, a, m, out, ldo, rows);
-                });
-            for (int64_t b = 0; b < a.blocks; b += CHUNK) {
-                const int64_t blocks = a.blocks - b < CHUNK ? a.blocks - b : CHUNK;
-                each_panel(begin, end, [&](const Rows& rows) {
-                    expand<F>(w.data + rows.first / R * panel_bytes, b, blocks, scratch.tile);
-                    panel_tokens<TileOf<F>>(scratch.tile, b, blocks, a, m, out, ldo, rows);
-                });
-            }
-        });
-        return;
-    }
-    const auto rows_as = [&](auto tile, int centre) {
-        using T = decltype(tile);
-        for (int64_t b = 0; b < a.blocks; b += CHUNK) {
-            const int64_t blocks = a.blocks - b < CHUNK ? a.blocks - b : CHUNK;
+void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
+    const int64_t all = w.k / 32;
+    // Expand chunk by chunk along k, then panel by panel: the activations of a chunk stay in the second level cache.
+    const auto expanded = [&](auto tile, auto fill) {
+        for (int64_t b = 0; b < all; b += CHUNK) {
+            const int64_t blocks = all - b < CHUNK ? all - b : CHUNK;
             each_panel(begin, end, [&](const Rows& rows) {
-                expand_rows<T>(w, centre, rows.first, b, blocks, scratch.tile);
-                panel_tokens<T>(scratch.tile, b, blocks, a, m, out, ldo, rows);
+                fill(rows.first, b, blocks);
+                panel_tokens<decltype(tile)>(scratch.tile, b, blocks, acts, all, m, out, ldo, rows);
             });
         }
     };
-    if (!with_layout(w.type, [&](auto layout) {
-            using F = decltype(layout);
-            rows_as(Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset, 1>{}, F::centre);
-        }))
-        rows_as(Tile<true, false, AnyTile::bits, AnyTile::offset, 1>{}, 0);   // every further type: no minima, scales per 16
+    const bool known = with_layout(w.type, [&](auto layout) {
+        using F = decltype(layout);
+        const auto at = [&](int64_t first) { return w.data + first / R * (all / F::unit_blocks) * F::unit_bytes; };
+        if (!w.packed) {
+            using T = Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset, 1>;
+            expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, F::centre, first, b, blocks, scratch.tile); });
+        } else if (m < EXPAND) {
+            each_panel(begin, end, [&](const Rows& rows) { panel_tokens<F>(at(rows.first), 0, all, acts, all, m, out, ldo, rows); });
+        } else {
+            expanded(TileOf<F>{}, [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first), b, blocks, scratch.tile); });
+        }
+    });
+    if (known) return;
+    using T = Tile<true, false, AnyTile::bits, AnyTile::offset, 1>;   // every further type: no minima, scales per 16
+    expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, scratch.tile); });
 }
 
 #include "floats.h"
@@ -339,7 +320,7 @@ void pack_rows(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begi
 }
 
 void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
-    if (format == Acts::Q8) gemm_q8(w, acts, m, out, ldo, begin, end);
+    if (format == Acts::Q8) gemm_q8(w, static_cast<const Group*>(acts), m, out, ldo, begin, end);
     else gemm_f32(w, static_cast<const float*>(acts), m, out, ldo, begin, end);
 }
 
