@@ -104,7 +104,7 @@ def test_check_finds_a_cache_fault(model: Model) -> None:
     assert checks["6 tokens, prefill"].passed
     stepped = checks["6 tokens, the last 4 through the cache"]
     assert not stepped.passed and stepped.diff is not None and stepped.diff.first_wrong is not None
-    assert stepped.diff.first_wrong.name == "kq-0" and stepped.diff.first_wrong.evidence.segment[0] == "cache_k_l0"
+    assert stepped.diff.first_wrong.name == "cache_k_l0" and stepped.diff.first_wrong.own
     assert not checks["6 tokens, decode against prefill"].passed
 
 

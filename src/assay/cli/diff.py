@@ -108,7 +108,7 @@ def _two_runs(args: argparse.Namespace, a: _Side, b: _Side) -> int:
         steps = next((d.steps for d in raw.values() if d.steps), ())
         decode = args.decode or max(0, len(steps) - 1)
         try:
-            return take_trace(engine, tokens, decode=decode, nodes="^(?!cache_)")
+            return take_trace(engine, tokens, decode=decode)
         finally:
             engine.close()
 

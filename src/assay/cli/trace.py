@@ -84,18 +84,21 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def run(args: argparse.Namespace) -> int:
     from assay.engines.base import PAGE
-    from assay.verify.trace import choose, steps_of, write_summary, write_trace
+    from assay.verify.trace import choose, steps_of, unseen, write_summary, write_trace
     from assay.verify.witness import open_engine
 
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")
     _file, model, tokenizer = open_model(args)
     tokens = chosen_tokens(args, tokenizer)
-    names, steps = choose(model.graph, args.nodes), steps_of(len(tokens), args.decode)
+    steps = steps_of(len(tokens), args.decode)
+    choose(model.graph, args.nodes)  # complain before the engine is made
+    once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is needed twice
     engine = open_engine(
-        args.engine, model,
+        args.engine, model, budget=0 if once else None,
         n_pages=-(-len(tokens) // PAGE), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
+    names = choose(model.graph, args.nodes, unseen(engine))
     with counting(f"tracing on {engine.name}") as progress:
         if args.summary:
             with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:

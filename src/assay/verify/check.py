@@ -62,7 +62,7 @@ def check_engine(
 def _run(make: Callable[[], Engine], ids: Sequence[int], decode: int) -> Dump:
     engine = make()
     try:
-        return take_trace(engine, ids, decode=decode, nodes="^(?!cache_)")
+        return take_trace(engine, ids, decode=decode)
     finally:
         engine.close()
 

@@ -263,9 +263,9 @@ def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
 
     plain, kv, q8, both, f16, bf16 = ARITHMETICS
     attention = ("kq", "kqv")
-    storage = explained((*MATRIX, *attention), False, [plain, f16, bf16])
+    storage = explained((*MATRIX, *attention, "cache"), False, [plain, f16, bf16])
     if storage is not plain:
         return storage
     quantised = explained(MATRIX, True, [plain, q8]) is q8
-    cached = explained(attention, True, [plain, kv]) is kv
+    cached = kv in (explained(attention, True, [plain, kv]), explained(("cache",), True, [plain, kv]))
     return {(False, False): plain, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]

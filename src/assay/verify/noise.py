@@ -87,7 +87,7 @@ class NoiseRuns:
         ]
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
-        if not whole:
+        if not whole or node.op == "cache":  # else rounding the result is allowed for where it is judged
             values = [stored(a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)]
         self.levels[node.name] = self._level(node, exact, values, observed)
         axis = token_axis(self.graph, node.name)

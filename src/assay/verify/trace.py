@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,7 +20,7 @@ from assay import __version__
 from assay.engines.base import PAGE, Chunk, Engine
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, split
 from assay.verify.observe import STATISTICS, Dump, Observation, rows_of, token_axis
 from assay.verify.store import TensorWriter, fingerprint, read_safetensors
 
@@ -30,13 +30,13 @@ MEMORY = 512 << 20  # bytes of node values held at a time; larger traces run the
 _INTEGER = ("argsort", "topk")  # operations whose values are indices
 
 
-def choose(graph: Graph, pattern: str | None) -> list[str]:
-    """The nodes whose name the pattern matches somewhere, in the graph's order."""
+def choose(graph: Graph, pattern: str | None, unseen: Collection[str] = ()) -> list[str]:
+    """The nodes whose name the pattern matches somewhere, in the graph's order; less the roles nobody sees."""
     try:
         wanted = re.compile(pattern or "")
     except re.error as error:
         raise AssayError(f"--nodes {pattern!r}: not a regular expression ({error})") from None
-    names = [node.name for node in graph if wanted.search(node.name)]
+    names = [n.name for n in graph if wanted.search(n.name) and split(n.name)[0] not in unseen]
     if not names:
         raise AssayError(
             f"--nodes {pattern!r}: matches none of the {len(graph)} nodes; `assay inspect --graph` lists them"
@@ -47,6 +47,11 @@ def choose(graph: Graph, pattern: str | None) -> list[str]:
 def precision(engine: Engine) -> np.dtype[Any]:
     """The float type of the values an engine hands out."""
     return np.dtype(engine.weights.dtype) if isinstance(engine, ReferenceEngine) else np.dtype(np.float32)
+
+
+def unseen(engine: Engine) -> tuple[str, ...]:
+    """Roles that a witness cannot show; our own engines show all."""
+    return tuple(getattr(engine, "unseen", ()))
 
 
 def steps_of(n_tokens: int, decode: int) -> tuple[int, ...]:
@@ -131,7 +136,7 @@ def take_trace(
 ) -> Dump:
     """The trace in memory."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, unseen(engine)), steps_of(len(tokens), decode)
     kept: dict[str, Array] = {}
 
     def sink(name: str, value: Array, start: int) -> None:
@@ -166,7 +171,7 @@ def write_trace(
 ) -> None:
     """The trace as a safetensors file, in the memory of a few nodes."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, unseen(engine)), steps_of(len(tokens), decode)
     at = list(positions if positions is not None else range(len(tokens)))
     floats = precision(engine)
     tensors = [
@@ -238,7 +243,7 @@ def write_summary(
 ) -> None:
     """The trace as a dump in JSON lines: a header for each step, then one line of observations for each node."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, unseen(engine)), steps_of(len(tokens), decode)
     begun = -1
 
     def line(name: str, value: Array, start: int) -> None:

@@ -27,6 +27,7 @@ class TransformersEngine:
     """One sequence at a time; a chunk that does not begin at 0 continues the one before. Float32."""
 
     name = "transformers"
+    unseen = ("cache_k", "cache_v", "Qcur", "Kcur", "kq", "kqv")  # roles that no module returns
 
     def __init__(
         self, model: Model, *, n_pages: int | None = None, threads: int | None = None, precision: str | None = None
@@ -70,8 +71,8 @@ class TransformersEngine:
         self._kept, self._wanted = {}, keep
         if not chunk.start:
             self._past = None
-        elif self._past is not None:
-            self._past.crop(chunk.start)
+        elif self._past is not None and (extra := self._past.get_seq_length() - chunk.start) > 0:
+            self._past.crop(-extra)
         end = chunk.start + len(chunk.tokens)
         at = np.arange(chunk.start, end) if chunk.positions is None else chunk.positions
         with torch.no_grad():
