@@ -373,3 +373,13 @@ def test_models_are_loaded_on_demand_within_a_budget(start: Start, tmp_path: Pat
 def metric_of(server: Server, name: str) -> float:
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(name + " "))
+
+
+def test_a_text_that_cannot_fit_is_not_even_tokenized(server: Server) -> None:
+    answer = post(server, "/v1/completions", {"prompt": "a" * 1_000_000})
+    assert code(answer) == (400, "context_length_exceeded")
+    assert "1000000 characters" in answer.json()["error"]["message"]
+    assert (
+        code(post(server, "/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 1_000_000}]}))[0]
+        == 400
+    )

@@ -20,7 +20,8 @@ CASES = [
     ),
     (
         "hermes",
-        '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n<tool_call>{"name": "g", "arguments": {"b": "}"}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call>\n'
+        '<tool_call>{"name": "g", "arguments": {"b": "}"}}</tool_call>',
         "",
         [Call("f", "{}"), Call("g", '{"b": "}"}')],
     ),

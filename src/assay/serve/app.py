@@ -58,6 +58,7 @@ class State:
     key: str | None = None
     any_host: bool = False  # whether the Host header may name anything
     openapi: dict[str, Any] = field(default_factory=dict)
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large texts one at a time
     lens: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from assay.errors import AssayError
 from assay.serve import generation as common
+from assay.serve import prompts
 from assay.serve.errors import ApiError
 from assay.serve.http import Call, Events, Reply, json_reply
-from assay.serve.limits import Limits
 from assay.serve.models import Entry
 from assay.serve.reader import Reader
-from assay.serve.schemas import ChatRequest, Function, Message, NamedTool, SchemaFormat, Tool
+from assay.serve.schemas import ChatRequest, Function, NamedTool, SchemaFormat
 from assay.serve.sequence import Constraint, Job, Update
 from assay.serve.tools import Call as ToolCall
 from assay.serve.tools import Format, ToolText, format_of, required_rule
-from assay.text import encode_chat
 
 
 async def chat(call: Call, request: ChatRequest) -> Reply | Events:
@@ -28,12 +24,12 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     limits = state.limits
     form = _tool_format(request, entry)
     tools = request.tools if form else None
-    ids = await encode(entry, request.messages, tools, request.chat_template_kwargs, limits)
-    common.check_prompt(ids, entry)
+    ids = await prompts.chat_ids(state, entry, request.messages, tools, request.chat_template_kwargs)
+    prompts.check(ids, entry, param="messages")
     make = _constraint(request, entry, form)
     constraint = await common.compile_grammar(make, limits) if make else None
     asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
-    until = common.deadline(request, limits)
+    until = common.deadline(limits, request.timeout)
     jobs = [
         Job(
             ids=tuple(ids),
@@ -146,52 +142,6 @@ class _Answer:
             "logprobs": {"content": self._logprobs, "refusal": None} if self._logprobs else None,
             "finish_reason": self.finish_reason,
         }
-
-
-# --- messages
-
-
-async def encode(
-    entry: Entry,
-    messages: list[Message],
-    tools: list[Tool] | None,
-    variables: dict[str, Any] | None,
-    limits: Limits,
-    add_generation_prompt: bool = True,
-) -> list[int]:
-    """The prompt's ids, rendered and tokenized off the event loop."""
-    template = entry.template
-    if template is None:
-        raise ApiError("unsupported", f"the model {entry.id} has no chat template; use /v1/completions", "messages")
-    try:
-        return await asyncio.to_thread(
-            encode_chat, entry.tokenizer, template, [plain(m) for m in messages],
-            add_generation_prompt=add_generation_prompt, tools=plain_tools(tools), timeout=limits.template_s,
-            **(variables or {}),
-        )  # fmt: skip
-    except TypeError:
-        raise ApiError("invalid_value", "chat_template_kwargs: a name is not allowed", "chat_template_kwargs") from None
-    except AssayError as error:
-        raise ApiError("invalid_prompt", str(error), "messages") from None
-
-
-def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
-    return [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: text as one string, arguments of calls as objects."""
-    found = message.model_dump(exclude_none=True)
-    content = message.content
-    found["content"] = content if isinstance(content, str) else "".join(part.text for part in content or ())
-    for item in found.get("tool_calls", ()):
-        try:
-            arguments = json.loads(item["function"]["arguments"])
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(arguments, dict):
-            item["function"]["arguments"] = arguments
-    return found
 
 
 # --- tools and formats

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 from assay.runtime.sampler import Choice
 from assay.serve import generation as common
+from assay.serve import prompts
 from assay.serve.errors import ApiError
 from assay.serve.http import Call, Events, Reply, json_reply
 from assay.serve.limits import Limits
@@ -26,12 +26,12 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     n = request.n or 1
     if request.best_of not in (None, n):
         raise ApiError("invalid_value", "best_of: must equal n", "best_of")
-    prompts = await encode_prompts(entry, request.prompt)
-    if len(prompts) * n > limits.prompts:
+    given = await prompts.prompt_ids(state, entry, request.prompt)
+    if len(given) * n > limits.prompts:
         raise ApiError(
-            "invalid_value", f"n: {len(prompts)} prompts times {n} are more than {limits.prompts} choices", "n"
+            "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"
         )
-    jobs = await _jobs(request, entry, prompts, n, limits)
+    jobs = await _jobs(request, entry, given, n, limits)
     scheduler = await call.stack.enter_async_context(state.models.use(entry))
     reader = call.stack.enter_context(Reader(scheduler, jobs, limits.buffer))
     if request.stream:
@@ -51,28 +51,14 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     )
 
 
-async def encode_prompts(entry: Entry, prompt: Any) -> list[list[int]]:
-    """The prompt's four forms as lists of ids."""
-    if isinstance(prompt, str):
-        prompt = [prompt]
-    if prompt and isinstance(prompt[0], int):
-        return [prompt]
-    texts = [item for item in prompt if isinstance(item, str)]
-    if not texts:
-        return list(prompt)
-    return await asyncio.to_thread(lambda: [entry.tokenizer.encode(text) for text in texts])
-
-
-async def _jobs(
-    request: CompletionRequest, entry: Entry, prompts: list[list[int]], n: int, limits: Limits
-) -> list[Job]:
+async def _jobs(request: CompletionRequest, entry: Entry, given: list[list[int]], n: int, limits: Limits) -> list[Job]:
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_TOKENS
     text = request.grammar
     constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(text), limits) if text else None
-    until = common.deadline(request, limits)
+    until = common.deadline(limits, request.timeout)
     jobs = []
-    for ids in prompts:
-        common.check_prompt(ids, entry, room=min(asked, 1))
+    for ids in given:
+        prompts.check(ids, entry, room=min(asked, 1))
         for index in range(n):
             jobs.append(
                 Job(

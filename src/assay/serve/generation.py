@@ -48,8 +48,9 @@ def stops(request: Sampling) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
-def deadline(request: Sampling, limits: Limits) -> float:
-    return time.monotonic() + min(request.timeout or limits.request_s, limits.request_s)
+def deadline(limits: Limits, asked: float | None = None) -> float:
+    """When a request that arrives now must be done."""
+    return time.monotonic() + min(asked or limits.request_s, limits.request_s)
 
 
 async def compile_grammar(make: Callable[[], Callable[[], Constraint]], limits: Limits) -> Callable[[], Constraint]:
@@ -59,24 +60,6 @@ async def compile_grammar(make: Callable[[], Callable[[], Constraint]], limits: 
             return await asyncio.to_thread(make)
     except TimeoutError:
         raise ApiError("invalid_grammar", f"the grammar did not compile within {limits.grammar_s:g} s") from None
-
-
-def check_prompt(ids: Seq[int], entry: Entry, *, room: int = 1) -> None:
-    """Refuse a prompt that leaves no room for `room` tokens of answer, and say what would fit."""
-    n_vocab = entry.model.hparams.n_vocab
-    if not ids:
-        raise ApiError("invalid_value", "prompt: has no tokens (this model adds none to an empty text)", "prompt")
-    wrong = next((token for token in ids if not 0 <= token < n_vocab), None)
-    if wrong is not None:
-        raise ApiError("invalid_value", f"prompt: token {wrong} is not in the vocabulary of {n_vocab}", "prompt")
-    if len(ids) > entry.n_ctx - room:
-        most = entry.n_ctx - room
-        raise ApiError(
-            "context_length_exceeded",
-            f"the prompt has {len(ids)} tokens, and this model's context of {entry.n_ctx} takes at most {most}; "
-            f"shorten it by {len(ids) - most}",
-            "messages",
-        )
 
 
 def heading(kind: str, prefix: str, model: str) -> dict[str, Any]:

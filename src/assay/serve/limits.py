@@ -36,7 +36,7 @@ class Limits:
     header_s: float = 10.0  # from the first byte to the last header
     body_s: float = 30.0
     idle_s: float = 30.0  # between two requests
-    connections: int = 1024
+    connections: int = 512
     buffer: int = 2048  # updates waiting for a reader that does not read
     stall_s: float = 30.0  # a write that the reader does not take
     load_s: float = 120.0  # waiting for room to load another model

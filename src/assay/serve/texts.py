@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from typing import Any
 
 import numpy as np
 
 from assay.serve import generation as common
-from assay.serve.chat import encode, plain, plain_tools
-from assay.serve.completions import encode_prompts
+from assay.serve import prompts
 from assay.serve.errors import ApiError
 from assay.serve.http import Call, Reply, json_reply
 from assay.serve.models import Entry
@@ -42,8 +40,8 @@ def _card(entry: Entry) -> dict[str, Any]:
 
 async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
     entry = call.state.models.find(request.model)
-    ids = await asyncio.to_thread(
-        entry.tokenizer.encode, request.content,
+    ids = await prompts.text_ids(
+        call.state, entry, request.content, bounded=False,
         add_special=bool(request.add_special), parse_special=request.parse_special is not False,
     )  # fmt: skip
     return json_reply({"tokens": ids, "pieces": pieces(entry, ids) if request.with_pieces else None})
@@ -73,16 +71,10 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
 async def apply_template(call: Call, request: TemplateRequest) -> Reply:
     """The prompt as text and as the ids that `/v1/chat/completions` would compute."""
     entry = call.state.models.find(request.model)
+    given = (call.state, entry, request.messages, request.tools, request.chat_template_kwargs)
     prompted = request.add_generation_prompt is not False
-    ids = await encode(
-        entry, request.messages, request.tools, request.chat_template_kwargs, call.state.limits, prompted
-    )
-    assert entry.template
-    text = await asyncio.to_thread(
-        entry.template.render, [plain(m) for m in request.messages],
-        add_generation_prompt=prompted, tools=plain_tools(request.tools), timeout=call.state.limits.template_s,
-        **(request.chat_template_kwargs or {}),
-    )  # fmt: skip
+    ids = await prompts.chat_ids(*given, add_generation_prompt=prompted)
+    text = await prompts.chat_text(*given, add_generation_prompt=prompted)
     return json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids)})
 
 
@@ -95,11 +87,12 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
         raise ApiError("unsupported", f"the model {entry.id} gives no embeddings")
     if request.dimensions not in (None, width):
         raise ApiError("unsupported", f"dimensions: this model's vectors have {width}", "dimensions")
-    prompts = await encode_prompts(entry, request.input)
-    for ids in prompts:
-        common.check_prompt(ids, entry, room=0)
+    texts = await prompts.prompt_ids(state, entry, request.input)
+    for ids in texts:
+        prompts.check(ids, entry, room=0, param="input")
     scheduler = await call.stack.enter_async_context(state.models.use(entry))
-    jobs = [Job(ids=tuple(ids), keep=(POOLED,)) for ids in prompts]
+    until = common.deadline(state.limits)
+    jobs = [Job(ids=tuple(ids), keep=(POOLED,), deadline=until) for ids in texts]
     reader = call.stack.enter_context(Reader(scheduler, jobs, state.limits.buffer))
     async for _ in reader:
         pass
@@ -111,7 +104,7 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
         vector = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
         value = base64.b64encode(vector.tobytes()).decode() if as_text else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": value})
-    total = sum(map(len, prompts))
+    total = sum(map(len, texts))
     return json_reply(
         {
             "object": "list",

@@ -20,7 +20,7 @@ from assay.engines.weights import Weights
 from assay.graph import Graph
 from assay.graph.names import split
 from assay.serve import generation as common
-from assay.serve.chat import encode
+from assay.serve import prompts
 from assay.serve.errors import ApiError
 from assay.serve.http import Call, Reply, json_reply
 from assay.serve.models import Entry
@@ -53,7 +53,8 @@ async def trace(call: Call, request: TraceRequest) -> Reply:
     nodes: dict[str, Array] = {}
     if keep:
         scheduler = await call.stack.enter_async_context(state.models.use(entry))
-        reader = call.stack.enter_context(Reader(scheduler, [Job(ids=tuple(ids), keep=keep)], state.limits.buffer))
+        job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits))
+        reader = call.stack.enter_context(Reader(scheduler, [job], state.limits.buffer))
         async for _ in reader:
             pass
         nodes = {name: rows[0] for name, rows in reader.sequences[0].nodes.items()}
@@ -77,12 +78,12 @@ async def _ids(call: Call, request: TraceRequest, entry: Entry) -> list[int]:
     if len(given) != 1:
         raise ApiError("invalid_value", "give exactly one of prompt, messages and tokens", "prompt")
     if request.messages is not None:
-        ids = await encode(entry, request.messages, None, None, call.state.limits, add_generation_prompt=True)
+        ids = await prompts.chat_ids(call.state, entry, request.messages)
     elif request.prompt is not None:
-        ids = await asyncio.to_thread(entry.tokenizer.encode, request.prompt)
+        ids = await prompts.text_ids(call.state, entry, request.prompt)
     else:
         ids = list(request.tokens or ())
-    common.check_prompt(ids, entry, room=0)
+    prompts.check(ids, entry, room=0)
     most = min(call.state.limits.trace_tokens, call.state.limits.chunk)
     if len(ids) > most:
         raise ApiError("context_length_exceeded", f"a trace takes at most {most} tokens (found {len(ids)})", "prompt")
