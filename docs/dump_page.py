@@ -82,10 +82,11 @@ Where a log shows two engines' values, `--side NAME` says whose are judged.
 
 ## Names
 
-llama.cpp's names are understood as they are, with the operation where it gives several values one name. Names of
-Hugging Face modules (`model.layers.0.self_attn.q_proj`) and of Meta's and llama2.c's code are translated, rotary row
-order included. Anything else: `--map names.json`, an object from your names to node names. Names that are still unknown are
-matched by value where exactly one node fits, and the match is shown with its evidence.
+llama.cpp's names are understood as they are, with the operation where it gives several values one name. Names
+of Hugging Face modules (`model.layers.0.self_attn.q_proj`) and of Meta's and llama2.c's code are translated,
+rotary row order included. Anything else: `--map names.json`, an object from your names to node names. Names
+that are still unknown are matched by value where exactly one node fits, and the match is shown with its
+evidence.
 """
 
 
