@@ -80,47 +80,41 @@ def expected(kit: Path, where: dict[str, Any], dtype: str = "<f4") -> Array:
     return data.reshape(shape)
 
 
-def _answer(path: Path, shape: tuple[int, ...]) -> Array | str:
-    """The engine's numbers, or what is wrong with the file."""
-    size = path.stat().st_size
-    if size != 4 * int(np.prod(shape)):
-        return f"{size} bytes (expected {4 * int(np.prod(shape))}, float32 of shape {list(shape)})"
-    return np.fromfile(path, "<f4").reshape(shape)
+def _answers(kit: Path, manifest: dict[str, Any], results: Path, section: str, label: str, key: str) -> Iterator[Any]:
+    """For each item of a section (item, the engine's numbers, the expected ones), or a grade where there are none."""
+    for item in manifest[section]:
+        name, want = item[label], expected(kit, item[key])
+        path = results / section / f"{name}.bin"
+        if not path.exists():
+            yield Grade(section, name, "missing")
+        elif (size := path.stat().st_size) != 4 * want.size:
+            shape = f"float32 of shape {list(want.shape)}"
+            yield Grade(section, name, "wrong", f"{size} bytes (expected {4 * want.size}, {shape})")
+        else:
+            yield item, np.fromfile(path, "<f4").reshape(want.shape), want
 
 
 def _blocks(kit: Path, manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
-    for item in manifest["blocks"]:
-        path, want = results / "blocks" / f"{item['type']}.bin", expected(kit, item["values"])
-        if not path.exists():
-            yield Grade("blocks", item["type"], "missing")
-            continue
-        got = _answer(path, want.shape)
-        if isinstance(got, str):
-            yield Grade("blocks", item["type"], "wrong", got)
-            continue
-        bad = np.flatnonzero(got != want)
-        if not bad.size:
-            yield Grade("blocks", item["type"], "exact")
-            continue
-        lanes = np.unique(bad % item["block_size"])
-        first = int(bad[0])
-        yield Grade(
-            "blocks", item["type"], "wrong",
-            f"{bad.size} of {want.size} values; {lanes.size} of {item['block_size']} places in the block, first "
-            f"{first} (found {got.flat[first]:g}, expected {want.flat[first]:g})",
-        )  # fmt: skip
+    for found in _answers(kit, manifest, results, "blocks", "type", "values"):
+        yield found if isinstance(found, Grade) else _block(*found)
+
+
+def _block(item: dict[str, Any], got: Array, want: Array) -> Grade:
+    bad = np.flatnonzero(got != want)
+    if not bad.size:
+        return Grade("blocks", item["type"], "exact")
+    lanes, first = np.unique(bad % item["block_size"]), int(bad[0])
+    where = f"{bad.size} of {want.size} values; {lanes.size} of {item['block_size']} places in the block"
+    values = f"found {got.flat[first]:g}, expected {want.flat[first]:g}"
+    return Grade("blocks", item["type"], "wrong", f"{where}, first {first} ({values})")
 
 
 def _ops(kit: Path, manifest: dict[str, Any], results: Path) -> Iterator[Grade]:
-    for item in manifest["ops"]:
-        path, want = results / "ops" / f"{item['op']}.bin", expected(kit, item["output"])
-        if not path.exists():
-            yield Grade("ops", item["op"], "missing")
-            continue
-        got = _answer(path, want.shape)
-        if isinstance(got, str):
-            yield Grade("ops", item["op"], "wrong", got)
+    for found in _answers(kit, manifest, results, "ops", "op", "output"):
+        if isinstance(found, Grade):
+            yield found
         else:
+            item, got, want = found
             yield _compare("ops", item["op"], got, want, item["nmse"])
 
 
