@@ -21,6 +21,7 @@ def names_page() -> str:
     """Node names of every builder, and the operations."""
     from assay.graph import OPS
     from assay.models.catalogue import VARIANTS
+    from assay.verify import names as foreign_names
 
     out = [
         "# Nodes and operations\n",
@@ -40,6 +41,7 @@ def names_page() -> str:
         attrs = ", ".join(f"`{k}`" if repr(v) == "required" else f"`{k}={v}`" for k, v in op.attrs.items())
         formula = op.formula.replace("|", "\\|")
         out.append(f"| `{op.name}` | {', '.join(op.inputs)} | {', '.join(op.weights)} | {attrs} | {formula} |")
+    out += ["", *foreign_names.page()]
     return "\n".join(out) + "\n"
 
 

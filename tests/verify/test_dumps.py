@@ -202,6 +202,7 @@ def test_foreign_names_of_one_node(model: Model) -> None:
         ("model.layers.1.self_attn.q_proj", ""): "Qcur_proj-1", ("model.layers.0.mlp.down_proj", ""): "ffn_out-0",
         ("model.layers.0.post_attention_layernorm", ""): "ffn_norm-0", ("model.norm", ""): "result_norm",
         ("lm_head", ""): "result_output", ("model.layers.1", ""): "l_out-1", ("hidden_states.1", ""): "l_out-0",
+        ("hidden_states.2", ""): "result_norm", ("hidden_states.0", ""): "embd",
         ("layers.0.attention.wk", ""): "Kcur_proj-0", ("layers.1.feed_forward.w2", ""): "ffn_out-1",
         ("layer_1_output", ""): "l_out-1", ("blk.0.q_rope", ""): "Qcur-0",
     }  # fmt: skip

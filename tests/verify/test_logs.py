@@ -103,6 +103,12 @@ def test_patterns(pattern: str, line: str, holes: dict[str, str]) -> None:
     assert m is not None and {k: v.strip() for k, v in m.groupdict().items()} == holes
 
 
+def test_a_layer_without_a_name_is_told_from_the_line(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text("Layer 1 out: rms=3.25 head=[0.5, 1.5]\n")
+    dump = read_dump(tmp_path / "x.log", ["layer {layer} out: rms={rms} head=[{first}]"])
+    assert seen(dump) == {("l_out-1", "", None, "rms"): 3.25, ("l_out-1", "", None, "first"): (0.5, 1.5)}
+
+
 def test_own_patterns_come_first(tmp_path: Path, model: Model) -> None:
     (tmp_path / "x.log").write_text(
         "tokens: [1, 300, 297]\nblock=1 node=l_out norm 3.25\nblock=0 node=l_out norm 2.5\n"

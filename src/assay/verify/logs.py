@@ -126,6 +126,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                 tokens = tokens or tuple(int(float(t)) for t in re.findall(_NUMBER, holes["tokens"]))
                 taken = True
                 break
+            if "layer" in holes and "name" not in holes:
+                holes["name"] = m[0]
             new = list(_take(holes, context, f"{path}: line {number}"))
             if new:
                 found += [o for o in new if not any(o.kind == p.kind and o.where == p.where for p in found[-8:])]
@@ -159,9 +161,8 @@ def _heading(line: str, context: _Context, sides: set[str]) -> _Context:
 def _take(holes: dict[str, str], context: _Context, where: str) -> Iterator[Observation]:
     name, side = context.name, context.side
     if "name" in holes:
-        name = spoken(holes["name"]) or holes["name"].strip()
-    if "layer" in holes and "name" in holes:
-        name = f"{holes['name'].strip()}-{holes['layer']}"
+        said = holes["name"].strip()
+        name = spoken(said) or (f"{said}-{holes['layer']}" if "layer" in holes else said)
     if "side" in holes:
         if spoken(holes["side"]):
             name = spoken(holes["side"]) or name

@@ -45,6 +45,7 @@ class Rule:
     pattern: str
     nodes: tuple[str, ...]
     order: str = "gguf"  # "hf": a rotary head is stored as two halves
+    needs: str = ""  # a node without which the first of `nodes` is not meant
 
 
 def _rules() -> Iterable[Rule]:
@@ -75,7 +76,8 @@ def _rules() -> Iterable[Rule]:
     yield hf(r"norm", "result_norm")
     yield hf(r"lm_head", "result_output")
     yield Rule("Hugging Face", r"hidden_states[._\[]0\]?", ("embd",))
-    yield Rule("Hugging Face", rf"hidden_states[._\[]{_N}\]?", ("l_out-{n-1}",))
+    # The last of them is taken after the final norm: there is no layer n, so no `l_out-{n}` is asked for.
+    yield Rule("Hugging Face", rf"hidden_states[._\[]{_N}\]?", ("l_out-{n-1}", "result_norm"), needs="l_out-{n}")
     yield meta("attention_norm", "attn_norm-{n}")
     yield meta(r"attention\.wq", "Qcur_biased-{n}", "Qcur_proj-{n}")
     yield meta(r"attention\.wk", "Kcur_biased-{n}", "Kcur_proj-{n}")
@@ -154,8 +156,35 @@ def _numbered(node: str, m: re.Match[str]) -> str:
 
 
 def _fill(rule: Rule, m: re.Match[str], graph: Graph) -> tuple[str, str] | None:
-    return _first(graph, [_numbered(node, m) for node in rule.nodes], rule.order)
+    nodes = rule.nodes[1:] if rule.needs and _numbered(rule.needs, m) not in graph else rule.nodes
+    return _first(graph, [_numbered(node, m) for node in nodes], rule.order)
 
 
 def _first(graph: Graph, names: list[str], order: str) -> tuple[str, str] | None:
     return next(((name, order) for name in names if name in graph), None)
+
+
+def page() -> list[str]:
+    """The tables of this module, for the page on names."""
+
+    def plain(pattern: str) -> str:
+        """A rule's pattern the way a person would write the name."""
+        text = pattern.replace(_HF, "model.").replace(_LAYER, "layer.N.").replace(_N, "N").replace("\\.", ".")
+        text = re.sub(r"\(\?:\.(\w+)\)\?", r"[.\1]", text)
+        text = re.sub(r"\(\?:([^()]*)\)", r"\1", text).replace("[._\\[]", ".").replace("\\]?", "")
+        return text.replace("|", "`, `")
+
+    out = ["## Foreign names\n", "Read off llama.cpp at commit b21e4de. Where it gives several values one name, ggml's"]
+    out += ["operation tells them apart:\n", "| llama.cpp's name | operation | node |", "|---|---|---|"]
+    for (role, op), nodes in BY_OP.items():
+        if nodes:
+            out.append(f"| `{role}-N` | {op} | {' or '.join(f'`{n}-N`' for n in nodes)} |")
+    out += ["", "Its earlier names: " + ", ".join(f"`{a}` is `{b}`" for a, b in OLD.items()) + ".\n"]
+    out += ["Other people's names, each for the first of the nodes that the model has:\n"]
+    out += ["| whose | name | node |", "|---|---|---|"]
+    for rule in RULES:
+        if rule.family != "speech":
+            found = " or ".join(f"`{n.replace('{n-1}', '(N-1)').replace('{n}', 'N')}`" for n in rule.nodes)
+            order = ", heads as halves" if rule.order == "hf" else ""
+            out.append(f"| {rule.family} | `{plain(rule.pattern)}` | {found}{order} |")
+    return out
