@@ -174,8 +174,11 @@ class Scheduler:
         if together:
             outputs += zip(together, self.engine.forward([chunks[s] for s in together]), strict=True)
         for sequence in chunks:
-            if sequence.job.keep:  # a probe's nodes are nobody else's business
-                outputs += [(sequence, self.engine.forward([chunks[sequence]], sequence.job.keep)[0])]
+            if sequence.job.keep:  # by itself: its nodes, and its faults, are nobody else's business
+                try:
+                    outputs.append((sequence, self.engine.forward([chunks[sequence]], sequence.job.keep)[0]))
+                except AssayError as error:
+                    self._finish(sequence, "error", error=ApiError("invalid_value", str(error)))
         computed = time.monotonic()
         for sequence, output in outputs:
             try:
@@ -208,10 +211,12 @@ class Scheduler:
         return plan
 
     def _share(self, sequence: Sequence, budget: int) -> int:
-        """How much of the step's budget it takes. A probe waits for a whole chunk rather than be cut smaller."""
+        """How much of the step's budget it takes. A probe waits for a whole chunk rather than be cut smaller; a
+        prompt that is scored takes less, for every row of it costs a pass over the vocabulary."""
         if sequence.job.keep and budget < min(sequence.pending, self.limits.chunk):
             return 0
-        return min(sequence.pending, budget)
+        scored = sequence.job.prompt_logprobs is not None
+        return min(sequence.pending, budget, max(self.limits.chunk // 4, 1) if scored else budget)
 
     def _reserve(self, sequence: Sequence, n: int, plan: dict[Sequence, int]) -> bool:
         """Room for n more tokens, if need be at the cost of younger sequences."""

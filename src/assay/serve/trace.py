@@ -30,6 +30,7 @@ from assay.serve.sequence import Job
 from assay.serve.texts import pieces
 
 MEMORY = 256 << 20  # bytes of node values in one trace
+HEAD = 512 << 20  # bytes of a head that is decoded as a whole; a larger one is decoded block by block
 ROWS = 64  # rows of logits the lens holds at a time
 DEFAULT = ("embd", "l_out-*", "result_norm", "result_output")
 STATISTICS: dict[str, Callable[[Array], Any]] = {
@@ -129,7 +130,7 @@ def _summary(graph: Graph, name: str, value: Array, n_first: int) -> dict[str, A
 def _lens(entry: Entry, layers: list[str], nodes: dict[str, Array], positions: list[int], top: int) -> dict[str, Any]:
     """The best tokens after each layer at each position: norm and head on rows [layers * positions, n_embd]."""
     graph = entry.model.graph
-    weights = Weights(entry.file, np.float32)
+    weights = Weights(entry.file, np.float32, HEAD)
     rows = np.concatenate([nodes[name][positions] for name in layers]).astype(np.float32)
     guesses: list[list[dict[str, Any]]] = []
     for start in range(0, len(rows), ROWS):

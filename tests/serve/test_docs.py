@@ -1,0 +1,20 @@
+"""docs/serve.md says of errors, routes and options what the code does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from assay.serve.errors import KINDS
+from assay.serve.routes import ROUTES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+
+
+def test_every_error_has_its_row() -> None:
+    for code, kind in KINDS.items():
+        assert f"| {kind.status} | `{code}` | {kind.meaning} |" in PAGE
+
+
+def test_every_route_has_its_row() -> None:
+    for route in ROUTES:
+        assert f"| `{route.method} {route.path}` |" in PAGE
