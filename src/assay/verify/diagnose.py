@@ -72,7 +72,7 @@ def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: 
     if diff.verdict != "noise" or (len(diff.nodes) > _MANY and diff.nodes[0].evidence.whole):
         return None
     exact = ARITHMETICS[0]
-    nodes = decide(model.graph, [n.evidence for n in diff.nodes], exact)
+    nodes = decide(model, dump, [n.evidence for n in diff.nodes], exact)
     strict = replace(diff, arithmetic=exact, nodes=tuple(nodes))
     wrong = [n for n in nodes if n.own] or [n for n in nodes if n.verdict == "wrong"]
     if not wrong or strict.first_wrong is None:

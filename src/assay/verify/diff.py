@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from assay.errors import AssayError
-from assay.graph import Graph
 from assay.models import Model
 from assay.verify.arithmetic import ARITHMETICS, Arithmetic
 from assay.verify.contradictions import contradictions
-from assay.verify.judge import Evidence, examine, infer
+from assay.verify.judge import Evidence, examine, follows, infer
 from assay.verify.noise import Level
 from assay.verify.observe import Dump
 
@@ -121,7 +120,7 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
         a=f"{model.file.path.name}@definition",
         b=dump.source,
         arithmetic=arithmetic,
-        nodes=tuple(decide(model.graph, evidence, arithmetic)),
+        nodes=tuple(decide(model, dump, evidence, arithmetic)),
         unmatched=dump.unmatched,
         notes=dump.notes,
         contradictions=tuple(contradictions(dump)),
@@ -148,7 +147,7 @@ def compare(a: Dump, b: Dump) -> Diff:
         nmse = float(np.sum(error**2)) / (base + 1e-30)
         evidence = Evidence(
             obs.name, nmse, float(np.sum(x * y) / (np.sqrt(base * np.sum(y * y)) + 1e-30)), float(error.max()),
-            tuple(map(int, at)), float(y[at]), float(x[at]), none, none, nmse, None, True, (obs.name,), none,
+            tuple(map(int, at)), float(y[at]), float(x[at]), none, none, nmse, None, True, (obs.name,),
             Level(none, none), Level(none, none),
         )  # fmt: skip
         verdict = "same" if nmse < 1e-10 and error.max() <= 1e-4 * np.sqrt(base / x.size) else "wrong"
@@ -158,7 +157,7 @@ def compare(a: Dump, b: Dump) -> Diff:
     return Diff(a.source, b.source, ARITHMETICS[0], tuple(nodes), left, (note,), tuple(contradictions(b)))
 
 
-def decide(graph: Graph, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
+def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
     """One verdict per node, for a run whose arithmetic is known.
 
     A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from legitimate
@@ -170,12 +169,13 @@ def decide(graph: Graph, evidence: Sequence[Evidence], arithmetic: Arithmetic) -
     faulty: set[str] = set()
     found = []
     for e in evidence:
-        sources = {name for part in e.segment for name in graph[part].inputs} | set(e.segment[:-1])
+        sources = {name for part in e.segment for name in model.graph[part].inputs} | set(e.segment[:-1])
+        suspect = faulty & sources
         verdict: str
         own: bool | None = None
         if e.carried[0] <= 1:
             verdict = "same"
-        elif e.local[i] > 1 and not (e.mended[i] <= 1 and faulty & sources):
+        elif e.local[i] > 1 and not (suspect and follows(model, dump, e, suspect)[i] <= 1):
             verdict = "wrong"
             own = None if wrong & set(e.segment[:-1]) else True  # a part of the segment was wrong already
         elif wrong & sources and e.carried[i] > 1:

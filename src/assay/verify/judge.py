@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.reference import evaluate
+from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
@@ -56,7 +56,6 @@ class Evidence:
     top1: bool | None  # logits: is the best token the same, in every observed row
     whole: bool  # the whole tensor was observed
     segment: tuple[str, ...]  # the nodes recomputed together, first to last
-    mended: Array  # ratios against the recomputation from inputs that were themselves recomputed
     noise_carried: Level  # what `carried` and `local` were measured against
     noise_local: Level
 
@@ -114,7 +113,6 @@ class OwnInputs:
         self.head_width = model.hparams.n_embd_head
         self.truth: dict[str, Array] = dict(given)
         self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
-        self.mended: dict[str, Array] = {}  # recomputed values of nodes whose dumped value is not that
         self.path: dict[str, tuple[str, ...]] = {}  # unobserved nodes that a value was derived through
         self.last = Last(model.graph)
         self.evidence: list[Evidence] = []
@@ -128,28 +126,15 @@ class OwnInputs:
         observations = tuple(
             replace(o, data=o.array()) if o.kind == "values" else o for o in self.dump.by_name.get(node.name, ())
         )
-        mendable = any(i in self.mended for i in node.inputs)
-
-        def mend() -> Array:
-            return evaluate(node, _wide([self.mended.get(i, self.theirs[i]) for i in node.inputs]), weights)
-
         if not observations:
             self.theirs[node.name], self.path[node.name] = own, segment
-            if mendable:
-                self.mended[node.name] = mend()
         else:
             found = self._judge(node, observations, truth, own, segment)
-            if mendable and found.local[0] > 1:
-                # Its input was not what it shows, so here the noise of that input's own step counts as well.
-                other = self._judge(node, observations, truth, mend(), segment, self.carried(node.name))
-                found = replace(found, mended=other.local)
             self.evidence.append(found)
             self.theirs[node.name] = patch(observations, own, token_axis(self.graph, node.name))
             if not found.whole:
                 self.path[node.name] = segment
-            if found.local[0] > 1:
-                self.mended[node.name] = own
-        self.last.forget(node, self.truth, self.theirs, self.mended, self.path)
+        self.last.forget(node, self.truth, self.theirs, self.path)
 
     def _judge(
         self,
@@ -158,12 +143,11 @@ class OwnInputs:
         truth: Array,
         own: Array,
         segment: tuple[str, ...],
-        mended: Level | None = None,
     ) -> Evidence:
         axis = token_axis(self.graph, node.name)
         hide = ~self.seen if node.op == "kq" else None
-        far, near = self.carried(node.name), mended or self.local(node.name)
-        step = STEP if len(segment) <= SHORT and not mended else RUN
+        far, near = self.carried(node.name), self.local(node.name)
+        step = STEP if len(segment) <= SHORT else RUN
         carried = local = np.zeros(len(ARITHMETICS))
         squares = base = dot = theirs2 = own_squares = 0.0
         worst, where, found, wanted = -1.0, tuple[int, ...](), 0.0, 0.0
@@ -206,7 +190,6 @@ class OwnInputs:
             top1=top1,
             whole=any(obs.kind == "values" and obs.rows is None for obs in observations),
             segment=segment,
-            mended=np.full(len(ARITHMETICS), np.inf),
             noise_carried=self.carried(node.name),
             noise_local=self.local(node.name),
         )
@@ -230,6 +213,29 @@ def examine(
     if cache and not levels:
         save_levels(path, whole_run.levels)
     return own.evidence
+
+
+def recompute(model: Model, dump: Dump, name: str, without: Collection[str] = ()) -> Array:
+    """The definition's value of a node from the dump's own values; those of `without` are recomputed first."""
+    env = inputs_of(dump.tokens, dump.positions)
+    for other in dump.by_name:
+        if other != name and other not in without and (value := dump.values(other)) is not None:
+            env[other] = _wide([value])[0]
+    return interpret(model.graph, Weights(model.file, np.float32, budget=0), env, [name])[name]
+
+
+def follows(model: Model, dump: Dump, e: Evidence, faulty: Collection[str]) -> Array:
+    """Ratios for a node recomputed as if its faulty inputs were right; their steps' noise counts as well."""
+    axis, hide = token_axis(model.graph, e.name), None
+    if model.graph[e.name].op == "kq":
+        given = inputs_of(dump.tokens, dump.positions)
+        hide = ~visible(given["inp_pos"], given["inp_kpos"])
+    value = recompute(model, dump, e.name, faulty)
+    worst = np.zeros(len(ARITHMETICS))
+    for obs in dump.by_name[e.name]:
+        error, expected = deviation(obs, value, axis, model.hparams.n_embd_head, hide)
+        worst = np.maximum(worst, ratios(obs, error, expected, value, axis, e.noise_carried, RUN))
+    return worst
 
 
 def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
