@@ -155,31 +155,42 @@ struct V {
     static constexpr bool tile_bias = true;
     template <int MULTIPLE> static constexpr float bias = -__builtin_bit_cast(float, magic<MULTIPLE>);
 
-#define DOT4(v, w, g)                                             \
-    "sdot %[s0" #v "].4s, %[" #w "].16b, %[a0].4b[" #g "]\n"      \
-    "sdot %[s1" #v "].4s, %[" #w "].16b, %[a1].4b[" #g "]\n"      \
-    "sdot %[s2" #v "].4s, %[" #w "].16b, %[a2].4b[" #g "]\n"      \
-    "sdot %[s3" #v "].4s, %[" #w "].16b, %[a3].4b[" #g "]\n"
-#define STEP(g, low, high)                                                                               \
-    "ldr %q[w0], [%[w], #" #low "]\nldr %q[w1], [%[w], #" #high "]\n" DOT4(0, w0, g) DOT4(1, w1, g)
-    template <bool FIRST> static INLINE void half(I (&s)[4][2], const uint8_t* w, const int8_t* q, const int32_t* start) {
-        Q w0, w1;
+#define DOT4(g)                                                                         \
+    "ldr %q[w], [%[from], #16*" #g "]\n"                                                \
+    "sdot %[s0].4s, %[w].16b, %[a0].4b[" #g "]\nsdot %[s1].4s, %[w].16b, %[a1].4b[" #g "]\n" \
+    "sdot %[s2].4s, %[w].16b, %[a2].4b[" #g "]\nsdot %[s3].4s, %[w].16b, %[a3].4b[" #g "]\n"
+#define DOT8(g)                                                                         \
+    DOT4(g) "ldr %q[x], [%[from], #64+16*" #g "]\n"                                     \
+    "sdot %[r0].4s, %[x].16b, %[a0].4b[" #g "]\nsdot %[r1].4s, %[x].16b, %[a1].4b[" #g "]\n" \
+    "sdot %[r2].4s, %[x].16b, %[a2].4b[" #g "]\nsdot %[r3].4s, %[x].16b, %[a3].4b[" #g "]\n"
+#define ACTS "ldr %q[a0], [%[q]]\nldr %q[a1], [%[q], #32]\nldr %q[a2], [%[q], #64]\nldr %q[a3], [%[q], #96]\n"
+    using Sums = I[4];
+    static INLINE void restart(Sums& s, const int32_t* start) {
+        asm("ldr %q0, [%4]\nldr %q1, [%4]\nldr %q2, [%4]\nldr %q3, [%4]"
+            : "=w"(s[0]), "=w"(s[1]), "=w"(s[2]), "=w"(s[3]) : "r"(start), "m"(*reinterpret_cast<const int32_t(*)[4]>(start)));
+    }
+    // Half a block: 4 tokens x 4 rows, or x 8 rows in s and r.
+    static INLINE void half(Sums& s, const uint8_t* from, const int8_t* q) {
+        Q w;
         A a0, a1, a2, a3;
-        if constexpr (FIRST)
-            asm("ldr %q[s00], [%[z]]\nldr %q[s01], [%[z]]\nldr %q[s10], [%[z]]\nldr %q[s11], [%[z]]\n"
-                "ldr %q[s20], [%[z]]\nldr %q[s21], [%[z]]\nldr %q[s30], [%[z]]\nldr %q[s31], [%[z]]"
-                : [s00] "=w"(s[0][0]), [s01] "=w"(s[0][1]), [s10] "=w"(s[1][0]), [s11] "=w"(s[1][1]), [s20] "=w"(s[2][0]),
-                  [s21] "=w"(s[2][1]), [s30] "=w"(s[3][0]), [s31] "=w"(s[3][1])
-                : [z] "r"(start), "m"(*reinterpret_cast<const int32_t(*)[4]>(start)));
-        asm("ldr %q[a0], [%[q]]\nldr %q[a1], [%[q], #32]\nldr %q[a2], [%[q], #64]\nldr %q[a3], [%[q], #96]\n"
-            STEP(0, 0, 64) STEP(1, 16, 80) STEP(2, 32, 96) STEP(3, 48, 112)
-            : [s00] "+&w"(s[0][0]), [s01] "+&w"(s[0][1]), [s10] "+&w"(s[1][0]), [s11] "+&w"(s[1][1]), [s20] "+&w"(s[2][0]),
-              [s21] "+&w"(s[2][1]), [s30] "+&w"(s[3][0]), [s31] "+&w"(s[3][1]), [w0] "=&w"(w0), [w1] "=&w"(w1),
-              [a0] "=&w"(a0), [a1] "=&w"(a1), [a2] "=&w"(a2), [a3] "=&w"(a3)
-            : [w] "r"(w), [q] "r"(q)
+        asm(ACTS DOT4(0) DOT4(1) DOT4(2) DOT4(3)
+            : [s0] "+&w"(s[0]), [s1] "+&w"(s[1]), [s2] "+&w"(s[2]), [s3] "+&w"(s[3]), [w] "=&w"(w), [a0] "=&w"(a0),
+              [a1] "=&w"(a1), [a2] "=&w"(a2), [a3] "=&w"(a3)
+            : [from] "r"(from), [q] "r"(q)
             : "memory");
     }
-#undef STEP
+    static INLINE void half(Sums& s, Sums& r, const uint8_t* from, const int8_t* q) {
+        Q w, x;
+        A a0, a1, a2, a3;
+        asm(ACTS DOT8(0) DOT8(1) DOT8(2) DOT8(3)
+            : [s0] "+&w"(s[0]), [s1] "+&w"(s[1]), [s2] "+&w"(s[2]), [s3] "+&w"(s[3]), [r0] "+&w"(r[0]), [r1] "+&w"(r[1]),
+              [r2] "+&w"(r[2]), [r3] "+&w"(r[3]), [w] "=&w"(w), [x] "=&w"(x), [a0] "=&w"(a0), [a1] "=&w"(a1),
+              [a2] "=&w"(a2), [a3] "=&w"(a3)
+            : [from] "r"(from), [q] "r"(q)
+            : "memory");
+    }
+#undef ACTS
+#undef DOT8
 #undef DOT4
     static INLINE F scaled(I sum, F d, const float* minus) {
         F x;
@@ -191,35 +202,41 @@ struct V {
         constexpr int M = Tile::multiple;
         alignas(16) static constexpr int32_t pattern[4] = {magic<M>, magic<M>, magic<M>, magic<M>};
         const uint8_t* w = unit + Tile::quants_at;
-        const auto at = [&](int offset) INLINE_LAMBDA { return reinterpret_cast<const float*>(unit + offset); };
-        I s[4][2];
+        const int8_t* q = group->q[0];
+        const auto at = [&](int offset, int v) INLINE_LAMBDA { return reinterpret_cast<const float*>(unit + offset) + 4 * v; };
         const X da = lanes(group->d);
-        half<true>(s, w, group->q[0], pattern);
-        const auto finish = [&](auto t, const F (&x)[4][2]) INLINE_LAMBDA {
-            for (int v = 0; v < 2; v++) acc[t][v] = fma_lane<t>(acc[t][v], x[t][v], da);
+        const auto add = [&](int v, const F (&x)[4]) INLINE_LAMBDA {
+            acc[0][v] = fma_lane<0>(acc[0][v], x[0], da), acc[1][v] = fma_lane<1>(acc[1][v], x[1], da);
+            acc[2][v] = fma_lane<2>(acc[2][v], x[2], da), acc[3][v] = fma_lane<3>(acc[3][v], x[3], da);
         };
-        F x[4][2];
-        if constexpr (Tile::sub16) {
+        const auto first = [&](int v, const Sums& s, F (&x)[4]) INLINE_LAMBDA {
+            const F d = load(at(Tile::scale_at(0), v));
+            for (int t = 0; t < 4; t++) x[t] = scaled(s[t], d, at(Tile::bias_at, v));
+        };
+        F x[4];
+        if constexpr (Tile::sub16) {   // one vector of rows after the other: both would not fit the registers
             for (int v = 0; v < 2; v++) {
-                const F d = load(at(Tile::scale_at(0)) + 4 * v);
-                for (int t = 0; t < 4; t++) x[t][v] = scaled(s[t][v], d, at(Tile::bias_at) + 4 * v);
-            }
-            half<true>(s, w + 128, group->q[0] + 16, pattern);
-            for (int v = 0; v < 2; v++) {
-                const F d = load(at(Tile::scale_at(1)) + 4 * v);
-                for (int t = 0; t < 4; t++) x[t][v] = fma(to_float<M>(s[t][v]), d, x[t][v]);
+                Sums s;
+                restart(s, pattern);
+                half(s, w + 64 * v, q);
+                first(v, s, x);
+                restart(s, pattern);
+                half(s, w + 128 + 64 * v, q + 16);
+                const F d = load(at(Tile::scale_at(1), v));
+                for (int t = 0; t < 4; t++) x[t] = fma(to_float<M>(s[t]), d, x[t]);
+                add(v, x);
             }
         } else {
-            half<false>(s, w + 128, group->q[0] + 16, pattern);
-            for (int v = 0; v < 2; v++) {
-                const F d = load(at(Tile::scale_at(0)) + 4 * v);
-                for (int t = 0; t < 4; t++) x[t][v] = scaled(s[t][v], d, at(Tile::bias_at) + 4 * v);
-            }
+            Sums s, r;
+            restart(s, pattern);
+            restart(r, pattern);
+            half(s, r, w, q);
+            half(s, r, w + 128, q + 16);
+            first(0, s, x);
+            add(0, x);
+            first(1, r, x);
+            add(1, x);
         }
-        finish(std::integral_constant<int, 0>{}, x);
-        finish(std::integral_constant<int, 1>{}, x);
-        finish(std::integral_constant<int, 2>{}, x);
-        finish(std::integral_constant<int, 3>{}, x);
     }
 
     template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {

@@ -12,7 +12,8 @@ INLINE void unroll(Function f) {
 }
 
 constexpr int TOKENS = 4;        // tokens a group: their scales lie together
-constexpr int64_t CHUNK = 32;    // blocks of 32 along k that are expanded at once
+constexpr int64_t BATCH = 256;   // tokens that use an expanded panel before the next one is expanded
+constexpr int64_t CHUNK = 64;    // blocks of 32 along k that are expanded at once
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
@@ -266,15 +267,17 @@ void each_panel(int64_t begin, int64_t end, Function f) {
 
 void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
     const int64_t all = w.k / 32;
-    // Expand chunk by chunk along k, then panel by panel: the activations of a chunk stay in the second level cache.
+    // Expand a panel chunk by chunk along k, for so many tokens that their activations stay in the second level cache.
     const auto expanded = [&](auto tile, auto fill) {
-        for (int64_t b = 0; b < all; b += CHUNK) {
-            const int64_t blocks = all - b < CHUNK ? all - b : CHUNK;
-            each_panel(begin, end, [&](const Rows& rows) {
-                fill(rows.first, b, blocks);
-                panel_tokens<decltype(tile)>(scratch.tile, b, blocks, acts, all, m, out, ldo, rows);
-            });
-        }
+        for (int64_t t = 0; t < m; t += BATCH)
+            for (int64_t b = 0; b < all; b += CHUNK) {
+                const int64_t blocks = all - b < CHUNK ? all - b : CHUNK, tokens = m - t < BATCH ? m - t : BATCH;
+                each_panel(begin, end, [&](const Rows& rows) {
+                    fill(rows.first, b, blocks);
+                    panel_tokens<decltype(tile)>(scratch.tile, b, blocks, acts + t / TOKENS * all, all, tokens, out + t * ldo,
+                                                 ldo, rows);
+                });
+            }
     };
     const bool known = with_layout(w.type, [&](auto layout) {
         using F = decltype(layout);
