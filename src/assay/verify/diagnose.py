@@ -23,6 +23,7 @@ from assay.verify.partial import by_runs
 from assay.verify.search import ACCEPT, Lab
 
 Progress = Callable[[str], None]
+_LONG = 40  # nodes of a segment that is the better part of a model
 _MANY = 60  # whole nodes from which the arithmetic is well known
 
 
@@ -43,12 +44,20 @@ def diagnose(
     lab = Lab(model, dump, diff, weights)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
-    result = by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say)
-    if result.verdict in ("unexplained", "inconclusive"):
-        cause = other_feed(lab, diff, say)
-        if cause is not None:
-            result = replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation="")
+    long = len(wrong[0].evidence.segment) > _LONG  # every hypothesis is a run: six other feeds are the cheapest
+    result = _by_feed(lab, diff, wrong, say) if long else None
+    if result is None:
+        result = by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say)
+        if not long and result.verdict in ("unexplained", "inconclusive"):
+            fed = _by_feed(lab, diff, wrong, say)
+            result = result if fed is None else fed
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
+
+
+def _by_feed(lab: Lab, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
+    cause = other_feed(lab, diff, say)
+    names = tuple(n.name for n in wrong)
+    return None if cause is None else Diagnosis("fault", names[0], names, (cause,), "")
 
 
 def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:

@@ -25,7 +25,7 @@ from assay.text.builtin import TEMPLATES
 from assay.text.compare import explain as explain_ids
 from assay.verify.arithmetic import ARITHMETICS
 from assay.verify.diff import Diff
-from assay.verify.explain import Cause, Diagnosis, confidence
+from assay.verify.explain import SECOND_NAMES, Cause, Diagnosis, confidence
 from assay.verify.faults import FAULTS
 from assay.verify.feeds import FEEDS
 from assay.verify.noise import NoiseRuns
@@ -42,8 +42,10 @@ TEXT = "The capital of France is Paris. The capital of Italy is"
 CHAT = "Name the capital of France."
 GREEDY = 6
 DRAWS = 48
+TOP_P = 0.6
 _ALLOWED = 4.0  # times the noise of the coarsest arithmetic
-_FLOOR = 0.02  # nats: servers print few digits
+_FLOOR = 0.02  # nats: what nobody calls a fault
+_PRINTED = 0.001  # nats: digits that servers print
 
 
 @dataclass(frozen=True)
@@ -125,16 +127,14 @@ def diagnose_endpoint(
     second = server.complete(tokenizer, TEXT, n=GREEDY)
     if not first.steps:
         raise AssayError(f"{server.url}: the server gives no log-probabilities; start it with them enabled")
-    ids = tokenizer.encode(TEXT)
     scored = _scored(server, tokenizer, say, notes)
-    if scored is not None:
-        found = _token_findings(tokenizer, ids, scored)
-        causes += found
-        if found:
-            wrong.append("inp_tokens")
-            ids = [s.id for s in scored.steps[: scored.n_prompt] if s.id is not None]
+    allowed = _ALLOWED * box.noise(tokenizer.encode(TEXT)) + _FLOOR
+    prompt, ids = _prompt(box, tokenizer, first, scored, allowed)
+    if prompt is not None:
+        wrong.append("inp_tokens")
+        causes.append(prompt)
     case = _case("a text", ids, first, scored)
-    allowed = _ALLOWED * box.noise(case.tokens) + _FLOOR
+    allowed = _as_good_as_its_prompt(box, case, allowed)
     result = _explain_case(box, tokenizer, case, allowed, say)
     if result is not None:
         wrong.append(model.graph.output)
@@ -181,13 +181,49 @@ def _scored(server: Server, tokenizer: Tokenizer, say: Progress, notes: list[str
     return None
 
 
-def _token_findings(tokenizer: Tokenizer, expected: list[int], scored: Reply) -> list[Cause]:
-    given = [s.id for s in scored.steps[: scored.n_prompt]]
-    if any(i is None for i in given):
-        return []
-    ids = [i for i in given if i is not None]
-    findings = explain_ids(tokenizer, expected, ids, text=TEXT)
-    return [_cause(f.fault, "inp_tokens", f.message, Fit(1.0, 1.0, 8), Fit(0.0, 0.0, 8), 1) for f in findings]
+def _prompt(
+    box: Box, tokenizer: Tokenizer, reply: Reply, scored: Reply | None, allowed: float
+) -> tuple[Cause | None, list[int]]:
+    """Which ids the server made of the text: ours, or others that predict what was seen better."""
+    right = tokenizer.encode(TEXT)
+    count = scored.n_prompt if scored is not None else reply.prompt_tokens
+    given = [s.id for s in scored.steps[: scored.n_prompt]] if scored is not None else []
+    if given and None not in given:
+        ids = [i for i in given if i is not None]
+        findings = explain_ids(tokenizer, right, ids, text=TEXT)
+        if findings:
+            f = findings[0]
+            return _cause(f.fault, "inp_tokens", f.message, Fit(8.0, 1.0, 8), Fit(0.0, 0.0, 8), 1), ids
+        return None, right
+    before = distance(_case("", right, reply, scored).seen, box.logits(_case("", right, reply, scored).tokens))
+    if before.ratio <= allowed:
+        return None, right
+    for fault, how, ids in _other_ids(tokenizer, right):
+        if count is None or count == len(ids):
+            case = _case("", ids, reply, scored)
+            after = distance(case.seen, box.logits(case.tokens))
+            if after.ratio <= allowed:
+                return _cause(fault, "inp_tokens", how, before, after, 4, allowed), ids
+    return None, right
+
+
+def _other_ids(tokenizer: Tokenizer, right: list[int]) -> Iterator[tuple[str, str, list[int]]]:
+    bos = tokenizer.bos
+    if bos is not None and right[:1] == [bos]:
+        yield "bos-missing", "no BOS", right[1:]
+        yield "bos-double", "BOS twice", [bos, *right]
+    elif bos is not None:
+        yield "bos-wrong-id", "a BOS that the file does not ask for", [bos, *right]
+    yield "spm-space-prefix", "no space before the first word", tokenizer.encode(f"\n{TEXT}")[:1] + right[1:]
+
+
+def _as_good_as_its_prompt(box: Box, case: Case, allowed: float) -> float:
+    """Where the prompt was scored, its error is the server's own noise: what it generates may not be much worse."""
+    prompt = [s for s in case.seen if s.row < case.steps[0]]
+    if not prompt:
+        return allowed
+    noise = distance(prompt, box.logits(case.tokens)).ratio
+    return min(allowed, _ALLOWED * noise + _PRINTED)
 
 
 def _case(name: str, ids: Sequence[int], reply: Reply, scored: Reply | None) -> Case:
@@ -220,8 +256,11 @@ def _explain_case(box: Box, tokenizer: Tokenizer, case: Case, allowed: float, sa
     if not found:
         return []
     best, least = min(found, key=lambda pair: pair[1])
+    best = next((c for c, r in found if r <= 1.5 * least and c.fault not in SECOND_NAMES), best)
     close = {c.fault for c, r in found if r <= max(3 * least, allowed / 4)} - {best.fault}
-    return [replace(best, equivalent=tuple(sorted(close)), confidence=best.confidence / (1 + len(close)))]
+    return [
+        replace(best, equivalent=tuple(sorted(close)), confidence=best.confidence / (1 + len(close - SECOND_NAMES)))
+    ]
 
 
 def _others(box: Box, tokenizer: Tokenizer, case: Case) -> Iterator[tuple[str, str, Array, Sequence[int] | None]]:
@@ -351,18 +390,14 @@ def _sampling(
     box: Box, server: Server, tokenizer: Tokenizer, ids: Sequence[int], say: Progress, notes: list[str]
 ) -> list[Cause]:
     """Draws under top-p: do they come from the smallest set of tokens whose mass reaches p?"""
-    say(f"drawing {DRAWS} tokens")
     z = box.logits(ids)[-1].astype(np.float64)
-    p = np.exp(z - z.max())
-    p /= p.sum()
-    order = np.argsort(-p)
-    mass = np.cumsum(p[order])
-    n_kept = int(np.searchsorted(mass, 0.6)) + 1
+    temperature, p, order, n_kept = _telling(z - z.max())
     kept = set(order[:n_kept].tolist())
+    say(f"drawing {DRAWS} tokens at temperature {temperature:g} and top-p {TOP_P}: {n_kept} may come")
     drawn: list[int] = []
     for seed in range(DRAWS):
         try:
-            reply = server.complete(tokenizer, TEXT, n=1, temperature=1.0, top_p=0.6, seed=seed)
+            reply = server.complete(tokenizer, TEXT, n=1, temperature=temperature, top_p=TOP_P, seed=seed)
         except AssayError as error:
             notes.append(f"sampling was not tried: {error}")
             return []
@@ -393,6 +428,19 @@ def _sampling(
         how = f"{len(drawn)} seeds gave one and the same token"
         return [replace(_cause("samp-rng", "sampled", how, before, Fit(0.5, 0, 1), 1), confidence=0.8)]
     return []
+
+
+def _telling(z: Array) -> tuple[float, Array, Array, int]:
+    """A temperature at which the nucleus holds a few tokens and the last of them is not rare: each should come up."""
+    found = []
+    for temperature in np.geomspace(1.0, 0.005, 80).round(4).tolist():
+        p = np.exp(z / temperature)
+        p /= p.sum()
+        order = np.argsort(-p)
+        n_kept = int(np.searchsorted(np.cumsum(p[order]), TOP_P)) + 1
+        found.append((3 <= n_kept <= 6, float(p[order[n_kept - 1]]), temperature, p, order, n_kept))
+    best = max(found, key=lambda f: f[:2])
+    return best[2:]
 
 
 def _cause(fault: str, node: str, how: str, before: Fit, after: Fit, tried: int, allowed: float = 1.0) -> Cause:

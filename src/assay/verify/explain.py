@@ -16,7 +16,7 @@ from assay.verify.observe import token_axis
 from assay.verify.search import Fit, Hypothesis, Lab, Unit, search_parameter
 
 _DECODES = 150_000_000  # elements decoded in one scan
-_SECOND_NAMES = {  # faults that other rows name more plainly
+SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
 SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
@@ -107,7 +107,7 @@ class Candidate:
     @property
     def rank(self) -> tuple[float, ...]:
         family = self.hypothesis.variant.search is not None
-        second = self.hypothesis.fault in _SECOND_NAMES
+        second = self.hypothesis.fault in SECOND_NAMES
         return (not self.fit.exact, -self.explained, self.contradicted, self.fitted, second, family)
 
 
@@ -209,7 +209,7 @@ def make_cause(
         node=node,
         how=str(h),
         nodes=tuple(nodes),
-        confidence=certainty / (1 + len(set(equivalent) - {h.fault} - _SECOND_NAMES)),
+        confidence=certainty / (1 + len(set(equivalent) - {h.fault} - SECOND_NAMES)),
         explains=max(0.0, 1 - best.fit.residual / max(before.residual, 1e-300)),
         equivalent=equivalent,
         before=before.ratio,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.engines.reference import interpret
-from assay.verify.diff import Diff
+from assay.verify.diff import Diff, NodeVerdict
 from assay.verify.explain import Cause, confidence
 from assay.verify.observe import token_axis
 from assay.verify.search import Fit, Lab
@@ -81,7 +81,14 @@ def other_feed(lab: Lab, diff: Diff, say: Callable[[str], None]) -> Cause | None
     if not wrong:
         return None
     say("trying other feeds of the same tokens")
-    lab.carried = True
+    was, lab.carried = lab.carried, True
+    try:
+        return _matching(lab, names, wrong, tokens, prompt)
+    finally:
+        lab.carried = was
+
+
+def _matching(lab: Lab, names: list[str], wrong: list[NodeVerdict], tokens: list[int], prompt: int) -> Cause | None:
     for feed in FEEDS:
         made = feed.make(tokens, prompt)
         if made is None:
