@@ -125,7 +125,7 @@ def resolve(
         role = split(obs.name)[0]
         if label and role not in seen:
             seen.add(role)
-            notes.append(f"{obs.foreign}: read as {label}")
+            notes.append(f"{obs.name}: read as {label}")
     laid, note = _orders(laid, model, truth)
     notes += note
     joined = _join_steps(laid, model, dump)
