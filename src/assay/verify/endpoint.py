@@ -395,12 +395,14 @@ def _sampling(
     kept = set(order[:n_kept].tolist())
     say(f"drawing {DRAWS} tokens at temperature {temperature:g} and top-p {TOP_P}: {n_kept} may come")
     drawn: list[int] = []
+    texts: set[str] = set()
     for seed in range(DRAWS):
         try:
             reply = server.complete(tokenizer, TEXT, n=1, temperature=temperature, top_p=TOP_P, seed=seed)
         except AssayError as error:
             notes.append(f"sampling was not tried: {error}")
             return []
+        texts |= {step.text for step in reply.steps[:1]}
         if reply.steps and reply.steps[0].id is not None:
             drawn.append(reply.steps[0].id)
     if len(drawn) < DRAWS // 2:
@@ -424,7 +426,7 @@ def _sampling(
     if n_kept > 1 and last not in drawn and (1 - share) ** len(drawn) < 0.01:
         how = f"the token that crosses p was never drawn in {len(drawn)} (chance {(1 - share) ** len(drawn):.1e})"
         return [replace(_cause("samp-topp-boundary", "sampled", how, before, Fit(0.5, 0, 1), 1), confidence=0.9)]
-    if len(set(drawn)) == 1 and float(p[drawn[0]] / p[order[:n_kept]].sum()) ** len(drawn) < 0.01:
+    if len(texts) == 1 and float(p[drawn[0]] / p[order[:n_kept]].sum()) ** len(drawn) < 0.01:
         how = f"{len(drawn)} seeds gave one and the same token"
         return [replace(_cause("samp-rng", "sampled", how, before, Fit(0.5, 0, 1), 1), confidence=0.8)]
     return []
