@@ -203,11 +203,25 @@ class Lab:
 
     def fit(self, h: Hypothesis, unit: Unit) -> Fit:
         """The observations of the unit's target against the hypothesis."""
+        if self._hopeless(h, unit):
+            return Fit(np.inf, np.inf, 0)
         try:
             value = self.predict(h, unit)[unit.target]
         except (ValueError, IndexError, KeyError):  # shapes or inputs that this fault cannot have here
             return Fit(np.inf, np.inf, 0)
         return self.after(unit, unit.target, value)
+
+    def _hopeless(self, h: Hypothesis, unit: Unit) -> bool:
+        """Does a glance at the first features of a large product already rule the guess out?"""
+        node = self.graph[unit.target]
+        found = self.dump.values(unit.target) if len(unit.segment) == 1 and node.op == "linear" else None
+        change = h.variant.at(self.context, node, h.p) if found is not None else None
+        if found is None or change is None or change.preview is None:
+            return False
+        guess = change.preview(*(self.theirs[i] for i in change.node.inputs))
+        seen, own = found[:, : guess.shape[1]], self.base(unit)[unit.target][:, : guess.shape[1]]
+        with np.errstate(all="ignore"):
+            return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
 
 
 def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:

@@ -54,10 +54,14 @@ class Context:
 
 @dataclass(frozen=True)
 class Change:
-    """What a faulty engine computes under the node's name: another node, or a function of its operands."""
+    """What a faulty engine computes under the node's name: another node, or a function of its operands.
+
+    `preview` computes the first features alone, where decoding all of a large table would be wasted on a wrong guess.
+    """
 
     node: Node
     function: Function | None = None
+    preview: Function | None = None
 
 
 Edit = Callable[[Context, Node, float], Change | None]

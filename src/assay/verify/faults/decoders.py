@@ -17,6 +17,7 @@ from assay.gguf.codecs.base import Bytes, Codec, Fields, Floats, half, low_high
 from assay.graph import Node
 from assay.verify.faults.base import Array, Change, Context, Edit, Search, on_rows, plant, with_weight
 
+PREVIEW = 48  # features computed to see whether a guess is worth decoding everything for
 SMALLEST_NORMAL_HALF = np.float32(2.0**-14)
 
 
@@ -24,13 +25,15 @@ def tensor_type(c: Context, name: str) -> str:
     return c.model.file.tensors[name].type.name
 
 
-def read(c: Context, name: str, codec: str, *, shift: int = 0, start: int | None = None, stride: int = 0) -> Floats:
-    """The tensor's elements as a reader would see them that takes another type, place or block size."""
+def read(c: Context, name: str, rows: slice, codec: str, *, shift: int = 0, stride: int = 0) -> Floats:
+    """The tensor's first rows as a reader would see them that takes another type, place or block size."""
     info = c.model.file.tensors[name]
+    shape = info.shape if rows.stop is None else (min(rows.stop, info.shape[0]), *info.shape[1:])
+    count = int(np.prod(shape))
     data = c.model.file.parts[info.part].data
-    begin = (info.offset if start is None else start) + shift
+    begin = info.offset + shift
     size, width = _sizes(codec)
-    n_blocks = -(-info.n_elements // width)
+    n_blocks = -(-count // width)
     step = stride or size
     length = (n_blocks - 1) * step + size
     raw = np.zeros(length, np.uint8)
@@ -39,7 +42,7 @@ def read(c: Context, name: str, codec: str, *, shift: int = 0, start: int | None
         raw[lo - begin : hi - begin] = data[lo:hi]
     blocks = raw[: n_blocks * size].reshape(n_blocks, size) if step == size else _strided(raw, n_blocks, step, size)
     with np.errstate(all="ignore"):
-        return codecs.decode(codec, np.ascontiguousarray(blocks)).reshape(-1)[: info.n_elements].reshape(info.shape)
+        return codecs.decode(codec, np.ascontiguousarray(blocks)).reshape(-1)[:count].reshape(shape)
 
 
 def _strided(raw: Bytes, n_blocks: int, step: int, size: int) -> Bytes:
@@ -51,8 +54,22 @@ def _sizes(codec: str) -> tuple[int, int]:
     return kind.type_size, kind.block_size
 
 
-def with_tensor(node: Node, make: Callable[[str], Array]) -> Change | None:
-    return with_weight(node, lambda: make(node.weights[0])) if node.weights else None
+Make = Callable[[str, slice], Array]  # a tensor's rows, as the faulty reader sees them
+
+
+def with_tensor(node: Node, make: Make) -> Change | None:
+    if not node.weights:
+        return None
+    name = node.weights[0]
+    change = with_weight(node, lambda: make(name, slice(None)))
+    if node.op != "linear":
+        return change
+
+    def first(x: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return linear(x, make(name, slice(0, PREVIEW)).astype(x.dtype))
+
+    return replace(change, preview=first)
 
 
 def with_codec(fault: str, label: str, types: tuple[str, ...], change: Callable[[Codec], Codec]) -> None:
@@ -63,7 +80,7 @@ def with_codec(fault: str, label: str, types: tuple[str, ...], change: Callable[
             if not node.weights or tensor_type(c, node.weights[0]) not in kinds:
                 return None
             codec = change(codecs.CODECS[tensor_type(c, node.weights[0])])
-            return with_tensor(node, lambda name: codecs.decode_with(codec, c.model.file.raw(name)))
+            return with_tensor(node, lambda name, rows: codecs.decode_with(codec, c.model.file.raw(name)[rows]))
 
         return edit
 
@@ -86,7 +103,7 @@ def _as_type(other: str) -> None:
     def edit(c: Context, node: Node, p: float) -> Change | None:
         if not quantised(c, node) or tensor_type(c, node.weights[0]) == other:
             return None
-        return with_tensor(node, lambda name: read(c, name, other))
+        return with_tensor(node, lambda name, rows: read(c, name, rows, other))
 
 
 for _other in _TYPES:
@@ -103,12 +120,12 @@ def block_bytes(c: Context, node: Node, p: float) -> Change | None:
         return None
     kind = tensor_type(c, node.weights[0])
     stride = _sizes(kind)[0] + int(p)
-    return with_tensor(node, lambda name: read(c, name, kind, stride=stride)) if stride > 8 else None
+    return with_tensor(node, lambda name, rows: read(c, name, rows, kind, stride=stride)) if stride > 8 else None
 
 
 @plant("gguf-data-align", "the data begin {p} bytes off", Search(-64, 64, (-32, 32, -16, 16), False, True, 129, 0))
 def data_align(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda name: read(c, name, tensor_type(c, name), shift=int(p)))
+    return with_tensor(node, lambda name, rows: read(c, name, rows, tensor_type(c, name), shift=int(p)))
 
 
 def _data_start(c: Context, name: str) -> int:
@@ -118,16 +135,20 @@ def _data_start(c: Context, name: str) -> int:
 
 @plant("gguf-offset-base", "the start of the data not added")
 def offset_omitted(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n: read(c, n, tensor_type(c, n), shift=-_data_start(c, n)))
+    return with_tensor(node, lambda n, rows: read(c, n, rows, tensor_type(c, n), shift=-_data_start(c, n)))
 
 
 @plant("gguf-offset-base", "the start of the data added twice")
 def offset_twice(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n: read(c, n, tensor_type(c, n), shift=_data_start(c, n)))
+    return with_tensor(node, lambda n, rows: read(c, n, rows, tensor_type(c, n), shift=_data_start(c, n)))
 
 
-def _zero_after(c: Context, name: str, per_row: bool) -> Array:
-    value = c.model.file.decode(name).copy()
+def decoded(c: Context, name: str, rows: slice) -> Array:
+    return codecs.decode(c.model.file.tensors[name].type, c.model.file.raw(name)[rows])
+
+
+def _zero_after(c: Context, name: str, rows: slice, per_row: bool) -> Array:
+    value = decoded(c, name, rows).copy()
     block = max(32, c.model.file.tensors[name].type.block_size)
     if per_row:
         value[..., block:] = 0
@@ -138,12 +159,12 @@ def _zero_after(c: Context, name: str, per_row: bool) -> Array:
 
 @plant("gguf-first-block-only", "only the first block of the tensor decoded")
 def first_block(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n: _zero_after(c, n, False)) if quantised(c, node) else None
+    return with_tensor(node, lambda n, rows: _zero_after(c, n, rows, False)) if quantised(c, node) else None
 
 
 @plant("gguf-first-block-only", "only the first block of each row decoded")
 def first_block_of_rows(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n: _zero_after(c, n, True)) if quantised(c, node) else None
+    return with_tensor(node, lambda n, rows: _zero_after(c, n, rows, True)) if quantised(c, node) else None
 
 
 @plant("gguf-bf16-raw", "bytes taken for numbers")
@@ -151,7 +172,7 @@ def raw_bytes(c: Context, node: Node, p: float) -> Change | None:
     if not node.weights or tensor_type(c, node.weights[0]) not in ("F16", "BF16"):
         return None
     width = c.model.file.tensors[node.weights[0]].shape[-1]
-    return with_tensor(node, lambda n: c.model.file.raw(n)[..., :width].astype(np.float32))
+    return with_tensor(node, lambda n, rows: c.model.file.raw(n)[rows][..., :width].astype(np.float32))
 
 
 @plant("gguf-endian", "the fields' bytes in the other order")
@@ -163,8 +184,8 @@ def endian_fields(c: Context, node: Node, p: float) -> Change | None:
         return None
     layout = np.dtype(info.type.layout)
 
-    def swapped(name: str) -> Array:
-        raw = np.ascontiguousarray(c.model.file.raw(name))
+    def swapped(name: str, rows: slice) -> Array:
+        raw = np.ascontiguousarray(c.model.file.raw(name)[rows])
         return codecs.decode(info.type, raw.view(layout).byteswap().view(np.uint8))
 
     return with_tensor(node, swapped)
@@ -176,8 +197,8 @@ def endian_blocks(c: Context, node: Node, p: float) -> Change | None:
         return None
     kind = tensor_type(c, node.weights[0])
 
-    def turned(name: str) -> Array:
-        raw = c.model.file.raw(name)
+    def turned(name: str, rows: slice) -> Array:
+        raw = c.model.file.raw(name)[rows]
         return codecs.decode(kind, np.ascontiguousarray(raw.reshape(-1, _sizes(kind)[0])[:, ::-1]).reshape(raw.shape))
 
     return with_tensor(node, turned)
@@ -188,7 +209,7 @@ def _missing(label: str, stem: str) -> None:
     def edit(c: Context, node: Node, p: float) -> Change | None:
         if not node.weights or not (stem == "" or f".{stem}." in f".{node.weights[0]}"):
             return None
-        return with_tensor(node, lambda n: np.zeros(c.model.file.tensors[n].shape, np.float32))
+        return with_tensor(node, lambda n, rows: np.zeros_like(decoded(c, n, rows)))
 
 
 _missing("the weight is all zeros", "")
@@ -316,7 +337,7 @@ def _plain_half(fault: str, label: str, change: Callable[[Floats], Floats]) -> N
     def edit(c: Context, node: Node, p: float) -> Change | None:
         if not node.weights or tensor_type(c, node.weights[0]) != "F16":
             return None
-        return with_tensor(node, lambda n: change(c.model.file.decode(n)))
+        return with_tensor(node, lambda n, rows: change(decoded(c, n, rows)))
 
 
 _plain_half("f16-as-bf16", "halves as bfloat16", _as_bf16)
@@ -469,8 +490,8 @@ def tile_alias(c: Context, node: Node, p: float) -> Change | None:
     if not quantised(c, node):
         return None
 
-    def aliased(name: str) -> Array:
-        value = c.model.file.decode(name)
+    def aliased(name: str, rows: slice) -> Array:
+        value = decoded(c, name, rows)
         block = c.model.file.tensors[name].type.block_size
         return np.tile(value[..., :block], value.shape[-1] // block)
 
@@ -482,8 +503,8 @@ def group_alias(c: Context, node: Node, p: float) -> Change | None:
     if not quantised(c, node) or c.model.file.tensors[node.weights[0]].shape[-1] % 256:
         return None
 
-    def aliased(name: str) -> Array:
-        value = c.model.file.decode(name)
+    def aliased(name: str, rows: slice) -> Array:
+        value = decoded(c, name, rows)
         groups = value.reshape(*value.shape[:-1], -1, 8, 32)
         return np.broadcast_to(groups[..., :1, :], groups.shape).reshape(value.shape)
 
