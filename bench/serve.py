@@ -1,8 +1,8 @@
 """The server under load, side by side with llama.cpp's: ratios, never bare times.
 
-    python bench/serve.py MODEL [--seconds 60] [--streams 32] [--peer PYTHON]
+    python bench/serve.py MODEL [--seconds 60] [--streams 32] [--peer PYTHON [--peer-package llama_cpp]]
 
-PYTHON is an interpreter that has xllamacpp, whose HTTP server batches continuously. Both servers are up, loaded in
+PYTHON is an interpreter that has xllamacpp, whose HTTP server batches continuously, or llama_cpp, whose does not. Both servers are up, loaded in
 turn: rounds of one stream and of many, assay then peer, so that a busy machine is busy for both. The one stream
 goes through the prompts of the many; an answer that differs between any two times is an error, for then a token
 was lost or mixed.
@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-PEER = """
+BATCHING_PEER = """
 import sys, xllamacpp as x
 p = x.CommonParams()
 p.model.path = sys.argv[1]
@@ -37,6 +37,18 @@ server = x.Server(p)
 print(server.listening_address, flush=True)
 sys.stdin.read()
 """
+PLAIN_PEER = """
+import socket, sys, uvicorn
+from llama_cpp.server.app import create_app
+from llama_cpp.server.settings import ModelSettings, ServerSettings
+threads = int(sys.argv[3])
+model = ModelSettings(model=sys.argv[1], n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+app = create_app(server_settings=ServerSettings(interrupt_requests=False), model_settings=[model])
+sock = socket.create_server(("127.0.0.1", 0))
+print(f"http://127.0.0.1:{sock.getsockname()[1]}", flush=True)
+uvicorn.Server(uvicorn.Config(app, log_level="critical")).run(sockets=[sock])
+"""
+PEERS = {"xllamacpp": BATCHING_PEER, "llama_cpp": PLAIN_PEER}
 SUBJECTS = ("rain", "bread", "trains", "the moon", "chess", "salt", "bees", "glass", "ink", "wolves", "tea", "maps",
             "snow", "clocks", "violins", "paper", "volcanoes", "sleep", "gold", "kites", "coral", "wheat", "lenses",
             "bridges", "spiders", "rubber", "islands", "mirrors", "coal", "olives", "tides", "locks")  # fmt: skip
@@ -189,11 +201,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--peer-package", choices=PEERS, default="xllamacpp")
     args = parser.parse_args()
     own = [sys.executable, "-m", "assay", "serve", args.model, "--port", "0", "--json", "-t", str(args.threads)]
     with serve(own) as ours:
         if args.peer:
-            with serve([args.peer, "-c", PEER, args.model, str(args.streams), str(args.threads)]) as theirs:
+            with serve(
+                [args.peer, "-c", PEERS[args.peer_package], args.model, str(args.streams), str(args.threads)]
+            ) as theirs:
                 result = asyncio.run(measure(args, ours, theirs))
         else:
             result = asyncio.run(measure(args, ours, None))
