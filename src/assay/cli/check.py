@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids
 from assay.cli.trace import add_run_arguments, counting
@@ -18,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_run_arguments(parser, "cpu")
     parser.add_argument("--lengths", type=token_ids, metavar="N,…", help="tokens of each run; default: 1,2,7,33")
+    parser.add_argument(
+        "--html", metavar="FILE", help="also write the page of the first check that fails, else the last"
+    )
     add_json_argument(parser)
 
 
@@ -40,10 +45,17 @@ def run(args: argparse.Namespace) -> int:
         checks = check_engine(
             lambda: open_engine(args.engine, model, n_pages=pages, **options), model, tokens, lengths, progress
         )
+        page = None
         for check in checks:
-            done.append(check)
+            done.append(replace(check, dump=None))
+            if check.diff is not None and check.dump is not None and (page is None or page.passed):
+                page = check if args.html else None
             if not args.json:
                 print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
+    if page is not None and page.dump is not None:
+        from assay.verify.report import write_html
+
+        write_html(Path(args.html), model, page.dump, page.diff)
     failed = [c for c in done if not c.passed]
     obj = {
         "model": str(model.file.path),

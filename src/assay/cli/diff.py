@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text", metavar="FILE", help="two models: the text for the KL divergence; default: a built-in"
     )
     parser.add_argument("--window", type=whole(2), default=128, metavar="N", help="two models: tokens of a window")
+    parser.add_argument("--html", metavar="FILE", help="also write one self-contained page, values side by side")
     parser.add_argument("--all", action="store_true", help="show every node, not only those around the first wrong one")
     add_json_argument(parser)
 
@@ -121,6 +122,10 @@ def _two_runs(args: argparse.Namespace, a: _Side, b: _Side) -> int:
         result = judge(model, dumps[1], progress)
         if dumps[0] is not None and dumps[0].engine != "reference":
             result = result.beside(judge(model, dumps[0], progress))
+    if args.html:
+        from assay.verify.report import write_html
+
+        write_html(Path(args.html), model, dumps[1], result)
     emit(args, result.to_json(), lambda: text(result, model, 10**9 if args.all else 12))
     return 0 if result else 1
 

@@ -30,6 +30,7 @@ class Check:
     passed: bool
     detail: str
     diff: Diff | None = None
+    dump: Dump | None = None  # what was judged, for the report
 
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
@@ -49,12 +50,12 @@ def check_engine(
     for n in lengths:
         ids = [tokens[i % len(tokens)] for i in range(n)]
         whole = _run(make, ids, 0)
-        yield _judged(f"{n} tokens, prefill", judge(model, whole, progress))
+        yield _judged(f"{n} tokens, prefill", judge(model, whole, progress), whole)
         if n < 2:
             continue
         k = min(DECODE, n - 1)
         stepped = _run(make, ids, k)
-        yield _judged(f"{n} tokens, the last {k} through the cache", judge(model, stepped, progress))
+        yield _judged(f"{n} tokens, the last {k} through the cache", judge(model, stepped, progress), stepped)
         yield _against_itself(n, whole, stepped)
     yield _twice(make, [tokens[i % len(tokens)] for i in range(lengths[-1])])
 
@@ -67,8 +68,8 @@ def _run(make: Callable[[], Engine], ids: Sequence[int], decode: int) -> Dump:
         engine.close()
 
 
-def _judged(name: str, diff: Diff) -> Check:
-    return Check(name, bool(diff), diff.summary, diff)
+def _judged(name: str, diff: Diff, dump: Dump) -> Check:
+    return Check(name, bool(diff), diff.summary, diff, dump)
 
 
 def _against_itself(n: int, whole: Dump, stepped: Dump) -> Check:
