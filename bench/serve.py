@@ -2,10 +2,10 @@
 
     python bench/serve.py MODEL [--seconds 60] [--streams 32] [--peer PYTHON [--peer-package llama_cpp]]
 
-PYTHON is an interpreter that has xllamacpp, whose HTTP server batches continuously, or llama_cpp, whose does not. Both servers are up, loaded in
-turn: rounds of one stream and of many, assay then peer, so that a busy machine is busy for both. The one stream
-goes through the prompts of the many; an answer that differs between any two times is an error, for then a token
-was lost or mixed.
+PYTHON is an interpreter that has xllamacpp, whose HTTP server batches continuously, or llama_cpp, whose does not.
+Both servers are up, loaded in turn: rounds of one stream and of many, assay then peer, so that a busy machine is busy
+for both. The one stream goes through the prompts of the many; an answer that differs between any two times is an
+error, for then a token was lost or mixed.
 
 Then the time to the first token of a prompt of 1,000 tokens, without and with its first 900 in the cache.
 """
