@@ -4,8 +4,8 @@ Each is a set of roundings applied while the definition runs. They are models of
 
   f32     results in float32; a sum of n terms is off by up to sqrt(n) half-units, whatever its order
   f16     results, weights and cache in float16 (bf16: bfloat16), sums in float32
-  Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 for
-          types of 32-blocks and Q8_K for types of 256-blocks; with an F16 or BF16 matrix it is rounded to that type
+  Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 (Q8_1
+          with Q4_1 and Q5_1) for 32-blocks and Q8_K for 256-blocks; with an F16 or BF16 matrix it is rounded to that
   f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them, and products
           of halves added up in 32 lanes of halves, as ggml does where the processor can
 
@@ -29,7 +29,9 @@ from assay.graph import Graph, Node
 Array = NDArray[Any]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
 MATRIX = ("linear", "expert_linear")
+WITH_MINIMUM = ("Q4_1", "Q5_1")  # types whose products take Q8_1
 _NONLINEAR = ("attn_softmax", "softmax", "glu", "softcap")
+_EXP = 4  # half-units by which a fast float32 exponential, and what divides by its sum, may be off
 _ANGLE = 8  # half-units by which a rotary angle may be off: frequencies are often products of rounded factors
 
 
@@ -77,6 +79,14 @@ def q8_0(x: Array) -> Array:
     return np.asarray(q * d.astype(np.float16).astype(x.dtype)).reshape(x.shape)
 
 
+def q8_1_slip(x: Array) -> Array:
+    """What Q8_1 adds for types with a minimum: m meets the block's sum, kept in float16 by itself. [T, blocks]."""
+    blocks = x.reshape(x.shape[0], -1, 32)
+    d = np.abs(blocks).max(-1) / 127
+    total = np.round(blocks / np.where(d == 0, 1, d)[..., None]).sum(-1)
+    return np.asarray((d * total).astype(np.float16).astype(x.dtype) - d.astype(np.float16).astype(x.dtype) * total)
+
+
 def q8_k(x: Array) -> Array:
     """Blocks of 256: q = round(x / d) with d = -(the value of largest size) / 127 in float32."""
     blocks = x.reshape(-1, 256)
@@ -114,6 +124,8 @@ def summed(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, n_
     n = _terms(graph, node, n_keys)
     if node.op == "rms_norm":
         return np.asarray(y * (1 + math.sqrt(n) * UNIT["f32"]), y.dtype)
+    if node.op in _NONLINEAR:
+        return np.asarray(y * (1 + _EXP * UNIT["f32"] * _noise(node, 6, y.shape)), y.dtype)
     if not n:
         return y
     size = math.sqrt(n) * UNIT["f32"]
