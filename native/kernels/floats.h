@@ -64,15 +64,19 @@ void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, co
 template <class T>
 void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats) {
     for (int64_t b = 0; b < blocks; b++, tile += T::unit_bytes, floats += 32 * R)
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++) {
+            const typename T::Head head(tile);
+            typename V::F d[PV], m[PV];
+            T::scales(head, tile, 0, T::sub16 ? h : 0, d);
+            if constexpr (T::min) T::minima(head, tile, 0, T::sub16 ? h : 0, d, m);
             for (int v = 0; v < PV; v++) {
-                const int sub = T::sub16 ? h : 0;
-                const auto d = V::mul(T::scale(tile, 0, v, sub), V::set(1.0f / T::multiple));
-                const auto m = T::min ? T::minimum(tile, 0, v, sub) : V::set(0.0f);
+                d[v] = V::mul(d[v], V::set(1.0f / T::multiple));
+                if constexpr (!T::min) m[v] = V::set(0.0f);
                 for (int g = 0; g < 4; g++)
-                    V::template columns<T::offset>(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, centre, d, m,
+                    V::template columns<T::offset>(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, centre, d[v], m[v],
                                                    floats + (h * 16 + g * 4) * R + v * L, R);
             }
+        }
 }
 
 // [columns][R] floats out of rows as they lie in the file.

@@ -7,12 +7,26 @@ namespace assay::kernels {
 // How the integers of a layout are stored (layout.h). Nibbles: signed, unsigned, IQ4 code book, MXFP4 code book.
 enum Kind { N4S, N4U, N4I, N4M, N5, N6, N8, N3, N2 };
 
-// Base of a vector type that leaves the inner block to panel.h (isa_neon.cpp has its own).
+// How a sub-scale lies in its byte.
+enum Field { BYTE, LOW4, HIGH4 };
+
+// Base of a vector type that leaves the inner block and the half sums as they are (isa_neon.cpp has its own).
 struct NoBlock {
     template <class F, int T> static constexpr bool has_block = false;
     static constexpr bool tile_bias = false;
     template <int MULTIPLE> static constexpr float bias = 0;
     template <class Tile, class... Arguments> static void block(Arguments&&...) {}
+    // d * (sum of each half block), the halves of 4 tokens
+    struct Halves {
+        float s[2][4];
+        template <class Group> explicit Halves(const Group& a) {
+            for (int t = 0; t < 4; t++) {
+                s[0][t] = a.d[t] * float(-a.neg0[t]);
+                s[1][t] = a.d[t] * float(a.neg0[t] - a.neg[t]);
+            }
+        }
+        const float* operator[](int h) const { return s[h]; }
+    };
 };
 
 struct Isa {

@@ -88,12 +88,13 @@ struct V : NoBlock {
     static INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
     static INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     static INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
-    static INLINE F times_byte(F d, const uint8_t* p) { return mul(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p)))); }
-    static INLINE F times_low4(F d, const uint8_t* p) {
-        return mul(d, _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_cvtepu8_epi32(eight(p)), _mm256_set1_epi32(15))));
-    }
-    static INLINE F times_high4(F d, const uint8_t* p) {
-        return mul(d, _mm256_cvtepi32_ps(_mm256_srli_epi32(_mm256_cvtepu8_epi32(eight(p)), 4)));
+    using Factor = F;
+    template <int BIAS> static INLINE Factor factor(F d) { return d; }
+    template <Field FIELD> static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
+        const __m256i b = FIELD == BYTE   ? _mm256_cvtepi8_epi32(eight(p))
+                          : FIELD == LOW4 ? _mm256_and_si256(_mm256_cvtepu8_epi32(eight(p)), _mm256_set1_epi32(15))
+                                          : _mm256_srli_epi32(_mm256_cvtepu8_epi32(eight(p)), 4);
+        out[0] = mul(d[0], _mm256_cvtepi32_ps(b));
     }
 
     static INLINE X lanes(const float* p) { return p; }

@@ -87,20 +87,24 @@ struct V : NoBlock {
     static INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
     static INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
     static INLINE __m256i words(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    static INLINE __m512i widen(const uint8_t* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
     static INLINE F f16(const uint8_t* p) { return _mm512_cvtph_ps(words(p)); }
     static INLINE F bf16(const uint8_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words(p)), 16)); }
     static INLINE F neg(F a) { return _mm512_xor_ps(a, set(-0.0f)); }
     static INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
     static INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
-    static INLINE F times_byte(F d, const uint8_t* p) {
-        return mul(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))));
+    using Factor = F;
+    template <int BIAS> static INLINE Factor factor(F d) { return d; }
+    template <Field FIELD> static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
+#pragma GCC unroll 2
+        for (int v = 0; v < PV; v++) {
+            const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + L * v));
+            const __m512i x = FIELD == BYTE   ? _mm512_cvtepi8_epi32(b)
+                              : FIELD == LOW4 ? _mm512_and_si512(_mm512_cvtepu8_epi32(b), _mm512_set1_epi32(15))
+                                              : _mm512_srli_epi32(_mm512_cvtepu8_epi32(b), 4);
+            out[v] = mul(d[v], _mm512_cvtepi32_ps(x));
+        }
     }
-    static INLINE F times_low4(F d, const uint8_t* p) {
-        return mul(d, _mm512_cvtepi32_ps(_mm512_and_si512(widen(p), _mm512_set1_epi32(15))));
-    }
-    static INLINE F times_high4(F d, const uint8_t* p) { return mul(d, _mm512_cvtepi32_ps(_mm512_srli_epi32(widen(p), 4))); }
 
     static INLINE X lanes(const float* p) { return p; }
     template <int N> static INLINE F fma_lane(F acc, F a, X x) { return _mm512_fmadd_ps(a, _mm512_set1_ps(x[N]), acc); }

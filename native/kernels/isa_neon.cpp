@@ -99,16 +99,43 @@ struct V {
     static INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
     static INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 
-    // d times a small integer: the byte b is put into the float 2^15 + b (bytes 0, b, 0, 0x47), 2^15 subtracted. Reads 16 bytes; quants follow the scales.
+    // d times small integers: a byte b becomes the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest is taken off by the
+    // multiply-add, onto a fresh copy of -(2^15 + bias) * d. Exact: d has 11 significant bits, 2^15 + 128 has 9.
     static constexpr int scale_bias = 128;
-    static INLINE F times(F d, uint8x16_t b, float bias) {
-        const uint8x16_t high = vzip1q_u8(vdupq_n_u8(0), b);
-        const uint16x8_t f = vzip1q_u16(vreinterpretq_u16_u8(high), vdupq_n_u16(0x4700));
-        return vmulq_f32(d, vsubq_f32(vreinterpretq_f32_u16(f), vdupq_n_f32(32768.0f + bias)));
+    struct Factor {
+        F d;
+        alignas(16) float minus[4];
+    };
+    template <int BIAS> static INLINE Factor factor(F d) {
+        Factor f;
+        f.d = d;
+        vst1q_f32(f.minus, vmulq_f32(d, vdupq_n_f32(-(32768.0f + BIAS))));
+        return f;
     }
-    static INLINE F times_byte(F d, const uint8_t* p) { return times(d, vld1q_u8(p), scale_bias); }
-    static INLINE F times_low4(F d, const uint8_t* p) { return times(d, vandq_u8(vld1q_u8(p), vdupq_n_u8(15)), 0); }
-    static INLINE F times_high4(F d, const uint8_t* p) { return times(d, vshrq_n_u8(vld1q_u8(p), 4), 0); }
+    template <Field FIELD> static INLINE void times(const Factor (&f)[PV], const uint8_t* p, F (&out)[PV]) {
+        uint8x16_t b = vld1q_u8(p);   // 8 of them wanted; quants follow the scales
+        if constexpr (FIELD == LOW4) b = vandq_u8(b, vdupq_n_u8(15));
+        if constexpr (FIELD == HIGH4) b = vshrq_n_u8(b, 4);
+        const uint16x8_t wide = vreinterpretq_u16_u8(vzip1q_u8(vdupq_n_u8(0), b)), top = vdupq_n_u16(0x4700);
+        out[0] = scaled(vreinterpretq_s32_u16(vzip1q_u16(wide, top)), f[0].d, f[0].minus);
+        out[1] = scaled(vreinterpretq_s32_u16(vzip2q_u16(wide, top)), f[1].d, f[1].minus);
+    }
+    // x * d + (4 floats in memory), x given as bits. Loaded afresh, not moved: the vector pipes are the bottleneck.
+    static INLINE F scaled(I x, F d, const float* minus) {
+        F r;
+        asm("ldr %q0, [%3]\nfmla %0.4s, %1.4s, %2.4s" : "=&w"(r) : "w"(x), "w"(d), "r"(minus), "m"(*reinterpret_cast<const float(*)[4]>(minus)));
+        return r;
+    }
+    struct Halves {   // d * (sum of each half block), the halves of 4 tokens
+        F s[2];
+        template <class Group> explicit INLINE Halves(const Group& a) {
+            const F d = vld1q_f32(a.d);
+            const I neg0 = vld1q_s32(a.neg0), neg = vld1q_s32(a.neg);
+            s[0] = vmulq_f32(d, vcvtq_f32_s32(vnegq_s32(neg0)));
+            s[1] = vmulq_f32(d, vcvtq_f32_s32(vsubq_s32(neg0, neg)));
+        }
+        INLINE F operator[](int h) const { return s[h]; }
+    };
 
     static INLINE X lanes(const float* p) { return vld1q_f32(p); }
     template <int N> static INLINE F fma_lane(F acc, F a, X x) { return vfmaq_laneq_f32(acc, a, x, N); }
@@ -192,11 +219,6 @@ struct V {
 #undef ACTS
 #undef DOT8
 #undef DOT4
-    static INLINE F scaled(I sum, F d, const float* minus) {
-        F x;
-        asm("ldr %q0, [%3]\nfmla %0.4s, %1.4s, %2.4s" : "=&w"(x) : "w"(sum), "w"(d), "r"(minus), "m"(*reinterpret_cast<const float(*)[4]>(minus)));
-        return x;
-    }
     template <class Tile, class Group>
     static INLINE void block(F (&acc)[4][2], const uint8_t* unit, const Group* group) {
         constexpr int M = Tile::multiple;

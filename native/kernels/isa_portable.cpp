@@ -75,10 +75,16 @@ struct V : NoBlock {
     static INLINE F mul(F a, F b) { return each([=](int i) { return a.v[i] * b.v[i]; }); }
     static INLINE F fma(F a, F b, F c) { return each([=](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); }); }
 
-    // d times a sub-scale of L rows: exact. A byte, or the low or high nibble of one.
-    static INLINE F times_byte(F d, const uint8_t* p) { return each([=](int i) { return d.v[i] * float(int8_t(p[i])); }); }
-    static INLINE F times_low4(F d, const uint8_t* p) { return each([=](int i) { return d.v[i] * float(p[i] & 15); }); }
-    static INLINE F times_high4(F d, const uint8_t* p) { return each([=](int i) { return d.v[i] * float(p[i] >> 4); }); }
+    // d times a sub-scale of R rows, exact: a byte, or the low or high nibble of one.
+    using Factor = F;
+    template <int BIAS> static INLINE Factor factor(F d) { return d; }
+    template <Field FIELD> static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
+        for (int v = 0; v < PV; v++)
+            out[v] = each([&](int i) {
+                const uint8_t b = p[L * v + i];
+                return d[v].v[i] * float(FIELD == LOW4 ? b & 15 : FIELD == HIGH4 ? b >> 4 : int8_t(b));
+            });
+    }
 
     static INLINE X lanes(const float* p) { return p; }
     template <int N> static INLINE F fma_lane(F acc, F a, X x) { return fma(a, set(x[N]), acc); }

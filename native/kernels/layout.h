@@ -51,24 +51,34 @@ struct Layout {
         V::template unpack<KIND, H>(half, block + v * kind_head_bytes(KIND), w);
     }
 
-    // Scale of sub-block h (0 unless sub16).
-    static INLINE V::F scale(const uint8_t* unit, int j, int v, int h) {
-        const uint8_t* at = unit + d_at + 2 * L * v;
-        const typename V::F d = SCALE == SBF16 ? V::bf16(at) : V::f16(at);
-        if constexpr (!SUPER) return d;
-        const uint8_t* sc = unit + sc_at + (SUB16 ? 2 * j + h : j) * R + L * v;
-        return packed_min ? V::times_low4(d, sc) : V::times_byte(d, sc);
-    }
-
-    // Minimum belonging to the centred codes; raw: to the codes of the file.
-    static INLINE V::F minimum(const uint8_t* unit, int j, int v, int h, bool raw = false) {
-        typename V::F m = V::f16(unit + dmin_at + 2 * L * v);
-        if constexpr (SUPER) {
-            const uint8_t* mn = unit + (packed_min ? sc_at : mn_at) + (SUB16 ? 2 * j + h : j) * R + L * v;
-            m = packed_min ? V::times_high4(V::neg(m), mn) : V::times_byte(V::neg(m), mn);
+    // What a unit's scales have in common, and the scales of its block j (half h where sub16) for the whole panel.
+    struct Head {
+        typename V::Factor d[PV], m[PV];
+        explicit INLINE Head(const uint8_t* unit) {
+            if constexpr (SUPER)
+                for (int v = 0; v < PV; v++) {
+                    d[v] = V::template factor<bias>(V::f16(unit + d_at + 2 * L * v));
+                    if constexpr (MIN) m[v] = V::template factor<bias>(V::neg(V::f16(unit + dmin_at + 2 * L * v)));
+                }
         }
-        if (CENTRE != 0 && !raw) m = V::fma(V::set(float(CENTRE)), scale(unit, j, v, h), m);
-        return m;
+    };
+    static constexpr int bias = packed_min ? 0 : V::scale_bias;
+    static INLINE void scales(const Head& head, const uint8_t* unit, int j, int h, V::F (&d)[PV]) {
+        if constexpr (SUPER)
+            V::template times<packed_min ? LOW4 : BYTE>(head.d, unit + sc_at + (SUB16 ? 2 * j + h : j) * R, d);
+        else
+            for (int v = 0; v < PV; v++) d[v] = SCALE == SBF16 ? V::bf16(unit + 2 * L * v) : V::f16(unit + 2 * L * v);
+    }
+    // Minima belonging to the centred codes; raw: to the codes of the file.
+    static INLINE void minima(const Head& head, const uint8_t* unit, int j, int h, const V::F (&d)[PV], V::F (&m)[PV],
+                              bool raw = false) {
+        if constexpr (SUPER)
+            V::template times<packed_min ? HIGH4 : BYTE>(
+                head.m, unit + (packed_min ? sc_at : mn_at) + (SUB16 ? 2 * j + h : j) * R, m);
+        else
+            for (int v = 0; v < PV; v++) m[v] = V::f16(unit + dmin_at + 2 * L * v);
+        if (CENTRE != 0 && !raw)
+            for (int v = 0; v < PV; v++) m[v] = V::fma(V::set(float(CENTRE)), d[v], m[v]);
     }
 };
 
@@ -77,22 +87,25 @@ template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
 struct Tile {
     static constexpr bool is_tile = true, sub16 = SUB16, min = MIN;
     static constexpr int bits = BITS, offset = OFFSET, multiple = MULTIPLE, unit_blocks = 1, centre = 0;
-    static constexpr int scales = (SUB16 ? 2 : 1) * (MIN ? 2 : 1) + V::tile_bias;
-    static constexpr int quants_at = 4 * R * scales, unit_bytes = quants_at + 32 * R;
+    static constexpr int vectors = (SUB16 ? 2 : 1) * (MIN ? 2 : 1) + V::tile_bias;
+    static constexpr int quants_at = 4 * R * vectors, unit_bytes = quants_at + 32 * R;
     static constexpr int scale_at(int h) { return 4 * R * h; }
     static constexpr int min_at(int h) { return 4 * R * ((SUB16 ? 2 : 1) + h); }
-    static constexpr int bias_at = 4 * R * (scales - 1);   // where V::tile_bias: V::bias times the first scale
+    static constexpr int bias_at = 4 * R * (vectors - 1);   // where V::tile_bias: V::bias times the first scale
 
     template <int H>
     static INLINE void quants(const uint8_t* unit, int, int v, V::Q w[4]) {
         const uint8_t* at = unit + quants_at + (H * PV + v) * 4 * VB;
         for (int g = 0; g < 4; g++) w[g] = V::bytes(at + g * VB);
     }
-    static INLINE V::F scale(const uint8_t* unit, int, int v, int h) {
-        return V::load(reinterpret_cast<const float*>(unit + scale_at(h)) + L * v);
+    struct Head {
+        explicit INLINE Head(const uint8_t*) {}
+    };
+    static INLINE void scales(const Head&, const uint8_t* unit, int, int h, V::F (&d)[PV]) {
+        for (int v = 0; v < PV; v++) d[v] = V::load(reinterpret_cast<const float*>(unit + scale_at(h)) + L * v);
     }
-    static INLINE V::F minimum(const uint8_t* unit, int, int v, int h) {
-        return V::load(reinterpret_cast<const float*>(unit + min_at(h)) + L * v);
+    static INLINE void minima(const Head&, const uint8_t* unit, int, int h, const V::F (&)[PV], V::F (&m)[PV]) {
+        for (int v = 0; v < PV; v++) m[v] = V::load(reinterpret_cast<const float*>(unit + min_at(h)) + L * v);
     }
 };
 template <class F>

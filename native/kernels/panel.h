@@ -79,20 +79,21 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int
 
 // acc += minimum * (scaled sum of the activations), per block or half block.
 template <class F, int T>
-INLINE void add_minimum(V::F (&acc)[T][PV], const uint8_t* unit, int j, const Group* a) {
-    float halves[2][TOKENS];
-    if constexpr (F::sub16)
-        for (int t = 0; t < TOKENS; t++) {
-            halves[0][t] = a->d[t] * float(-a->neg0[t]);
-            halves[1][t] = a->d[t] * float(a->neg0[t] - a->neg[t]);
-        }
-    unroll<F::sub16 ? 2 : 1>([&](auto h) INLINE_LAMBDA {
-        const auto sums = V::lanes(F::sub16 ? halves[h] : a->s);
+INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const uint8_t* unit, int j, const V::F (&d)[PV], const Group* a) {
+    const auto add = [&](auto h, auto sums) INLINE_LAMBDA {
+        typename V::F m[PV];
+        F::minima(head, unit, j, h, d, m);
         unroll<PV>([&](auto v) INLINE_LAMBDA {
-            const typename V::F m = F::minimum(unit, j, v, h);
-            unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m, sums); });
+            unroll<T>([&](auto t) INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], m[v], sums); });
         });
-    });
+    };
+    if constexpr (F::sub16) {
+        const typename V::Halves halves(*a);
+        add(std::integral_constant<int, 0>{}, halves[0]);
+        add(std::integral_constant<int, 1>{}, halves[1]);
+    } else {
+        add(std::integral_constant<int, 0>{}, V::lanes(a->s));
+    }
 }
 
 // out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group.
@@ -106,10 +107,12 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
     });
     const uint8_t* unit = weights;
     for (int64_t b = 0; b < blocks; unit += F::unit_bytes) {
+        const typename F::Head head(unit);
         for (int j = 0; j < F::unit_blocks; j++, b++, a++) {
+            Float d[PV];
             if constexpr (V::template has_block<F, T>) {   // the same operations in an instruction set's own words
                 V::template block<F>(acc, unit, a);
-                if constexpr (F::min) add_minimum<F, T>(acc, unit, j, a);
+                if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
                 continue;
             }
             const auto da = V::lanes(a->d);
@@ -127,11 +130,11 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
                 });
                 half(std::integral_constant<int, 0>{}, sum);
                 half(std::integral_constant<int, 1>{}, sum);
+                F::scales(head, unit, j, 0, d);
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
-                    const Float d = F::scale(unit, j, v, 0);
                     unroll<T>([&](auto t) INLINE_LAMBDA {
                         const Float f = V::template to_float<F::multiple>(sum[t][v]);
-                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f, d), da);
+                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f, d[v]), da);
                     });
                 });
             } else {
@@ -144,17 +147,17 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
                         });
                     });
                     half(h, sum);
+                    F::scales(head, unit, j, h, d);
                     unroll<PV>([&](auto v) INLINE_LAMBDA {
-                        const Float d = F::scale(unit, j, v, h);
                         unroll<T>([&](auto t) INLINE_LAMBDA {
                             const Float f = V::template to_float<F::multiple>(sum[t][v]);
-                            if constexpr (h == 0) part[t][v] = V::mul(f, d);
-                            else acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d, part[t][v]), da);
+                            if constexpr (h == 0) part[t][v] = V::mul(f, d[v]);
+                            else acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d[v], part[t][v]), da);
                         });
                     });
                 });
             }
-            if constexpr (F::min) add_minimum<F, T>(acc, unit, j, a);
+            if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
         }
     }
     unroll<T>([&](auto t) INLINE_LAMBDA {
@@ -207,21 +210,24 @@ void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t
     for (int64_t b = first_block; b < first_block + blocks; b++, tile += T::unit_bytes) {
         const uint8_t* unit = weights + b / F::unit_blocks * F::unit_bytes;
         const int j = int(b % F::unit_blocks);
-        for (int v = 0; v < PV; v++) {
-            for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
-                const auto d = F::scale(unit, j, v, h);
-                V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d);
+        const typename F::Head head(unit);
+        for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
+            typename V::F d[PV], m[PV];
+            F::scales(head, unit, j, h, d);
+            if constexpr (F::min) F::minima(head, unit, j, h, d, m, RAW);
+            for (int v = 0; v < PV; v++) {
+                V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d[v]);
+                if constexpr (F::min) V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, m[v]);
                 if constexpr (V::tile_bias)
-                    if (h == 0) V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v, V::mul(d, V::set(V::template bias<T::multiple>)));
-                if constexpr (F::min)
-                    V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, F::minimum(unit, j, v, h, RAW));
+                    if (h == 0) V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v, V::mul(d[v], V::set(V::template bias<T::multiple>)));
             }
+        }
+        for (int v = 0; v < PV; v++)
             unroll<2>([&](auto h) INLINE_LAMBDA {
                 typename V::Q w[4];
                 F::template quants<h>(unit, j, v, w);
                 for (int g = 0; g < 4; g++) V::store_bytes(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, w[g]);
             });
-        }
     }
 }
 
