@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs clean
+.PHONY: run test test-fast lint docs sanitize witness clean
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -24,8 +24,33 @@ lint: $(VENV)/.test-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The native engine under AddressSanitizer and UndefinedBehaviorSanitizer, on the tiny models. `-S` keeps an editable
+# install from shadowing the instrumented package.
+sanitize: $(VENV)/.test-installed
+	cmake -S . -B build/sanitize -DASSAY_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	cmake --build build/sanitize -j 2
+	rm -rf build/sanitize/package && mkdir build/sanitize/package && cp -r src/assay build/sanitize/package/
+	rm -f build/sanitize/package/assay/_native*.so && cp build/sanitize/_native*.so build/sanitize/package/assay/
+	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+	PYTHONPATH=build/sanitize/package:$$($(BIN)/python -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))') \
+	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/native -m "not slow" -q -p no:xdist
+
+# llama.cpp itself: its values for a small model against the recorded ones, and the live tests. Builds it once, 10 min.
+witness: $(VENV)/.test-installed
+	$(BIN)/pip install -q -e ".[llamacpp]" --no-build-isolation
+	$(BIN)/python tests/verify/golden.py
+	$(BIN)/python -m pytest tests/verify/test_witness.py -q
+
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+
+.PHONY: score cases
+score: $(VENV)/.test-installed  ## how often the bug is named: docs/score.md (an hour for everything)
+	$(BIN)/python bench/score.py
+	$(BIN)/python bench/score.py --model smollm2
+
+cases: $(VENV)/.installed  ## docs/cases.md, on TinyLlama
+	$(BIN)/python bench/cases.py
 
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)

@@ -229,7 +229,7 @@ void Program::attention(const Attention& a) {
     const PageShape &k = cache_->shapes()[a.k_pool], &v = cache_->shapes()[a.v_pool];
     if (!k.keys || v.keys || k.heads != v.heads || a.n_head < 1 || a.n_head % k.heads || a.window < 0 ||
         width(a.q) != int64_t(a.n_head) * k.dim || width(a.out) != int64_t(a.n_head) * v.dim ||
-        domain(a.q) != domain(a.out))
+        domain(a.q) != domain(a.out) || is_acts(a.q) || (domain(a.q) != Domain::tokens && domain(a.q) != Domain::outputs))
         throw std::invalid_argument("attention: operands do not fit together");
     for (int s : {a.kq, a.capped, a.soft_max})
         if (s >= 0 && (domain(s) != Domain::scores || width(s) != a.n_head || domain(a.q) != Domain::tokens))

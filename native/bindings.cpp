@@ -144,19 +144,20 @@ NB_MODULE(_native, m) {
             nb::gil_scoped_release release;
             new (self) Weight(pool, raw.data(), type, count, rows, columns, pack);
             if (mapped && self->packed()) forget_mapped(raw.data(), raw.size());
-        }, "pool"_a, "raw"_a, "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 3>())
+        }, "pool"_a, "raw"_a.noconvert(), "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 3>())
         .def_prop_ro("packed", &Weight::packed)
         .def_prop_ro("bytes", &Weight::bytes);
 
     nb::class_<Vector>(m, "Vector").def("__init__", [](Vector* self, Array<float, 1> values) {
         new (self) Vector{std::make_shared<const std::vector<float>>(values.data(), values.data() + values.size())};
-    }, "values"_a);
+    }, "values"_a.noconvert());
 
     nb::class_<Cache>(m, "Cache")
         .def("__init__", [](Cache* self, int n_pages, const std::string& type,
                             const std::vector<std::tuple<bool, int, int>>& pools) {
+            const KvType kind = choose(kv_types, type, "kv type");
             std::vector<PageShape> shapes;
-            for (const auto& [keys, heads, dim] : pools) shapes.push_back({choose(kv_types, type, "kv type"), keys, heads, dim});
+            for (const auto& [keys, heads, dim] : pools) shapes.push_back({kind, keys, heads, dim});
             new (self) Cache(n_pages, std::move(shapes));
         }, "n_pages"_a, "type"_a, "pools"_a)
         .def_prop_ro("page_bytes", &Cache::page_bytes);
@@ -210,6 +211,7 @@ NB_MODULE(_native, m) {
                          known_or_none(p, capped), known_or_none(p, soft_max)});
         }, "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "scale"_a, "cap"_a, "window"_a, "out"_a, "kq"_a = -1,
              "capped"_a = -1, "soft_max"_a = -1)
-        .def("run", &run, "tokens"_a, "positions"_a, "chunks"_a, "pages"_a, "externals"_a, "interruptible"_a)
+        .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "chunks"_a.noconvert(),
+             "pages"_a.noconvert(), "externals"_a.noconvert(), "interruptible"_a)
         .def_prop_ro("arena_bytes", &Program::arena_bytes);
 }

@@ -221,12 +221,12 @@ private:
     int64_t blocks_ = 0;
 };
 
-kernels::Acts common_format(const Program& program, const std::vector<const Weight*>& weights) {
-    const kernels::Acts format = kernels::acts_format(weights[0]->matrix().type, program.exact());
+kernels::Acts common_format(const Program& program, int acts, const std::vector<const Weight*>& weights) {
+    if (!program.is_acts(acts)) throw std::invalid_argument("product: the input must be prepared");
     for (const Weight* w : weights)
-        if (kernels::acts_format(w->matrix().type, program.exact()) != format)
-            throw std::invalid_argument("products of one input want different activation formats");
-    return format;
+        if (kernels::acts_format(w->matrix().type, program.exact()) != program.format(acts) || w->count() != 1)
+            throw std::invalid_argument("product: the input is prepared for another type of weights");
+    return program.format(acts);
 }
 
 }  // namespace
@@ -236,12 +236,13 @@ void Program::products(int acts, std::vector<Product> products) {
     for (const Product& p : products) {
         if (p.weight->columns() != width(acts) || p.weight->rows() != width(p.out) || domain(p.out) != domain(acts) ||
             (p.bias && static_cast<int64_t>(p.bias->size()) != p.weight->rows()) ||
-            (p.residual >= 0 && (width(p.residual) != width(p.out) || domain(p.residual) != domain(acts))))
+            (p.residual >= 0 &&
+             (width(p.residual) != width(p.out) || domain(p.residual) != domain(acts) || is_acts(p.residual))))
             throw std::invalid_argument("product: operands do not fit together");
         weights.push_back(p.weight.get());
     }
     if (weights.empty()) throw std::invalid_argument("product: no matrix given");
-    const kernels::Acts format = common_format(*this, weights);
+    const kernels::Acts format = common_format(*this, acts, weights);
     add(std::make_unique<Products>(*this, acts, std::move(products), format));
 }
 
@@ -250,14 +251,17 @@ void Program::glu_products(int acts, std::shared_ptr<const Weight> gate, std::sh
     if (gate->columns() != width(acts) || up->columns() != width(acts) || gate->rows() != up->rows() ||
         gate->rows() != width(out) || domain(out) != domain(acts))
         throw std::invalid_argument("gated product: operands do not fit together");
-    const kernels::Acts format = common_format(*this, {gate.get(), up.get()});
+    for (int v : {gate_out, up_out})
+        if (v >= 0 && (width(v) != width(out) || domain(v) != domain(out)))
+            throw std::invalid_argument("gated product: kept values do not fit");
+    const kernels::Acts format = common_format(*this, acts, {gate.get(), up.get()});
     add(std::make_unique<GluProducts>(*this, acts, format, std::move(gate), std::move(up), gate_out, up_out, out, act));
 }
 
 void Program::expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out) {
     const int64_t k = width(idx);
     if ((width(x) != weight->columns() && width(x) != k * weight->columns()) || width(out) != k * weight->rows() ||
-        domain(x) != domain(idx) || domain(out) != domain(idx))
+        domain(x) != domain(idx) || domain(out) != domain(idx) || is_acts(x) || is_acts(idx))
         throw std::invalid_argument("expert product: operands do not fit together");
     const kernels::Acts format = kernels::acts_format(weight->matrix().type, exact_);
     auto groups = std::make_shared<Groups>();

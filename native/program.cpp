@@ -111,6 +111,10 @@ int Program::acts(int64_t width, Domain domain, kernels::Acts format) {
 }
 
 void Program::row(RowOp op) {
+    for (int v : op.reads)
+        if (is_acts(v)) throw fault("a row step cannot read prepared activations");
+    for (int v : op.writes)
+        if (is_acts(v) != op.prepares) throw fault("a row step cannot write prepared activations");
     if (!pending_.empty() && pending_[0].domain != op.domain) flush();
     pending_.push_back(std::move(op));
 }
@@ -122,6 +126,8 @@ void Program::flush() {
 }
 
 void Program::add(std::unique_ptr<Instruction> instruction) {
+    for (int v : instruction->writes)
+        if (is_acts(v)) throw fault("only `prepare` writes prepared activations");
     flush();
     code_.push_back(std::move(instruction));
 }

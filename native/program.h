@@ -108,6 +108,7 @@ struct RowOp {
     int64_t cost;  // floats touched per row, to choose how many rows make a unit
     std::vector<int> reads, writes;
     std::function<void(Run&, int64_t first, int64_t last)> run;
+    bool prepares = false;  // writes prepared activations; every other step works on plain rows
 };
 
 // One product of a shared input: out = W x (+ bias) (+ residual).
@@ -139,6 +140,7 @@ public:
     int64_t width(int value) const { return values_.at(value).width; }
     Domain domain(int value) const { return values_.at(value).domain; }
     kernels::Acts format(int value) const { return values_.at(value).format; }
+    bool is_acts(int value) const { return values_.at(value).is_acts; }
 
     // Steps, in order. Rows: each is one function of a row (rows.cpp has the formulas).
     void embed(std::shared_ptr<const Weight> table, int out);

@@ -218,7 +218,7 @@ void Program::output_rows(int x, int out) {
 
 void Program::prepare(int x, int acts) {
     const int64_t n = width(x);
-    fits(width(acts) == n && domain(x) == domain(acts) && values_.at(acts).is_acts, "prepare");
+    fits(width(acts) == n && domain(x) == domain(acts) && is_acts(acts), "prepare");
     const kernels::Acts form = format(acts);
     row({domain(x), n, {x}, {acts}, [=](Run& run, int64_t first, int64_t last) {
              const int64_t rows = run.batch.rows(run.program.domain(x));
@@ -228,7 +228,7 @@ void Program::prepare(int x, int acts) {
                                   run.acts(acts, tile));
                  at = end;
              }
-         }});
+         }, true});
 }
 
 // ---- scores, one operation at a time --------------------------------------------------------------------------------
@@ -266,6 +266,7 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
              width(q) / heads == width(k) / kv_heads && width(out) == heads && domain(q) == Domain::tokens &&
              domain(k) == Domain::keys && domain(out) == Domain::scores,
          "kq");
+    fits(!is_acts(q) && !is_acts(k), "kq");
     const int64_t dim = width(q) / heads;
     add(std::make_unique<HeadSteps>(heads, std::vector{q, k}, out, [=](Run& run, const Chunk& c, int head) {
         const int64_t kv = head / (heads / kv_heads);
@@ -278,7 +279,8 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
 
 // softmax over s of scale x[h, t, s], masked where kpos[s] > pos[t] or kpos[s] <= pos[t] - window
 void Program::attn_softmax(int x, float scale, int window, int out) {
-    fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out), "attn_softmax");
+    fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out) && !is_acts(x),
+         "attn_softmax");
     add(std::make_unique<HeadSteps>(static_cast<int>(width(x)), std::vector{x}, out, [=](Run& run, const Chunk& c, int head) {
         const int32_t* at = run.batch.key_positions.data() + c.first_key;
         for (int t = 0; t < c.n_tokens; ++t) {
@@ -298,7 +300,7 @@ void Program::kqv(int p, int v, int kv_heads, int out) {
     const int heads = static_cast<int>(width(p));
     fits(kv_heads > 0 && heads % kv_heads == 0 && width(v) % kv_heads == 0 &&
              width(out) == heads * (width(v) / kv_heads) && domain(p) == Domain::scores && domain(v) == Domain::keys &&
-             domain(out) == Domain::tokens,
+             domain(out) == Domain::tokens && !is_acts(p) && !is_acts(v),
          "kqv");
     const int64_t dim = width(v) / kv_heads;
     add(std::make_unique<HeadSteps>(heads, std::vector{p, v}, out, [=](Run& run, const Chunk& c, int head) {

@@ -1,0 +1,161 @@
+"""The native module called wrongly: every mistake is a Python exception, none is a crash."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay import _native
+
+F32, Q8_0 = 0, 8
+POOL = _native.Pool(2)
+
+
+def cache(n_pages: int = 4) -> _native.Cache:
+    return _native.Cache(n_pages, "f16", [(True, 2, 16), (False, 2, 16)])
+
+
+def weight(rows: int = 8, columns: int = 32) -> _native.Weight:
+    raw = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32).view(np.uint8)
+    return _native.Weight(POOL, raw, F32, (1, rows, columns), True, False)
+
+
+def program() -> _native.Program:
+    """Looks tokens up and multiplies: 8 tokens known, 8 numbers out."""
+    p = _native.Program(POOL, cache(), True)
+    x, acts = p.value(32, "tokens"), p.acts(32, "tokens", "f32")
+    p.embed(weight(), x)
+    p.prepare(x, acts)
+    p.products(acts, [(weight(), p.value(8, "tokens", True), None, -1)])
+    return p
+
+
+def batch(**changes: Any) -> tuple[Any, ...]:
+    given: dict[str, Any] = {
+        "tokens": np.array([1, 2], np.int32),
+        "positions": np.array([0, 1], np.int32),
+        "chunks": np.array([[2, 0, 0, 1, 1]], np.int32),
+        "pages": np.array([3], np.int32),
+        "externals": [np.zeros(16, np.float32)],
+        "interruptible": False,
+    }
+    return tuple({**given, **changes}.values())
+
+
+def test_a_right_call() -> None:
+    arguments = batch()
+    program().run(*arguments)
+    assert np.abs(arguments[4][0]).sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"tokens": np.array([1, 8], np.int32)}, ValueError),
+        ({"tokens": np.array([1, -1], np.int32)}, ValueError),
+        ({"tokens": np.array([1.0, 2.0])}, TypeError),
+        ({"tokens": np.array([1, 2], np.int64)}, TypeError),
+        ({"tokens": np.array([1, 2, 3], np.int32)}, ValueError),
+        ({"positions": np.array([0], np.int32)}, ValueError),
+        ({"chunks": np.array([[2, 0, 0, 1]], np.int32)}, ValueError),
+        ({"chunks": np.array([[3, 0, 0, 1, 1]], np.int32)}, ValueError),
+        ({"chunks": np.array([[2, 31, 0, 1, 1]], np.int32)}, ValueError),
+        ({"chunks": np.array([[2, 0, 1, 1, 1]], np.int32)}, ValueError),
+        ({"chunks": np.array([[2, 0, 0, 1, 3]], np.int32)}, ValueError),
+        ({"chunks": np.array([[2, -1, 0, 1, 1]], np.int32)}, ValueError),
+        ({"chunks": np.array([[2, 2**31 - 1, 0, 1, 1]], np.int32)}, ValueError),
+        ({"chunks": np.zeros((0, 5), np.int32)}, ValueError),
+        ({"pages": np.array([4], np.int32)}, ValueError),
+        ({"pages": np.array([-1], np.int32)}, ValueError),
+        ({"externals": []}, ValueError),
+        ({"externals": [np.zeros(15, np.float32)]}, ValueError),
+        ({"externals": [np.zeros(32, np.float32)[::2]]}, TypeError),
+        ({"externals": [np.zeros(16)]}, TypeError),
+    ],
+)
+def test_wrong_batches(changes: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        program().run(*batch(**changes))
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 33), (1, 9, 32), (2, 8, 32), (0, 8, 32), (1, -8, 32), (1, 8, 0)])
+@pytest.mark.parametrize("kind", [F32, Q8_0, 4, 99, 2**32 - 1])
+def test_wrong_weights(shape: tuple[int, int, int], kind: int) -> None:
+    with pytest.raises(ValueError):
+        _native.Weight(POOL, np.zeros(8 * 32 * 4, np.uint8), kind, shape, True, False)
+
+
+def test_wrong_caches() -> None:
+    for pages, kind, pools in (
+        (0, "f16", [(True, 1, 8)]),
+        (1, "f17", []),
+        (1, "f16", [(True, 0, 8)]),
+        (1, "q8_0", [(True, 1, 8)]),
+    ):
+        with pytest.raises(ValueError):
+            _native.Cache(pages, kind, pools)
+    with pytest.raises(MemoryError, match="no room for"):
+        _native.Cache(2**31 - 1, "f32", [(True, 1 << 10, 1 << 10)])
+
+
+small = st.integers(-2, 9)
+
+
+@given(st.data())
+def test_any_program(data: st.DataObject) -> None:
+    """Steps with any operands, then a run: a ValueError or IndexError, or numbers; never anything else."""
+    p = _native.Program(POOL, cache(), data.draw(st.booleans()))
+    widths = st.sampled_from([1, 2, 8, 16, 32, 64])
+    domains = st.sampled_from(["tokens", "outputs", "keys", "scores"])
+    externals = 0
+    for _ in range(6):
+        external = data.draw(st.booleans())
+        p.value(data.draw(widths), data.draw(domains), external)
+        externals += external
+    p.acts(32, data.draw(domains), data.draw(st.sampled_from(["q8", "f32"])))
+    vector = _native.Vector(np.ones(data.draw(widths), np.float32))
+    steps: list[Any] = [
+        lambda: p.embed(weight(), data.draw(small)),
+        lambda: p.rms_norm(data.draw(small), vector, 1e-5, data.draw(small), data.draw(small)),
+        lambda: p.bias(data.draw(small), vector, data.draw(small)),
+        lambda: p.binary(
+            data.draw(st.sampled_from(["add", "glu", "div", "gather", "expert_scale", "?"])),
+            data.draw(small), data.draw(small), data.draw(small),
+        ),
+        lambda: p.unary(
+            data.draw(st.sampled_from(["scale", "softcap", "softmax", "argsort", "row_sum", "clamp_min", "?"])),
+            data.draw(small), 1.0, data.draw(small),
+        ),
+        lambda: p.slice(data.draw(small), data.draw(small), data.draw(small)),
+        lambda: p.expert_sum(data.draw(small), data.draw(small)),
+        lambda: p.rope_table([1.0] * data.draw(st.integers(0, 9)), 1.0, data.draw(small)),
+        lambda: p.rope(data.draw(small), data.draw(small), data.draw(small), True, data.draw(small)),
+        lambda: p.cache_write(data.draw(small), data.draw(small)),
+        lambda: p.cache_read(data.draw(small), data.draw(small)),
+        lambda: p.output_rows(data.draw(small), data.draw(small)),
+        lambda: p.prepare(data.draw(small), data.draw(small)),
+        lambda: p.kq(data.draw(small), data.draw(small), data.draw(small), data.draw(small), data.draw(small)),
+        lambda: p.attn_softmax(data.draw(small), 1.0, data.draw(small), data.draw(small)),
+        lambda: p.kqv(data.draw(small), data.draw(small), data.draw(small), data.draw(small)),
+        lambda: p.products(data.draw(small), [(weight(), data.draw(small), None, data.draw(small))]),
+        lambda: p.glu_products(
+            data.draw(small), weight(), weight(), data.draw(small), data.draw(small), data.draw(small), "silu"
+        ),
+        lambda: p.expert_product(data.draw(small), data.draw(small), weight(), data.draw(small)),
+        lambda: p.attention(
+            data.draw(small), data.draw(small), data.draw(small), data.draw(small), 1.0, 0.0, data.draw(small),
+            data.draw(small), data.draw(small),
+        ),
+    ]  # fmt: skip
+    for _ in range(8):
+        try:
+            data.draw(st.sampled_from(steps))()
+        except (ValueError, IndexError):
+            continue
+    with contextlib.suppress(ValueError, RuntimeError):
+        p.run(*batch(externals=[np.zeros(4096, np.float32)] * externals))
