@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 
 from assay.graph import split
+from assay.verify.arithmetic import ARITHMETICS
 from assay.verify.diff import Diff
 from assay.verify.faults import FAULTS, decode_only
 from assay.verify.fits import Relation
 from assay.verify.observe import token_axis
-from assay.verify.search import Fit, Hypothesis, Lab, Unit, search_parameter
+from assay.verify.search import ACCEPT, Fit, Hypothesis, Lab, Unit, search_parameter
 
 _DECODES = 150_000_000  # elements decoded in one scan
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
 SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
+_COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
 _TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
 
 
@@ -138,9 +140,10 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
                     yield Hypothesis("path-split", replace(decode_only(variant), label=f"{fault.id}: {variant.label}"))
 
 
-def candidates_at(lab: Lab, unit: Unit, before: Fit) -> tuple[list[Candidate], int]:
+def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tuple[list[Candidate], int]:
     """The hypotheses that explain the unit, and how many were tried. Families are scanned if nothing simple fits."""
     found: list[Candidate] = []
+    rough: list[Candidate] = []
     scans: list[Hypothesis] = []
     tried = 0
     for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
@@ -154,13 +157,27 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit) -> tuple[list[Candidate], i
             scans.append(replace(h, p=0.0))
         if better(fit, before):
             found.append(Candidate(h, fit))
-    if not found:
+        elif fit.residual < _COARSE * before.residual:
+            rough.append(Candidate(h, fit))
+    if not found and lab.guessed and not lab.subtle:
+        found = _coarser(lab, rough)
+    if not found and deep:
         for h in scans:
             tried += 1
             h, fit = search_parameter(lab, h, unit, deep=affordable(lab, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
     return found, tried
+
+
+def _coarser(lab: Lab, rough: list[Candidate]) -> list[Candidate]:
+    """Where the arithmetic was a guess: the next coarser one under which some hypothesis explains the unit."""
+    for i in range(lab.arithmetic + 1, len(ARITHMETICS)):
+        found = [replace(c, fit=replace(c.fit, ratio=c.fit.every[i])) for c in rough if c.fit.every[i] <= ACCEPT]
+        if found:
+            lab.arithmetic = i
+            return found
+    return []
 
 
 def better(fit: Fit, before: Fit) -> bool:
@@ -203,7 +220,7 @@ def make_cause(
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same))
     if h.fault == "path-split":
         equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
-    certainty = confidence(before, best.fit, tried, best.fitted)
+    certainty = confidence(before, best.fit, tried, best.fitted, len(nodes))
     return Cause(
         fault=h.fault,
         node=node,
@@ -218,12 +235,13 @@ def make_cause(
     )
 
 
-def confidence(before: Fit, after: Fit, tried: int, fitted: bool) -> float:
+def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1) -> float:
     """How sure, as in a code: bits by which the fault shortens the description, less what naming it costs.
 
     Each number that was observed is described more shortly by log2(deviation before / after); choosing among the
-    hypotheses tried costs log2 of their number, a solved parameter ten bits more.
+    hypotheses tried costs log2 of their number, a solved parameter ten bits more; every further node that it explains
+    is worth a bit.
     """
     gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5))
-    bits = float(min(after.count, 64) * max(gain, 0.0) / 2 - np.log2(max(tried, 1)) - 10 * fitted)
+    bits = float(min(after.count, 64) * max(gain, 0.0) / 2 - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1)
     return float(min(0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))

@@ -89,13 +89,16 @@ def other_feed(lab: Lab, diff: Diff, say: Callable[[str], None]) -> Cause | None
 
 
 def _matching(lab: Lab, names: list[str], wrong: list[NodeVerdict], tokens: list[int], prompt: int) -> Cause | None:
+    plain = compare_feed(lab, names, tokens, range(len(tokens)))
+    deviation = sum(plain[n.name].residual for n in wrong)
     for feed in FEEDS:
         made = feed.make(tokens, prompt)
         if made is None:
             continue
         fits = compare_feed(lab, names, *made, skip=1 if feed.fault == "bos-missing" else 0)
         share = np.mean([fits[n.name].explained for n in wrong])
-        if share >= 0.9:
+        left = sum(fits[n.name].residual for n in wrong)
+        if share >= 0.9 and left < 0.1 * deviation and fits[wrong[0].name].explained:
             first = wrong[0]
             after = fits[first.name]
             before = Fit(float(first.evidence.carried[lab.arithmetic]), first.evidence.nmse, after.count)

@@ -36,7 +36,8 @@ def by_nodes(
     while open_units and len(causes) < MOST_CAUSES and len(unexplained) < most_unexplained:
         first = next(iter(open_units.values()))
         say(f"{first.target}: trying the catalogue")
-        found = _explain(lab, first, list(open_units.values()), right)
+        seen = {split(name)[0] for name in unexplained}
+        found = _explain(lab, first, list(open_units.values()), right, deep=split(first.target)[0] not in seen)
         if found is None:
             unexplained.append(first.target)
             open_units.pop(first.target)
@@ -45,15 +46,17 @@ def by_nodes(
         causes.append(cause)
         for name in nodes:
             open_units.pop(name, None)
+        for name in [n for n in open_units if lab.evidence[n].local[lab.arithmetic] <= 1]:
+            open_units.pop(name)  # noise, now that a coarser arithmetic is known
     return _conclude(lab, diff, wrong, causes, [*unexplained, *open_units])
 
 
 def _explain(
-    lab: Lab, first: Unit, units: Sequence[Unit], right: Sequence[NodeVerdict]
+    lab: Lab, first: Unit, units: Sequence[Unit], right: Sequence[NodeVerdict], *, deep: bool = True
 ) -> tuple[Cause, list[str]] | None:
     """The fault that explains this unit and most of the others, with the nodes it explains."""
     before = lab.before(first)
-    candidates, tried = candidates_at(lab, first, before)
+    candidates, tried = candidates_at(lab, first, before, deep=deep)
     if not candidates:
         return None
     others = representatives([u for u in units if u.target != first.target])

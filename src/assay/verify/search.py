@@ -31,6 +31,7 @@ from assay.verify.sweep import inputs_of
 Array = NDArray[Any]
 ACCEPT = 3.0  # a residual up to this many times the allowed noise is explained: a fault may amplify noise
 _CHEAP = ("cache", "merge_heads")  # moving numbers about: such nodes are filled in where they were not dumped
+_MANY = 20  # whole nodes that tell the arithmetic
 _LONG = 150  # nodes: a run of more than a few layers is costly to repeat
 _PROMISING = 0.95  # of the squared deviation left after a rough scan
 _SHARE = 1e-4  # of the squared deviation that may be left
@@ -54,6 +55,7 @@ class Fit:
     residual: float  # sum of squares, relative to the size of what was observed
     count: int  # numbers compared
     strict: float = np.inf  # as `ratio`, against the noise of float32 alone
+    every: tuple[float, ...] = ()  # as `ratio`, for each arithmetic
 
     @property
     def explained(self) -> bool:
@@ -89,6 +91,8 @@ class Lab:
         self.given = inputs_of(dump.tokens, dump.positions)
         self.hidden = ~visible(self.given["inp_pos"], self.given["inp_kpos"])
         self.theirs = self._theirs()
+        wholes = sum(e.whole for e in self.evidence.values())
+        self.guessed = wholes < _MANY  # the arithmetic was inferred from little
         self.subtle = False  # look for small faults only: weights read wrongly are never small
         self.carried = False  # judge by the noise of whole runs, not of single steps
         self._before: dict[tuple[Unit, str], Fit] = {}
@@ -165,7 +169,7 @@ class Lab:
         if own is not None and own.shape == value.shape:
             level = _noise_of(value, own, axis, level)
         hide = self.hidden if self.graph[name].op == "kq" else None
-        ratio, strict, residual, count = 0.0, 0.0, 0.0, 0
+        every, residual, count = np.zeros(len(ARITHMETICS)), 0.0, 0
         for obs in self.dump.by_name[name]:
             if value.shape[axis] < len(self.dump.tokens):
                 return Fit(np.inf, np.inf, 0)
@@ -174,14 +178,14 @@ class Lab:
                 if not np.isfinite(error).all():
                     return Fit(np.inf, np.inf, error.size)
                 if value.dtype.kind != "f":
-                    ratio = strict = max(ratio, np.inf if error.any() else 0.0)
+                    every = np.maximum(every, np.inf if error.any() else 0.0)
                 else:
-                    found = ratios(obs, error, expected, value, axis, level, RUN if self.carried else STEP)
-                    ratio, strict = max(ratio, float(found[self.arithmetic])), max(strict, float(found[0]))
+                    factor = RUN if self.carried else STEP
+                    every = np.maximum(every, ratios(obs, error, expected, value, axis, level, factor))
             size = float(np.sum((error + expected) ** 2)) + _TINY
             residual += float(np.sum(error**2)) / size
             count += error.size
-        return Fit(ratio, residual, count, strict)
+        return Fit(float(every[self.arithmetic]), residual, count, float(every[0]), tuple(every.tolist()))
 
     def before(self, unit: Unit, name: str | None = None) -> Fit:
         """The observations against the definition."""
