@@ -13,6 +13,8 @@ enum Field { BYTE, LOW4, HIGH4 };
 // Base of a vector type that leaves the inner block and the half sums as they are (isa_neon.cpp has its own).
 struct NoBlock {
     template <class F, int T> static constexpr bool has_block = false;
+    template <class F, int T> static constexpr bool has_single = false;
+    template <class F, class... Arguments> static void single(Arguments&&...) {}
     static constexpr bool tile_bias = false;
     template <int MULTIPLE> static constexpr float bias = 0;
     template <class Tile, class... Arguments> static void block(Arguments&&...) {}

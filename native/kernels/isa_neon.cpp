@@ -219,6 +219,32 @@ struct V {
 #undef ACTS
 #undef DOT8
 #undef DOT4
+    template <class F, int T> static constexpr bool has_single = T == 1 && !F::is_tile && (F::kind == N4S || F::kind == N4U);
+    template <class F> static INLINE void single(I (&s)[2], const uint8_t* p, const int8_t* q) {
+        A a0, a1;
+        Q m0, m1, t0, t1;
+        const uint8x16_t mask = vdupq_n_u8(F::kind == N4S ? 0xf0 : 0x0f);
+#define LOWS "and %[t0].16b, %[m0].16b, %[k].16b\nand %[t1].16b, %[m1].16b, %[k].16b\n"
+#define RIGHT "ushr %[m0].16b, %[m0].16b, #4\nushr %[m1].16b, %[m1].16b, #4\n"
+#define LEFT "shl %[m0].16b, %[m0].16b, #4\nshl %[m1].16b, %[m1].16b, #4\n"
+#define DOT(x, a, g) "sdot %[s0].4s, %[" #x "0].16b, %[" #a "].4b[" #g "]\nsdot %[s1].4s, %[" #x "1].16b, %[" #a "].4b[" #g "]\n"
+#define QUAD(at0, at1, a, gt, gm, SHIFT) "ldr %q[m0], [%[p], #" #at0 "]\nldr %q[m1], [%[p], #" #at1 "]\n" LOWS DOT(t, a, gt) SHIFT DOT(m, a, gm)
+        if constexpr (F::kind == N4U)
+            asm("ldr %q[a0], [%[q]]\nldr %q[a1], [%[q], #16]\n"
+                QUAD(0, 32, a0, 0, 2, RIGHT) QUAD(16, 48, a0, 1, 3, RIGHT) QUAD(64, 96, a1, 0, 2, RIGHT) QUAD(80, 112, a1, 1, 3, RIGHT)
+                : [s0] "+&w"(s[0]), [s1] "+&w"(s[1]), [a0] "=&w"(a0), [a1] "=&w"(a1), [m0] "=&w"(m0), [m1] "=&w"(m1), [t0] "=&w"(t0), [t1] "=&w"(t1)
+                : [p] "r"(p), [q] "r"(q), [k] "w"(mask) : "memory");
+        else
+            asm("ldr %q[a0], [%[q]]\nldr %q[a1], [%[q], #16]\n"
+                QUAD(0, 32, a0, 2, 0, LEFT) QUAD(16, 48, a0, 3, 1, LEFT) QUAD(64, 96, a1, 2, 0, LEFT) QUAD(80, 112, a1, 3, 1, LEFT)
+                : [s0] "+&w"(s[0]), [s1] "+&w"(s[1]), [a0] "=&w"(a0), [a1] "=&w"(a1), [m0] "=&w"(m0), [m1] "=&w"(m1), [t0] "=&w"(t0), [t1] "=&w"(t1)
+                : [p] "r"(p), [q] "r"(q), [k] "w"(mask) : "memory");
+#undef QUAD
+#undef DOT
+#undef LEFT
+#undef RIGHT
+#undef LOWS
+    }
     template <class Tile, class Group>
     static INLINE void block(F (&acc)[4][2], const uint8_t* unit, const Group* group) {
         constexpr int M = Tile::multiple;

@@ -44,6 +44,7 @@ struct Layout {
     static constexpr int quants_at = !SUPER ? sc_at : MIN && !packed_min ? mn_at + subs * R : mn_at;
     static constexpr int unit_bytes = quants_at + unit_blocks * kind_block_bytes(KIND);
 
+    static INLINE const uint8_t* block_quants(const uint8_t* unit, int j) { return unit + quants_at + j * kind_block_bytes(KIND); }
     template <int H>
     static INLINE void quants(const uint8_t* unit, int j, int v, V::Q w[4]) {
         const uint8_t* block = unit + quants_at + j * kind_block_bytes(KIND);
@@ -85,6 +86,7 @@ struct Layout {
 // Plain bytes and float scales: what panels are expanded to when many tokens share them.
 template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
 struct Tile {
+    static constexpr Kind kind = N8;
     static constexpr bool is_tile = true, sub16 = SUB16, min = MIN;
     static constexpr int bits = BITS, offset = OFFSET, multiple = MULTIPLE, unit_blocks = 1, centre = 0;
     static constexpr int vectors = (SUB16 ? 2 : 1) * (MIN ? 2 : 1) + V::tile_bias;

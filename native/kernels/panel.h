@@ -128,8 +128,12 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
                 unroll<T>([&](auto t) INLINE_LAMBDA {
                     unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t); });
                 });
+                if constexpr (V::template has_single<F, T>) {
+                    V::template single<F>(sum[0], F::block_quants(unit, j), a->q[0]);
+                } else {
                 half(std::integral_constant<int, 0>{}, sum);
                 half(std::integral_constant<int, 1>{}, sum);
+                }
                 F::scales(head, unit, j, 0, d);
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     unroll<T>([&](auto t) INLINE_LAMBDA {
