@@ -110,7 +110,7 @@ def page() -> str:
 def _row(f: Fault) -> list[str]:
     links = ", ".join(f"[{label}]({address})" for label, address in f.links)
     kinds = " or ".join(KINDS[k] for k in f.kind.split("/"))
-    out = [
+    return [
         f"### {f.id}",
         "",
         f"**Wrong:** {_code(f.wrong)}  ",
@@ -121,7 +121,6 @@ def _row(f: Fault) -> list[str]:
         f"**Evidence:** {f.evidence}" + (f"; {links}" if links else ""),
         "",
     ]
-    return out
 
 
 def _recognised(f: Fault) -> str:

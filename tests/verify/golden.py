@@ -17,6 +17,7 @@ import numpy as np
 
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
+
 sys.path[:0] = [str(Path(__file__).parents[2])]  # when run as a script
 from tests import tiny  # noqa: E402
 
@@ -26,8 +27,13 @@ RUNS = {"f32": 0, "f16": 2}  # type of the cache -> tokens decoded one by one
 WIDTH, N_FF, N_HEAD, N_KV, N_LAYER = 256, 256, 8, 2, 2
 TYPES = {"attn_q": "Q4_K", "attn_k": "Q8_0", "attn_v": "F32", "attn_output": "Q6_K", "ffn_gate": "Q4_0", "ffn_up": "Q4_1",
          "ffn_down": "F16"}  # fmt: skip
-SCALES = {"Q4_K": ((0, 0.004), (2, 0.03)), "Q6_K": ((208, 0.0001),), "Q8_0": ((0, 0.0008),), "Q4_0": ((0, 0.014),),
-          "Q4_1": ((0, 0.014), (2, -0.1))}  # fmt: skip; byte offsets of the f16 fields in a block
+SCALES = {
+    "Q4_K": ((0, 0.004), (2, 0.03)),
+    "Q6_K": ((208, 0.0001),),
+    "Q8_0": ((0, 0.0008),),
+    "Q4_0": ((0, 0.014),),
+    "Q4_1": ((0, 0.014), (2, -0.1)),
+}  # fmt: skip; byte offsets of the f16 fields in a block
 
 
 def make(path: Path) -> Path:
@@ -36,7 +42,9 @@ def make(path: Path) -> Path:
     kv = WIDTH * N_KV // N_HEAD
     shapes = {"attn_q": (WIDTH, WIDTH), "attn_k": (kv, WIDTH), "attn_v": (kv, WIDTH), "attn_output": (WIDTH, WIDTH),
               "ffn_gate": (N_FF, WIDTH), "ffn_up": (N_FF, WIDTH), "ffn_down": (WIDTH, N_FF)}  # fmt: skip
-    small = tiny.make(path.with_suffix(".tiny"), n_embd=WIDTH, n_ff=N_FF, n_head=N_HEAD, n_head_kv=N_KV, n_layer=N_LAYER)
+    small = tiny.make(
+        path.with_suffix(".tiny"), n_embd=WIDTH, n_ff=N_FF, n_head=N_HEAD, n_head_kv=N_KV, n_layer=N_LAYER
+    )
     from assay.gguf import open_file
 
     with open_file(small) as file:
