@@ -25,8 +25,8 @@ RECORD = Path(__file__).parents[1] / "data" / "golden_llamacpp.npz"
 TOKENS = [1, 300, 297, 12, 45]
 RUNS = {"f32": 0, "f16": 2}  # type of the cache -> tokens decoded one by one
 WIDTH, N_FF, N_HEAD, N_KV, N_LAYER = 256, 256, 8, 2, 2
-TYPES = {"attn_q": "Q4_K", "attn_k": "Q8_0", "attn_v": "F32", "attn_output": "Q6_K", "ffn_gate": "Q4_0", "ffn_up": "Q4_1",
-         "ffn_down": "F16"}  # fmt: skip
+TYPES = {"attn_q": "Q4_K", "attn_k": "Q8_0", "attn_v": "F32", "attn_output": "Q6_K", "ffn_gate": "Q4_0",
+         "ffn_up": "Q4_1", "ffn_down": "F16"}  # fmt: skip
 SCALES = {
     "Q4_K": ((0, 0.004), (2, 0.03)),
     "Q6_K": ((208, 0.0001),),
