@@ -91,6 +91,21 @@ def hf_rows(c: Context, node: Node, p: float) -> Change | None:
     return permuted_rows(node, within_heads(heads_of(c, node), width, hf_order(width)))
 
 
+@plant("qk-hf-in-interleaved", "rows of Q and K in halves, rotated as neighbours (read back in the file's order)")
+def hf_rows_rotated(c: Context, node: Node, p: float) -> Change | None:
+    """The same fault where the dump's heads were recognised as halves and brought into pairs on reading."""
+    if node.op != "rope" or node.attr("mode") != "norm":
+        return None
+    own, order = standard(node), hf_order(c.hp.n_embd_head)
+    back = np.argsort(order)
+
+    def run(x: Array, *rest: Array) -> Array:
+        heads = x.reshape(len(x), node.attr("n_head"), -1)
+        return own(heads[..., order], *rest)[..., back]
+
+    return Change(node, run)
+
+
 @plant("qk-gguf-in-halfsplit", "rotate_half on the file's row order")
 def gguf_rows(c: Context, node: Node, p: float) -> Change | None:
     if node.op != "rope" or node.attr("mode") != "norm":
