@@ -20,38 +20,42 @@ struct Book {
     }
 };
 
-constexpr std::array<int, 8> eights{8, 25, 43}, trits{-1, 0, 1};
+constexpr std::array<int, 8> eights{8, 25, 43};
 constexpr Book<8, 256> book2_xxs(iq2_xxs_codes, eights);
 constexpr Book<8, 512> book2_xs(iq2_xs_codes, eights);
 constexpr Book<8, 1024> book2_s(iq2_s_codes, eights);
-constexpr Book<8, 2048> book1(iq1_codes, trits);
+constexpr Book<8, 2048> book1_plus(iq1_codes, {-7, 1, 9}), book1_minus(iq1_codes, {-9, -1, 7});   // 8 trit +- 1
 constexpr Book<4, 256> book3_xxs(iq3_xxs_codes, {4, 12, 20, 28, 36, 44, 52, 62});
 constexpr Book<4, 512> book3_s(iq3_s_codes, {1, 3, 5, 7, 9, 11, 13, 15});
 
 // Masks of 8 bytes, 0xff where the sign bit is set. Seven stored signs imply the eighth: their number is even.
+template <unsigned Bits>
 struct Signs {
-    std::array<uint64_t, 256> mask{};
+    std::array<uint64_t, 1u << Bits> mask{};
     constexpr Signs() {
-        for (unsigned s = 0; s < 256; s++)
-            for (unsigned i = 0; i < 8; i++)
-                if (s >> i & 1) mask[s] |= uint64_t(0xff) << (8 * i);
+        for (unsigned s = 0; s < mask.size(); s++) {
+            unsigned odd = 0;
+            for (unsigned i = 0; i < 8; i++) {
+                const unsigned bit = i < Bits ? s >> i & 1 : odd;
+                odd ^= bit;
+                if (bit) mask[s] |= uint64_t(0xff) << (8 * i);
+            }
+        }
     }
 };
-constexpr Signs signs;
-
-unsigned even(unsigned s7) { return s7 | unsigned(__builtin_popcount(s7) & 1) << 7; }
+constexpr Signs<7> even;
+constexpr Signs<8> plain;
 
 // Eight weights: magnitudes with the signs applied. Two's complement bytewise: (x ^ s) - s, s in {0, -1}; the
 // magnitudes are positive and below 128, so adding 1 to an inverted byte never carries out.
-void store(const int8_t* magnitudes, unsigned sign, int8_t* q) {
+void store(const int8_t* magnitudes, uint64_t s, int8_t* q) {
     uint64_t x;
     std::memcpy(&x, magnitudes, 8);
-    const uint64_t s = signs.mask[sign];
     x = (x ^ s) + (s & 0x0101010101010101u);
     std::memcpy(q, &x, 8);
 }
 
-void store44(const int8_t* a, const int8_t* b, unsigned sign, int8_t* q) {
+void store44(const int8_t* a, const int8_t* b, uint64_t sign, int8_t* q) {
     int8_t both[8];
     std::memcpy(both, a, 4);
     std::memcpy(both + 4, b, 4);
@@ -85,7 +89,7 @@ void iq2_xxs(const uint8_t* row, int64_t b, Block32& o) {
     const uint32_t tail = u32(qs + 4);
     const float d = f16(p) * (0.5f + float(tail >> 28)) * 0.25f;
     scale(o, d, d);
-    for (int i = 0; i < 4; i++) store(book2_xxs.entry[qs[i]].data(), even(tail >> (7 * i) & 127), o.q + 8 * i);
+    for (int i = 0; i < 4; i++) store(book2_xxs.entry[qs[i]].data(), even.mask[tail >> (7 * i) & 127], o.q + 8 * i);
 }
 
 // IQ2_XS: f16 d; 32 x (9-bit entry, 7 signs); eight bytes of two 4-bit scales, one per 16
@@ -97,7 +101,7 @@ void iq2_xs(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d * (0.5f + float(sc & 15)) * 0.25f, d * (0.5f + float(sc >> 4)) * 0.25f);
     for (int i = 0; i < 4; i++) {
         const unsigned code = u16(p + 2 + 2 * (4 * j + i));
-        store(book2_xs.entry[code & 511].data(), even(code >> 9), o.q + 8 * i);
+        store(book2_xs.entry[code & 511].data(), even.mask[code >> 9], o.q + 8 * i);
     }
 }
 
@@ -110,7 +114,7 @@ void iq2_s(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d * (0.5f + float(sc & 15)) * 0.25f, d * (0.5f + float(sc >> 4)) * 0.25f);
     for (int i = 0; i < 4; i++) {
         const unsigned code = p[2 + 4 * j + i] | unsigned(p[66 + j] >> (2 * i) & 3) << 8;
-        store(book2_s.entry[code].data(), p[34 + 4 * j + i], o.q + 8 * i);
+        store(book2_s.entry[code].data(), plain.mask[p[34 + 4 * j + i]], o.q + 8 * i);
     }
 }
 
@@ -123,7 +127,7 @@ void iq3_xxs(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d, d);
     const uint8_t* qs = p + 2 + 8 * j;
     for (int i = 0; i < 4; i++)
-        store44(book3_xxs.entry[qs[2 * i]].data(), book3_xxs.entry[qs[2 * i + 1]].data(), even(tail >> (7 * i) & 127),
+        store44(book3_xxs.entry[qs[2 * i]].data(), book3_xxs.entry[qs[2 * i + 1]].data(), even.mask[tail >> (7 * i) & 127],
                 o.q + 8 * i);
 }
 
@@ -136,7 +140,7 @@ void iq3_s(const uint8_t* row, int64_t b, Block32& o) {
     const uint8_t* qs = p + 2 + 8 * j;
     const unsigned high = p[66 + j];
     const auto entry = [&](int i) { return book3_s.entry[qs[i] | (high >> i & 1) << 8].data(); };
-    for (int i = 0; i < 4; i++) store44(entry(2 * i), entry(2 * i + 1), p[74 + 4 * j + i], o.q + 8 * i);
+    for (int i = 0; i < 4; i++) store44(entry(2 * i), entry(2 * i + 1), plain.mask[p[74 + 4 * j + i]], o.q + 8 * i);
 }
 
 // IQ1_S: f16 d; 32 low bytes of entries; per 32 a u16: 4 x 3 high entry bits, 3-bit scale, sign of the shift.
@@ -147,11 +151,9 @@ void iq1_s(const uint8_t* row, int64_t b, Block32& o) {
     const unsigned high = u16(p + 34 + 2 * j);
     const float d = f16(p) * float(2 * (high >> 12 & 7) + 1) * 0.125f;
     scale(o, d, d);
-    const int shift = high & 0x8000 ? -1 : 1;
-    for (int i = 0; i < 32; i++) {
-        const unsigned code = p[2 + 4 * j + i / 8] | (high >> (3 * (i / 8)) & 7) << 8;
-        o.q[i] = int8_t(8 * book1.entry[code][size_t(i % 8)] + shift);
-    }
+    const auto& book = high & 0x8000 ? book1_minus : book1_plus;
+    for (int i = 0; i < 4; i++)
+        std::memcpy(o.q + 8 * i, book.entry[p[2 + 4 * j + i] | (high >> (3 * i) & 7) << 8].data(), 8);
 }
 
 // IQ1_M: 32 low bytes of entries; 16 bytes of (3 high entry bits, sign of the shift) per 8; four u16 of 3-bit scales
@@ -164,9 +166,10 @@ void iq1_m(const uint8_t* row, int64_t b, Block32& o) {
     const float d = f16_to_f32(uint16_t(bits));
     const unsigned sc = u16(p + 48 + 2 * (j / 2)) >> (6 * (j % 2));
     scale(o, d * float(2 * (sc & 7) + 1) * 0.125f, d * float(2 * (sc >> 3 & 7) + 1) * 0.125f);
-    for (int i = 0; i < 32; i++) {
-        const unsigned high = p[32 + 2 * j + i / 16] >> (4 * (i / 8 % 2));
-        o.q[i] = int8_t(8 * book1.entry[p[4 * j + i / 8] | (high & 7) << 8][size_t(i % 8)] + (high & 8 ? -1 : 1));
+    for (int i = 0; i < 4; i++) {
+        const unsigned high = p[32 + 2 * j + i / 2] >> (4 * (i % 2));
+        const auto& book = high & 8 ? book1_minus : book1_plus;
+        std::memcpy(o.q + 8 * i, book.entry[p[4 * j + i] | (high & 7) << 8].data(), 8);
     }
 }
 

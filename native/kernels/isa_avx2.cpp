@@ -30,7 +30,7 @@ struct V : NoBlock {
     template <Kind KIND> static constexpr int offset = KIND == N4S ? 8 : KIND == N5 ? 16 : KIND == N6 ? 32 : KIND == N3 ? 4 : 0;
     template <Kind KIND> static constexpr int multiple = 1;
     static constexpr int scale_bias = 0;
-    template <Kind KIND> static int code(int q) { return q + offset<KIND>; }
+    template <Kind KIND> static constexpr int flip = 0;
 
     static INLINE Q bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     static INLINE void store_bytes(uint8_t* p, Q q) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), q); }
@@ -164,6 +164,7 @@ struct V : NoBlock {
 };
 
 #include "layout.h"
+#include "packing.h"
 #include "panel.h"
 
 }  // namespace

@@ -34,7 +34,7 @@ struct V : NoBlock {
         KIND == N4S ? 8 : KIND == N5 ? 16 : KIND == N6 ? 32 : KIND == N3 ? 4 : KIND == N4U || KIND == N2 ? 0 : 128;
     template <Kind KIND> static constexpr int multiple = 1;
     static constexpr int scale_bias = 0;
-    template <Kind KIND> static int code(int q) { return q + offset<KIND>; }
+    template <Kind KIND> static constexpr int flip = KIND == N8 ? 128 : 0;
 
     static INLINE Q bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
     static INLINE void store_bytes(uint8_t* p, Q q) { _mm512_storeu_si512(p, q); }
@@ -158,6 +158,7 @@ struct V : NoBlock {
 };
 
 #include "layout.h"
+#include "packing.h"
 #include "panel.h"
 
 }  // namespace

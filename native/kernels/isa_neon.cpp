@@ -29,9 +29,8 @@ struct V {
     template <Kind KIND> static constexpr int offset = 0;
     // Signed codes in the top bits: a nibble becomes 16 q by one shift or mask, five bits 8 q, six bits 4 q.
     template <Kind KIND> static constexpr int multiple = KIND == N4S ? 16 : KIND == N5 ? 8 : KIND == N6 ? 4 : 1;
-    template <Kind KIND> static int code(int q) {   // N3: the third bit is stored inverted, see unpack
-        return KIND == N4S ? q & 15 : KIND == N5 ? q & 31 : KIND == N6 ? q & 63 : KIND == N3 ? (q + 4) ^ 4 : q & 255;
-    }
+    // Packing flips the top bit of the file's offset codes, which makes them two's complement.
+    template <Kind KIND> static constexpr int flip = KIND == N4S ? 8 : KIND == N5 ? 16 : KIND == N6 ? 32 : KIND == N3 ? 4 : 0;
     // Shifts run on one vector pipe of two, logic and selections on both.
     template <Kind KIND, int H> static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
         const auto s8 = [](uint8x16_t x) { return vreinterpretq_s8_u8(x); };
@@ -314,7 +313,7 @@ struct V {
 };
 
 #include "layout.h"
-
+#include "packing.h"
 #include "panel.h"
 
 }  // namespace

@@ -20,14 +20,13 @@ struct V : NoBlock {
     using A = const int8_t*;
     using X = const float*;
 
-    // Codes: what unpack yields is multiple * q + offset, in `bits` bits; code(q) is what packing stores.
+    // Codes: what unpack yields is multiple * q + offset, in `bits` bits; packing stores the file's
+    // unsigned code, bits `flip` inverted.
     template <Kind KIND> static constexpr int bits = 8;
     template <Kind KIND> static constexpr int offset = 0;
     template <Kind KIND> static constexpr int multiple = 1;
     static constexpr int scale_bias = 0;
-    template <Kind KIND> static int code(int q) {
-        return KIND == N4S ? q + 8 : KIND == N5 ? q + 16 : KIND == N6 ? q + 32 : KIND == N3 ? q + 4 : q;
-    }
+    template <Kind KIND> static constexpr int flip = 0;
     template <Kind KIND, int H> static INLINE void unpack(const uint8_t* main, const uint8_t* high, Q w[4]) {
         constexpr int VB = 4 * L;
         for (int g = 0; g < 4; g++)
@@ -130,7 +129,7 @@ struct V : NoBlock {
 };
 
 #include "layout.h"
-
+#include "packing.h"
 #include "panel.h"
 
 }  // namespace

@@ -242,7 +242,7 @@ template <class T>
 void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_block, int64_t blocks, uint8_t* tile) {
     const TypeInfo& info = *type_info(w.type);
     const size_t stride = size_t(w.k / info.block_size * info.block_bytes);
-    for (int64_t b = 0; b < blocks; b++) __builtin_memset(tile + b * T::unit_bytes, 0, size_t(T::unit_bytes));
+    if (first_row + R > w.n) __builtin_memset(tile, 0, size_t(blocks * T::unit_bytes));
     for (int r = 0; r < R && first_row + r < w.n; r++) {
         const uint8_t* row = w.data + size_t(first_row + r) * stride;
         for (int64_t b = 0; b < blocks; b++) {
@@ -255,7 +255,8 @@ void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_b
                     if (h == 0) put(unit + T::bias_at + 4 * r, block.d[0] * V::template bias<T::multiple>);
                 if (T::min) put(unit + T::min_at(h) + 4 * r, __builtin_fmaf(float(centre), block.d[h], block.m[h]));
             }
-            for (int i = 0; i < 32; i++) block.q[i] = int8_t(block.q[i] - centre + T::offset);
+            if (centre != T::offset)
+                for (int i = 0; i < 32; i++) block.q[i] = int8_t(block.q[i] - centre + T::offset);
             uint8_t* quants = unit + T::quants_at + r / L * 4 * VB + r % L * 4;
             for (int i = 0; i < 8; i++) __builtin_memcpy(quants + (i / 4 * PV * 4 + i % 4) * VB, block.q + 4 * i, 4);
         }

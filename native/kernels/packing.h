@@ -1,0 +1,151 @@
+// Packing: rows of the file into the interleaved layouts of layout.h. Included after it, inside the same namespace.
+
+uint32_t get32(const uint8_t* p) {
+    uint32_t v;
+    __builtin_memcpy(&v, p, 4);
+    return v;
+}
+
+// The unsigned codes of block j of a file block at p, four to a word in order: what blocks.cpp decodes one by one.
+// (Code books: the index. Q8_0: the int8.)
+template <Type TYPE>
+void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
+    constexpr uint32_t bytes = 0x01010101u;
+    for (int i = 0; i < 8; i++) {
+        const int low = i % 4, shift = i / 4 * 4;   // types of 32: weights 0..15 in low nibbles, 16..31 in high
+        if constexpr (TYPE == Type::Q4_0 || TYPE == Type::IQ4_NL) c[i] = get32(p + 2 + 4 * low) >> shift & 15 * bytes;
+        if constexpr (TYPE == Type::MXFP4) c[i] = get32(p + 1 + 4 * low) >> shift & 15 * bytes;
+        if constexpr (TYPE == Type::Q4_1) c[i] = get32(p + 4 + 4 * low) >> shift & 15 * bytes;
+        if constexpr (TYPE == Type::IQ4_XS) c[i] = get32(p + 8 + 16 * j + 4 * low) >> shift & 15 * bytes;
+        if constexpr (TYPE == Type::Q8_0) c[i] = get32(p + 2 + 4 * i);
+        if constexpr (TYPE == Type::Q5_0 || TYPE == Type::Q5_1) {
+            const uint8_t* at = p + (TYPE == Type::Q5_0 ? 2 : 4);
+            const uint32_t four = get32(at) >> (4 * i) & 15;   // fifth bits, one to a byte by a multiplication
+            c[i] = (get32(at + 4 + 4 * low) >> shift & 15 * bytes) | (four * 0x00204081u & bytes) << 4;
+        }
+        if constexpr (TYPE == Type::Q4_K) c[i] = get32(p + 16 + j / 2 * 32 + 4 * i) >> (4 * (j % 2)) & 15 * bytes;
+        if constexpr (TYPE == Type::Q5_K)
+            c[i] = (get32(p + 48 + j / 2 * 32 + 4 * i) >> (4 * (j % 2)) & 15 * bytes) | (get32(p + 16 + 4 * i) >> j & bytes) << 4;
+        if constexpr (TYPE == Type::Q6_K)
+            c[i] = (get32(p + 64 * (j / 4) + 32 * (j & 1) + 4 * i) >> (4 * (j % 4 / 2)) & 15 * bytes) |
+                   (get32(p + 128 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes) << 4;
+        if constexpr (TYPE == Type::Q2_K) c[i] = get32(p + 16 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes;
+        if constexpr (TYPE == Type::Q3_K)
+            c[i] = (get32(p + 32 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes) | (get32(p + 4 * i) >> j & bytes) << 2;
+    }
+}
+
+// Put the 32 codes of row r (within the panel) into its block of quants (zeroed before), groups of four at a time.
+template <Kind KIND>
+void put_codes(const uint32_t c[8], int r, uint8_t* block) {
+    constexpr uint32_t bytes = 0x01010101u;
+    const int v = r / L, lane = r % L * 4;
+    const auto put = [&](uint8_t* vector, uint32_t value, int shift) {
+        uint32_t word;
+        __builtin_memcpy(&word, vector + lane, 4);
+        word |= value << shift;
+        __builtin_memcpy(vector + lane, &word, 4);
+    };
+    uint8_t* head = block + v * kind_head_bytes(KIND);
+    if constexpr (KIND == N5) {
+        const uint32_t low[5] = {c[5] >> 2 & 7 * bytes, (c[5] & 3 * bytes) | (c[7] >> 1 & bytes) << 2, c[6] >> 2 & 7 * bytes,
+                                 (c[6] & 3 * bytes) | (c[7] & bytes) << 2, c[7] >> 2 & 7 * bytes};
+        for (int g = 0; g < 5; g++) put(head + g * VB, c[g] << 3 | low[g], 0);
+        return;
+    }
+    for (int h = 0; h < 2; h++) {
+        uint8_t* half = block + PV * kind_head_bytes(KIND) + (h * PV + v) * kind_half_bytes(KIND);
+        const uint32_t* q = c + 4 * h;
+        for (int g = 0; g < 4; g++) {
+            if constexpr (KIND == N8) {
+                put(half + g * VB, q[g], 0);
+            } else if constexpr (KIND == N6) {
+                if (g < 3) put(half + g * VB, q[g] << 2 | (q[3] >> (4 - 2 * g) & 3 * bytes), 0);
+            } else if constexpr (KIND == N3 || KIND == N2) {
+                put(half, q[g] & 3 * bytes, 2 * g);
+                if constexpr (KIND == N3) put(head, q[g] >> 2 & bytes, 4 * h + g);
+            } else {
+                put(half + g % 2 * VB, q[g], g / 2 * 4);
+            }
+        }
+    }
+}
+
+template <class T>
+void put(uint8_t* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
+
+uint16_t get16(const uint8_t* p) {
+    uint16_t v;
+    __builtin_memcpy(&v, p, 2);
+    return v;
+}
+
+// The integer sub-scales (and minima) of a super-block, as the file has them.
+struct SubScales {
+    uint16_t d, dmin;
+    int8_t sc[16];
+    uint8_t mn[16];
+};
+template <Type TYPE>
+void sub_scales(const uint8_t* p, SubScales& s) {
+    s.d = s.dmin = 0;
+    if constexpr (TYPE == Type::Q2_K) {
+        s.d = get16(p + 80), s.dmin = get16(p + 82);
+        for (int i = 0; i < 16; i++) s.sc[i] = int8_t(p[i]);
+    } else if constexpr (TYPE == Type::Q3_K) {
+        s.d = get16(p + 108);
+        for (int i = 0; i < 16; i++) {
+            const int low = i < 8 ? p[96 + i] & 15 : p[96 + i - 8] >> 4, high = p[104 + i % 4] >> (2 * (i / 4)) & 3;
+            s.sc[i] = int8_t((low | high << 4) - 32);
+        }
+    } else if constexpr (TYPE == Type::Q6_K) {
+        s.d = get16(p + 208);
+        for (int i = 0; i < 16; i++) s.sc[i] = int8_t(p[192 + i]);
+    } else if constexpr (TYPE == Type::IQ4_XS) {
+        s.d = get16(p);
+        for (int i = 0; i < 8; i++)
+            s.sc[i] = int8_t(((p[4 + i / 2] >> (4 * (i % 2)) & 15) | (get16(p + 2) >> (2 * i) & 3) << 4) - 32);
+    } else {   // Q4_K, Q5_K
+        s.d = get16(p), s.dmin = get16(p + 2);
+        const uint8_t* q = p + 4;
+        for (int i = 0; i < 8; i++) {
+            s.sc[i] = int8_t(i < 4 ? q[i] & 63 : (q[i + 4] & 15) | (q[i - 4] >> 6) << 4);
+            s.mn[i] = uint8_t(i < 4 ? q[i + 4] & 63 : (q[i + 4] >> 4) | (q[i] >> 6) << 4);
+        }
+    }
+}
+
+// Pack one panel: rows [first, first + R) of src, rows from n on as zeros.
+template <class F>
+void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
+    const TypeInfo& info = *type_info(F::type);
+    for (int64_t u = 0; u < k / (32 * F::unit_blocks); u++) {
+        uint8_t* unit = dst + u * F::unit_bytes;
+        __builtin_memset(unit, 0, size_t(F::unit_bytes));
+        for (int r = 0; r < R && first + r < n; r++) {
+            const uint8_t* row = src + size_t(first + r) * stride;
+            const uint8_t* head = row + u * info.block_bytes;
+            if constexpr (F::super) {
+                SubScales s;
+                sub_scales<F::type>(head, s);
+                put(unit + F::d_at + 2 * r, s.d);
+                if (F::min) put(unit + F::dmin_at + 2 * r, s.dmin);
+                for (int i = 0; i < F::subs; i++) {
+                    unit[F::sc_at + i * R + r] = uint8_t(s.sc[i] + (F::packed_min ? 0 : V::scale_bias));
+                    if (F::min && !F::packed_min) unit[F::mn_at + i * R + r] = uint8_t(s.mn[i] + V::scale_bias);
+                }
+            } else if constexpr (F::type == Type::MXFP4) {
+                put(unit + F::d_at + 2 * r, uint16_t(__builtin_bit_cast(uint32_t, e8m0_half(head[0])) >> 16));
+            } else {
+                put(unit + F::d_at + 2 * r, get16(head));
+                if (F::min) put(unit + F::dmin_at + 2 * r, get16(head + 2));
+            }
+            for (int j = 0; j < F::unit_blocks; j++) {
+                uint32_t codes[8];
+                file_codes<F::type>(head, j, codes);
+                for (uint32_t& c : codes) c ^= uint32_t(V::template flip<F::kind>) * 0x01010101u;
+                put_codes<F::kind>(codes, r, unit + F::quants_at + j * kind_block_bytes(F::kind));
+            }
+        }
+    }
+}
