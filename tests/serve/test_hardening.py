@@ -189,6 +189,7 @@ def test_deadlines(start: Start, tmp_path: Path) -> None:
     assert events[-1] == "data: [DONE]"
 
 
+@pytest.mark.slow
 def test_a_slow_sender_is_cut_off(start: Start, tiny: Path) -> None:
     server = start([("tiny", tiny)], limits={"header_s": 0.5, "body_s": 0.5, "idle_s": 1})
     host, port = server.url.removeprefix("http://").split(":")
@@ -217,6 +218,7 @@ def test_a_slow_sender_is_cut_off(start: Start, tiny: Path) -> None:
         assert b" 400 " in connection.recv(10_000)
 
 
+@pytest.mark.slow
 def test_a_reader_that_does_not_read_is_dropped(start: Start, tmp_path: Path) -> None:
     """Its buffer fills, its sequence ends, and its pages are free again."""
     path = make(tmp_path / "long.gguf", n_ctx=32768)
@@ -248,6 +250,7 @@ def metric(server: Server, name: str, **labels: str) -> float:
 # --- 200 strangers
 
 
+@pytest.mark.slow
 def test_200_malformed_and_oversize_requests(start: Start, tiny: Path) -> None:
     server = start([("tiny", tiny)])
     rng = random.Random(1)
@@ -307,6 +310,7 @@ def assay(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_is_one_line_and_exit_code_2(tiny: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(tiny.read_bytes()[:5000])

@@ -103,6 +103,7 @@ def test_a_flood_is_answered_with_429_and_retry_after(start: Start, tiny: Path) 
     assert httpx.post(f"{server.url}/v1/completions", json=body(1), timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drain", "tokens", "expected"), [(30.0, 200, "done"), (0.3, 4000, "error")])
 def test_sigterm_under_load(start: Start, tmp_path: Path, drain: float, tokens: int, expected: str) -> None:
     """With time enough every accepted request completes; without it every one gets an error. Exit code 0."""
