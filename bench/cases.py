@@ -208,11 +208,11 @@ def note_002() -> list[str]:
         "```\n",
         *(f"> {line}" for line in found),
         "",
-        "One of the two takes low and high nibble of a byte as neighbours ([q4_0-interleave](faults.md#q4_0-interleave)), the other",
-        "takes all low nibbles first. Which is right can be read off the note: the file's first bytes are `20 00 0b 1a da 9d`, a scale",
-        "of 0.0000019073 and quants whose low nibbles are 11, 10, 10; element 1 is (10 - 8) × 0.0000019073 = 0.00000381 only with low",
-        "nibbles first, and 0.00000381 is what note 000's engine printed. The engine was right and the *reference* was wrong: two",
-        "decoders agreeing in the elements one happens to look at is not a match. (And block 0 is token 0, `<unk>`; BOS is token 1.)\n",
+        "Two mistakes print this. Either the Python decoder takes the two nibbles of a byte as neighbours",
+        "([q4_0-interleave](faults.md#q4_0-interleave)) and the engine is right, or the engine skips every second element. The notes'",
+        "own bytes speak for the first: the table begins `20 00 0b 1a da 9d`, a scale of 0.0000019073 and low nibbles 11, 10, 10, so",
+        "element 1 is (10 - 8) × 0.0000019073 = 0.00000381 only with all low nibbles first, and 0.00000381 is what the engine printed",
+        "in note 000. The reference it was held against was the faulty one. (And block 0 is token 0, `<unk>`; BOS is token 1.)\n",
     ]
 
 
