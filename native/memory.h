@@ -28,7 +28,10 @@ public:
     Pages() = default;
     Pages(size_t bytes, const std::string& purpose) : bytes_(bytes) {
         if (bytes == 0) return;
-        void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        // More than the machine has can be promised but never filled; some systems promise anything.
+        const size_t present = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
+        void* p = MAP_FAILED;
+        if (bytes <= present) p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED)
             throw OutOfMemory(purpose + ": the system has no room for " + std::to_string(bytes) + " bytes");
 #if defined(MADV_HUGEPAGE)
