@@ -29,19 +29,24 @@ using namespace assay::kernels;
 namespace {
 
 const Type all_types[] = {
-    Type::Q4_0, Type::Q4_1, Type::Q5_0, Type::Q5_1, Type::Q8_0, Type::Q2_K, Type::Q3_K, Type::Q4_K, Type::Q5_K, Type::Q6_K,
-    Type::IQ4_NL, Type::IQ4_XS, Type::MXFP4, Type::F32, Type::F16, Type::BF16, Type::Q8_1, Type::Q8_K, Type::TQ1_0,
-    Type::TQ2_0, Type::IQ2_XXS, Type::IQ2_XS, Type::IQ2_S, Type::IQ3_XXS, Type::IQ3_S, Type::IQ1_S, Type::IQ1_M,
+    Type::Q4_0,   Type::Q4_1,  Type::Q5_0,    Type::Q5_1,   Type::Q8_0,   Type::Q2_K,  Type::Q3_K,
+    Type::Q4_K,   Type::Q5_K,  Type::Q6_K,    Type::IQ4_NL, Type::IQ4_XS, Type::MXFP4, Type::F32,
+    Type::F16,    Type::BF16,  Type::Q8_1,    Type::Q8_K,   Type::TQ1_0,  Type::TQ2_0, Type::IQ2_XXS,
+    Type::IQ2_XS, Type::IQ2_S, Type::IQ3_XXS, Type::IQ3_S,  Type::IQ1_S,  Type::IQ1_M,
 };
 const char* const all_isas[] = {"portable", "neon", "avx2", "avx512vnni"};
 
 // Where a block keeps its f16 scales (-1: none); types with other scales are handled in random_rows.
-struct ScaleAt { Type type; int first, second; };
+struct ScaleAt {
+    Type type;
+    int first, second;
+};
 const ScaleAt scale_at[] = {
-    {Type::Q4_0, 0, -1}, {Type::Q4_1, 0, 2}, {Type::Q5_0, 0, -1}, {Type::Q5_1, 0, 2}, {Type::Q8_0, 0, -1}, {Type::Q8_1, 0, 2},
-    {Type::Q2_K, 80, 82}, {Type::Q3_K, 108, -1}, {Type::Q4_K, 0, 2}, {Type::Q5_K, 0, 2}, {Type::Q6_K, 208, -1},
-    {Type::IQ4_NL, 0, -1}, {Type::IQ4_XS, 0, -1}, {Type::TQ1_0, 52, -1}, {Type::TQ2_0, 64, -1}, {Type::IQ2_XXS, 0, -1},
-    {Type::IQ2_XS, 0, -1}, {Type::IQ2_S, 0, -1}, {Type::IQ3_XXS, 0, -1}, {Type::IQ3_S, 0, -1}, {Type::IQ1_S, 0, -1},
+    {Type::Q4_0, 0, -1},    {Type::Q4_1, 0, 2},    {Type::Q5_0, 0, -1},   {Type::Q5_1, 0, 2},     {Type::Q8_0, 0, -1},
+    {Type::Q8_1, 0, 2},     {Type::Q2_K, 80, 82},  {Type::Q3_K, 108, -1}, {Type::Q4_K, 0, 2},     {Type::Q5_K, 0, 2},
+    {Type::Q6_K, 208, -1},  {Type::IQ4_NL, 0, -1}, {Type::IQ4_XS, 0, -1}, {Type::TQ1_0, 52, -1},  {Type::TQ2_0, 64, -1},
+    {Type::IQ2_XXS, 0, -1}, {Type::IQ2_XS, 0, -1}, {Type::IQ2_S, 0, -1},  {Type::IQ3_XXS, 0, -1}, {Type::IQ3_S, 0, -1},
+    {Type::IQ1_S, 0, -1},
 };
 
 int failures = 0;
@@ -49,7 +54,7 @@ void fail(const std::string& what) {
     if (++failures <= 40) std::printf("FAIL %s\n", what.c_str());
 }
 
-struct Buffer {   // 64-byte aligned, with a guard that shows writes past the end
+struct Buffer {  // 64-byte aligned, with a guard that shows writes past the end
     std::vector<uint8_t> bytes;
     uint8_t* data;
     size_t size;
@@ -63,7 +68,7 @@ struct Buffer {   // 64-byte aligned, with a guard that shows writes past the en
     }
 };
 
-uint16_t small_f16(std::mt19937& rng, bool positive) {   // magnitudes 2^-11 .. 2^-7
+uint16_t small_f16(std::mt19937& rng, bool positive) {  // magnitudes 2^-11 .. 2^-7
     const uint32_t r = uint32_t(rng());
     return uint16_t((positive ? 0 : (r & 1) << 15) | (4 + (r >> 1 & 3)) << 10 | (r >> 8 & 1023));
 }
@@ -112,8 +117,8 @@ std::vector<uint8_t> random_rows(Type type, int64_t n, int64_t k, std::mt19937& 
 std::vector<float> random_acts(int64_t m, int64_t k, std::mt19937& rng) {
     std::normal_distribution<float> normal;
     std::vector<float> x(size_t(m * k));
-    for (float& v : x) v = normal(rng) * (rng() % 200 == 0 ? 8.0f : 1.0f);   // a few outliers, as models have
-    for (int64_t i = 0; i < std::min<int64_t>(32, k); i++) x[size_t(i)] = 0;   // and a block of zeros
+    for (float& v : x) v = normal(rng) * (rng() % 200 == 0 ? 8.0f : 1.0f);    // a few outliers, as models have
+    for (int64_t i = 0; i < std::min<int64_t>(32, k); i++) x[size_t(i)] = 0;  // and a block of zeros
     return x;
 }
 
@@ -135,14 +140,18 @@ double nmse(const std::vector<float>& got, const std::vector<double>& want) {
     return error / power;
 }
 
-struct Measured { Type type; double fast = 0, exact = 0; };
+struct Measured {
+    Type type;
+    double fast = 0, exact = 0;
+};
 
 // Returns the products of this instruction set for comparison with the others: fast, exact.
-void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed, std::vector<std::vector<float>>& reference,
-           Measured& worst) {
+void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed,
+           std::vector<std::vector<float>>& reference, Measured& worst) {
     std::mt19937 rng(seed);
     const TypeInfo& info = *type_info(type);
-    const std::string label = std::string(isa_name) + " " + info.name + " " + std::to_string(n) + "x" + std::to_string(k);
+    const std::string label =
+        std::string(isa_name) + " " + info.name + " " + std::to_string(n) + "x" + std::to_string(k);
     const std::vector<uint8_t> rows = random_rows(type, n, k, rng);
     const int64_t m = 64;
     const std::vector<float> x = random_acts(m, k, rng);
@@ -155,13 +164,15 @@ void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed,
         packed = {type, true, n, k, memory.data};
         if (!memory.intact()) fail(label + ": pack overrun");
         const double padded = double((n + panel_rows() - 1) / panel_rows() * panel_rows()) / double(n);
-        if (k % 256 == 0 && double(memory.size) > 1.15 * padded * double(rows.size())) fail(label + ": packed too large");
+        if (k % 256 == 0 && double(memory.size) > 1.15 * padded * double(rows.size()))
+            fail(label + ": packed too large");
     }
     std::vector<float> decoded(size_t(n * k)), row(static_cast<size_t>(k));
     for (int64_t r = 0; r < n; r++) {
         decode_row(mapped, r, decoded.data() + r * k);
         decode_row(packed, r, row.data());
-        if (!std::equal(row.begin(), row.end(), decoded.begin() + r * k)) fail(label + ": decode of packed row " + std::to_string(r));
+        if (!std::equal(row.begin(), row.end(), decoded.begin() + r * k))
+            fail(label + ": decode of packed row " + std::to_string(r));
     }
     std::vector<double> want(size_t(m * n));
     for (int64_t t = 0; t < m; t++)
@@ -176,8 +187,10 @@ void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed,
         const std::vector<float> all = product(packed, format, x.data(), m, 0, n);
         const double error = nmse(all, want);
         (exact ? worst.exact : worst.fast) = std::max(exact ? worst.exact : worst.fast, error);
-        if (!(error < (format == Acts::F32 ? 1e-12 : 1e-4))) fail(mode + ": NMSE " + std::to_string(error * 1e9) + "e-9");
-        const auto same = [&](const Matrix& w, int64_t tokens, int64_t t0, int64_t begin, int64_t end, const char* what) {
+        if (!(error < (format == Acts::F32 ? 1e-12 : 1e-4)))
+            fail(mode + ": NMSE " + std::to_string(error * 1e9) + "e-9");
+        const auto same = [&](const Matrix& w, int64_t tokens, int64_t t0, int64_t begin, int64_t end,
+                              const char* what) {
             const std::vector<float> part = product(w, format, x.data() + t0 * k, tokens, begin, end);
             for (int64_t t = 0; t < tokens; t++)
                 for (int64_t r = 0; r < n; r++) {
@@ -185,18 +198,22 @@ void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed,
                     const float expected = r >= begin && r < end ? all[size_t((t0 + t) * n + r)] : -12345.0f;
                     if (std::memcmp(&got, &expected, 4) != 0)
                         return fail(mode + ": bits, " + what + ", tokens " + std::to_string(tokens) + " from " +
-                                    std::to_string(t0) + ", rows " + std::to_string(begin) + ".." + std::to_string(end));
+                                    std::to_string(t0) + ", rows " + std::to_string(begin) + ".." +
+                                    std::to_string(end));
                 }
         };
-        for (int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 9, 17, 61}) same(packed, tokens, int64_t(rng() % (64 - tokens + 1)), 0, n, "packed");
+        for (int64_t tokens : {1, 2, 3, 4, 5, 7, 8, 9, 17, 61})
+            same(packed, tokens, int64_t(rng() % (64 - tokens + 1)), 0, n, "packed");
         for (int i = 0; i < 6; i++) {
             const int64_t begin = int64_t(rng() % uint32_t(n)), end = begin + 1 + int64_t(rng() % uint32_t(n - begin));
             same(packed, i % 2 ? 1 : 11, 5, begin, end, "range");
         }
         for (int64_t tokens : {1, 6, 33}) same(mapped, tokens, 2, int64_t(rng() % uint32_t(n)), n, "mapped");
         const size_t slot = size_t(exact);
-        if (reference.size() <= slot) reference.push_back(all);
-        else if (std::memcmp(reference[slot].data(), all.data(), all.size() * 4) != 0) fail(mode + ": differs from portable");
+        if (reference.size() <= slot)
+            reference.push_back(all);
+        else if (std::memcmp(reference[slot].data(), all.data(), all.size() * 4) != 0)
+            fail(mode + ": differs from portable");
     }
 }
 
@@ -204,7 +221,9 @@ int run_checks() {
     for (Type type : all_types) {
         const TypeInfo& info = *type_info(type);
         const int64_t unit = info.block_size;
-        struct Shape { int64_t n, k; };
+        struct Shape {
+            int64_t n, k;
+        };
         std::vector<Shape> shapes = {{37, 3 * std::max<int64_t>(unit, 32)}, {64, 1024}, {5, 2304}};
         if (unit == 32) shapes.push_back({33, 576});
         if (unit == 1) shapes.push_back({9, 101});
@@ -228,7 +247,8 @@ int run_checks() {
             const Matrix w{Type::Q8_0, false, 8, 64, rows.data()};
             const std::vector<float> out = product(w, Acts::Q8, x.data(), 3, 0, 8);
             for (int r = 0; r < 8; r++)
-                if (!std::isnan(out[size_t(8 + r)]) || std::isnan(out[size_t(r)]) || std::isnan(out[size_t(16 + r)])) fail(std::string(name) + ": NaN");
+                if (!std::isnan(out[size_t(8 + r)]) || std::isnan(out[size_t(r)]) || std::isnan(out[size_t(16 + r)]))
+                    fail(std::string(name) + ": NaN");
         }
     std::printf("checked:");
     for (const char* name : all_isas)
@@ -267,21 +287,26 @@ int run_bench(int threads, std::vector<std::string> names) {
     std::vector<double> peaks(static_cast<size_t>(threads)), reads(static_cast<size_t>(threads));
     std::vector<uint8_t> big(size_t(threads) * (128u << 20), 1);
     parallel(threads, [&](int i) { peaks[size_t(i)] = measure_dot_peak(0.3); });
-    parallel(threads, [&](int i) { reads[size_t(i)] = measure_read_bandwidth(big.data() + size_t(i) * (128u << 20), 128u << 20, 0.5); });
+    parallel(threads, [&](int i) {
+        reads[size_t(i)] = measure_read_bandwidth(big.data() + size_t(i) * (128u << 20), 128u << 20, 0.5);
+    });
     double peak = 0, bandwidth = 0;
     for (double p : peaks) peak += p;
     for (double r : reads) bandwidth += r;
     big = {};
-    std::printf("isa %s, %d threads: %.0f GOPS integer dot, %.1f GB/s read\n", isa(), threads, peak / 1e9, bandwidth / 1e9);
-    std::printf("%-8s %10s %6s %10s %6s %10s %10s %10s\n", "type", "512 GOPS", "peak", "1 GB/s", "read", "4 GB/s", "exact512", "pack ns/w");
+    std::printf("isa %s, %d threads: %.0f GOPS integer dot, %.1f GB/s read\n", isa(), threads, peak / 1e9,
+                bandwidth / 1e9);
+    std::printf("%-8s %10s %6s %10s %6s %10s %10s %10s\n", "type", "512 GOPS", "peak", "1 GB/s", "read", "4 GB/s",
+                "exact512", "pack ns/w");
     std::mt19937 rng(3);
     for (Type type : all_types) {
         const TypeInfo& info = *type_info(type);
         if (!names.empty() && std::find(names.begin(), names.end(), info.name) == names.end()) continue;
-        const int64_t k = 2048, n = 8192, copies = 6;   // ~10 MB a copy at 4 bits: beyond the caches
+        const int64_t k = 2048, n = 8192, copies = 6;  // ~10 MB a copy at 4 bits: beyond the caches
         const std::vector<uint8_t> rows = random_rows(type, 64, k, rng);
         std::vector<uint8_t> full(size_t(n) * row_bytes(type, k));
-        for (int64_t r = 0; r < n; r += 64) std::memcpy(full.data() + size_t(r) * row_bytes(type, k), rows.data(), rows.size());
+        for (int64_t r = 0; r < n; r += 64)
+            std::memcpy(full.data() + size_t(r) * row_bytes(type, k), rows.data(), rows.size());
         const bool packs = packable(type);
         std::vector<Buffer> memory;
         double pack_time = 0;
@@ -295,7 +320,8 @@ int run_bench(int threads, std::vector<std::string> names) {
             pack_time = (now() - start) * threads;
         }
         const auto matrix = [&](int64_t c) {
-            return packs ? Matrix{type, true, n, k, memory[size_t(c % copies)].data} : Matrix{type, false, n, k, full.data()};
+            return packs ? Matrix{type, true, n, k, memory[size_t(c % copies)].data}
+                         : Matrix{type, false, n, k, full.data()};
         };
         const std::vector<float> x = random_acts(512, k, rng);
         std::vector<float> out(size_t(512 * n));
@@ -308,7 +334,8 @@ int run_bench(int threads, std::vector<std::string> names) {
                 parallel(threads, [&](int i) {
                     const double start = cpu_now();
                     const int64_t step = rows_used / threads / panel_rows() * panel_rows();
-                    gemm(matrix(c), format, acts.data, m, out.data(), n, i * step, i == threads - 1 ? rows_used : (i + 1) * step);
+                    gemm(matrix(c), format, acts.data, m, out.data(), n, i * step,
+                         i == threads - 1 ? rows_used : (i + 1) * step);
                     busy[size_t(i)] = cpu_now() - start;
                 });
                 times.push_back(*std::max_element(busy.begin(), busy.end()));
@@ -322,8 +349,9 @@ int run_bench(int threads, std::vector<std::string> names) {
         const double prompt = 2.0 * 512 * double(used) * double(k) / time(format, 512, used, 5);
         const double one = bytes / time(format, 1, n, 13), four = bytes / time(format, 4, n, 9);
         const double exact = 2.0 * 512 * 256 * double(k) / time(Acts::F32, 512, 256, 3);
-        std::printf("%-8s %10.1f %5.0f%% %10.2f %5.0f%% %10.2f %10.1f %10.2f\n", info.name, prompt / 1e9, 100 * prompt / peak, one / 1e9,
-                    100 * one / bandwidth, four / 1e9, exact / 1e9, pack_time * 1e9 / double(n * k));
+        std::printf("%-8s %10.1f %5.0f%% %10.2f %5.0f%% %10.2f %10.1f %10.2f\n", info.name, prompt / 1e9,
+                    100 * prompt / peak, one / 1e9, 100 * one / bandwidth, four / 1e9, exact / 1e9,
+                    pack_time * 1e9 / double(n * k));
         std::fflush(stdout);
     }
     return 0;
@@ -333,6 +361,7 @@ int run_bench(int threads, std::vector<std::string> names) {
 
 int main(int argc, char** argv) {
     if (argc > 1 && std::strcmp(argv[1], "bench") == 0)
-        return run_bench(argc > 2 ? std::atoi(argv[2]) : 1, std::vector<std::string>(argv + std::min(argc, 3), argv + argc));
+        return run_bench(argc > 2 ? std::atoi(argv[2]) : 1,
+                         std::vector<std::string>(argv + std::min(argc, 3), argv + argc));
     return run_checks();
 }

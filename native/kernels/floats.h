@@ -6,12 +6,22 @@
 constexpr int64_t UNIT = 256;
 constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
 
-struct WF32 { static constexpr int size = 4; static INLINE V::F get(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); } };
-struct WF16 { static constexpr int size = 2; static INLINE V::F get(const uint8_t* p) { return V::f16(p); } };
-struct WBF16 { static constexpr int size = 2; static INLINE V::F get(const uint8_t* p) { return V::bf16(p); } };
+struct WF32 {
+    static constexpr int size = 4;
+    static INLINE V::F get(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
+};
+struct WF16 {
+    static constexpr int size = 2;
+    static INLINE V::F get(const uint8_t* p) { return V::f16(p); }
+};
+struct WBF16 {
+    static constexpr int size = 2;
+    static INLINE V::F get(const uint8_t* p) { return V::bf16(p); }
+};
 
 template <class W, int T>
-void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t ldx, bool carry, float* out, int64_t ldo) {
+void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t ldx, bool carry, float* out,
+               int64_t ldo) {
     using Float = V::F;
     for (int64_t c = 0; c < columns; c += UNIT) {
         Float even[T][PV], odd[T][PV];
@@ -27,8 +37,10 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     const Float column = W::get(w + (n * R + v * L) * W::size);
                     unroll<T>([&](auto t) INLINE_LAMBDA {
-                        if constexpr (n % 2 == 0) even[t][v] = V::template fma_lane<n>(even[t][v], column, a[t]);
-                        else odd[t][v] = V::template fma_lane<n>(odd[t][v], column, a[t]);
+                        if constexpr (n % 2 == 0)
+                            even[t][v] = V::template fma_lane<n>(even[t][v], column, a[t]);
+                        else
+                            odd[t][v] = V::template fma_lane<n>(odd[t][v], column, a[t]);
                     });
                 });
             });
@@ -51,10 +63,14 @@ void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, co
         const float* a = x + t * ldx + first;
         at_edge(rows, tokens, first > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
             switch (tokens) {
-                case 1: return panel_f32<W, 1>(weights, columns, a, ldx, first > 0, to, ld);
-                case 2: return panel_f32<W, 2>(weights, columns, a, ldx, first > 0, to, ld);
-                case 3: return panel_f32<W, 3>(weights, columns, a, ldx, first > 0, to, ld);
-                default: return panel_f32<W, 4>(weights, columns, a, ldx, first > 0, to, ld);
+                case 1:
+                    return panel_f32<W, 1>(weights, columns, a, ldx, first > 0, to, ld);
+                case 2:
+                    return panel_f32<W, 2>(weights, columns, a, ldx, first > 0, to, ld);
+                case 3:
+                    return panel_f32<W, 3>(weights, columns, a, ldx, first > 0, to, ld);
+                default:
+                    return panel_f32<W, 4>(weights, columns, a, ldx, first > 0, to, ld);
             }
         });
     }
@@ -73,8 +89,8 @@ void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats)
                 d[v] = V::mul(d[v], V::set(1.0f / T::multiple));
                 if constexpr (!T::min) m[v] = V::set(0.0f);
                 for (int g = 0; g < 4; g++)
-                    V::template columns<T::offset>(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, centre, d[v], m[v],
-                                                   floats + (h * 16 + g * 4) * R + v * L, R);
+                    V::template columns<T::offset>(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, centre, d[v],
+                                                   m[v], floats + (h * 16 + g * 4) * R + v * L, R);
             }
         }
 }
@@ -92,7 +108,8 @@ void rows_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t colu
             if (info.unpack) {
                 Block32 block;
                 info.unpack(row, (first + c) / 32, block);
-                for (int i = 0; i < 32; i++) values[i] = __builtin_fmaf(block.d[i / 16], float(block.q[i]), block.m[i / 16]);
+                for (int i = 0; i < 32; i++)
+                    values[i] = __builtin_fmaf(block.d[i / 16], float(block.q[i]), block.m[i / 16]);
             } else {
                 decode_float(w.type, row, first + c, first + c + count, values);
             }
@@ -114,7 +131,9 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
     const int size = w.type == Type::F32 ? 4 : 2;
     const uint8_t* at = w.data + (first_row * float_columns(w.k) + first * R) * size;
     for (int64_t i = 0; i < float_columns(columns) * R; i += L)
-        V::store(floats + i, w.type == Type::F32 ? WF32::get(at + 4 * i) : w.type == Type::F16 ? WF16::get(at + 2 * i) : WBF16::get(at + 2 * i));
+        V::store(floats + i, w.type == Type::F32   ? WF32::get(at + 4 * i)
+                             : w.type == Type::F16 ? WF16::get(at + 2 * i)
+                                                   : WBF16::get(at + 2 * i));
 }
 
 void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
@@ -132,8 +151,8 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
         const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
         each_panel(begin, end, [&](const Rows& rows) {
             panel_floats(w, rows.first, c, columns, scratch.floats);
-            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(scratch.floats), c, float_columns(columns), x, ldx, m,
-                                   out, ldo, rows);
+            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(scratch.floats), c, float_columns(columns), x, ldx,
+                                   m, out, ldo, rows);
         });
     }
 }

@@ -10,7 +10,7 @@ enum Kind { N4S, N4U, N4I, N4M, N5, N6, N8, N3, N2 };
 // How a sub-scale lies in its byte.
 enum Field { BYTE, LOW4, HIGH4 };
 
-// Base of a vector type that leaves the inner block and the half sums as they are (isa_neon.cpp has its own).
+// Base of a vector type that leaves inner blocks and half sums to panel.h (isa_neon.cpp has its own).
 struct NoBlock {
     template <class F, int T> static constexpr bool has_block = false;
     template <class F, int T> static constexpr bool has_single = false;

@@ -1,8 +1,9 @@
 // x86: AVX2, FMA and F16C.
 //
-// A panel is 8 rows in one vector. `vpmaddubsw` adds pairs of unsigned * signed products in 16 bits and saturates: codes
-// of up to 6 bits are stored with an offset and their pair sums are added in 16 bits as far as they fit; full int8
-// weights take the absolute value, with their sign moved to the activations (|w| <= 128, |a| <= 127: 2 * 128 * 127 fits).
+// A panel is 8 rows in one vector. `vpmaddubsw` adds pairs of unsigned * signed products in 16 bits and saturates:
+// codes of up to 6 bits are stored with an offset and their pair sums are added in 16 bits as far as they fit; full
+// int8 weights take the absolute value, with their sign moved to the activations (|w| <= 128, |a| <= 127: 2 * 128 * 127
+// fits).
 #include "isa.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -26,19 +27,37 @@ struct V : NoBlock {
     using A = const int8_t*;
     using X = const float*;
 
-    template <Kind KIND> static constexpr int bits = KIND == N8 || KIND == N4I || KIND == N4M ? 8 : KIND == N6 ? 6 : KIND == N5 ? 5 : 4;
-    template <Kind KIND> static constexpr int offset = KIND == N4S ? 8 : KIND == N5 ? 16 : KIND == N6 ? 32 : KIND == N3 ? 4 : 0;
-    template <Kind KIND> static constexpr int multiple = 1;
+    template <Kind KIND>
+    static constexpr int bits = KIND == N8 || KIND == N4I || KIND == N4M ? 8
+                                : KIND == N6                             ? 6
+                                : KIND == N5                             ? 5
+                                                                         : 4;
+    template <Kind KIND>
+    static constexpr int offset = KIND == N4S  ? 8
+                                  : KIND == N5 ? 16
+                                  : KIND == N6 ? 32
+                                  : KIND == N3 ? 4
+                                               : 0;
+    template <Kind KIND>
+    static constexpr int multiple = 1;
     static constexpr int scale_bias = 0;
-    template <Kind KIND> static constexpr int flip = 0;
+    template <Kind KIND>
+    static constexpr int flip = 0;
 
     static INLINE Q bytes(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     static INLINE void store_bytes(uint8_t* p, Q q) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), q); }
-    template <int S> static INLINE Q right(Q x, int mask) { return _mm256_and_si256(_mm256_srli_epi16(x, S), _mm256_set1_epi8(char(mask))); }
-    template <int S> static INLINE Q left(Q x, int mask) { return _mm256_and_si256(_mm256_slli_epi16(x, S), _mm256_set1_epi8(char(mask))); }
+    template <int S>
+    static INLINE Q right(Q x, int mask) {
+        return _mm256_and_si256(_mm256_srli_epi16(x, S), _mm256_set1_epi8(char(mask)));
+    }
+    template <int S>
+    static INLINE Q left(Q x, int mask) {
+        return _mm256_and_si256(_mm256_slli_epi16(x, S), _mm256_set1_epi8(char(mask)));
+    }
     static INLINE Q merge(Q a, Q b) { return _mm256_or_si256(a, b); }
 
-    template <Kind KIND, int H> static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
+    template <Kind KIND, int H>
+    static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
         const auto at = [](const uint8_t* p, int n) INLINE_LAMBDA { return bytes(p + 4 * L * n); };
         if constexpr (KIND == N8) {
             for (int g = 0; g < 4; g++) w[g] = at(half, g);
@@ -83,14 +102,20 @@ struct V : NoBlock {
     static INLINE __m128i words(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
     static INLINE __m128i eight(const uint8_t* p) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)); }
     static INLINE F f16(const uint8_t* p) { return _mm256_cvtph_ps(words(p)); }
-    static INLINE F bf16(const uint8_t* p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words(p)), 16)); }
+    static INLINE F bf16(const uint8_t* p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words(p)), 16));
+    }
     static INLINE F neg(F a) { return _mm256_xor_ps(a, set(-0.0f)); }
     static INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
     static INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
     static INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
     using Factor = F;
-    template <int BIAS> static INLINE Factor factor(F d) { return d; }
-    template <Field FIELD> static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
+    template <int BIAS>
+    static INLINE Factor factor(F d) {
+        return d;
+    }
+    template <Field FIELD>
+    static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
         const __m256i b = FIELD == BYTE   ? _mm256_cvtepi8_epi32(eight(p))
                           : FIELD == LOW4 ? _mm256_and_si256(_mm256_cvtepu8_epi32(eight(p)), _mm256_set1_epi32(15))
                                           : _mm256_srli_epi32(_mm256_cvtepu8_epi32(eight(p)), 4);
@@ -98,23 +123,33 @@ struct V : NoBlock {
     }
 
     static INLINE X lanes(const float* p) { return p; }
-    template <int N> static INLINE F fma_lane(F acc, F a, X x) { return _mm256_fmadd_ps(a, _mm256_broadcast_ss(x + N), acc); }
+    template <int N>
+    static INLINE F fma_lane(F acc, F a, X x) {
+        return _mm256_fmadd_ps(a, _mm256_broadcast_ss(x + N), acc);
+    }
 
     static INLINE A acts(const int8_t* p) { return p; }
-    template <int OFFSET, int MULTIPLE> static INLINE I start(const int32_t* neg) {
-        if constexpr (OFFSET == 0) return _mm256_setzero_si256();
-        else return _mm256_slli_epi32(_mm256_set1_epi32(*neg), __builtin_ctz(OFFSET));
+    template <int OFFSET, int MULTIPLE>
+    static INLINE I start(const int32_t* neg) {
+        if constexpr (OFFSET == 0)
+            return _mm256_setzero_si256();
+        else
+            return _mm256_slli_epi32(_mm256_set1_epi32(*neg), __builtin_ctz(OFFSET));
     }
-    template <int OFFSET, int MULTIPLE, int H> static INLINE I start_half(const int32_t* neg0, const int32_t* neg) {
-        if constexpr (OFFSET == 0) return _mm256_setzero_si256();
-        else return _mm256_slli_epi32(_mm256_set1_epi32(H == 0 ? *neg0 : *neg - *neg0), __builtin_ctz(OFFSET));
+    template <int OFFSET, int MULTIPLE, int H>
+    static INLINE I start_half(const int32_t* neg0, const int32_t* neg) {
+        if constexpr (OFFSET == 0)
+            return _mm256_setzero_si256();
+        else
+            return _mm256_slli_epi32(_mm256_set1_epi32(H == 0 ? *neg0 : *neg - *neg0), __builtin_ctz(OFFSET));
     }
     static INLINE __m256i group(A a, int g) {
         int32_t word;
         __builtin_memcpy(&word, a + 4 * g, 4);
         return _mm256_set1_epi32(word);
     }
-    template <int BITS, int T> static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
+    template <int BITS, int T>
+    static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
         const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) {
@@ -122,12 +157,13 @@ struct V : NoBlock {
 #pragma GCC unroll 4
             for (int g = 0; g < 4; g++) {
                 const __m256i x = group(a[t], g), q = w[0][g];
-                p[g] = BITS == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q)) : _mm256_maddubs_epi16(q, x);
+                p[g] = BITS == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(x, q))
+                                 : _mm256_maddubs_epi16(q, x);
             }
-            if constexpr (BITS <= 5) {          // 4 * 2 * 31 * 127 < 2^15
+            if constexpr (BITS <= 5) {  // 4 * 2 * 31 * 127 < 2^15
                 const __m256i all = _mm256_add_epi16(_mm256_add_epi16(p[0], p[1]), _mm256_add_epi16(p[2], p[3]));
                 sum[t][0] = _mm256_add_epi32(sum[t][0], _mm256_madd_epi16(all, ones));
-            } else if constexpr (BITS == 6) {   // 2 * 2 * 63 * 127 < 2^15
+            } else if constexpr (BITS == 6) {  // 2 * 2 * 63 * 127 < 2^15
                 const __m256i x = _mm256_madd_epi16(_mm256_add_epi16(p[0], p[1]), ones);
                 const __m256i y = _mm256_madd_epi16(_mm256_add_epi16(p[2], p[3]), ones);
                 sum[t][0] = _mm256_add_epi32(sum[t][0], _mm256_add_epi32(x, y));
@@ -137,11 +173,15 @@ struct V : NoBlock {
             }
         }
     }
-    template <int MULTIPLE> static INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+    template <int MULTIPLE>
+    static INLINE F to_float(I x) {
+        return _mm256_cvtepi32_ps(x);
+    }
 
-    template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
+    template <int OFFSET>
+    static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const __m256i x = bytes(p), c = _mm256_set1_epi32(centre - OFFSET);
-        const auto put = [&](int n, __m256i column) INLINE_LAMBDA {   // sign extension: offset codes are below 64
+        const auto put = [&](int n, __m256i column) INLINE_LAMBDA {  // sign extension: offset codes are below 64
             store(out + n * stride, fma(d, _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_srai_epi32(column, 24), c)), m));
         };
         put(0, _mm256_slli_epi32(x, 24));

@@ -7,7 +7,7 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"   // GCC 12's own intrinsics: _mm512_undefined_*
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own intrinsics: _mm512_undefined_*
 #endif
 #include <immintrin.h>
 
@@ -29,21 +29,36 @@ struct V : NoBlock {
     using A = const int8_t*;
     using X = const float*;
 
-    template <Kind KIND> static constexpr int bits = 8;
-    template <Kind KIND> static constexpr int offset =
-        KIND == N4S ? 8 : KIND == N5 ? 16 : KIND == N6 ? 32 : KIND == N3 ? 4 : KIND == N4U || KIND == N2 ? 0 : 128;
-    template <Kind KIND> static constexpr int multiple = 1;
+    template <Kind KIND>
+    static constexpr int bits = 8;
+    template <Kind KIND>
+    static constexpr int offset = KIND == N4S                 ? 8
+                                  : KIND == N5                ? 16
+                                  : KIND == N6                ? 32
+                                  : KIND == N3                ? 4
+                                  : KIND == N4U || KIND == N2 ? 0
+                                                              : 128;
+    template <Kind KIND>
+    static constexpr int multiple = 1;
     static constexpr int scale_bias = 0;
-    template <Kind KIND> static constexpr int flip = KIND == N8 ? 128 : 0;
+    template <Kind KIND>
+    static constexpr int flip = KIND == N8 ? 128 : 0;
 
     static INLINE Q bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
     static INLINE void store_bytes(uint8_t* p, Q q) { _mm512_storeu_si512(p, q); }
-    template <int S> static INLINE Q right(Q x, int mask) { return _mm512_and_si512(_mm512_srli_epi16(x, S), _mm512_set1_epi8(char(mask))); }
-    template <int S> static INLINE Q left(Q x, int mask) { return _mm512_and_si512(_mm512_slli_epi16(x, S), _mm512_set1_epi8(char(mask))); }
+    template <int S>
+    static INLINE Q right(Q x, int mask) {
+        return _mm512_and_si512(_mm512_srli_epi16(x, S), _mm512_set1_epi8(char(mask)));
+    }
+    template <int S>
+    static INLINE Q left(Q x, int mask) {
+        return _mm512_and_si512(_mm512_slli_epi16(x, S), _mm512_set1_epi8(char(mask)));
+    }
     static INLINE Q merge(Q a, Q b) { return _mm512_or_si512(a, b); }
     static INLINE Q merge(Q a, Q b, Q c) { return _mm512_ternarylogic_epi32(a, b, c, 0xfe); }
 
-    template <Kind KIND, int H> static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
+    template <Kind KIND, int H>
+    static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
         const auto at = [](const uint8_t* p, int n) INLINE_LAMBDA { return bytes(p + 4 * L * n); };
         if constexpr (KIND == N8) {
             for (int g = 0; g < 4; g++) w[g] = at(half, g);
@@ -88,14 +103,20 @@ struct V : NoBlock {
     static INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
     static INLINE __m256i words(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     static INLINE F f16(const uint8_t* p) { return _mm512_cvtph_ps(words(p)); }
-    static INLINE F bf16(const uint8_t* p) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words(p)), 16)); }
+    static INLINE F bf16(const uint8_t* p) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words(p)), 16));
+    }
     static INLINE F neg(F a) { return _mm512_xor_ps(a, set(-0.0f)); }
     static INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
     static INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
     static INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
     using Factor = F;
-    template <int BIAS> static INLINE Factor factor(F d) { return d; }
-    template <Field FIELD> static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
+    template <int BIAS>
+    static INLINE Factor factor(F d) {
+        return d;
+    }
+    template <Field FIELD>
+    static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
 #pragma GCC unroll 2
         for (int v = 0; v < PV; v++) {
             const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + L * v));
@@ -107,18 +128,28 @@ struct V : NoBlock {
     }
 
     static INLINE X lanes(const float* p) { return p; }
-    template <int N> static INLINE F fma_lane(F acc, F a, X x) { return _mm512_fmadd_ps(a, _mm512_set1_ps(x[N]), acc); }
+    template <int N>
+    static INLINE F fma_lane(F acc, F a, X x) {
+        return _mm512_fmadd_ps(a, _mm512_set1_ps(x[N]), acc);
+    }
 
     static INLINE A acts(const int8_t* p) { return p; }
-    template <int OFFSET, int MULTIPLE> static INLINE I start(const int32_t* neg) {
-        if constexpr (OFFSET == 0) return _mm512_setzero_si512();
-        else return _mm512_slli_epi32(_mm512_set1_epi32(*neg), unsigned(__builtin_ctz(OFFSET)));
+    template <int OFFSET, int MULTIPLE>
+    static INLINE I start(const int32_t* neg) {
+        if constexpr (OFFSET == 0)
+            return _mm512_setzero_si512();
+        else
+            return _mm512_slli_epi32(_mm512_set1_epi32(*neg), unsigned(__builtin_ctz(OFFSET)));
     }
-    template <int OFFSET, int MULTIPLE, int H> static INLINE I start_half(const int32_t* neg0, const int32_t* neg) {
-        if constexpr (OFFSET == 0) return _mm512_setzero_si512();
-        else return _mm512_slli_epi32(_mm512_set1_epi32(H == 0 ? *neg0 : *neg - *neg0), unsigned(__builtin_ctz(OFFSET)));
+    template <int OFFSET, int MULTIPLE, int H>
+    static INLINE I start_half(const int32_t* neg0, const int32_t* neg) {
+        if constexpr (OFFSET == 0)
+            return _mm512_setzero_si512();
+        else
+            return _mm512_slli_epi32(_mm512_set1_epi32(H == 0 ? *neg0 : *neg - *neg0), unsigned(__builtin_ctz(OFFSET)));
     }
-    template <int BITS, int T> static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
+    template <int BITS, int T>
+    static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
 #pragma GCC unroll 4
         for (int g = 0; g < 4; g++)
 #pragma GCC unroll 4
@@ -130,9 +161,13 @@ struct V : NoBlock {
                 for (int v = 0; v < PV; v++) sum[t][v] = _mm512_dpbusd_epi32(sum[t][v], w[v][g], x);
             }
     }
-    template <int MULTIPLE> static INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+    template <int MULTIPLE>
+    static INLINE F to_float(I x) {
+        return _mm512_cvtepi32_ps(x);
+    }
 
-    template <int OFFSET> static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
+    template <int OFFSET>
+    static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
         const __m512i x = bytes(p), c = _mm512_set1_epi32(centre - OFFSET), low = _mm512_set1_epi32(255);
         const auto put = [&](int n, __m512i column) INLINE_LAMBDA {
             store(out + n * stride, fma(d, _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_and_si512(column, low), c)), m));
@@ -146,12 +181,14 @@ struct V : NoBlock {
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         const __m512i q = bytes(w), act = _mm512_loadu_si512(a);
 #define DOT(n) "vpdpbusd %1, %0, %%zmm" #n "\n"
-#define DOTS DOT(16) DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) \
-             DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) DOT(31)
+#define DOTS                                                                                                        \
+    DOT(16)                                                                                                         \
+    DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) \
+        DOT(31)
         for (int64_t n = 0; n < iterations; n++)
             asm volatile(DOTS DOTS DOTS DOTS ::"x"(q), "x"(act)
-                         : "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26",
-                           "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
+                         : "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
+                           "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
 #undef DOT
 #undef DOTS
     }

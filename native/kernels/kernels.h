@@ -12,11 +12,12 @@
 //           gemm(W, ...) for every matrix that reads this input, in parallel over rows; no barrier between them
 //
 // Bits. For one instruction set, out[t, r] depends on row r of W and row t of x only: not on m, on the range of
-// rows a call covers, on packed or mapped storage, nor on other tokens. Formats::Q8 computes, block by block of 32
-// along k and in this order,
-//     acc = fma(float(sum_i q_w q_a) * d_w, d_a, acc)          the integer sum is exact
-//     acc = fma(m_w, d_a * float(sum_i q_a), acc)              types with a minimum only
-// and every instruction set does exactly this, so they agree bit for bit with `portable` as well.
+// rows a call covers, on packed or mapped storage, nor on other tokens. Acts::Q8 computes, block by block of 32 along k
+// and in this order (s, s0, s1: exact integer sums of products of the block and of its halves),
+//     acc = fma(s * d_w, d_a, acc)                               types with one scale per 32
+//     acc = fma(fma(s1, d_w1, s0 * d_w0), d_a, acc)              types with one scale per 16
+//     acc = fma(m_w, d_a * float(sum of q_a), acc)               types with a minimum, per 32 or per 16
+// and every instruction set does exactly this, so they agree bit for bit with `portable` as well (docs/kernels.md).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -8,23 +8,25 @@
 //   N8     4 a half block: one byte a weight
 //   N4*    2 a half block: vector p has group p in its low nibbles, p + 2 in its high ones
 //   N6     3 a half block: groups 0..2 in bits 2..7; group 3's pairs of bits, high first, in bits 0..1
-//   N5     5 a block: groups 0..4 in bits 3..7; in bits 0..2 of vectors A..E: group 5 = A:3 B:2 (low bits), 6 = C:3 D:2,
+//   N5     5 a block: groups 0..4 in bits 3..7; in bits 0..2 of vectors A..E: group 5 = A:3 B:2 (low bits), 6 = C:3
+//   D:2,
 //          7 = E:3, bit 2 of B, bit 2 of D
 //   N3     1 a half block: bits 2 g are the low bits of group g; 1 a block before: bit 4 h + g is the third bit
 //   N2     1 a half block: bits 2 g are group g
 //
 // Scales precede the quants: R f16 (and R f16 minima) per block of 32; or per super-block of 256 R f16 d, R f16 dmin,
-// then a scale (and a minimum) byte per sub-block and row, V::scale_bias added. The codes are V's choice (signed or offset).
-// Included inside an anonymous namespace: nothing here may be shared between translation units with different flags.
+// then a scale (and a minimum) byte per sub-block and row, V::scale_bias added. The codes are V's choice (signed or
+// offset). Included inside an anonymous namespace: nothing here may be shared between translation units with different
+// flags.
 
 enum ScaleKind { SF16, SBF16 };
 
-constexpr int L = V::L, PV = V::PV, R = L * PV, VB = 4 * L;   // rows a vector, vectors and rows a panel, vector bytes
+constexpr int L = V::L, PV = V::PV, R = L * PV, VB = 4 * L;  // rows a vector, vectors and rows a panel, vector bytes
 
-constexpr int kind_half_bytes(Kind k) {   // bytes of a half block, one vector column
+constexpr int kind_half_bytes(Kind k) {  // bytes of a half block, one vector column
     return VB * (k == N8 ? 4 : k == N3 || k == N2 ? 1 : k == N6 ? 3 : k == N5 ? 0 : 2);
 }
-constexpr int kind_head_bytes(Kind k) { return k == N5 ? 5 * VB : k == N3 ? VB : 0; }   // of a block, before its halves
+constexpr int kind_head_bytes(Kind k) { return k == N5 ? 5 * VB : k == N3 ? VB : 0; }  // of a block, before its halves
 constexpr int kind_block_bytes(Kind k) { return PV * (2 * kind_half_bytes(k) + kind_head_bytes(k)); }
 
 // Super: blocks of 256 with integer sub-scales; Sub16: a scale per 16; Min: has minima; Centre: subtracted from the
@@ -36,18 +38,20 @@ struct Layout {
     static constexpr bool is_tile = false, super = SUPER, sub16 = SUB16, min = MIN;
     static constexpr int centre = CENTRE;
     static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
-    static constexpr int multiple = V::template multiple<KIND>;   // unpacked: multiple * q + offset
+    static constexpr int multiple = V::template multiple<KIND>;  // unpacked: multiple * q + offset
     static constexpr int unit_blocks = SUPER ? 8 : 1, subs = SUB16 ? 16 : 8;
-    static constexpr bool packed_min = TYPE == Type::Q2_K;   // scale and minimum share a byte
+    static constexpr bool packed_min = TYPE == Type::Q2_K;  // scale and minimum share a byte
     static constexpr int d_at = 0, dmin_at = 2 * R, sc_at = MIN ? 4 * R : 2 * R;
     static constexpr int mn_at = sc_at + subs * R;
     static constexpr int quants_at = !SUPER ? sc_at : MIN && !packed_min ? mn_at + subs * R : mn_at;
     static constexpr int unit_bytes = quants_at + unit_blocks * kind_block_bytes(KIND);
 
-    static INLINE const uint8_t* block_quants(const uint8_t* unit, int j) { return unit + quants_at + j * kind_block_bytes(KIND); }
+    static INLINE const uint8_t* block_quants(const uint8_t* unit, int j) {
+        return unit + quants_at + j * kind_block_bytes(KIND);
+    }
     template <int H>
     static INLINE void quants(const uint8_t* unit, int j, int v, V::Q w[4]) {
-        const uint8_t* block = unit + quants_at + j * kind_block_bytes(KIND);
+        const uint8_t* block = block_quants(unit, j);
         const uint8_t* half = block + PV * kind_head_bytes(KIND) + (H * PV + v) * kind_half_bytes(KIND);
         V::template unpack<KIND, H>(half, block + v * kind_head_bytes(KIND), w);
     }
@@ -93,7 +97,7 @@ struct Tile {
     static constexpr int quants_at = 4 * R * vectors, unit_bytes = quants_at + 32 * R;
     static constexpr int scale_at(int h) { return 4 * R * h; }
     static constexpr int min_at(int h) { return 4 * R * ((SUB16 ? 2 : 1) + h); }
-    static constexpr int bias_at = 4 * R * (vectors - 1);   // where V::tile_bias: V::bias times the first scale
+    static constexpr int bias_at = 4 * R * (vectors - 1);  // where V::tile_bias: V::bias times the first scale
 
     template <int H>
     static INLINE void quants(const uint8_t* unit, int, int v, V::Q w[4]) {
@@ -131,19 +135,46 @@ using IQ4_XS = Layout<Type::IQ4_XS, N4I, true, false, false>;
 template <class Function>
 bool with_layout(Type type, Function f) {
     switch (type) {
-        case Type::Q4_0: f(Q4_0{}); return true;
-        case Type::Q4_1: f(Q4_1{}); return true;
-        case Type::Q5_0: f(Q5_0{}); return true;
-        case Type::Q5_1: f(Q5_1{}); return true;
-        case Type::Q8_0: f(Q8_0{}); return true;
-        case Type::IQ4_NL: f(IQ4_NL{}); return true;
-        case Type::MXFP4: f(MXFP4{}); return true;
-        case Type::Q2_K: f(Q2_K{}); return true;
-        case Type::Q3_K: f(Q3_K{}); return true;
-        case Type::Q4_K: f(Q4_K{}); return true;
-        case Type::Q5_K: f(Q5_K{}); return true;
-        case Type::Q6_K: f(Q6_K{}); return true;
-        case Type::IQ4_XS: f(IQ4_XS{}); return true;
-        default: return false;
+        case Type::Q4_0:
+            f(Q4_0{});
+            return true;
+        case Type::Q4_1:
+            f(Q4_1{});
+            return true;
+        case Type::Q5_0:
+            f(Q5_0{});
+            return true;
+        case Type::Q5_1:
+            f(Q5_1{});
+            return true;
+        case Type::Q8_0:
+            f(Q8_0{});
+            return true;
+        case Type::IQ4_NL:
+            f(IQ4_NL{});
+            return true;
+        case Type::MXFP4:
+            f(MXFP4{});
+            return true;
+        case Type::Q2_K:
+            f(Q2_K{});
+            return true;
+        case Type::Q3_K:
+            f(Q3_K{});
+            return true;
+        case Type::Q4_K:
+            f(Q4_K{});
+            return true;
+        case Type::Q5_K:
+            f(Q5_K{});
+            return true;
+        case Type::Q6_K:
+            f(Q6_K{});
+            return true;
+        case Type::IQ4_XS:
+            f(IQ4_XS{});
+            return true;
+        default:
+            return false;
     }
 }

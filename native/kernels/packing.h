@@ -12,7 +12,7 @@ template <Type TYPE>
 void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
     constexpr uint32_t bytes = 0x01010101u;
     for (int i = 0; i < 8; i++) {
-        const int low = i % 4, shift = i / 4 * 4;   // types of 32: weights 0..15 in low nibbles, 16..31 in high
+        const int low = i % 4, shift = i / 4 * 4;  // types of 32: weights 0..15 in low nibbles, 16..31 in high
         if constexpr (TYPE == Type::Q4_0 || TYPE == Type::IQ4_NL) c[i] = get32(p + 2 + 4 * low) >> shift & 15 * bytes;
         if constexpr (TYPE == Type::MXFP4) c[i] = get32(p + 1 + 4 * low) >> shift & 15 * bytes;
         if constexpr (TYPE == Type::Q4_1) c[i] = get32(p + 4 + 4 * low) >> shift & 15 * bytes;
@@ -20,18 +20,20 @@ void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
         if constexpr (TYPE == Type::Q8_0) c[i] = get32(p + 2 + 4 * i);
         if constexpr (TYPE == Type::Q5_0 || TYPE == Type::Q5_1) {
             const uint8_t* at = p + (TYPE == Type::Q5_0 ? 2 : 4);
-            const uint32_t four = get32(at) >> (4 * i) & 15;   // fifth bits, one to a byte by a multiplication
+            const uint32_t four = get32(at) >> (4 * i) & 15;  // fifth bits, one to a byte by a multiplication
             c[i] = (get32(at + 4 + 4 * low) >> shift & 15 * bytes) | (four * 0x00204081u & bytes) << 4;
         }
         if constexpr (TYPE == Type::Q4_K) c[i] = get32(p + 16 + j / 2 * 32 + 4 * i) >> (4 * (j % 2)) & 15 * bytes;
         if constexpr (TYPE == Type::Q5_K)
-            c[i] = (get32(p + 48 + j / 2 * 32 + 4 * i) >> (4 * (j % 2)) & 15 * bytes) | (get32(p + 16 + 4 * i) >> j & bytes) << 4;
+            c[i] = (get32(p + 48 + j / 2 * 32 + 4 * i) >> (4 * (j % 2)) & 15 * bytes) |
+                   (get32(p + 16 + 4 * i) >> j & bytes) << 4;
         if constexpr (TYPE == Type::Q6_K)
             c[i] = (get32(p + 64 * (j / 4) + 32 * (j & 1) + 4 * i) >> (4 * (j % 4 / 2)) & 15 * bytes) |
                    (get32(p + 128 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes) << 4;
         if constexpr (TYPE == Type::Q2_K) c[i] = get32(p + 16 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes;
         if constexpr (TYPE == Type::Q3_K)
-            c[i] = (get32(p + 32 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes) | (get32(p + 4 * i) >> j & bytes) << 2;
+            c[i] = (get32(p + 32 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes) | (get32(p + 4 * i) >> j & bytes)
+                                                                                             << 2;
     }
 }
 
@@ -48,8 +50,9 @@ void put_codes(const uint32_t c[8], int r, uint8_t* block) {
     };
     uint8_t* head = block + v * kind_head_bytes(KIND);
     if constexpr (KIND == N5) {
-        const uint32_t low[5] = {c[5] >> 2 & 7 * bytes, (c[5] & 3 * bytes) | (c[7] >> 1 & bytes) << 2, c[6] >> 2 & 7 * bytes,
-                                 (c[6] & 3 * bytes) | (c[7] & bytes) << 2, c[7] >> 2 & 7 * bytes};
+        const uint32_t low[5] = {c[5] >> 2 & 7 * bytes, (c[5] & 3 * bytes) | (c[7] >> 1 & bytes) << 2,
+                                 c[6] >> 2 & 7 * bytes, (c[6] & 3 * bytes) | (c[7] & bytes) << 2,
+                                 c[7] >> 2 & 7 * bytes};
         for (int g = 0; g < 5; g++) put(head + g * VB, c[g] << 3 | low[g], 0);
         return;
     }
@@ -72,7 +75,9 @@ void put_codes(const uint32_t c[8], int r, uint8_t* block) {
 }
 
 template <class T>
-void put(uint8_t* at, T value) { __builtin_memcpy(at, &value, sizeof value); }
+void put(uint8_t* at, T value) {
+    __builtin_memcpy(at, &value, sizeof value);
+}
 
 uint16_t get16(const uint8_t* p) {
     uint16_t v;
@@ -105,7 +110,7 @@ void sub_scales(const uint8_t* p, SubScales& s) {
         s.d = get16(p);
         for (int i = 0; i < 8; i++)
             s.sc[i] = int8_t(((p[4 + i / 2] >> (4 * (i % 2)) & 15) | (get16(p + 2) >> (2 * i) & 3) << 4) - 32);
-    } else {   // Q4_K, Q5_K
+    } else {  // Q4_K, Q5_K
         s.d = get16(p), s.dmin = get16(p + 2);
         const uint8_t* q = p + 4;
         for (int i = 0; i < 8; i++) {

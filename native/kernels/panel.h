@@ -2,41 +2,44 @@
 //
 // One accumulation, `panel`, serves every case: a packed layout with 1..4 tokens (decode), or a panel expanded to a
 // tile of bytes that many groups of 4 tokens share (prompts). Both run the same float operations in the same order,
-// so the number of tokens cannot change a bit; blocking along k parks the accumulators in `out` and changes none either.
+// so the number of tokens cannot change a bit; blocking along k parks the accumulators in `out` and changes none
+// either.
 
 template <int N, class Function>
 INLINE void unroll(Function f) {
     [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
         (f(std::integral_constant<int, int(I)>{}), ...);
-    }(std::make_index_sequence<size_t(N)>{});
+    }
+    (std::make_index_sequence<size_t(N)>{});
 }
 
-constexpr int TOKENS = 4;        // tokens a group: their scales lie together
-constexpr int64_t BATCH = 256;   // tokens that use an expanded panel before the next one is expanded
-constexpr int64_t CHUNK = 64;    // blocks of 32 along k that are expanded at once
+constexpr int TOKENS = 4;       // tokens a group: their scales lie together
+constexpr int64_t BATCH = 256;  // tokens that use an expanded panel before the next one is expanded
+constexpr int64_t CHUNK = 64;   // blocks of 32 along k that are expanded at once
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
 // A block of 32 columns of a group of 4 tokens: three cache lines, read as one stream.
 struct Group {
     int8_t q[TOKENS][32];
-    float d[TOKENS];          // scale
-    float s[TOKENS];          // d * (sum of the block)
-    int32_t neg0[TOKENS];     // -(sum of the first half)
-    int32_t neg[TOKENS];      // -(sum of the block)
+    float d[TOKENS];       // scale
+    float s[TOKENS];       // d * (sum of the block)
+    int32_t neg0[TOKENS];  // -(sum of the first half)
+    int32_t neg[TOKENS];   // -(sum of the block)
 };
-static_assert(sizeof(Group) == 192);   // activations: [ceil(m / 4), k / 32] groups; dispatch.cpp knows the size
+static_assert(sizeof(Group) == 192);  // activations: [ceil(m / 4), k / 32] groups; dispatch.cpp knows the size
 
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// q = round(x * 127 / max|x|) per block of 32, ties to even. An infinity or NaN makes d, and so every output, NaN or inf.
+// q = round(x * 127 / max|x|) per block of 32, ties to even. An infinity or NaN makes d, and so every output, NaN or
+// inf.
 void quantise(const float* x, int64_t k, int lane, Group* group) {
     for (int64_t b = 0; b < k / 32; b++, x += 32, group++) {
         int8_t* q = group->q[lane];
         int32_t bits[32], top = 0;
         __builtin_memcpy(bits, x, sizeof bits);
         for (int i = 0; i < 32; i++) {
-            const int32_t a = bits[i] & 0x7fffffff;   // ordered like |x|, NaN above all
+            const int32_t a = bits[i] & 0x7fffffff;  // ordered like |x|, NaN above all
             top = a > top ? a : top;
         }
         const float amax = __builtin_bit_cast(float, top);
@@ -45,7 +48,7 @@ void quantise(const float* x, int64_t k, int lane, Group* group) {
         for (int h = 0; h < 2; h++) {
             int32_t total = 0;
             for (int i = 16 * h; i < 16 * h + 16; i++) {
-                const float rounded = x[i] * inverse + 12582912.0f;   // 1.5 * 2^23: the integer sits in the low bits
+                const float rounded = x[i] * inverse + 12582912.0f;  // 1.5 * 2^23: the integer sits in the low bits
                 const int32_t v = __builtin_bit_cast(int32_t, rounded) - 0x4b400000;
                 q[i] = int8_t(v);
                 total += v;
@@ -61,7 +64,8 @@ void quantise(const float* x, int64_t k, int lane, Group* group) {
 
 constexpr int64_t float_stride(int64_t k) { return round_up(k, 16); }
 
-void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int64_t k, int64_t begin, int64_t end, void* dst) {
+void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int64_t k, int64_t begin, int64_t end,
+                    void* dst) {
     if (format == Acts::Q8) {
         Group* groups = static_cast<Group*>(dst);
         for (int64_t t = begin; t < end; t++) quantise(x + t * ldx, k, int(t % TOKENS), groups + t / TOKENS * (k / 32));
@@ -79,7 +83,8 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int
 
 // acc += minimum * (scaled sum of the activations), per block or half block.
 template <class F, int T>
-INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const uint8_t* unit, int j, const V::F (&d)[PV], const Group* a) {
+INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const uint8_t* unit, int j,
+                       const V::F (&d)[PV], const Group* a) {
     const auto add = [&](auto h, auto sums) INLINE_LAMBDA {
         typename V::F m[PV];
         F::minima(head, unit, j, h, d, m);
@@ -110,13 +115,13 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
         const typename F::Head head(unit);
         for (int j = 0; j < F::unit_blocks; j++, b++, a++) {
             Float d[PV];
-            if constexpr (V::template has_block<F, T>) {   // the same operations in an instruction set's own words
+            if constexpr (V::template has_block<F, T>) {  // the same operations in an instruction set's own words
                 V::template block<F>(acc, unit, a);
                 if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
                 continue;
             }
             const auto da = V::lanes(a->d);
-            const auto half = [&](auto h, I (&sum)[T][PV]) INLINE_LAMBDA {   // add 16 columns to every sum
+            const auto half = [&](auto h, I(&sum)[T][PV]) INLINE_LAMBDA {  // add 16 columns to every sum
                 typename V::A x[T];
                 typename V::Q w[PV][4];
                 unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * h); });
@@ -126,13 +131,15 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
             if constexpr (!F::sub16) {
                 I sum[T][PV];
                 unroll<T>([&](auto t) INLINE_LAMBDA {
-                    unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t); });
+                    unroll<PV>([&](auto v) INLINE_LAMBDA {
+                        sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t);
+                    });
                 });
                 if constexpr (V::template has_single<F, T>) {
                     V::template single<F>(sum[0], F::block_quants(unit, j), a->q[0]);
                 } else {
-                half(std::integral_constant<int, 0>{}, sum);
-                half(std::integral_constant<int, 1>{}, sum);
+                    half(std::integral_constant<int, 0>{}, sum);
+                    half(std::integral_constant<int, 1>{}, sum);
                 }
                 F::scales(head, unit, j, 0, d);
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
@@ -155,8 +162,10 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
                     unroll<PV>([&](auto v) INLINE_LAMBDA {
                         unroll<T>([&](auto t) INLINE_LAMBDA {
                             const Float f = V::template to_float<F::multiple>(sum[t][v]);
-                            if constexpr (h == 0) part[t][v] = V::mul(f, d[v]);
-                            else acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d[v], part[t][v]), da);
+                            if constexpr (h == 0)
+                                part[t][v] = V::mul(f, d[v]);
+                            else
+                                acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d[v], part[t][v]), da);
                         });
                     });
                 });
@@ -171,7 +180,7 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
 
 // A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.
 struct Rows {
-    int64_t first, begin, end;   // panel's first row; rows wanted
+    int64_t first, begin, end;  // panel's first row; rows wanted
     bool whole() const { return first >= begin && first + R <= end; }
     int from() const { return int(first < begin ? begin - first : 0); }
     int to() const { return int(first + R > end ? end - first : R); }
@@ -198,10 +207,14 @@ void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const G
         const Group* a = acts + t / TOKENS * stride + first;
         at_edge(rows, tokens, carry, out + t * ldo, ldo, [&](float* to, int64_t ld) {
             switch (tokens) {
-                case 1: return panel<F, 1>(weights, blocks, a, carry, to, ld);
-                case 2: return panel<F, 2>(weights, blocks, a, carry, to, ld);
-                case 3: return panel<F, 3>(weights, blocks, a, carry, to, ld);
-                default: return panel<F, 4>(weights, blocks, a, carry, to, ld);
+                case 1:
+                    return panel<F, 1>(weights, blocks, a, carry, to, ld);
+                case 2:
+                    return panel<F, 2>(weights, blocks, a, carry, to, ld);
+                case 3:
+                    return panel<F, 3>(weights, blocks, a, carry, to, ld);
+                default:
+                    return panel<F, 4>(weights, blocks, a, carry, to, ld);
             }
         });
     }
@@ -223,7 +236,9 @@ void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t
                 V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d[v]);
                 if constexpr (F::min) V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, m[v]);
                 if constexpr (V::tile_bias)
-                    if (h == 0) V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v, V::mul(d[v], V::set(V::template bias<T::multiple>)));
+                    if (h == 0)
+                        V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v,
+                                 V::mul(d[v], V::set(V::template bias<T::multiple>)));
             }
         }
         for (int v = 0; v < PV; v++)
@@ -269,7 +284,7 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-constexpr int64_t EXPAND = 8;   // tokens from which expanding a panel once beats unpacking it for every group of 4
+constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel once beats unpacking it for every group of 4
 
 template <class Function>
 void each_panel(int64_t begin, int64_t end, Function f) {
@@ -285,8 +300,8 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
                 const int64_t blocks = all - b < CHUNK ? all - b : CHUNK, tokens = m - t < BATCH ? m - t : BATCH;
                 each_panel(begin, end, [&](const Rows& rows) {
                     fill(rows.first, b, blocks);
-                    panel_tokens<decltype(tile)>(scratch.tile, b, blocks, acts + t / TOKENS * all, all, tokens, out + t * ldo,
-                                                 ldo, rows);
+                    panel_tokens<decltype(tile)>(scratch.tile, b, blocks, acts + t / TOKENS * all, all, tokens,
+                                                 out + t * ldo, ldo, rows);
                 });
             }
     };
@@ -295,16 +310,22 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
         const auto at = [&](int64_t first) { return w.data + first / R * (all / F::unit_blocks) * F::unit_bytes; };
         if (!w.packed) {
             using T = Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset, 1>;
-            expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, F::centre, first, b, blocks, scratch.tile); });
+            expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) {
+                expand_rows<T>(w, F::centre, first, b, blocks, scratch.tile);
+            });
         } else if (m < EXPAND) {
-            each_panel(begin, end, [&](const Rows& rows) { panel_tokens<F>(at(rows.first), 0, all, acts, all, m, out, ldo, rows); });
+            each_panel(begin, end, [&](const Rows& rows) {
+                panel_tokens<F>(at(rows.first), 0, all, acts, all, m, out, ldo, rows);
+            });
         } else {
-            expanded(TileOf<F>{}, [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first), b, blocks, scratch.tile); });
+            expanded(TileOf<F>{},
+                     [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first), b, blocks, scratch.tile); });
         }
     });
     if (known) return;
-    using T = Tile<true, false, AnyTile::bits, AnyTile::offset, 1>;   // every further type: no minima, scales per 16
-    expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, scratch.tile); });
+    using T = Tile<true, false, AnyTile::bits, AnyTile::offset, 1>;  // every further type: no minima, scales per 16
+    expanded(T{},
+             [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, scratch.tile); });
 }
 
 #include "floats.h"
@@ -333,9 +354,12 @@ void pack_rows(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begi
     }
 }
 
-void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
-    if (format == Acts::Q8) gemm_q8(w, static_cast<const Group*>(acts), m, out, ldo, begin, end);
-    else gemm_f32(w, static_cast<const float*>(acts), m, out, ldo, begin, end);
+void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
+              int64_t end) {
+    if (format == Acts::Q8)
+        gemm_q8(w, static_cast<const Group*>(acts), m, out, ldo, begin, end);
+    else
+        gemm_f32(w, static_cast<const float*>(acts), m, out, ldo, begin, end);
 }
 
 // Read-modify-write 64 dot products on 16 accumulators; the result is stored so that none may be left out.
