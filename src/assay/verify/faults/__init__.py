@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 
-from assay.verify.faults import attention, blocks, decoders, layout, rotary
+from assay.verify.faults import attention, blocks, decoders, layout, parsing, rotary
 from assay.verify.faults.base import (
     PLANTS,
     Change,
@@ -43,7 +43,7 @@ __all__ = [
     "sites",
 ]
 
-_PLANTING = (decoders, layout, blocks, rotary, attention)  # imported for what they register
+_PLANTING = (parsing, decoders, layout, blocks, rotary, attention)  # imported for what they register
 
 STAGES = (
     "gguf parsing",

@@ -1,8 +1,4 @@
-"""Planting: the bytes of the file read wrongly (stages `gguf parsing` and `dequantisation`).
-
-Every edit here puts other numbers under a weight's name. Block decoders are variants of the standard codecs:
-another `unpack` or another `combine`.
-"""
+"""Planting: blocks decoded wrongly (stage `dequantisation`): standard codecs with another `unpack` or `combine`."""
 
 from __future__ import annotations
 
@@ -12,64 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from assay.engines.functions import linear
-from assay.gguf import by_name, codecs
+from assay.gguf import codecs
 from assay.gguf.codecs.base import Bytes, Codec, Fields, Floats, half, low_high
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Edit, Search, on_rows, plant, with_weight
+from assay.verify.faults.base import Array, Change, Context, Edit, on_rows, plant
+from assay.verify.faults.tensors import decoded, quantised, tensor_type, with_tensor
 
-PREVIEW = 48  # features computed to see whether a guess is worth decoding everything for
 SMALLEST_NORMAL_HALF = np.float32(2.0**-14)
-
-
-def tensor_type(c: Context, name: str) -> str:
-    return c.model.file.tensors[name].type.name
-
-
-def read(c: Context, name: str, rows: slice, codec: str, *, shift: int = 0, stride: int = 0) -> Floats:
-    """The tensor's first rows as a reader would see them that takes another type, place or block size."""
-    info = c.model.file.tensors[name]
-    shape = info.shape if rows.stop is None else (min(rows.stop, info.shape[0]), *info.shape[1:])
-    count = int(np.prod(shape))
-    data = c.model.file.parts[info.part].data
-    begin = info.offset + shift
-    size, width = _sizes(codec)
-    n_blocks = -(-count // width)
-    step = stride or size
-    length = (n_blocks - 1) * step + size
-    raw = np.zeros(length, np.uint8)
-    lo, hi = max(0, begin), min(len(data), begin + length)
-    if lo < hi:
-        raw[lo - begin : hi - begin] = data[lo:hi]
-    blocks = raw[: n_blocks * size].reshape(n_blocks, size) if step == size else _strided(raw, n_blocks, step, size)
-    with np.errstate(all="ignore"):
-        return codecs.decode(codec, np.ascontiguousarray(blocks)).reshape(-1)[:count].reshape(shape)
-
-
-def _strided(raw: Bytes, n_blocks: int, step: int, size: int) -> Bytes:
-    return np.lib.stride_tricks.as_strided(raw, (n_blocks, size), (step, 1), writeable=False).copy()
-
-
-def _sizes(codec: str) -> tuple[int, int]:
-    kind = by_name(codec)
-    return kind.type_size, kind.block_size
-
-
-Make = Callable[[str, slice], Array]  # a tensor's rows, as the faulty reader sees them
-
-
-def with_tensor(node: Node, make: Make) -> Change | None:
-    if not node.weights:
-        return None
-    name = node.weights[0]
-    change = with_weight(node, lambda: make(name, slice(None)))
-    if node.op != "linear":
-        return change
-
-    def first(x: Array) -> Array:
-        with np.errstate(all="ignore"):
-            return linear(x, make(name, slice(0, PREVIEW)).astype(x.dtype))
-
-    return replace(change, preview=first)
 
 
 def with_codec(fault: str, label: str, types: tuple[str, ...], change: Callable[[Codec], Codec]) -> None:
@@ -87,137 +32,6 @@ def with_codec(fault: str, label: str, types: tuple[str, ...], change: Callable[
     plant(fault, label)(edit_of(types))
     if 1 < len(types) <= 4:
         plant(fault, f"{label}, in {types[0]} only")(edit_of(types[:1]))
-
-
-def quantised(c: Context, node: Node) -> bool:
-    return bool(node.weights) and tensor_type(c, node.weights[0]) in codecs.CODECS
-
-
-# -- gguf parsing ----------------------------------------------------------------------------------------------
-
-_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_K")
-
-
-def _as_type(other: str) -> None:
-    @plant("gguf-type-enum", f"the bytes decoded as {other}")
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not quantised(c, node) or tensor_type(c, node.weights[0]) == other:
-            return None
-        return with_tensor(node, lambda name, rows: read(c, name, rows, other))
-
-
-for _other in _TYPES:
-    _as_type(_other)
-
-
-@plant(
-    "gguf-block-bytes",
-    "blocks {p} bytes too far apart",
-    Search(-48, 64, (4, 2, -4, -2, -1, -12, -6, 30), False, True, 113, 0),
-)
-def block_bytes(c: Context, node: Node, p: float) -> Change | None:
-    if not quantised(c, node):
-        return None
-    kind = tensor_type(c, node.weights[0])
-    stride = _sizes(kind)[0] + int(p)
-    return with_tensor(node, lambda name, rows: read(c, name, rows, kind, stride=stride)) if stride > 8 else None
-
-
-@plant("gguf-data-align", "the data begin {p} bytes off", Search(-64, 64, (-32, 32, -16, 16), False, True, 129, 0))
-def data_align(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda name, rows: read(c, name, rows, tensor_type(c, name), shift=int(p)))
-
-
-def _data_start(c: Context, name: str) -> int:
-    part = c.model.file.tensors[name].part
-    return min(t.offset for t in c.model.file.tensors.values() if t.part == part)
-
-
-@plant("gguf-offset-base", "the start of the data not added")
-def offset_omitted(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n, rows: read(c, n, rows, tensor_type(c, n), shift=-_data_start(c, n)))
-
-
-@plant("gguf-offset-base", "the start of the data added twice")
-def offset_twice(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n, rows: read(c, n, rows, tensor_type(c, n), shift=_data_start(c, n)))
-
-
-def decoded(c: Context, name: str, rows: slice) -> Array:
-    return codecs.decode(c.model.file.tensors[name].type, c.model.file.raw(name)[rows])
-
-
-def _zero_after(c: Context, name: str, rows: slice, per_row: bool) -> Array:
-    value = decoded(c, name, rows).copy()
-    block = max(32, c.model.file.tensors[name].type.block_size)
-    if per_row:
-        value[..., block:] = 0
-    else:
-        value.reshape(-1)[block:] = 0
-    return value
-
-
-@plant("gguf-first-block-only", "only the first block of the tensor decoded")
-def first_block(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n, rows: _zero_after(c, n, rows, False)) if quantised(c, node) else None
-
-
-@plant("gguf-first-block-only", "only the first block of each row decoded")
-def first_block_of_rows(c: Context, node: Node, p: float) -> Change | None:
-    return with_tensor(node, lambda n, rows: _zero_after(c, n, rows, True)) if quantised(c, node) else None
-
-
-@plant("gguf-bf16-raw", "bytes taken for numbers")
-def raw_bytes(c: Context, node: Node, p: float) -> Change | None:
-    if not node.weights or tensor_type(c, node.weights[0]) not in ("F16", "BF16"):
-        return None
-    width = c.model.file.tensors[node.weights[0]].shape[-1]
-    return with_tensor(node, lambda n, rows: c.model.file.raw(n)[rows][..., :width].astype(np.float32))
-
-
-@plant("gguf-endian", "the fields' bytes in the other order")
-def endian_fields(c: Context, node: Node, p: float) -> Change | None:
-    if not node.weights:
-        return None
-    info = c.model.file.tensors[node.weights[0]]
-    if info.type.layout is None:
-        return None
-    layout = np.dtype(info.type.layout)
-
-    def swapped(name: str, rows: slice) -> Array:
-        raw = np.ascontiguousarray(c.model.file.raw(name)[rows])
-        return codecs.decode(info.type, raw.view(layout).byteswap().view(np.uint8))
-
-    return with_tensor(node, swapped)
-
-
-@plant("gguf-endian", "whole blocks turned round")
-def endian_blocks(c: Context, node: Node, p: float) -> Change | None:
-    if not quantised(c, node):
-        return None
-    kind = tensor_type(c, node.weights[0])
-
-    def turned(name: str, rows: slice) -> Array:
-        raw = c.model.file.raw(name)[rows]
-        return codecs.decode(kind, np.ascontiguousarray(raw.reshape(-1, _sizes(kind)[0])[:, ::-1]).reshape(raw.shape))
-
-    return with_tensor(node, turned)
-
-
-def _missing(label: str, stem: str) -> None:
-    @plant("gguf-missing-tensor", label)
-    def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not node.weights or not (stem == "" or f".{stem}." in f".{node.weights[0]}"):
-            return None
-        return with_tensor(node, lambda n, rows: np.zeros_like(decoded(c, n, rows)))
-
-
-_missing("the weight is all zeros", "")
-for _stem in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-    _missing(f"{_stem} is all zeros", _stem)
-
-
-# -- dequantisation ----------------------------------------------------------------------------------------------
 
 
 def _pairs(q: Array, run: int) -> Array:

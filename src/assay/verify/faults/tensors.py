@@ -1,0 +1,75 @@
+"""A tensor's numbers as a faulty reader would see them: the tools that planting in a decoder or a layout shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from assay.engines.functions import linear
+from assay.gguf import by_name, codecs
+from assay.gguf.codecs.base import Bytes, Floats
+from assay.graph import Node
+from assay.verify.faults.base import Array, Change, Context, with_weight
+
+PREVIEW = 48  # features computed to see whether a guess is worth decoding everything for
+
+
+def tensor_type(c: Context, name: str) -> str:
+    return c.model.file.tensors[name].type.name
+
+
+def read(c: Context, name: str, rows: slice, codec: str, *, shift: int = 0, stride: int = 0) -> Floats:
+    """The tensor's first rows as a reader would see them that takes another type, place or block size."""
+    info = c.model.file.tensors[name]
+    shape = info.shape if rows.stop is None else (min(rows.stop, info.shape[0]), *info.shape[1:])
+    count = int(np.prod(shape))
+    data = c.model.file.parts[info.part].data
+    begin = info.offset + shift
+    size, width = sizes(codec)
+    n_blocks = -(-count // width)
+    step = stride or size
+    length = (n_blocks - 1) * step + size
+    raw = np.zeros(length, np.uint8)
+    lo, hi = max(0, begin), min(len(data), begin + length)
+    if lo < hi:
+        raw[lo - begin : hi - begin] = data[lo:hi]
+    blocks = raw[: n_blocks * size].reshape(n_blocks, size) if step == size else _strided(raw, n_blocks, step, size)
+    with np.errstate(all="ignore"):
+        return codecs.decode(codec, np.ascontiguousarray(blocks)).reshape(-1)[:count].reshape(shape)
+
+
+def _strided(raw: Bytes, n_blocks: int, step: int, size: int) -> Bytes:
+    return np.lib.stride_tricks.as_strided(raw, (n_blocks, size), (step, 1), writeable=False).copy()
+
+
+def sizes(codec: str) -> tuple[int, int]:
+    kind = by_name(codec)
+    return kind.type_size, kind.block_size
+
+
+Make = Callable[[str, slice], Array]  # a tensor's rows, as the faulty reader sees them
+
+
+def with_tensor(node: Node, make: Make) -> Change | None:
+    if not node.weights:
+        return None
+    name = node.weights[0]
+    change = with_weight(node, lambda: make(name, slice(None)))
+    if node.op != "linear":
+        return change
+
+    def first(x: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return linear(x, make(name, slice(0, PREVIEW)).astype(x.dtype))
+
+    return replace(change, preview=first)
+
+
+def quantised(c: Context, node: Node) -> bool:
+    return bool(node.weights) and tensor_type(c, node.weights[0]) in codecs.CODECS
+
+
+def decoded(c: Context, name: str, rows: slice) -> Array:
+    return codecs.decode(c.model.file.tensors[name].type, c.model.file.raw(name)[rows])
