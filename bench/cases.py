@@ -82,6 +82,7 @@ def cosine(a: Array, b: Array) -> float:
 def shell(*arguments: str) -> list[str]:
     """A command and what it printed, for the page."""
     done = subprocess.run([sys.executable, "-m", "assay", *arguments], capture_output=True, text=True, cwd=ROOT)
+    arguments = tuple("tinyllama" if a.endswith(".gguf") else a for a in arguments)
     shown = " ".join(a if a and not set(a) & set(" []|<>") else f"'{a}'" for a in arguments)
     return ["```", f"$ assay {shown}", (done.stdout.rstrip() or done.stderr.rstrip()), "```", ""]
 
