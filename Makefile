@@ -8,12 +8,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize witness clean
+.PHONY: run test test-all test-fast lint docs sanitize witness clean
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
 
+SLOW := tests/engines tests/cli tests/gguf tests/runtime tests/serve/test_page.py
+
 test: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(SLOW)
+
+test-all: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(VENV)/.test-installed
