@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import multiprocessing
 import sys
 import tempfile
 import time
@@ -43,16 +43,16 @@ SMOL_TOKENS = (504, 3575, 282, 4649, 314, 7042, 30, 198)
 NOT_SEEN = {("last", "head-wrong-row"), ("last", "head-wrong-row/before")}  # another row than the dumped one is wrong
 GENERAL = {  # faults that every Llama file can have, for a model that has not every block type
     "full": """q4_1-min/dropped q4_1-min/subtracted q4_0-interleave f16-as-bf16 w-transposed embd-strided head-transposed
-        k-perm-nhead qkv-split gateup-split o-proj-head-order norm-name-swap head-dim-axes eps-value eps-value/odd eps-place
+        qkv-split gateup-split o-proj-head-order norm-name-swap head-dim-axes eps-value eps-value/odd eps-place
         norm-layernorm norm-no-weight norm-weight-twice norm-plus1-double kv-swapped rope-type rope-overlap-pairs
         rope-inplace-alias rope-base rope-base/odd rope-linear rope-partial rope-one-side/k rope-missing rope-on-v
         pos-all-same pos-reset-decode pos-off-by-one-decode scale-missing scale-twice scale-wrong-dim/odd
         mask-missing-prefill mask-plus1 softmax-axis softmax-unfilled gqa-modulo gqa-tile-cross kv-recreated kv-pre-rope
         ffn-gate-up-weights ffn-silu-on-up ffn-act-family ffn-dim res-from-norm res-parallel head-no-final-norm
         head-wrong-row head-logit-scale/odd""",
-    "last": """q4_1-min/dropped w-transposed k-perm-nhead eps-value norm-weight-twice rope-type rope-base/odd pos-reset-decode
+    "last": """q4_1-min/dropped w-transposed eps-value norm-weight-twice rope-type rope-base/odd pos-reset-decode
         scale-missing mask-missing-prefill gqa-modulo kv-pre-rope ffn-silu-on-up res-from-norm head-no-final-norm""",
-    "layers": """q4_1-min/dropped w-transposed k-perm-nhead eps-value norm-weight-twice rope-type rope-base pos-reset-decode
+    "layers": """q4_1-min/dropped w-transposed eps-value norm-weight-twice rope-type rope-base pos-reset-decode
         scale-missing mask-missing-prefill gqa-modulo kv-pre-rope ffn-silu-on-up res-from-norm head-no-final-norm""",
     "logits": "norm-weight-twice rope-type pos-reset-decode scale-missing mask-missing-prefill ffn-silu-on-up",
 }
@@ -101,25 +101,40 @@ def tokens_of(name: str) -> Sequence[int]:
     return planting.TOKENS if name == "synthetic" else SMOL_TOKENS
 
 
-def run(model: Model, name: str, out: Path, seconds: float, every: int) -> None:
-    """Grade what is not graded yet, until the time is over."""
+def run(model: Model, name: str, out: Path, seconds: float, every: int, jobs: int) -> None:
+    """Grade what is not graded yet, until the time is over. Workers are forked, so they share the decoded weights."""
+    global grade_case
     done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
     weights = Weights(model.file)
     started = time.monotonic()
-    with open(out, "a") as log:
-        for kind, bug, style, make in cases(model, weights, name, every):
-            if (kind, bug, style) in done or (style, bug) in NOT_SEEN:
-                continue
+    todo = [
+        (kind, bug, style, make)
+        for kind, bug, style, make in cases(model, weights, name, every)
+        if (kind, bug, style) not in done and (style, bug) not in NOT_SEEN
+    ]
+
+    def grade_case(i: int) -> dict[str, Any] | None:
+        kind, bug, style, make = todo[i]
+        case = make()
+        return None if case is None else _one(model, weights, kind, bug, style, case, tokens_of(name))
+
+    with open(out, "a") as log, multiprocessing.get_context("fork").Pool(jobs) as pool:
+        for result in pool.imap_unordered(_grade, range(len(todo))):
+            if result is not None:
+                log.write(json.dumps(result) + "\n")
+                log.flush()
+                kind, bug, style, grade = (result[k] for k in ("kind", "bug", "style", "grade"))
+                print(f"{kind:10}{bug:60}{style:8}{grade:12}{result['seconds']:6.1f} s", flush=True)
             if time.monotonic() - started > seconds:
                 print("out of time; run again to go on", file=sys.stderr)
                 return
-            case = make()
-            if case is None:
-                continue
-            result = _one(model, weights, kind, bug, style, case, tokens_of(name))
-            log.write(json.dumps(result) + "\n")
-            log.flush()
-            print(f"{kind:10}{bug:60}{style:8}{result['grade']:12}{result['seconds']:6.1f} s", flush=True)
+
+
+grade_case: Callable[[int], dict[str, Any] | None]
+
+
+def _grade(i: int) -> dict[str, Any] | None:
+    return grade_case(i)
 
 
 def _one(
@@ -263,6 +278,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
     parser.add_argument("--every", type=int, default=1, help="of the costly logits-only cases, every n-th")
+    parser.add_argument("--jobs", type=int, default=1, help="cases graded at the same time")
     parser.add_argument("--page", action="store_true", help="only write docs/score.md")
     args = parser.parse_args()
     build = ROOT / "build"
@@ -277,12 +293,11 @@ def main() -> None:
             from assay.runtime import hub
 
             path = hub.resolve(args.model)
-        run(load(open_file(path)), args.model, out, args.seconds, args.every)
+        run(load(open_file(path)), args.model, out, args.seconds, args.every, args.jobs)
     results = {p.stem.removeprefix("score-"): read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)}
     (ROOT / "docs" / "score.md").write_text(page(results))
     print("docs/score.md written", file=sys.stderr)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "2")
     main()
