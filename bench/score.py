@@ -39,7 +39,6 @@ GOALS = {
     "logits": "logits only",
 }
 NEEDED = {"full": 98, "last": 90, "layers": 80, "logits": 60, "stage": 80, "pairs": 85, "unknown": 95, "healthy": 100}
-SMOL_TOKENS = (504, 3575, 282, 4649, 314, 7042, 30, 198)
 NOT_SEEN = {("last", "head-wrong-row"), ("last", "head-wrong-row/before")}  # another row than the dumped one is wrong
 GENERAL = {  # faults that every Llama file can have, for a model that has not every block type
     "full": """q4_1-min/dropped q4_1-min/subtracted q4_0-interleave f16-as-bf16 w-transposed embd-strided head-transposed
@@ -98,7 +97,7 @@ def cases(model: Model, weights: Weights, name: str, every: int = 1) -> Iterator
 
 
 def tokens_of(name: str) -> Sequence[int]:
-    return planting.TOKENS if name == "synthetic" else SMOL_TOKENS
+    return planting.TOKENS if name == "synthetic" else planting.SMOL_TOKENS
 
 
 def run(model: Model, name: str, out: Path, seconds: float, every: int, jobs: int) -> None:

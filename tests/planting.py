@@ -26,6 +26,7 @@ from tests.second_engine import Engine
 Array = np.ndarray[Any, Any]
 STEPS = (6, 1, 1)
 TOKENS = (1, 270, 280, 17, 300, 281, 290, 33)
+SMOL_TOKENS = (504, 3575, 282, 4649, 314, 7042, 30, 198)
 
 # The second engine's bugs; after the slash a variant of the same fault.
 _BUGS = """

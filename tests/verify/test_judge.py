@@ -17,6 +17,7 @@ from assay.verify.dumps import load_dump
 from assay.verify.noise import cache_path, load_levels
 from assay.verify.observe import Dump, Observation
 from assay.verify.trace import take_trace
+from tests import planting
 from tests.second_engine import Engine as SecondEngine
 from tests.verify.conftest import NODES, TOKENS, changed, run_in
 
@@ -221,3 +222,30 @@ def test_llamacpp_smollm2_is_the_same_at_every_node(shared_dir: Path, smollm2: P
     diff = judge(model, changed(dump, "ffn_gate-17", one_percent))
     assert names(diff, "wrong") == ["ffn_gate-17"] and diff.nodes[0].verdict == "same"
     assert diff.first_wrong is not None and diff.first_wrong.own and diff.first_wrong.evidence.where == (3, 100)
+
+
+# -- a trained model, whose few huge activations decide some sums -----------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arithmetic", "explained_by"), [("q8", "Q8 activations"), ("kv16", "f16 KV"), ("f16", "f16"), ("f32", None)]
+)
+def test_healthy_engines_on_a_trained_model(
+    smollm2: Path, tmp_path: Path, arithmetic: str, explained_by: str | None
+) -> None:
+    model = load(open_file(smollm2))
+    case = planting.second(smollm2, tokens=planting.SMOL_TOKENS, arithmetic=arithmetic)
+    diff = judge(model, planting.dump(case, "full", model, tmp_path, planting.SMOL_TOKENS))
+    assert diff, text(diff)
+    assert {n.explained_by for n in diff.nodes if n.verdict == "noise"} <= {explained_by}
+
+
+@pytest.mark.slow
+def test_what_the_noise_of_a_run_would_hide_is_located(smollm2: Path, tmp_path: Path) -> None:
+    """The last pair left unrotated turns values by 1e-4: within a whole run's noise, far beyond that of one step."""
+    model = load(open_file(smollm2))
+    case = planting.second(smollm2, "x-rope-last-pair", tokens=planting.SMOL_TOKENS)
+    diff = judge(model, planting.dump(case, "full", model, tmp_path, planting.SMOL_TOKENS))
+    assert diff.first_wrong is not None and diff.first_wrong.name == "Qcur-0"
+    assert {n.name.split("-")[0] for n in diff.at_fault} == {"Qcur", "Kcur"}

@@ -2,7 +2,8 @@
 
 Each is a set of roundings applied while the definition runs. They are models of real engines:
 
-  f32     results in float32; a sum of n terms is off by up to sqrt(n) half-units, whatever its order
+  f32     results in float32; a sum of n products is off by up to sqrt(n) half-units of the root of their squares'
+          sum, whatever its order: the value itself may be small where large products cancel
   f16     results, weights and cache in float16 (bf16: bfloat16), sums in float32
   Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 (Q8_1
           with Q4_1 and Q5_1) for 32-blocks and Q8_K for 256-blocks; with an F16 or BF16 matrix it is rounded to that
@@ -29,6 +30,7 @@ from assay.graph import Graph, Node
 Array = NDArray[Any]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
 MATRIX = ("linear", "expert_linear")
+PRODUCTS = (*MATRIX, "kq", "kqv")
 WITH_MINIMUM = ("Q4_1", "Q5_1")  # types whose products take Q8_1
 _NONLINEAR = ("attn_softmax", "softmax", "glu", "softcap")
 _EXP = 4  # half-units by which a fast float32 exponential, and what divides by its sum, may be off
@@ -103,6 +105,17 @@ def quantise_for(file: GGUFFile, weight: str) -> Callable[[Array], Array] | None
     return {1: None, 32: q8_0, 256: q8_k}.get(kind.block_size)
 
 
+def rounding_variance(file: GGUFFile, weight: str, x: Array) -> Array | None:
+    """The variance of what that does to each value, were its roundings drawn anew: a step's square over twelve."""
+    kind = file.tensors[weight].type
+    if kind.name in ("F16", "BF16"):
+        return np.asarray((x * x) * (UNIT[kind.name.lower()] ** 2 / 3), x.dtype)
+    if kind.block_size == 1:
+        return None
+    step = np.abs(x.reshape(-1, kind.block_size)).max(-1, keepdims=True) / 127
+    return np.asarray(np.repeat(step * step / 12, kind.block_size, axis=1), x.dtype).reshape(x.shape)
+
+
 def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Array:
     """Input `i` of a node as this arithmetic sees it; the very same array where it does not touch it."""
     if x.dtype.kind != "f":
@@ -119,25 +132,29 @@ def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Arra
     return x
 
 
-def summed(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, n_keys: int) -> Array:
-    """The result before it is stored: what summing n terms, and weights in the storage type, do to it."""
+def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
+    """Error of a sum of products, over the root of their squares' sum; weights in the storage type count as well."""
+    if node.op not in PRODUCTS:
+        return 0.0
     n = _terms(graph, node, n_keys)
-    if node.op == "rms_norm":
-        return np.asarray(y * (1 + math.sqrt(n) * UNIT["f32"]), y.dtype)
-    if node.op in _NONLINEAR:
-        return np.asarray(y * (1 + _EXP * UNIT["f32"] * _noise(node, 6, y.shape)), y.dtype)
-    if not n:
-        return y
     size = math.sqrt(n) * UNIT["f32"]
     if a.storage != "f32" and node.op in MATRIX:
         size += a.unit
     half = node.op in MATRIX and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
     if half or (a.f16_cache and node.op in ("kq", "kqv")):  # ggml adds halves in 32 half-precision lanes on ARM
         size += UNIT["f16"] * math.sqrt(max(2, n / 32))
-    if node.op == "kq":
-        size *= 2  # scores are small beside the products they sum
-    rms = np.sqrt(np.mean(y * y, axis=-1, keepdims=True))
-    return np.asarray(y + size * rms * _noise(node, 7, y.shape), y.dtype)
+    return size
+
+
+def summed(graph: Graph, node: Node, y: Array, deviation: Array | None) -> Array:
+    """The result before it is stored; `deviation` is the standard deviation of each sum."""
+    if deviation is not None:
+        return np.asarray(y + deviation * _noise(node, 7, y.shape), y.dtype)
+    if node.op == "rms_norm":
+        return np.asarray(y * (1 + math.sqrt(_terms(graph, node, 0)) * UNIT["f32"]), y.dtype)
+    if node.op in _NONLINEAR:
+        return np.asarray(y * (1 + _EXP * UNIT["f32"] * _noise(node, 6, y.shape)), y.dtype)
+    return y
 
 
 def stored(a: Arithmetic, node: Node, y: Array) -> Array:

@@ -16,6 +16,8 @@ from assay.verify.judge import Evidence, examine, follows, infer
 from assay.verify.noise import Level
 from assay.verify.observe import Dump
 
+CLEAR = 3.0  # times what is allowed of one step
+
 
 @dataclass(frozen=True)
 class NodeVerdict:
@@ -160,9 +162,11 @@ def compare(a: Dump, b: Dump) -> Diff:
 def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
     """One verdict per node, for a run whose arithmetic is known.
 
-    A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from legitimate
-    values are legitimate, however far the noise has carried them. Nor is a node to blame that follows from what a
-    faulty input should have been: then the input's print is wrong and not what was computed with.
+    A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from
+    legitimate values are legitimate, however far the noise has carried them. A node that clearly does not follow
+    is wrong even where the noise of a whole run would hide it: a rotation left out that turns by 1e-4. Nor is a
+    node to blame that follows from what a faulty input should have been: then the input's print is wrong and not
+    what was computed with.
     """
     i = ARITHMETICS.index(arithmetic)
     wrong: set[str] = set()
@@ -173,7 +177,7 @@ def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: A
         suspect = faulty & sources
         verdict: str
         own: bool | None = None
-        if e.carried[0] <= 1:
+        if e.carried[0] <= 1 and not (e.whole and e.local[i] > CLEAR):
             verdict = "same"
         elif e.local[i] > 1 and not (suspect and follows(model, dump, e, suspect)[i] <= 1):
             verdict = "wrong"
@@ -181,7 +185,7 @@ def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: A
         elif wrong & sources and e.carried[i] > 1:
             verdict, own = "wrong", False
         else:
-            verdict = "noise"
+            verdict = "noise" if e.carried[0] > 1 else "same"
         if verdict == "wrong":
             wrong.add(e.name)
             if own:

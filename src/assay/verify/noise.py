@@ -6,7 +6,9 @@ Two figures per node, arithmetic and token row, each as rms and as largest devia
   local     the deviation of one step: the node (or the smallest segment between observed nodes) computed in that
             arithmetic and exactly, both from the stranger's own values. It is far smaller than the carried noise, so
             a fault that carried noise would hide stands out.
-Both come from running the definition with roundings (`arithmetic`).
+Both come from running the definition with roundings (`arithmetic`). A simulation is one draw, and where a few large
+activations decide a sum it may be a lucky one; so no figure is less than what the standard deviations of the roundings
+give, which for sums of products are known value by value.
 """
 
 from __future__ import annotations
@@ -24,13 +26,25 @@ from numpy.typing import NDArray
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
-from assay.verify.arithmetic import ARITHMETICS, MATRIX, WITH_MINIMUM, Arithmetic, operand, q8_1_slip, stored, summed
+from assay.verify.arithmetic import (
+    ARITHMETICS,
+    MATRIX,
+    PRODUCTS,
+    WITH_MINIMUM,
+    Arithmetic,
+    operand,
+    q8_1_slip,
+    rounding_variance,
+    stored,
+    summation,
+    summed,
+)
 from assay.verify.observe import Dump, Observation, measure, patch, token_axis
 from assay.verify.store import cache_dir, fingerprint, remember
-from assay.verify.sweep import Last, evaluate_all, inputs_of
+from assay.verify.sweep import Last, Squares, evaluate_all, inputs_of
 
 Array = NDArray[Any]
-VERSION = 3  # of the noise model; part of the cache key
+VERSION = 4  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
@@ -83,19 +97,41 @@ class NoiseRuns:
             lanes.append([self._operand(a, node, i, run[name], same) for i, name in enumerate(node.inputs)])
         exact, *values = (_narrow(v) for v in evaluate_all(node, lanes, weights))
         values = self._slip(node, values, weights)
+        sums, operands = self._variances(node, weights)
         values = [
-            summed(a, self.file, self.graph, node, v, self.n_tokens) for a, v in zip(ARITHMETICS, values, strict=True)
+            summed(self.graph, node, v, None if s is None else np.sqrt(s)) for s, v in zip(sums, values, strict=True)
         ]
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
         if not whole or node.op == "cache":  # else rounding the result is allowed for where it is judged
             values = [stored(a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)]
-        self.levels[node.name] = self._level(node, exact, values, observed)
+        spread = [
+            None if s is None else s + operands if a.q8 and operands is not None else s
+            for a, s in zip(ARITHMETICS, sums, strict=True)
+        ]
+        self.levels[node.name] = self._level(node, exact, values, observed, spread)
         axis = token_axis(self.graph, node.name)
         self.exact[node.name] = _narrow(patch(observed, exact, axis))
         for run, value in zip(self.runs, values, strict=True):
             run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
         self.last.forget(node, self.exact, *self.runs)
+
+    def _variances(self, node: Node, weights: Weights) -> tuple[list[Array | None], Array | None]:
+        """Of each value of a sum of products: by summing, for each arithmetic, and by quantising its operand."""
+        if node.op not in PRODUCTS:
+            return [None] * len(ARITHMETICS), None
+        squares, operands = None, None
+        inputs = [self.exact[name] for name in node.inputs]
+        if node.op in MATRIX:
+            x = inputs[0].reshape(len(inputs[0]), -1) if node.op == "linear" else inputs[0]
+            rounded = rounding_variance(self.file, node.weights[0], x)
+            lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
+            squares, *more = evaluate_all(node, lanes, Squares(weights))
+            operands = more[0] if more else None
+        else:
+            squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
+        size = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
+        return [squares * s**2 for s in size], operands
 
     def _slip(self, node: Node, values: list[Array], weights: Weights) -> list[Array]:
         """Q8_1: the blocks' minima times the rounding of the operand's block sums."""
@@ -119,16 +155,26 @@ class NoiseRuns:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]
 
-    def _level(self, node: Node, exact: Array, values: list[Array], observed: Sequence[Observation]) -> Level:
+    def _level(
+        self,
+        node: Node,
+        exact: Array,
+        values: list[Array],
+        observed: Sequence[Observation],
+        variances: Sequence[Array | None],
+    ) -> Level:
         """Noise of each row; at least what rows of this size show on average, for one row may have been lucky."""
         axis = token_axis(self.graph, node.name)
         rows = by_rows(exact.astype(np.float32), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
         rms, top = [], []
-        for value in values:
+        for value, variance in zip(values, variances, strict=True):
             difference = by_rows(self._shown(node, value.astype(np.float32) - exact), axis)
             one = np.sqrt(np.mean(difference * difference, axis=1))
             peak = np.abs(difference).max(axis=1)
+            if variance is not None:
+                usual, largest = _expected(by_rows(self._shown(node, variance.copy()), axis))
+                one, peak = np.maximum(one, usual), np.maximum(peak, largest)
             rms.append(np.maximum(one, scale * np.sqrt(np.mean((one / scale) ** 2))))
             top.append(np.maximum(peak, scale * np.sqrt(np.mean((peak / scale) ** 2))))
         parts = {
@@ -145,6 +191,16 @@ class NoiseRuns:
         if node.op == "kq":
             difference[:, ~self.seen] = 0
         return difference
+
+
+def _expected(variance: Array) -> tuple[Array, Array]:
+    """Rms and largest deviation of rows of independent errors: three deviations of the mean square, two of a value.
+
+    The mean square of many equal errors hardly varies; where one value is far noisier than the rest, it does.
+    """
+    n = variance.shape[1]
+    mean, spread = variance.mean(axis=1), np.sqrt(2 * np.sum(variance * variance, axis=1)) / n
+    return np.sqrt(mean + 3 * spread), 2 * np.sqrt(variance.max(axis=1))
 
 
 def _narrow(value: Array) -> Array:

@@ -42,6 +42,30 @@ class Streamed(Weights):
         return self._value
 
 
+class Squares(Weights):
+    """The squares of other weights, decoded and squared as they are asked for."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights.file, np.float32, budget=0)
+        self._weights = weights
+
+    def __getitem__(self, name: str) -> Any:
+        return _Squared(self._weights[name])
+
+    def rows(self, name: str) -> Any:
+        return _Squared(self._weights.rows(name))
+
+
+class _Squared:
+    """A matrix of which the blocks that are read are squared."""
+
+    def __init__(self, matrix: Array | Table) -> None:
+        self._matrix, self.shape = matrix, matrix.shape
+
+    def __getitem__(self, rows: Any) -> Array:
+        return np.square(self._matrix[rows])
+
+
 def sweep(model: Model, visitors: Sequence[Visitor], progress: Callable[[int, int], None] | None = None) -> None:
     """Show every node of the model's graph to every visitor, in order."""
     weights = Streamed(model.file)
