@@ -31,7 +31,7 @@ from assay.verify.feeds import FEEDS
 from assay.verify.noise import NoiseRuns
 from assay.verify.observe import Dump
 from assay.verify.search import Fit, Hypothesis, Lab, Unit
-from assay.verify.server import Reply, Server
+from assay.verify.server import Reply, Server, tellable
 from assay.verify.sweep import inputs_of, sweep
 
 __all__ = ["Server", "diagnose_endpoint"]
@@ -41,11 +41,13 @@ Progress = Callable[[str], None]
 TEXT = "The capital of France is Paris. The capital of Italy is"
 CHAT = "Name the capital of France."
 GREEDY = 6
-DRAWS = 48
-TOP_P = 0.6
+KEPT = (3, 6)  # tokens that a draw may come from, at least and at most
 _ALLOWED = 4.0  # times the noise of the coarsest arithmetic
 _FLOOR = 0.02  # nats: what nobody calls a fault
 _PRINTED = 0.001  # nats: digits that servers print
+_CHANCE = 1e-7  # that right draws look wrong
+_RARE = 0.08  # share of draws below which a token is too rare to wait for
+_SWAPPED = 0.1  # nats
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def diagnose_endpoint(
         wrong.append("chat prompt")
         causes += chat
     if not causes and not wrong:
-        causes += _sampling(box, server, tokenizer, ids, say, notes)
+        causes += _sampling(box, server, tokenizer, say, notes)
         wrong += ["sampled"] * bool(causes)
     return _answer(causes, wrong, notes, scored is not None)
 
@@ -386,63 +388,96 @@ def _stopping(tokenizer: Tokenizer, reply: Reply) -> list[Cause] | None:
     return None
 
 
-def _sampling(
-    box: Box, server: Server, tokenizer: Tokenizer, ids: Sequence[int], say: Progress, notes: list[str]
-) -> list[Cause]:
+@dataclass(frozen=True)
+class Draw:
+    """A prompt and a top-p under which a few tokens may come, none of them rarely."""
+
+    prompt: str
+    top_p: float
+    kept: tuple[int, ...]  # the smallest set of tokens whose mass reaches top-p, the likeliest first
+    shares: tuple[float, ...]  # their probabilities among themselves
+    logits: Array
+    draws: int
+
+
+def _telling(box: Box, tokenizer: Tokenizer) -> Draw | None:
+    """The draw of which the token that crosses p comes most often: it settles the most with the fewest requests.
+
+    At temperature 1, so that it does not matter whether the server filters before or after it. Prompts are the
+    beginnings of the text, and top-p lies where the last token's mass is half spent, away from what noise moves. Three
+    tokens at least: two that remain without the last tell a wrong filter from a generator that does not move.
+    """
+    ids, found = tokenizer.encode(TEXT), list[tuple[float, Draw]]()
+    logits, known = box.logits(ids).astype(np.float64), tellable(tokenizer)
+    for end in [i for i, c in enumerate(TEXT) if c == " "] + [len(TEXT)]:
+        head = tokenizer.encode(TEXT[:end])
+        if not head or head != ids[: len(head)]:
+            continue
+        z = logits[len(head) - 1]
+        p = np.exp(z - z.max())
+        p /= p.sum()
+        order = np.argsort(-p, kind="stable")[: KEPT[1]]
+        for n in range(KEPT[0], len(order) + 1):
+            shares = p[order[:n]] / p[order[:n]].sum()
+            draws = _needed(float(shares[-1]), float(shares[0]))
+            top_p = float(f"{p[order[: n - 1]].sum() + p[order[n - 1]] / 2:.4g}")
+            kept = tuple(map(int, order[:n]))
+            if not known.issuperset(kept):
+                break
+            found.append((float(shares[-1]), Draw(TEXT[:end], top_p, kept, tuple(map(float, shares)), z, draws)))
+    share, best = max(found, key=lambda f: f[0], default=(0.0, None))
+    return best if share >= _RARE else None
+
+
+def _needed(rarest: float, likeliest: float) -> int:
+    """Draws after which neither the absence of the rarest nor the likeliest alone is chance."""
+    return int(np.ceil(np.log(_CHANCE) / np.log(max(1 - 0.8 * rarest, min(1.1 * likeliest, 0.99)))))
+
+
+def _sampling(box: Box, server: Server, tokenizer: Tokenizer, say: Progress, notes: list[str]) -> list[Cause]:
     """Draws under top-p: do they come from the smallest set of tokens whose mass reaches p?"""
-    z = box.logits(ids)[-1].astype(np.float64)
-    temperature, p, order, n_kept = _telling(z - z.max())
-    kept = set(order[:n_kept].tolist())
-    say(f"drawing {DRAWS} tokens at temperature {temperature:g} and top-p {TOP_P}: {n_kept} may come")
+    plan = _telling(box, tokenizer)
+    if plan is None:
+        notes.append("sampling was not tried: after every beginning of the probe's text one token takes it all")
+        return []
+    say(f"drawing {plan.draws} tokens at top-p {plan.top_p:g}: {len(plan.kept)} may come")
     drawn: list[int] = []
-    texts: set[str] = set()
-    for seed in range(DRAWS):
+    for seed in range(plan.draws):
         try:
-            reply = server.complete(tokenizer, TEXT, n=1, temperature=temperature, top_p=TOP_P, seed=seed)
+            reply = server.complete(tokenizer, plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed)
         except AssayError as error:
             notes.append(f"sampling was not tried: {error}")
             return []
-        texts |= {step.text for step in reply.steps[:1]}
-        if reply.steps and reply.steps[0].id is not None:
-            drawn.append(reply.steps[0].id)
-    if len(drawn) < DRAWS // 2:
-        return []
-    before = Fit(100.0, 1.0, len(drawn))
-    outside = [i for i in drawn if i not in kept]
+        if not reply.steps:
+            notes.append("sampling was not judged: no log-probabilities come with a drawn token")
+            return []
+        token = reply.steps[0].id
+        drawn.append(-1 if token is None else token)  # those that may come are told by their text
+    return _judge_draws(plan, drawn)
+
+
+def _judge_draws(plan: Draw, drawn: Sequence[int]) -> list[Cause]:
+    def named(fault: str, how: str, certainty: float) -> list[Cause]:
+        cause = _cause(fault, "sampled", how, Fit(100.0, 1.0, len(drawn)), Fit(0.5, 0, 1), 1)
+        return [replace(cause, confidence=certainty)]
+
+    outside = [i for i in drawn if i not in plan.kept]
     if len(outside) > 0.05 * len(drawn):
-        tail = set(order[::-1][: len(order) // 2].tolist())
-        rare = sum(i in tail for i in drawn) > 0.3 * len(drawn)
-        how = f"{len(outside)} of {len(drawn)} draws lie outside the nucleus of {n_kept}"
-        equivalent = () if rare else ("samp-filter-order",)
-        return [
-            replace(
-                _cause("samp-topp-order", "sampled", how, before, Fit(0.5, 0, 1), 1),
-                equivalent=equivalent,
-                confidence=0.7,
-            )
-        ]
-    last = int(order[n_kept - 1])
-    share = float(p[last] / p[order[:n_kept]].sum())
-    if n_kept > 1 and last not in drawn and (1 - share) ** len(drawn) < 0.01:
-        how = f"the token that crosses p was never drawn in {len(drawn)} (chance {(1 - share) ** len(drawn):.1e})"
-        return [replace(_cause("samp-topp-boundary", "sampled", how, before, Fit(0.5, 0, 1), 1), confidence=0.9)]
-    if len(texts) == 1 and float(p[drawn[0]] / p[order[:n_kept]].sum()) ** len(drawn) < 0.01:
-        how = f"{len(drawn)} seeds gave one and the same token"
-        return [replace(_cause("samp-rng", "sampled", how, before, Fit(0.5, 0, 1), 1), confidence=0.8)]
+        tail = np.argsort(plan.logits)[: len(plan.logits) // 2]
+        rare = bool(np.isin(drawn, tail).sum() > 0.3 * len(drawn))
+        how = f"{len(outside)} of {len(drawn)} draws lie outside the nucleus of {len(plan.kept)}"
+        found = named("samp-topp-order", how, 0.7)
+        return found if rare else [replace(found[0], equivalent=("samp-filter-order",))]
+    if len(set(drawn)) == 1:
+        return named("samp-rng", f"{len(drawn)} seeds gave one and the same token", 0.9)
+    last = plan.kept[-1]
+    near = [i for i in plan.kept if plan.logits[i] - plan.logits[last] < _SWAPPED]  # a server's noise may swap these
+    missing = [i for i in near if i not in drawn]
+    if len(missing) == 1 and set(drawn) == set(plan.kept) - set(missing):
+        chance = (1 - plan.shares[-1]) ** len(drawn)
+        how = f"the token that crosses p was never drawn in {len(drawn)} (chance {chance:.0e})"
+        return named("samp-topp-boundary", how, 0.95)
     return []
-
-
-def _telling(z: Array) -> tuple[float, Array, Array, int]:
-    """A temperature at which the nucleus holds a few tokens and the last of them is not rare: each should come up."""
-    found = []
-    for temperature in np.geomspace(1.0, 0.005, 80).round(4).tolist():
-        p = np.exp(z / temperature)
-        p /= p.sum()
-        order = np.argsort(-p)
-        n_kept = int(np.searchsorted(np.cumsum(p[order]), TOP_P)) + 1
-        found.append((3 <= n_kept <= 6, float(p[order[n_kept - 1]]), temperature, p, order, n_kept))
-    best = max(found, key=lambda f: f[:2])
-    return best[2:]
 
 
 def _cause(fault: str, node: str, how: str, before: Fit, after: Fit, tried: int, allowed: float = 1.0) -> Cause:

@@ -128,6 +128,11 @@ def _from_object(known: Mapping[str, int], item: dict[str, Any]) -> Step:
     return Step(token_of(item), str(item.get("token")), scores)
 
 
+def tellable(tokenizer: Tokenizer) -> frozenset[int]:
+    """Tokens that are known by their text alone, as in replies without ids."""
+    return frozenset(_by_text(tokenizer).values())
+
+
 _TEXTS: dict[int, dict[str, int]] = {}
 
 
