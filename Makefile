@@ -8,18 +8,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-all test-fast lint docs sanitize witness clean
+.PHONY: run test test-fast lint docs sanitize witness score cases clean
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
 
-SLOW := tests/engines tests/cli tests/gguf tests/runtime tests/serve/test_page.py
-
 test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow $(SLOW)
-
-test-all: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(VENV)/.test-installed
@@ -50,7 +44,6 @@ witness: $(VENV)/.test-installed
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 
-.PHONY: score cases
 score: $(VENV)/.test-installed  ## how often the bug is named: docs/score.md (an hour for everything)
 	$(BIN)/python bench/score.py
 	$(BIN)/python bench/score.py --model smollm2
