@@ -188,8 +188,8 @@ def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: A
             verdict = "noise" if e.carried[0] > 1 else "same"
         if verdict == "wrong":
             wrong.add(e.name)
-            if own:
-                faulty.add(e.name)
+            if own and any(o.kind == "values" for o in dump.by_name[e.name]):
+                faulty.add(e.name)  # its values stand in for what the definition gives: they may be misprinted
         found.append(NodeVerdict(e.name, verdict, own, arithmetic.name if verdict == "noise" else None, e))
     return found
 
