@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import math
@@ -11,9 +12,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from assay.gguf import open_file
-from assay.serve import schemas
+from assay.serve import app, schemas
+from assay.serve.limits import Limits
+from assay.serve.meter import Metrics
+from assay.serve.models import Models, Options, open_models
 from assay.text import Tokenizer
 from tests.serve.conftest import Server, Start
 
@@ -316,6 +321,25 @@ def test_health_ready_and_metrics(http: httpx.Client) -> None:
     assert all(math.isfinite(value) for value in values.values())
     assert values['assay_generated_tokens_total{model="tiny"}'] >= 3
     assert values['assay_pages{model="tiny"}'] > 0
+
+
+def test_not_ready_until_loaded(tiny: Path) -> None:
+    limits, registry = Limits(), CollectorRegistry()
+    metrics = Metrics(registry)
+    models = Models(open_models([("tiny", tiny)], Options(), limits), limits, metrics, 1 << 30)
+
+    async def codes() -> list[tuple[str, int]]:
+        found = []
+        transport = httpx.ASGITransport(app.create(app.State(models, limits, registry, metrics, None, True)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for path in ("/health", "/ready"):
+                found.append((path, (await http.get(path)).status_code))
+            async with models.use(models.default):
+                found.append(("loaded", (await http.get("/ready")).status_code))
+        await models.close()
+        return found
+
+    assert asyncio.run(codes()) == [("/health", 200), ("/ready", 503), ("loaded", 200)]
 
 
 def test_a_prefix_is_reported_as_cached(http: httpx.Client) -> None:
