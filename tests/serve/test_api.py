@@ -19,6 +19,7 @@ from assay.serve import app, schemas
 from assay.serve.limits import Limits
 from assay.serve.meter import Metrics
 from assay.serve.models import Models, Options, open_models
+from assay.serve.state import State
 from assay.text import Tokenizer
 from tests.serve.conftest import Server, Start
 
@@ -330,7 +331,7 @@ def test_not_ready_until_loaded(tiny: Path) -> None:
 
     async def codes() -> list[tuple[str, int]]:
         found = []
-        transport = httpx.ASGITransport(app.create(app.State(models, limits, registry, metrics, None, True)))
+        transport = httpx.ASGITransport(app.create(State(models, limits, registry, metrics, None, True)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             for path in ("/health", "/ready"):
                 found.append((path, (await http.get(path)).status_code))

@@ -5,16 +5,13 @@ The guard counts responses, checks the key and the Host header, and puts the sec
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hmac
 import ipaddress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,12 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from assay.serve import openapi
 from assay.serve.errors import ApiError
 from assay.serve.http import Call, Reply, as_api_error, endpoint, error_reply, write
-from assay.serve.limits import Limits
-from assay.serve.meter import Metrics
 from assay.serve.routes import ROUTES
-
-if TYPE_CHECKING:
-    from assay.serve.models import Models
+from assay.serve.state import State
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -45,21 +38,6 @@ _TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-
-
-@dataclass
-class State:
-    """What the handlers of one server share."""
-
-    models: Models
-    limits: Limits
-    registry: CollectorRegistry
-    metrics: Metrics
-    key: str | None = None
-    any_host: bool = False  # whether the Host header may name anything
-    openapi: dict[str, Any] = field(default_factory=dict)
-    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large texts one at a time
-    lens: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 def create(state: State) -> ASGIApp:

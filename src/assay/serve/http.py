@@ -15,7 +15,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,9 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from assay.errors import AssayError
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
-
-if TYPE_CHECKING:
-    from assay.serve.app import State
+from assay.serve.state import State
 
 log = logging.getLogger("assay.serve")
 

@@ -10,16 +10,14 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.errors import AssayError
 from assay.serve.errors import ApiError
 from assay.serve.models import Entry
 from assay.serve.schemas import Message, Tool
+from assay.serve.state import State
 from assay.text import encode_chat
-
-if TYPE_CHECKING:
-    from assay.serve.app import State
 
 LARGE = 64 << 10  # characters
 PER_TOKEN = 32  # characters: real texts have about four

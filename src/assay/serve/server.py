@@ -28,6 +28,7 @@ from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.meter import Metrics
 from assay.serve.models import Models, Options, open_models
+from assay.serve.state import State
 
 log = logging.getLogger("assay.serve")
 
@@ -134,7 +135,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,
     # or everybody may call it anyway, the name must be this machine's.
     any_host = config.key is not None or not is_loopback(config.host)
-    state = app.State(models, limits, registry, metrics, config.key, any_host)
+    state = State(models, limits, registry, metrics, config.key, any_host)
     sock = listen(config.host, config.port)
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
