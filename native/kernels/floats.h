@@ -6,6 +6,8 @@
 constexpr int64_t UNIT = 256;
 constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
 
+constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel of halves once beats widening them for every group
+
 struct WF32 {
     static constexpr int size = 4;
     static INLINE V::F get(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }

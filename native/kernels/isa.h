@@ -13,11 +13,12 @@ enum Field { BYTE, LOW4, HIGH4 };
 // Base of a vector type that leaves inner blocks and half sums to panel.h (isa_neon.cpp has its own).
 struct NoBlock {
     template <class F, int T> static constexpr bool has_block = false;
-    template <class F, int T> static constexpr bool has_single = false;
-    template <class F, class... Arguments> static void single(Arguments&&...) {}
+    template <class F> static constexpr int expand_from = 8;    // tokens from which expanding a panel first is faster
+    template <Kind KIND> static constexpr bool paired = false;  // the nibbles of a byte belong to two rows (layout.h)
+    template <Kind KIND> static void unpack_pairs(const uint8_t*, int, void*) {}
     static constexpr bool tile_bias = false;
     template <int MULTIPLE> static constexpr float bias = 0;
-    template <class Tile, class... Arguments> static void block(Arguments&&...) {}
+    template <class F, int T, class... Arguments> static void block(Arguments&&...) {}
     // d * (sum of each half block), the halves of 4 tokens
     struct Halves {
         float s[2][4];

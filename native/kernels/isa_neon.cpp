@@ -37,11 +37,26 @@ struct V {
                                                  : 1;
     // Packing flips the top bit of the file's offset codes, which makes them two's complement.
     template <Kind KIND>
-    static constexpr int flip = KIND == N4S  ? 8
-                                : KIND == N5 ? 16
+    static constexpr int flip = KIND == N5   ? 16
                                 : KIND == N6 ? 32
                                 : KIND == N3 ? 4
                                              : 0;
+    // The nibbles of a byte: row r's code as in the file below, row r + 4's above, its top bit flipped (two's
+    // complement of the code less 8). Four columns of eight rows lie in one vector; see nibble_block.
+    template <Kind KIND>
+    static constexpr bool paired = KIND == N4S || KIND == N4U;
+    template <Kind KIND>
+    static INLINE void unpack_pairs(const uint8_t* half, int v, Q w[4]) {
+        for (int g = 0; g < 4; g++) {
+            const uint8x16_t m = vld1q_u8(half + 16 * g);
+            uint8x16_t x;
+            if constexpr (KIND == N4S)  // 16 q
+                x = v == 0 ? veorq_u8(vshlq_n_u8(m, 4), vdupq_n_u8(0x80)) : vandq_u8(m, vdupq_n_u8(0xf0));
+            else
+                x = v == 0 ? vandq_u8(m, vdupq_n_u8(15)) : veorq_u8(vshrq_n_u8(m, 4), vdupq_n_u8(8));
+            w[g] = vreinterpretq_s8_u8(x);
+        }
+    }
     // Shifts run on one vector pipe of two, logic and selections on both.
     template <Kind KIND, int H>
     static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
@@ -53,16 +68,6 @@ struct V {
         const auto at = [](const uint8_t* p, int n) { return vld1q_u8(p + 16 * n); };
         if constexpr (KIND == N8) {
             for (int g = 0; g < 4; g++) w[g] = bytes(half + 16 * g);
-        } else if constexpr (KIND == N4S) {
-            for (int p = 0; p < 2; p++) {
-                const uint8x16_t m = at(half, p);
-                w[p] = s8(vshlq_n_u8(m, 4)), w[p + 2] = s8(vandq_u8(m, vdupq_n_u8(0xf0)));
-            }
-        } else if constexpr (KIND == N4U) {
-            for (int p = 0; p < 2; p++) {
-                const uint8x16_t m = at(half, p);
-                w[p] = s8(vandq_u8(m, nibble)), w[p + 2] = s8(vshrq_n_u8(m, 4));
-            }
         } else if constexpr (KIND == N4I || KIND == N4M) {
             const int8x16_t book = vld1q_s8(KIND == N4I ? iq4_values : mxfp4_values);
             for (int p = 0; p < 2; p++) {
@@ -112,8 +117,9 @@ struct V {
     static INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
     static INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 
-    // d times small integers: a byte b becomes the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest is taken off by
-    // the multiply-add, onto a fresh copy of -(2^15 + bias) * d. Exact: d has 11 significant bits, 2^15 + 128 has 9.
+    // d times small integers: one look-up makes a byte b the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest is taken
+    // off by the multiply-add, onto a fresh copy of -(2^15 + bias) * d. Exact: d has 11 significant bits, 2^15 + 128
+    // has 9.
     static constexpr int scale_bias = 128;
     struct Factor {
         F d;
@@ -131,9 +137,14 @@ struct V {
         uint8x16_t b = vld1q_u8(p);  // 8 of them wanted; quants follow the scales
         if constexpr (FIELD == LOW4) b = vandq_u8(b, vdupq_n_u8(15));
         if constexpr (FIELD == HIGH4) b = vshrq_n_u8(b, 4);
-        const uint16x8_t wide = vreinterpretq_u16_u8(vzip1q_u8(vdupq_n_u8(0), b)), top = vdupq_n_u16(0x4700);
-        out[0] = scaled(vreinterpretq_s32_u16(vzip1q_u16(wide, top)), f[0].d, f[0].minus);
-        out[1] = scaled(vreinterpretq_s32_u16(vzip2q_u16(wide, top)), f[1].d, f[1].minus);
+        alignas(16) static constexpr uint32_t top[4] = {0x47000000, 0x47000000, 0x47000000, 0x47000000};
+        alignas(16) static constexpr uint32_t at[2][4] = {{0xffff00ff, 0xffff01ff, 0xffff02ff, 0xffff03ff},
+                                                          {0xffff04ff, 0xffff05ff, 0xffff06ff, 0xffff07ff}};
+        for (int v = 0; v < PV; v++) {  // bytes whose index is out of range stay as loaded
+            I x;
+            asm("ldr %q0, %3\ntbx %0.16b, {%1.16b}, %2.16b" : "=&w"(x) : "w"(b), "w"(vld1q_u32(at[v])), "m"(top));
+            out[v] = scaled(x, f[v].d, f[v].minus);
+        }
     }
     // x * d + (4 floats in memory), x given as bits. Loaded afresh, not moved: the vector pipes are the bottleneck.
     static INLINE F scaled(I x, F d, const float* minus) {
@@ -167,10 +178,10 @@ struct V {
 
     // Sums start at the bit pattern of 1.5 * 2^23, so that the sum read as a float is 1.5 * 2^23 + sum exactly
     // (|sum| <= 32 * 128 * 127 < 2^22) and one subtraction converts it: scvtf runs on one pipe of two, at half rate.
-    // A smaller exponent divides by `multiple` on the way. The start is loaded, not moved: the vector pipes are the
-    // bottleneck, the load pipes are not.
+    // A smaller exponent divides by `multiple` on the way; a negative multiple gives minus the constant. The start is
+    // loaded, not moved: the vector pipes are the bottleneck, the load pipes are not.
     template <int MULTIPLE>
-    static constexpr int32_t magic = 0x4b400000 - (__builtin_ctz(MULTIPLE) << 23);
+    static constexpr int32_t magic = (0x4b400000 - (__builtin_ctz(MULTIPLE) << 23)) | (MULTIPLE < 0 ? INT32_MIN : 0);
     template <int OFFSET, int MULTIPLE>
     static INLINE I start(const int32_t*) {
         alignas(16) static constexpr int32_t pattern[4] = {magic<MULTIPLE>, magic<MULTIPLE>, magic<MULTIPLE>,
@@ -200,14 +211,17 @@ struct V {
         return vsubq_f32(vreinterpretq_f32_s32(x), vreinterpretq_f32_s32(vdupq_n_s32(magic<MULTIPLE>)));
     }
 
-    // One block of 32 for 4 tokens and the 8 rows of an expanded panel, the inner loop of every prompt: 64 dot products
+    // byte_block: 32 columns for 4 tokens and the 8 rows of an expanded panel (or of Q8_0 as it is), the inner loop of
+    // every prompt: 64 dot products
     // and 16 to 32 float operations. In assembly because compilers (GCC 12, clang 14) spill here; loads stand just
     // before their use and the out-of-order core does the rest. A sum becomes s * d by one fused multiply-add onto a
     // fresh copy of `bias` = -(1.5 * 2^23 / multiple) * d, which the tile holds: exact before the final rounding, hence
     // the same bits as (float(sum)) * d, as long as d has at most 22 significant bits (every type but Q8_K, which takes
     // the float path).
     template <class F, int T>
-    static constexpr bool has_block = F::is_tile&& T == 4;
+    static constexpr bool has_block = F::is_tile || F::kind == N8 ? T == 4 : paired<F::kind>;
+    template <class F>
+    static constexpr int expand_from = paired<F::kind> ? 12 : F::kind == N8 ? 32 : 8;
     static constexpr bool tile_bias = true;
     template <int MULTIPLE>
     static constexpr float bias = -__builtin_bit_cast(float, magic<MULTIPLE>);
@@ -252,60 +266,111 @@ struct V {
 #undef ACTS
 #undef DOT8
 #undef DOT4
-    // One block of nibbles for one token and 8 rows, the inner loop of decoding 4-bit types: each vector is unpacked
-    // next to its use and the two sums alternate. Compilers gather the unpacking in front; this is 2 to 7 % faster.
-    template <class F, int T>
-    static constexpr bool has_single = T == 1 && !F::is_tile && (F::kind == N4S || F::kind == N4U);
+    // Half a block of nibbles for T tokens and 8 rows, the inner loop of decoding 4-bit types. A byte m = 16 hi + lo
+    // meets the activations as it is and without its lo: `sum` gathers 16 H + L, `high` 16 H. One `and` for 8 x 4
+    // weights, no shift.
 // clang-format off
-#define DOTS(x, a, g)                                       \
-    "sdot %[s0].4s, %[" x "0].16b, %[" a "].4b[" g "]\n"    \
-    "sdot %[s1].4s, %[" x "1].16b, %[" a "].4b[" g "]\n"
-#define PAIR(row0, row1, a, masked, shifted, SHIFT)                                      \
-    "ldr %q[m0], [%[p], #" row0 "]\nldr %q[m1], [%[p], #" row1 "]\n"                     \
-    "and %[t0].16b, %[m0].16b, %[mask].16b\nand %[t1].16b, %[m1].16b, %[mask].16b\n"    \
-    DOTS("t", a, masked)                                                                 \
-    SHIFT " %[m0].16b, %[m0].16b, #4\n" SHIFT " %[m1].16b, %[m1].16b, #4\n"             \
-    DOTS("m", a, shifted)
-#define BLOCK(masked0, shifted0, masked1, shifted1, SHIFT)                                      \
-    asm("ldr %q[a0], [%[q]]\nldr %q[a1], [%[q], #16]\n"                                        \
-        PAIR("0", "32", "a0", masked0, shifted0, SHIFT)                                         \
-        PAIR("16", "48", "a0", masked1, shifted1, SHIFT)                                        \
-        PAIR("64", "96", "a1", masked0, shifted0, SHIFT)                                        \
-        PAIR("80", "112", "a1", masked1, shifted1, SHIFT)                                       \
-        : [s0] "+&w"(s[0]), [s1] "+&w"(s[1]), [a0] "=&w"(a0), [a1] "=&w"(a1), [m0] "=&w"(m0),   \
-          [m1] "=&w"(m1), [t0] "=&w"(t0), [t1] "=&w"(t1)                                        \
-        : [p] "r"(p), [q] "r"(q), [mask] "w"(mask)                                              \
-        : "memory")
+#define TOKEN(t, g)                                           \
+    "sdot %[s" #t "].4s, %[m].16b, %[a" #t "].4b[" #g "]\n"   \
+    "sdot %[h" #t "].4s, %[n].16b, %[a" #t "].4b[" #g "]\n"
+#define COLUMNS(g, TOKENS) "ldr %q[m], [%[p], #16*" #g "]\nand %[n].16b, %[m].16b, %[mask].16b\n" TOKENS(g)
+#define HALF(TOKENS) COLUMNS(0, TOKENS) COLUMNS(1, TOKENS) COLUMNS(2, TOKENS) COLUMNS(3, TOKENS)
+#define TOKENS1(g) TOKEN(0, g)
+#define TOKENS2(g) TOKENS1(g) TOKEN(1, g)
+#define TOKENS3(g) TOKENS2(g) TOKEN(2, g)
+#define TOKENS4(g) TOKENS3(g) TOKEN(3, g)
+#define SUMS(t) [s##t] "+&w"(sum[t]), [h##t] "+&w"(high[t]), [a##t] "=&w"(a[t])
+#define REST [m] "=&w"(m), [n] "=&w"(n) : [p] "r"(p), [q] "r"(q), [mask] "w"(mask) : "memory"
+#define LOAD(t) "ldr %q[a" #t "], [%[q], #32*" #t "]\n"
 // clang-format on
-    template <class F>
-    static INLINE void single(I (&s)[2], const uint8_t* p, const int8_t* q) {
-        A a0, a1;
-        Q m0, m1, t0, t1;
-        const uint8x16_t mask = vdupq_n_u8(F::kind == N4S ? 0xf0 : 0x0f);
-        if constexpr (F::kind == N4U)
-            BLOCK("0", "2", "1", "3", "ushr");
-        else
-            BLOCK("2", "0", "3", "1", "shl");
+    template <int T>
+    static INLINE void nibbles(I (&sum)[T], I (&high)[T], const uint8_t* p, const int8_t* q) {
+        A a[T];
+        Q m, n;
+        const uint8x16_t mask = vdupq_n_u8(0xf0);
+        if constexpr (T == 1) {
+            asm(LOAD(0) HALF(TOKENS1) : SUMS(0), REST);
+        } else if constexpr (T == 2) {
+            asm(LOAD(0) LOAD(1) HALF(TOKENS2) : SUMS(0), SUMS(1), REST);
+        } else if constexpr (T == 3) {
+            asm(LOAD(0) LOAD(1) LOAD(2) HALF(TOKENS3) : SUMS(0), SUMS(1), SUMS(2), REST);
+        } else {
+            asm(LOAD(0) LOAD(1) LOAD(2) LOAD(3) HALF(TOKENS4) : SUMS(0), SUMS(1), SUMS(2), SUMS(3), REST);
+        }
     }
-#undef BLOCK
-#undef PAIR
-#undef DOTS
+#undef LOAD
+#undef REST
+#undef SUMS
+#undef TOKENS4
+#undef TOKENS3
+#undef TOKENS2
+#undef TOKENS1
+#undef HALF
+#undef COLUMNS
+#undef TOKEN
+    static INLINE I broadcast(int32_t x) {  // left to themselves, compilers do the arithmetic in the vector pipes
+        I v;
+        asm("dup %0.4s, %w1" : "=w"(v) : "r"(x));
+        return v;
+    }
+    // Signed codes are 8 less than lo: `sum` starts at -8 (sum of the activations). Unsigned codes are 8 more than hi:
+    // `rest`, which takes the constant off, adds 8 (sum). Every step is exact, so the bits are those of float(s) * d.
+    template <class F, int T, class Group>
+    static INLINE void nibble_block(V::F (&acc)[T][2], const typename F::Head& head, const uint8_t* unit, int j,
+                                    const Group* a) {
+        constexpr bool is_signed = F::kind == N4S;
+        I sum[T], high[T];
+        for (int t = 0; t < T; t++) {
+            sum[t] = is_signed ? broadcast(magic<1> + 8 * a->neg[t]) : start<0, 1>(nullptr);
+            high[t] = start<0, 1>(nullptr);
+        }
+        const uint8_t* p = F::block_quants(unit, j);
+        nibbles<T>(sum, high, p, a->q[0]);
+        V::F d[2];
+        F::scales(head, unit, j, 0, d);
+        nibbles<T>(sum, high, p + 64, a->q[0] + 16);
+        const X da = lanes(a->d);
+        for (int t = 0; t < T; t++) {
+            const I rest = is_signed ? start<0, -16>(nullptr) : broadcast(magic<-16> + 128 * a->neg[t]);
+            const V::F both = vreinterpretq_f32_s32(sum[t]), upper = vreinterpretq_f32_s32(high[t]);
+            const V::F low = vsubq_f32(both, upper), up = fma(upper, set(1.0f / 16), vreinterpretq_f32_s32(rest));
+            acc[t][0] = vfmaq_n_f32(acc[t][0], mul(low, d[0]), da[t]);
+            acc[t][1] = vfmaq_n_f32(acc[t][1], mul(up, d[1]), da[t]);
+        }
+    }
+    template <class F, int T, class Group>
+    static INLINE void block(V::F (&acc)[T][2], const typename F::Head& head, const uint8_t* unit, int j,
+                             const Group* a) {
+        if constexpr (F::kind == N8)
+            byte_block<F>(acc, head, unit, a);
+        else
+            nibble_block<F>(acc, head, unit, j, a);
+    }
     template <class Tile, class Group>
-    static INLINE void block(F (&acc)[4][2], const uint8_t* unit, const Group* group) {
+    static INLINE void byte_block(F (&acc)[4][2], const typename Tile::Head& head, const uint8_t* unit,
+                                  const Group* group) {
         constexpr int M = Tile::multiple;
         alignas(16) static constexpr int32_t pattern[4] = {magic<M>, magic<M>, magic<M>, magic<M>};
         const uint8_t* w = unit + Tile::quants_at;
         const int8_t* q = group->q[0];
         const auto at = [&](int offset, int v)
                             INLINE_LAMBDA { return reinterpret_cast<const float*>(unit + offset) + 4 * v; };
+        alignas(16) float side[2][2][4];  // Q8_0 as it is: what a tile would hold, scales and biases
+        if constexpr (!Tile::is_tile) {
+            F d[2];
+            Tile::scales(head, unit, 0, 0, d);
+            for (int v = 0; v < 2; v++) store(side[0][v], d[v]), store(side[1][v], mul(d[v], set(bias<M>)));
+        }
         const X da = lanes(group->d);
         const auto add = [&](int v, const F(&x)[4]) INLINE_LAMBDA {
             acc[0][v] = fma_lane<0>(acc[0][v], x[0], da), acc[1][v] = fma_lane<1>(acc[1][v], x[1], da);
             acc[2][v] = fma_lane<2>(acc[2][v], x[2], da), acc[3][v] = fma_lane<3>(acc[3][v], x[3], da);
         };
         const auto first = [&](int v, const Sums& s, F(&x)[4]) INLINE_LAMBDA {
-            const F d = load(at(Tile::scale_at(0), v));
-            for (int t = 0; t < 4; t++) x[t] = scaled(s[t], d, at(Tile::bias_at, v));
+            const float *scale = side[0][v], *minus = side[1][v];
+            if constexpr (Tile::is_tile) scale = at(Tile::scale_at(0), v), minus = at(Tile::bias_at, v);
+            const F d = load(scale);
+            for (int t = 0; t < 4; t++) x[t] = scaled(s[t], d, minus);
         };
         F x[4];
         if constexpr (Tile::sub16) {  // one vector of rows after the other: both would not fit the registers

@@ -7,6 +7,7 @@
 //   kind   vectors
 //   N8     4 a half block: one byte a weight
 //   N4*    2 a half block: vector p has group p in its low nibbles, p + 2 in its high ones
+//          V::paired: 4 a half block for 2 L rows: vector g has group g, rows 0..3 in its low nibbles, 4..7 in its high
 //   N6     3 a half block: groups 0..2 in bits 2..7; group 3's pairs of bits, high first, in bits 0..1
 //   N5     5 a block: groups 0..4 in bits 3..7; in bits 0..2 of vectors A..E: group 5 = A:3 B:2 (low bits), 6 = C:3
 //   D:2,
@@ -52,6 +53,7 @@ struct Layout {
     template <int H>
     static INLINE void quants(const uint8_t* unit, int j, int v, V::Q w[4]) {
         const uint8_t* block = block_quants(unit, j);
+        if constexpr (V::template paired<KIND>) return V::template unpack_pairs<KIND>(block + 4 * VB * H, v, w);
         const uint8_t* half = block + PV * kind_head_bytes(KIND) + (H * PV + v) * kind_half_bytes(KIND);
         V::template unpack<KIND, H>(half, block + v * kind_head_bytes(KIND), w);
     }

@@ -48,6 +48,10 @@ void put_codes(const uint32_t c[8], int r, uint8_t* block) {
         word |= value << shift;
         __builtin_memcpy(vector + lane, &word, 4);
     };
+    if constexpr (V::template paired<KIND>) {
+        for (int g = 0; g < 8; g++) put(block + g * VB, v == 0 ? c[g] : c[g] ^ 8 * bytes, 4 * v);
+        return;
+    }
     uint8_t* head = block + v * kind_head_bytes(KIND);
     if constexpr (KIND == N5) {
         const uint32_t low[5] = {c[5] >> 2 & 7 * bytes, (c[5] & 3 * bytes) | (c[7] >> 1 & bytes) << 2,

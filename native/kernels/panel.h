@@ -116,7 +116,7 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
         for (int j = 0; j < F::unit_blocks; j++, b++, a++) {
             Float d[PV];
             if constexpr (V::template has_block<F, T>) {  // the same operations in an instruction set's own words
-                V::template block<F>(acc, unit, a);
+                V::template block<F, T>(acc, head, unit, j, a);
                 if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
                 continue;
             }
@@ -135,12 +135,8 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
                         sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t);
                     });
                 });
-                if constexpr (V::template has_single<F, T>) {
-                    V::template single<F>(sum[0], F::block_quants(unit, j), a->q[0]);
-                } else {
-                    half(std::integral_constant<int, 0>{}, sum);
-                    half(std::integral_constant<int, 1>{}, sum);
-                }
+                half(std::integral_constant<int, 0>{}, sum);
+                half(std::integral_constant<int, 1>{}, sum);
                 F::scales(head, unit, j, 0, d);
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     unroll<T>([&](auto t) INLINE_LAMBDA {
@@ -241,12 +237,13 @@ void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t
                                  V::mul(d[v], V::set(V::template bias<T::multiple>)));
             }
         }
-        for (int v = 0; v < PV; v++)
-            unroll<2>([&](auto h) INLINE_LAMBDA {
+        unroll<2>([&](auto h) INLINE_LAMBDA {
+            unroll<PV>([&](auto v) INLINE_LAMBDA {
                 typename V::Q w[4];
                 F::template quants<h>(unit, j, v, w);
                 for (int g = 0; g < 4; g++) V::store_bytes(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, w[g]);
             });
+        });
     }
 }
 
@@ -284,7 +281,6 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel once beats unpacking it for every group of 4
 
 template <class Function>
 void each_panel(int64_t begin, int64_t end, Function f) {
@@ -313,7 +309,7 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
             expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) {
                 expand_rows<T>(w, F::centre, first, b, blocks, scratch.tile);
             });
-        } else if (m < EXPAND) {
+        } else if (m < V::template expand_from<F>) {
             each_panel(begin, end, [&](const Rows& rows) {
                 panel_tokens<F>(at(rows.first), 0, all, acts, all, m, out, ldo, rows);
             });
