@@ -117,9 +117,9 @@ struct V {
     static INLINE F mul(F a, F b) { return vmulq_f32(a, b); }
     static INLINE F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
 
-    // d times small integers: one look-up makes a byte b the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest is taken
-    // off by the multiply-add, onto a fresh copy of -(2^15 + bias) * d. Exact: d has 11 significant bits, 2^15 + 128
-    // has 9.
+    // d times small integers: one look-up makes a byte b the float 2^15 + b (bytes 0, b, 0, 0x47), and the rest is
+    // taken off by the multiply-add, onto a fresh copy of -(2^15 + bias) * d. Exact: d has 11 significant bits,
+    // 2^15 + 128 has 9.
     static constexpr int scale_bias = 128;
     struct Factor {
         F d;
@@ -220,8 +220,9 @@ struct V {
     // the float path).
     template <class F, int T>
     static constexpr bool has_block = F::is_tile || F::kind == N8 ? T == 4 : paired<F::kind>;
+    // Tokens from which expanding first is faster, as measured: late where blocks need little unpacking, or none.
     template <class F>
-    static constexpr int expand_from = paired<F::kind> ? 12 : F::kind == N8 ? 32 : 8;
+    static constexpr int expand_from = F::kind == N8 ? 32 : !paired<F::kind> ? 5 : F::super ? 8 : 12;
     static constexpr bool tile_bias = true;
     template <int MULTIPLE>
     static constexpr float bias = -__builtin_bit_cast(float, magic<MULTIPLE>);

@@ -220,30 +220,32 @@ void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const G
 template <class F, bool RAW = false>
 void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t* tile) {
     using T = TileOf<F>;
-    for (int64_t b = first_block; b < first_block + blocks; b++, tile += T::unit_bytes) {
-        const uint8_t* unit = weights + b / F::unit_blocks * F::unit_bytes;
-        const int j = int(b % F::unit_blocks);
+    const uint8_t* unit = weights + first_block / F::unit_blocks * F::unit_bytes;  // chunks are made of whole units
+    for (int64_t b = 0; b < blocks; b += F::unit_blocks, unit += F::unit_bytes) {
         const typename F::Head head(unit);
-        for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
-            typename V::F d[PV], m[PV];
-            F::scales(head, unit, j, h, d);
-            if constexpr (F::min) F::minima(head, unit, j, h, d, m, RAW);
-            for (int v = 0; v < PV; v++) {
-                V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d[v]);
-                if constexpr (F::min) V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, m[v]);
-                if constexpr (V::tile_bias)
-                    if (h == 0)
-                        V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v,
-                                 V::mul(d[v], V::set(V::template bias<T::multiple>)));
+        for (int j = 0; j < F::unit_blocks; j++, tile += T::unit_bytes) {
+            for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
+                typename V::F d[PV], m[PV];
+                F::scales(head, unit, j, h, d);
+                if constexpr (F::min) F::minima(head, unit, j, h, d, m, RAW);
+                for (int v = 0; v < PV; v++) {
+                    V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d[v]);
+                    if constexpr (F::min) V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, m[v]);
+                    if constexpr (V::tile_bias)
+                        if (h == 0)
+                            V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v,
+                                     V::mul(d[v], V::set(V::template bias<T::multiple>)));
+                }
             }
-        }
-        unroll<2>([&](auto h) INLINE_LAMBDA {
-            unroll<PV>([&](auto v) INLINE_LAMBDA {
-                typename V::Q w[4];
-                F::template quants<h>(unit, j, v, w);
-                for (int g = 0; g < 4; g++) V::store_bytes(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, w[g]);
+            unroll<2>([&](auto h) INLINE_LAMBDA {
+                unroll<PV>([&](auto v) INLINE_LAMBDA {
+                    typename V::Q w[4];
+                    F::template quants<h>(unit, j, v, w);
+                    uint8_t* to = tile + T::quants_at + (h * PV + v) * 4 * VB;
+                    for (int g = 0; g < 4; g++) V::store_bytes(to + g * VB, w[g]);
+                });
             });
-        });
+        }
     }
 }
 
