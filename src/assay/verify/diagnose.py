@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
 from assay.engines.weights import Weights
 from assay.models import Model
 from assay.verify.arithmetic import ARITHMETICS
@@ -35,8 +37,12 @@ def diagnose(
     progress: Progress | None = None,
     cache: bool = True,
 ) -> Diagnosis:
-    """The whole search on a resolved dump."""
-    say = progress or (lambda _: None)
+    """The whole search on a resolved dump. Hypotheses that overflow do not match; nobody need be told."""
+    with np.errstate(all="ignore"):
+        return _diagnose(model, dump, weights, progress or (lambda _: None), cache)
+
+
+def _diagnose(model: Model, dump: Dump, weights: Weights | None, say: Progress, cache: bool) -> Diagnosis:
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
         hidden = _hidden(model, dump, diff, weights, say)

@@ -119,7 +119,11 @@ def diagnose_endpoint(
     file: GGUFFile, model: Model, tokenizer: Tokenizer, server: Server, progress: Progress | None = None
 ) -> Diagnosis:
     """Ask, and name what the answers betray."""
-    say = progress or (lambda _: None)
+    with np.errstate(all="ignore"):  # hypotheses that overflow do not match
+        return _ask(file, model, tokenizer, server, progress or (lambda _: None))
+
+
+def _ask(file: GGUFFile, model: Model, tokenizer: Tokenizer, server: Server, say: Progress) -> Diagnosis:
     box = Box(model)
     causes: list[Cause] = []
     notes: list[str] = []

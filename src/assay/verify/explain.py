@@ -14,7 +14,8 @@ from assay.verify.diff import Diff
 from assay.verify.faults import FAULTS, decode_only
 from assay.verify.fits import Relation
 from assay.verify.observe import token_axis
-from assay.verify.search import ACCEPT, Fit, Hypothesis, Lab, Unit, search_parameter
+from assay.verify.screen import LONG, Screen
+from assay.verify.search import ACCEPT, Fit, Hypothesis, Lab, Unit
 
 _DECODES = 150_000_000  # elements decoded in one scan
 SECOND_NAMES = {  # faults that other rows name more plainly
@@ -22,6 +23,7 @@ SECOND_NAMES = {  # faults that other rows name more plainly
 }  # fmt: skip
 SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
 _COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
+_ENOUGH = 1e-4  # of the squared deviation left: no need to try what is costly and unlike
 _TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
 
 
@@ -122,8 +124,10 @@ def representatives(units: Sequence[Unit]) -> list[Unit]:
 
 
 def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
-    """Everything in the catalogue that can be planted in the segment, fixed mistakes before families."""
-    families = []
+    """Everything in the catalogue that can be planted in the segment: fixed mistakes, families, misread weights where
+    a whole model of them must be decoded for each, and last the same in the decode steps alone."""
+    families: list[Hypothesis] = []
+    misread: list[Hypothesis] = []
     for fault in FAULTS.values():
         if lab.subtle and "b" in fault.kind:
             continue
@@ -131,13 +135,21 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
             if variant.search is not None:
                 families.append(Hypothesis(fault.id, variant))
             elif lab.touches(variant, unit):
-                yield Hypothesis(fault.id, variant)
+                if costly(fault.id, unit):
+                    misread.append(Hypothesis(fault.id, variant))
+                else:
+                    yield Hypothesis(fault.id, variant)
     yield from families
+    yield from misread
     if decode:
         for fault in FAULTS.values():
             for variant in fault.variants:
                 if variant.search is None and lab.touches(variant, unit):
                     yield Hypothesis("path-split", replace(decode_only(variant), label=f"{fault.id}: {variant.label}"))
+
+
+def costly(fault: str, unit: Unit) -> bool:
+    return FAULTS[fault].stage in ("gguf parsing", "dequantisation") and len(unit.segment) >= LONG
 
 
 def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tuple[list[Candidate], int]:
@@ -146,14 +158,17 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tu
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
     tried = 0
+    screen = Screen(lab, unit)
     for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
         if h.fault == "path-split" and found:
             break
+        if costly(h.fault, unit) and any(c.fit.residual < _ENOUGH * before.residual for c in found):
+            continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
         if h.variant.search is None:
-            fit = lab.fit(h, unit)
+            fit = screen.fit(h)
         else:
-            h, fit = search_parameter(lab, h, unit, deep=False)
+            h, fit = screen.search(h, deep=False)
             scans.append(replace(h, p=0.0))
         if better(fit, before):
             found.append(Candidate(h, fit))
@@ -164,7 +179,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tu
     if not found and deep:
         for h in scans:
             tried += 1
-            h, fit = search_parameter(lab, h, unit, deep=affordable(lab, unit, h))
+            h, fit = screen.search(h, deep=affordable(lab, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
     return found, tried

@@ -209,7 +209,8 @@ def examine(
     whole_run = NoiseRuns(model, dump.tokens, dump.positions)
     one_step = NoiseRuns(model, dump.tokens, dump.positions, dump)
     own = OwnInputs(model, dump, (levels or whole_run.levels).__getitem__, one_step.levels.__getitem__)
-    sweep(model, [one_step, own] if levels else [whole_run, one_step, own], progress)
+    with np.errstate(over="ignore", invalid="ignore"):  # a stranger's values may be too large for some arithmetic
+        sweep(model, [one_step, own] if levels else [whole_run, one_step, own], progress)
     if cache and not levels:
         save_levels(path, whole_run.levels)
     return own.evidence

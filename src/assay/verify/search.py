@@ -8,7 +8,7 @@ stranger's own values; what lies before its first effect is computed once and sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -83,7 +83,8 @@ class Lab:
     """A dump on the bench."""
 
     def __init__(self, model: Model, dump: Dump, diff: Diff, weights: Weights | None = None) -> None:
-        self.model, self.dump = model, dump
+        self.model, self.dump, self.diff = model, dump, diff
+        self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
         self.arithmetic = ARITHMETICS.index(diff.arithmetic)
         self.context = Context(model, dump.steps)
@@ -136,14 +137,16 @@ class Lab:
         wanted = set(targets) or {unit.target}
         graph, functions, touched = self._plant(faults, unit)
         base = self.base(unit)
-        changed: set[str] = set()
-        for name in unit.segment:
-            if name in touched or any(i in changed for i in graph[name].inputs):
-                changed.add(name)
+        changed = _downstream(graph, touched, unit)
         env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
         env |= {k: v for k, v in base.items() if k not in changed}
         with np.errstate(all="ignore"):
             return interpret(graph, self.weights, env, wanted, functions=functions)
+
+    def changed(self, faults: Sequence[Hypothesis], unit: Unit) -> set[str]:
+        """The nodes of the segment that the faults touch, and what follows from them."""
+        graph, _, touched = self._plant(faults, unit)
+        return _downstream(graph, touched, unit)
 
     def _plant(self, faults: Sequence[Hypothesis], unit: Unit) -> tuple[Graph, dict[str, Any], set[str]]:
         """The segment alone as a graph, with the faults in it."""
@@ -228,6 +231,14 @@ class Lab:
             return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
 
 
+def _downstream(graph: Graph, touched: set[str], unit: Unit) -> set[str]:
+    changed: set[str] = set()
+    for name in unit.segment:
+        if name in touched or any(i in changed for i in graph[name].inputs):
+            changed.add(name)
+    return changed
+
+
 def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
     """The noise of a faulty value: as much larger as the value itself, and never less than rounding it once.
 
@@ -242,21 +253,35 @@ def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
         return Level(np.maximum(level.rms * growth, units * size), np.maximum(level.top * growth, largest))
 
 
-def search_parameter(lab: Lab, h: Hypothesis, unit: Unit, deep: bool = True) -> tuple[Hypothesis, Fit]:
-    """The best member of a family at this unit: common values, then a scan, then a refinement around the best."""
+def search_parameter(
+    lab: Lab,
+    h: Hypothesis,
+    unit: Unit,
+    fit: Callable[[Hypothesis], Fit] | None = None,
+    *,
+    deep: bool = True,
+    around: float = 0.0,
+) -> tuple[Hypothesis, Fit]:
+    """The best member of a family at this unit: common values, then a scan, then a refinement around the best.
+
+    With `around`, only the refinement, that near to the hypothesis's own parameter.
+    """
     search = h.variant.search
     assert search is not None
     tried: dict[float, Fit] = {}
 
     def at(p: float) -> Fit:
         if p not in tried:
-            usable = lab.touches(h.variant, unit, p)
-            tried[p] = lab.fit(replace(h, p=p), unit) if usable else Fit(np.inf, np.inf, 0)
+            usable, guess = lab.touches(h.variant, unit, p), replace(h, p=p)
+            tried[p] = (fit(guess) if fit else lab.fit(guess, unit)) if usable else Fit(np.inf, np.inf, 0)
         return tried[p]
 
     def best() -> float:
         return min(tried, key=lambda p: tried[p].residual)
 
+    if around:
+        _golden(at, h.p * (1 - around), h.p * (1 + around), False)
+        return replace(h, p=best()), tried[best()]
     for p in search.common:
         if at(p).explained:
             return replace(h, p=p), tried[p]
