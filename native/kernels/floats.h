@@ -121,13 +121,14 @@ void rows_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t colu
 }
 
 // Panel columns [first, first + columns) as floats, from whatever w holds.
-void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, float* floats) {
+void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, Scratch& room) {
+    float* const floats = room.floats;
     if (!w.packed) return rows_floats(w, first_row, first, columns, floats);
     const bool quantised = with_layout(w.type, [&](auto layout) {
         using F = decltype(layout);
         const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
-        expand<F, true>(panel, first / 32, columns / 32, scratch.tile);
-        tile_floats<TileOf<F>>(scratch.tile, columns / 32, F::centre * F::multiple, floats);
+        expand<F, true>(panel, first / 32, columns / 32, room.tile);
+        tile_floats<TileOf<F>>(room.tile, columns / 32, F::centre * F::multiple, floats);
     });
     if (quantised) return;
     const int size = w.type == Type::F32 ? 4 : 2;
@@ -139,6 +140,7 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
 }
 
 void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
+    Scratch& room = scratch;
     const int64_t ldx = float_stride(w.k), all = float_columns(w.k);
     const auto direct = [&](auto loader) {
         using W = decltype(loader);
@@ -152,8 +154,8 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
     for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {
         const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
         each_panel(begin, end, [&](const Rows& rows) {
-            panel_floats(w, rows.first, c, columns, scratch.floats);
-            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(scratch.floats), c, float_columns(columns), x, ldx,
+            panel_floats(w, rows.first, c, columns, room);
+            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(room.floats), c, float_columns(columns), x, ldx,
                                    m, out, ldo, rows);
         });
     }
@@ -176,9 +178,10 @@ void pack_floats(const TypeInfo& info, const uint8_t* src, int64_t n, int64_t k,
 
 // One row of a packed matrix as float32.
 void decode_packed(const Matrix& w, int64_t row, float* out) {
+    Scratch& room = scratch;
     for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {
         const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
-        panel_floats(w, row / R * R, c, columns, scratch.floats);
-        for (int64_t i = 0; i < columns; i++) out[c + i] = scratch.floats[i * R + row % R];
+        panel_floats(w, row / R * R, c, columns, room);
+        for (int64_t i = 0; i < columns; i++) out[c + i] = room.floats[i * R + row % R];
     }
 }

@@ -283,7 +283,6 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-
 template <class Function>
 void each_panel(int64_t begin, int64_t end, Function f) {
     for (int64_t first = begin / R * R; first < end; first += R) f(Rows{first, begin, end});
@@ -291,6 +290,7 @@ void each_panel(int64_t begin, int64_t end, Function f) {
 
 void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
     const int64_t all = w.k / 32;
+    uint8_t* const room = scratch.tile;  // found once: a thread's own memory is a call away in a shared library
     // Expand a panel chunk by chunk along k, for so many tokens that their activations stay in the second level cache.
     const auto expanded = [&](auto tile, auto fill) {
         for (int64_t t = 0; t < m; t += BATCH)
@@ -298,7 +298,7 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
                 const int64_t blocks = all - b < CHUNK ? all - b : CHUNK, tokens = m - t < BATCH ? m - t : BATCH;
                 each_panel(begin, end, [&](const Rows& rows) {
                     fill(rows.first, b, blocks);
-                    panel_tokens<decltype(tile)>(scratch.tile, b, blocks, acts + t / TOKENS * all, all, tokens,
+                    panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, tokens,
                                                  out + t * ldo, ldo, rows);
                 });
             }
@@ -309,7 +309,7 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
         if (!w.packed) {
             using T = Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset, 1>;
             expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) {
-                expand_rows<T>(w, F::centre, first, b, blocks, scratch.tile);
+                expand_rows<T>(w, F::centre, first, b, blocks, room);
             });
         } else if (m < V::template expand_from<F>) {
             each_panel(begin, end, [&](const Rows& rows) {
@@ -317,13 +317,13 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
             });
         } else {
             expanded(TileOf<F>{},
-                     [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first), b, blocks, scratch.tile); });
+                     [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first), b, blocks, room); });
         }
     });
     if (known) return;
     using T = Tile<true, false, AnyTile::bits, AnyTile::offset, 1>;  // every further type: no minima, scales per 16
     expanded(T{},
-             [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, scratch.tile); });
+             [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, room); });
 }
 
 #include "floats.h"
