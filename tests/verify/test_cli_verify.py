@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,3 +174,37 @@ def test_two_dumps_without_a_model(truth: Dump, tmp_path: Path, capsys: pytest.C
     code, text, _ = run(capsys, "diff", a, b, "--json")
     told = json.loads(text)
     assert code == 1 and told["first_wrong"] == "l_out-0" and "give --model" in told["notes"][0]
+
+
+# -- the page -------------------------------------------------------------------------------------------------------
+
+
+def page_data(path: Path) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', path.read_text(), re.DOTALL)
+    assert found is not None
+    data = json.loads(found[1])
+    assert isinstance(data, dict)
+    return data
+
+
+def test_diff_and_check_write_the_page_of_diagnose(
+    model: Model, truth: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def double(value: np.ndarray) -> None:
+        value[2] *= 2
+
+    dump = dump_file(changed(truth, "ffn_out-0", double), tmp_path / "d.npz")
+    pages = {verb: tmp_path / f"{verb}.html" for verb in ("diagnose", "diff", "check")}
+    assert run(capsys, "diagnose", model.file.path, dump, "--html", pages["diagnose"])[0] == 1
+    assert run(capsys, "diff", model.file.path, dump, "--html", pages["diff"])[0] == 1
+    checked = "check", model.file.path, "--engine", "reference", "--lengths", 2, "--html", pages["check"]
+    assert run(capsys, *checked)[0] == 0
+    diagnosed, diffed, passed = (page_data(pages[verb]) for verb in ("diagnose", "diff", "check"))
+    assert diffed["verdict"] == "wrong" and diffed["first"] == "ffn_out-0"
+    assert diffed["nodes"] == diagnosed["nodes"] and diffed["roles"] == diagnosed["roles"]
+    assert passed.keys() == diffed.keys() and passed["verdict"] == "same" and passed["first"] is None
+    assert {n["name"] for n in passed["nodes"]} == {n.name for n in model.graph}
+    templates = {
+        re.sub(r"<title>.*?</title>|id=\"data\">.*?</script>", "", p.read_text(), flags=re.S) for p in pages.values()
+    }
+    assert len(templates) == 1

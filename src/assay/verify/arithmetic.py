@@ -30,7 +30,7 @@ from assay.graph import Graph, Node
 Array = NDArray[Any]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
 MATRIX = ("linear", "expert_linear")
-PRODUCTS = (*MATRIX, "kq", "kqv")
+SUMS = (*MATRIX, "kq", "kqv", "add", "bias")
 WITH_MINIMUM = ("Q4_1", "Q5_1")  # types whose products take Q8_1
 _NONLINEAR = ("attn_softmax", "softmax", "glu", "softcap")
 _EXP = 4  # half-units by which a fast float32 exponential, and what divides by its sum, may be off
@@ -133,9 +133,7 @@ def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Arra
 
 
 def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
-    """Error of a sum of products, over the root of their squares' sum; weights in the storage type count as well."""
-    if node.op not in PRODUCTS:
-        return 0.0
+    """Error of a sum, over the root of its terms' squares' sum; weights in the storage type count as well."""
     n = _terms(graph, node, n_keys)
     size = math.sqrt(n) * UNIT["f32"]
     if a.storage != "f32" and node.op in MATRIX:
@@ -172,7 +170,7 @@ def _terms(graph: Graph, node: Node, n_keys: int) -> int:
         return graph.weights[node.weights[0]][0] if node.weights else int(graph.shapes[node.name][-1])
     if node.op == "kq":
         return int(graph.shapes[node.inputs[0]][-1])
-    return n_keys if node.op == "kqv" else 0
+    return n_keys if node.op == "kqv" else 2
 
 
 def _noise(node: Node, salt: int, shape: tuple[int, ...]) -> Array:

@@ -29,7 +29,7 @@ from assay.models import Model
 from assay.verify.arithmetic import (
     ARITHMETICS,
     MATRIX,
-    PRODUCTS,
+    SUMS,
     WITH_MINIMUM,
     Arithmetic,
     operand,
@@ -44,7 +44,7 @@ from assay.verify.store import cache_dir, fingerprint, remember
 from assay.verify.sweep import Last, Squares, evaluate_all, inputs_of
 
 Array = NDArray[Any]
-VERSION = 4  # of the noise model; part of the cache key
+VERSION = 5  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
@@ -117,10 +117,10 @@ class NoiseRuns:
         self.last.forget(node, self.exact, *self.runs)
 
     def _variances(self, node: Node, weights: Weights) -> tuple[list[Array | None], Array | None]:
-        """Of each value of a sum of products: by summing, for each arithmetic, and by quantising its operand."""
-        if node.op not in PRODUCTS:
+        """Of each value of a sum: by summing, for each arithmetic, and by quantising a matrix's operand."""
+        if node.op not in SUMS:
             return [None] * len(ARITHMETICS), None
-        squares, operands = None, None
+        operands: Array | None = None
         inputs = [self.exact[name] for name in node.inputs]
         if node.op in MATRIX:
             x = inputs[0].reshape(len(inputs[0]), -1) if node.op == "linear" else inputs[0]
@@ -128,6 +128,8 @@ class NoiseRuns:
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
             squares, *more = evaluate_all(node, lanes, Squares(weights))
             operands = more[0] if more else None
+        elif node.op == "bias":
+            squares = inputs[0] ** 2 + np.square(weights[node.weights[0]][:])
         else:
             squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
         size = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
