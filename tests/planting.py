@@ -140,7 +140,8 @@ def reference(
     for n in steps:
         part = {}
         for name in names:
-            value = values[name].astype(np.float32)
+            with np.errstate(over="ignore"):
+                value = values[name].astype(np.float32)
             axis = token_axis(model.graph, name)
             cut = np.take(value, range(start, start + n), axis=axis)
             part[name] = cut[..., : start + n] if model.graph[name].op in ("kq", "attn_softmax") else cut
