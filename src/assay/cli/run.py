@@ -96,9 +96,10 @@ def speed(result: Result, load_seconds: float) -> str:
     """One line for people: how much, how fast, why it ended."""
     timing = result.timing
     cached = f", {timing.cached_tokens} of them cached" if timing.cached_tokens else ""
+    rate = f", {timing.rate:.1f}/s" if timing.tokens > 1 else ""
     return (
         f"prompt {timing.prompt_tokens} tokens{cached}, {timing.prompt_rate:.1f}/s; "
-        f"answer {timing.tokens} tokens, {timing.rate:.1f}/s; loaded in {load_seconds:.2f} s; "
+        f"answer {timing.tokens} tokens{rate}; loaded in {load_seconds:.2f} s; "
         f"ended by {result.finish_reason}"
     )
 
