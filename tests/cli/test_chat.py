@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -101,7 +103,8 @@ class Terminal:
         """Read until the pattern comes, after what was waited for before."""
         end = time.monotonic() + seconds
         while not (found := re.search(pattern, self.seen)):
-            assert time.monotonic() < end, f"{pattern!r} did not come: {self.seen[-500:]!r}"
+            come = select.select([self.main], [], [], max(0.0, end - time.monotonic()))[0]
+            assert come, f"{pattern!r} did not come: {self.seen[-500:]!r}"
             try:
                 self.seen += os.read(self.main, 4096).decode(errors="replace")
             except OSError:
@@ -110,6 +113,15 @@ class Terminal:
 
     def type(self, text: str) -> None:
         os.write(self.main, text.encode())
+
+    def interrupt(self, pattern: str) -> None:
+        """Ctrl-C until it is heard: Python's readline sleeps through one that comes just before it waits for a key."""
+        for seconds in (2, 4, 8):
+            os.kill(self.process.pid, signal.SIGINT)
+            with contextlib.suppress(AssertionError):
+                self.wait_for(pattern, seconds)
+                return
+        raise AssertionError(f"{pattern!r} did not come after Ctrl-C: {self.seen[-500:]!r}")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
@@ -126,8 +138,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(tmp_path: Path) -> None:
     terminal.wait_for("> ")
     terminal.type("half a line")
     terminal.wait_for("half a line")
-    os.kill(terminal.process.pid, signal.SIGINT)  # at the prompt it only drops the line
-    terminal.wait_for("> ")
+    terminal.interrupt("> ")  # at the prompt it only drops the line
     terminal.type("/history\n")
     terminal.wait_for("user: hello\r?\nassistant: .")  # the partial answer is part of the conversation
     terminal.wait_for("> ")
