@@ -159,9 +159,13 @@ struct V {
         template <class Group>
         explicit INLINE Halves(const Group& a) {
             const F d = vld1q_f32(a.d);
+            // Unsigned, because the lanes of absent tokens hold anything and may wrap.
+            const auto minus = [](I x, I y) {
+                return vreinterpretq_s32_u32(vsubq_u32(vreinterpretq_u32_s32(x), vreinterpretq_u32_s32(y)));
+            };
             const I neg0 = vld1q_s32(a.neg0), neg = vld1q_s32(a.neg);
-            s[0] = vmulq_f32(d, vcvtq_f32_s32(vnegq_s32(neg0)));
-            s[1] = vmulq_f32(d, vcvtq_f32_s32(vsubq_s32(neg0, neg)));
+            s[0] = vmulq_f32(d, vcvtq_f32_s32(minus(vdupq_n_s32(0), neg0)));
+            s[1] = vmulq_f32(d, vcvtq_f32_s32(minus(neg0, neg)));
         }
         INLINE F operator[](int h) const { return s[h]; }
     };
