@@ -45,11 +45,11 @@ docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 
 score: $(VENV)/.test-installed  ## how often the bug is named: docs/score.md (an hour for everything)
-	$(BIN)/python bench/score.py
-	$(BIN)/python bench/score.py --model smollm2
+	$(BIN)/python bench/score.py --again --jobs 2
+	$(BIN)/python bench/score.py --again --jobs 2 --model smollm2
 
 cases: $(VENV)/.installed  ## docs/cases.md, on TinyLlama
-	$(BIN)/python bench/cases.py
+	$(BIN)/python bench/cases.py --again
 
 $(VENV)/.installed: pyproject.toml $(NATIVE)
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)

@@ -62,7 +62,7 @@ GENERAL = {  # faults that every Llama file can have, for a model that has not e
 Made = Callable[[], planting.Case | None]
 
 
-def cases(model: Model, weights: Weights, name: str, every: int = 1) -> Iterator[tuple[str, str, str, Made]]:
+def cases(model: Model, weights: Weights, name: str) -> Iterator[tuple[str, str, str, Made]]:
     """(kind, bug, style, how to make the case); kind is one of healthy, unknown, pairs, second, reference."""
     synthetic = name == "synthetic"
     tokens = tokens_of(name)
@@ -80,12 +80,10 @@ def cases(model: Model, weights: Weights, name: str, every: int = 1) -> Iterator
     for pair in planting.PAIRS:
         if synthetic or all(b in GENERAL["full"].split() for b in pair):
             yield "pairs", "+".join(pair), "full", second(*pair)
-    for i, bug in enumerate((*planting.BUGS, *planting.LIMITED) if synthetic else GENERAL["full"].split()):
+    for bug in (*planting.BUGS, *planting.LIMITED) if synthetic else GENERAL["full"].split():
         made = second(bug)
         for style in planting.STYLES:
-            if (synthetic and (style != "logits" or i % every == 0)) or (
-                not synthetic and bug in GENERAL[style].split()
-            ):
+            if synthetic or bug in GENERAL[style].split():
                 yield "second", bug, style, made
     for fault in FAULTS.values() if synthetic else ():
         for i, variant in enumerate(fault.variants):
@@ -102,40 +100,42 @@ def tokens_of(name: str) -> Sequence[int]:
     return planting.TOKENS if name == "synthetic" else planting.SMOL_TOKENS
 
 
-def run(model: Model, name: str, out: Path, seconds: float, every: int, jobs: int) -> None:
-    """Grade what is not graded yet, until the time is over. Workers are forked, so they share the decoded weights."""
-    global grade_case
+def run(model: Model, name: str, out: Path, seconds: float, jobs: int) -> None:
+    """Grade what is not graded yet, until the time is over."""
     done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
     weights = Weights(model.file)
     started = time.monotonic()
     todo = [
         (kind, bug, style, make)
-        for kind, bug, style, make in cases(model, weights, name, every)
+        for kind, bug, style, make in cases(model, weights, name)
         if (kind, bug, style) not in done and (style, bug) not in NOT_SEEN
     ]
 
-    def grade_case(i: int) -> dict[str, Any] | None:
+    def grade(i: int) -> dict[str, Any] | None:
         kind, bug, style, make = todo[i]
         case = make()
         return None if case is None else _one(model, weights, kind, bug, style, case, tokens_of(name))
 
-    with open(out, "a") as log, multiprocessing.get_context("fork").Pool(jobs) as pool:
+    # Forked, so that workers share the model and what grades a case need not be pickled.
+    with open(out, "a") as log, multiprocessing.get_context("fork").Pool(jobs, _inherit, (grade,)) as pool:
         for result in pool.imap_unordered(_grade, range(len(todo))):
             if result is not None:
                 log.write(json.dumps(result) + "\n")
                 log.flush()
-                kind, bug, style, grade = (result[k] for k in ("kind", "bug", "style", "grade"))
-                print(f"{kind:10}{bug:60}{style:8}{grade:12}{result['seconds']:6.1f} s", flush=True)
+                kind, bug, style, mark = (result[k] for k in ("kind", "bug", "style", "grade"))
+                print(f"{kind:10}{bug:60}{style:8}{mark:12}{result['seconds']:6.1f} s", flush=True)
             if time.monotonic() - started > seconds:
                 print("out of time; run again to go on", file=sys.stderr)
                 return
 
 
-grade_case: Callable[[int], dict[str, Any] | None]
+def _inherit(grade: Callable[[int], dict[str, Any] | None]) -> None:
+    global _grade_case
+    _grade_case = grade
 
 
 def _grade(i: int) -> dict[str, Any] | None:
-    return grade_case(i)
+    return _grade_case(i)
 
 
 def _one(
@@ -186,7 +186,9 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
         "How often `assay diagnose` names a planted fault. Each fault is planted in the reference engine (every variant of the",
         "table) and, written independently, in a second engine that shares no code with assay; six tokens are fed at once and",
         "two one by one; the dump goes through a file and the reader. *Right*: it is the first cause, or one of the causes",
-        "where several were planted. *Tied*: it is in the class of faults that give the same observed values.\n",
+        "where several were planted. *Tied*: it is in the class of faults that give the same observed values. The synthetic",
+        "model has every block type and gets every fault; SmolLM2 gets those that any Llama file can have, a sample of them in",
+        "the three styles with little evidence.\n",
         "| | needed | " + " | ".join(names) + " |",
         "|---|---|" + "---|" * len(names),
     ]
@@ -278,7 +280,6 @@ def main() -> None:
     parser.add_argument("--model", default="synthetic", help="synthetic, or a model that assay knows")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
-    parser.add_argument("--every", type=int, default=1, help="of the costly logits-only cases, every n-th")
     parser.add_argument("--jobs", type=int, default=1, help="cases graded at the same time")
     parser.add_argument("--page", action="store_true", help="only write docs/score.md")
     args = parser.parse_args()
@@ -294,9 +295,11 @@ def main() -> None:
             from assay.runtime import hub
 
             path = hub.resolve(args.model)
-        run(load(open_file(path)), args.model, out, args.seconds, args.every, args.jobs)
+        run(load(open_file(path)), args.model, out, args.seconds, args.jobs)
     results = {p.stem.removeprefix("score-"): read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)}
-    (ROOT / "docs" / "score.md").write_text(page(results))
+    text = page(results)
+    (ROOT / "docs" / "score.md").write_text(text)
+    print("\n".join(line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")))
     print("docs/score.md written", file=sys.stderr)
 
 
