@@ -130,8 +130,10 @@ NB_MODULE(_native, m) {
 
     nb::class_<Pool>(m, "Pool").def(nb::init<unsigned>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
 
+    nb::class_<Arena>(m, "Arena").def(nb::init<>());
+
     nb::class_<Weight>(m, "Weight")
-        .def("__init__", [](Weight* self, Pool& pool, nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> raw,
+        .def("__init__", [](Weight* self, Arena& arena, Pool& pool, nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> raw,
                             uint32_t type, std::tuple<int64_t, int64_t, int64_t> shape, bool pack, bool mapped) {
             const auto [count, rows, columns] = shape;
             const auto kind = kernels::Type(type);
@@ -142,9 +144,9 @@ NB_MODULE(_native, m) {
                                             " x " + std::to_string(rows) + " x " + std::to_string(columns) +
                                             " values of ggml type " + std::to_string(type));
             nb::gil_scoped_release release;
-            new (self) Weight(pool, raw.data(), type, count, rows, columns, pack);
+            new (self) Weight(arena, pool, raw.data(), type, count, rows, columns, pack);
             if (mapped && self->packed()) forget_mapped(raw.data(), raw.size());
-        }, "pool"_a, "raw"_a.noconvert(), "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 3>())
+        }, "arena"_a, "pool"_a, "raw"_a.noconvert(), "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 4>())
         .def_prop_ro("packed", &Weight::packed)
         .def_prop_ro("bytes", &Weight::bytes);
 
@@ -160,7 +162,8 @@ NB_MODULE(_native, m) {
             for (const auto& [keys, heads, dim] : pools) shapes.push_back({kind, keys, heads, dim});
             new (self) Cache(n_pages, std::move(shapes));
         }, "n_pages"_a, "type"_a, "pools"_a)
-        .def_prop_ro("page_bytes", &Cache::page_bytes);
+        .def_prop_ro("page_bytes", &Cache::page_bytes)
+        .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Program>(m, "Program")
         .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<Cache>, bool>(), "pool"_a, "cache"_a, "exact"_a)

@@ -10,13 +10,14 @@
 namespace assay {
 namespace {
 
-// Rows of a unit: about this many bytes of weights when a few tokens stream them, 64 rows when many tokens share them.
-constexpr int64_t kUnitBytes = 16384, kFewTokens = 8, kManyRows = 64;
+// Rows of a unit: about this many bytes of weights when a few tokens stream them; when many tokens share them, few
+// enough rows that a single tile of tokens gives every thread its part.
+constexpr int64_t kUnitBytes = 16384, kFewTokens = 8, kManyRows = 64, kTileRows = 32;
 
 int64_t unit_rows(const kernels::Matrix& w, int64_t tokens) {
     const int64_t panel = kernels::panel_rows();
     const int64_t bytes = std::max<int64_t>(1, kernels::row_bytes(w.type, w.k));
-    const int64_t rows = tokens > kFewTokens ? kManyRows : kUnitBytes / bytes;
+    const int64_t rows = tokens <= kFewTokens ? kUnitBytes / bytes : tokens <= kTile ? kTileRows : kManyRows;
     return std::max<int64_t>(1, rows / panel) * panel;
 }
 
@@ -33,7 +34,7 @@ struct Grid {
         units_a_tile = 0;
     }
     void matrix(const kernels::Matrix& w) {
-        const int64_t per = unit_rows(w, std::min(tokens, kTile)), units = (w.n + per - 1) / per;
+        const int64_t per = unit_rows(w, tokens), units = (w.n + per - 1) / per;
         parts.push_back({w.n, per, units});
         units_a_tile += units;
     }

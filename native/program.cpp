@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <stdexcept>
 
 namespace assay {
@@ -38,7 +39,7 @@ private:
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
-Weight::Weight(Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns, bool pack)
+Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns, bool pack)
     : type_(static_cast<kernels::Type>(type)), count_(count), rows_(rows), columns_(columns), mapped_(data) {
     if (!kernels::supported(type_)) throw fault("ggml type " + std::to_string(type) + " has no kernel");
     const int64_t block = kernels::block_size(type_);
@@ -48,20 +49,20 @@ Weight::Weight(Pool& pool, const uint8_t* data, uint32_t type, int64_t count, in
     stride_ = kernels::row_bytes(type_, columns) * rows;
     if (!pack || !kernels::packable(type_)) return;
     const size_t each = (kernels::packed_bytes(type_, rows, columns) + 63) / 64 * 64;
-    own_ = Pages(each * count, "weights");
+    own_ = arena.take(each * count, "weights");
     const int64_t panel = kernels::panel_rows();
     const uint32_t panels = static_cast<uint32_t>((rows + panel - 1) / panel);
     const uint32_t least = static_cast<uint32_t>(std::max<size_t>(1, (size_t(1) << 19) / (panel * kernels::row_bytes(type_, columns))));
     for (int64_t i = 0; i < count; ++i)
         parallel_for(pool, panels, least, [&](uint32_t first, uint32_t last) {
             kernels::pack(type_, data + i * stride_, rows, columns, first * panel, std::min(rows, last * panel),
-                          own_.data() + i * each);
+                          own_.get() + i * each);
         });
     stride_ = each;
 }
 
 kernels::Matrix Weight::matrix(int64_t i) const {
-    return {type_, packed(), rows_, columns_, (packed() ? own_.data() : mapped_) + i * stride_};
+    return {type_, packed(), rows_, columns_, (packed() ? own_.get() : mapped_) + i * stride_};
 }
 
 // ---- cache ----------------------------------------------------------------------------------------------------------
@@ -72,15 +73,18 @@ Cache::Cache(int n_pages, std::vector<PageShape> pools) : n_pages_(n_pages), sha
         if (s.heads < 1 || s.dim < 1) throw fault("cache heads must have at least one value");
         if (s.type == KvType::q8_0 && s.dim % 32)
             throw fault("a q8_0 cache needs heads of a multiple of 32 values (found " + std::to_string(s.dim) + ")");
-        pools_.emplace_back(s.page_bytes() * n_pages, "key/value cache of " + std::to_string(n_pages) + " pages");
+        offsets_.push_back(offsets_.back() + s.page_bytes());
     }
-    positions_ = Pages(sizeof(int32_t) * kPage * n_pages, "cache positions");
+    pages_ = Pages(page_bytes() * n_pages, "key/value cache of " + std::to_string(n_pages) + " pages");
 }
 
-size_t Cache::page_bytes() const {
-    size_t total = 0;
-    for (const PageShape& s : shapes_) total += s.page_bytes();
-    return total;
+void Cache::copy_page(int32_t source, int32_t to) {
+    for (int32_t page : {source, to})
+        if (page < 0 || page >= n_pages_)
+            throw fault("cache: no page " + std::to_string(page) + " of " + std::to_string(n_pages_));
+    if (source == to) return;
+    std::lock_guard turn(busy);
+    std::memcpy(pages_.data() + to * page_bytes(), pages_.data() + source * page_bytes(), page_bytes());
 }
 
 // ---- building -------------------------------------------------------------------------------------------------------

@@ -26,40 +26,43 @@ enum class Domain : int { tokens, outputs, keys, scores };
 // `count` matrices of one shape (experts; 1 otherwise), interleaved into own memory or as they lie in the file.
 class Weight {
 public:
-    Weight(Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns, bool pack);
+    Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns, bool pack);
     kernels::Matrix matrix(int64_t i = 0) const;
     int64_t count() const { return count_; }
     int64_t rows() const { return rows_; }
     int64_t columns() const { return columns_; }
-    bool packed() const { return own_.data() != nullptr; }
-    size_t bytes() const { return own_.size(); }
+    bool packed() const { return own_ != nullptr; }
+    size_t bytes() const { return packed() ? stride_ * size_t(count_) : 0; }
 
 private:
     kernels::Type type_;
     int64_t count_, rows_, columns_;
     size_t stride_;  // bytes from one matrix to the next
     const uint8_t* mapped_;
-    Pages own_;
+    std::shared_ptr<uint8_t> own_;
 };
 
 // ---- cache ----------------------------------------------------------------------------------------------------------
-// One pool of pages per cache node; position p of a sequence is slot p % 32 of its page p / 32.
+// A page of a sequence, 32 positions, lies together: a part for each cache node ("pool"), the positions last.
 class Cache {
 public:
     Cache(int n_pages, std::vector<PageShape> pools);
     int n_pages() const { return n_pages_; }
     const std::vector<PageShape>& shapes() const { return shapes_; }
-    uint8_t* page(int pool, int32_t page) const { return pools_[pool].data() + page * shapes_[pool].page_bytes(); }
+    uint8_t* page(int pool, int32_t page) const { return pages_.data() + page * page_bytes() + offsets_[pool]; }
     // The position each key was written with.
-    int32_t* positions(int32_t page) const { return reinterpret_cast<int32_t*>(positions_.data()) + page * kPage; }
-    size_t page_bytes() const;  // of one page over all pools
+    int32_t* positions(int32_t page) const {
+        return reinterpret_cast<int32_t*>(pages_.data() + page * page_bytes() + offsets_.back());
+    }
+    size_t page_bytes() const { return offsets_.back() + sizeof(int32_t) * kPage; }
+    void copy_page(int32_t source, int32_t to);
     std::mutex busy;            // held by the program that runs
 
 private:
     int n_pages_;
     std::vector<PageShape> shapes_;
-    std::vector<Pages> pools_;
-    Pages positions_;
+    std::vector<size_t> offsets_{0};  // of each pool in a page; at the end, of the positions
+    Pages pages_;
 };
 
 // ---- a batch --------------------------------------------------------------------------------------------------------

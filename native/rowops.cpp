@@ -225,18 +225,39 @@ const float* head_floats(const PageShape& s, const uint8_t* head, float* out) {
 
 // ---- attention ------------------------------------------------------------------------------------------------------
 // Scores of N query rows against the 32 keys of a page, KT keys at a time: s[r][j] = sum_d q[r][d] k[d][j], d ascending.
+// Calls f for 0, 1, ... 3, as constants.
+template <class F>
+inline __attribute__((always_inline)) void each_lane(F&& f) {
+    f(std::integral_constant<int, 0>{}), f(std::integral_constant<int, 1>{});
+    f(std::integral_constant<int, 2>{}), f(std::integral_constant<int, 3>{});
+}
+
+// Halves of a page that are read next, fetched row by row on the way: the keys of the next page, these keys' values.
+struct Ahead {
+    const uint8_t *keys, *values;
+};
+
 template <class E, int N, int KT>
-void scores(const float* const* q, const E* k, int dim, float* s) {
+void scores(const float* const* q, const E* k, int dim, Ahead ahead, float* s) {
     for (int j = 0; j < kPage; j += KT) {
         V acc[N][KT / W] = {};
-        for (int d = 0; d < dim; ++d) {
+        const auto column = [&](int d, auto factor) __attribute__((always_inline)) {
+            if (std::is_same_v<E, Half> && j == 0) __builtin_prefetch(ahead.keys + d * kPage * sizeof(E));
+            if (std::is_same_v<E, Half> && j + KT == kPage) __builtin_prefetch(ahead.values + d * kPage * sizeof(E));
             V key[KT / W];
             for (int i = 0; i < KT / W; ++i) key[i] = load(k + size_t(d) * kPage + j + i * W);
-            for (int r = 0; r < N; ++r) {
-                const V x = set1(q[r][d]);
-                for (int i = 0; i < KT / W; ++i) acc[r][i] = fma(x, key[i], acc[r][i]);
-            }
+            for (int r = 0; r < N; ++r)
+                for (int i = 0; i < KT / W; ++i) acc[r][i] = factor(r, key[i], acc[r][i]);
+        };
+        int d = 0;
+        for (; d + 4 <= dim; d += 4) {
+            Four x[N];
+            for (int r = 0; r < N; ++r) x[r] = load4(q[r] + d);
+            each_lane([&](auto lane) __attribute__((always_inline)) {
+                column(d + lane, [&](int r, V key, V a) __attribute__((always_inline)) { return fma_lane<lane>(x[r], key, a); });
+            });
         }
+        for (; d < dim; ++d) column(d, [&](int r, V key, V a) { return fma(set1(q[r][d]), key, a); });
         for (int r = 0; r < N; ++r)
             for (int i = 0; i < KT / W; ++i) store(s + size_t(r) * kBlock + j + i * W, acc[r][i]);
     }
@@ -249,28 +270,35 @@ void weigh(const float* p, const E* v, int keys, int stride, float* acc) {
         V a[N][DT / W];
         for (int r = 0; r < N; ++r)
             for (int i = 0; i < DT / W; ++i) a[r][i] = load(acc + size_t(r) * stride + d + i * W);
-        for (int j = 0; j < keys; ++j) {
+        const auto row = [&](int j, auto factor) __attribute__((always_inline)) {
             V x[DT / W];
             for (int i = 0; i < DT / W; ++i) x[i] = load(v + size_t(j) * stride + d + i * W);
-            for (int r = 0; r < N; ++r) {
-                const V w = set1(p[size_t(r) * kBlock + j]);
-                for (int i = 0; i < DT / W; ++i) a[r][i] = fma(w, x[i], a[r][i]);
-            }
+            for (int r = 0; r < N; ++r)
+                for (int i = 0; i < DT / W; ++i) a[r][i] = factor(r, x[i], a[r][i]);
+        };
+        int j = 0;
+        for (; j + 4 <= keys; j += 4) {
+            Four w[N];
+            for (int r = 0; r < N; ++r) w[r] = load4(p + size_t(r) * kBlock + j);
+            each_lane([&](auto lane) __attribute__((always_inline)) {
+                row(j + lane, [&](int r, V x, V y) __attribute__((always_inline)) { return fma_lane<lane>(w[r], x, y); });
+            });
         }
+        for (; j < keys; ++j) row(j, [&](int r, V x, V y) { return fma(set1(p[size_t(r) * kBlock + j]), x, y); });
         for (int r = 0; r < N; ++r)
             for (int i = 0; i < DT / W; ++i) store(acc + size_t(r) * stride + d + i * W, a[r][i]);
     }
 }
 
 template <class E>
-void scores_rows(const float* const* q, const E* k, int rows, int dim, float* s) {
+void scores_rows(const float* const* q, const E* k, int rows, int dim, Ahead ahead, float* s) {
     while (rows >= 4) {
-        scores<E, 4, 16>(q, k, dim, s);
+        scores<E, 4, 16>(q, k, dim, ahead, s);
         q += 4, s += 4 * kBlock, rows -= 4;
     }
-    if (rows == 3) scores<E, 3, 16>(q, k, dim, s);
-    if (rows == 2) scores<E, 2, 32>(q, k, dim, s);
-    if (rows == 1) scores<E, 1, 32>(q, k, dim, s);
+    if (rows == 3) scores<E, 3, 16>(q, k, dim, ahead, s);
+    if (rows == 2) scores<E, 2, 32>(q, k, dim, ahead, s);
+    if (rows == 1) scores<E, 1, 32>(q, k, dim, ahead, s);
 }
 
 template <class E, int DT>
@@ -287,11 +315,11 @@ void weigh_rows(const float* p, const E* v, int rows, int keys, int stride, floa
 // Few rows convert cache elements on the fly; many rows share one conversion. The values are the same.
 constexpr int kFewRows = 4;
 
-void page_scores(const AttnBlock& b, const uint8_t* head, float* s) {
+void page_scores(const AttnBlock& b, const uint8_t* head, Ahead ahead, float* s) {
     const int dim = b.k_shape.dim;
     if (b.rows <= kFewRows && b.k_shape.type == KvType::f16)
-        return scores_rows(b.q, reinterpret_cast<const Half*>(head), b.rows, dim, s);
-    scores_rows(b.q, head_floats(b.k_shape, head, b.scratch + size_t(b.rows) * kBlock), b.rows, dim, s);
+        return scores_rows(b.q, reinterpret_cast<const Half*>(head), b.rows, dim, ahead, s);
+    scores_rows(b.q, head_floats(b.k_shape, head, b.scratch + size_t(b.rows) * kBlock), b.rows, dim, ahead, s);
 }
 
 void page_weigh(const AttnBlock& b, const uint8_t* head, const float* p, int keys) {
@@ -309,7 +337,10 @@ void page_weigh(const AttnBlock& b, const uint8_t* head, const float* p, int key
 void attend(const AttnBlock& b) {
     float* s = b.scratch;
     const int pages = (b.keys + kPage - 1) / kPage, padded = pages * kPage;
-    for (int page = 0; page < pages; ++page) page_scores(b, b.k[page], s + page * kPage);
+    for (int page = 0; page < pages; ++page) {
+        const uint8_t* next = page + 1 < pages ? b.k[page + 1] : b.k[0] + b.k_shape.head_bytes();  // of the next head
+        page_scores(b, b.k[page], {next, b.v[page]}, s + page * kPage);
+    }
     I lanes;
     for (int i = 0; i < W; ++i) lanes[i] = i;
     int first = b.keys;  // the first key that any row sees

@@ -65,6 +65,23 @@ inline V fma(V a, V b, V c) {
 #endif
 }
 
+// Four scalars, and one of them times a vector. Where a lane can be a factor, it need not be spread first.
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
+typedef V Four;
+inline Four load4(const float* p) { return load(p); }
+template <int LANE>
+inline V fma_lane(Four a, V b, V c) {
+    return vfmaq_laneq_f32(c, b, a, LANE);
+}
+#else
+typedef const float* Four;
+inline Four load4(const float* p) { return p; }
+template <int LANE>
+inline V fma_lane(Four a, V b, V c) {
+    return fma(set1(a[LANE]), b, c);
+}
+#endif
+
 inline float sum(V v) {
     float lanes[W];
     store(lanes, v);

@@ -127,7 +127,7 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
     const bool quantised = with_layout(w.type, [&](auto layout) {
         using F = decltype(layout);
         const uint8_t* panel = w.data + first_row / R * (w.k / (32 * F::unit_blocks)) * F::unit_bytes;
-        expand<F, true>(panel, first / 32, columns / 32, room.tile);
+        expand<F, true>(panel + first / 32 / F::unit_blocks * F::unit_bytes, columns / 32, room.tile);
         tile_floats<TileOf<F>>(room.tile, columns / 32, F::centre * F::multiple, floats);
     });
     if (quantised) return;

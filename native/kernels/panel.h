@@ -16,6 +16,7 @@ INLINE void unroll(Function f) {
 constexpr int TOKENS = 4;       // tokens a group: their scales lie together
 constexpr int64_t BATCH = 256;  // tokens that use an expanded panel before the next one is expanded
 constexpr int64_t CHUNK = 64;   // blocks of 32 along k that are expanded at once
+constexpr int AHEAD = 2048;     // bytes that expansion, a burst between long products, fetches ahead of itself
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
@@ -218,11 +219,11 @@ void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const G
 
 // Expand blocks of a packed panel to tile units.
 template <class F, bool RAW = false>
-void expand(const uint8_t* weights, int64_t first_block, int64_t blocks, uint8_t* tile) {
+void expand(const uint8_t* unit, int64_t blocks, uint8_t* tile) {  // chunks are made of whole units
     using T = TileOf<F>;
-    const uint8_t* unit = weights + first_block / F::unit_blocks * F::unit_bytes;  // chunks are made of whole units
     for (int64_t b = 0; b < blocks; b += F::unit_blocks, unit += F::unit_bytes) {
         const typename F::Head head(unit);
+        for (int i = 0; i < F::unit_bytes; i += 64) __builtin_prefetch(unit + AHEAD + i);
         for (int j = 0; j < F::unit_blocks; j++, tile += T::unit_bytes) {
             for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
                 typename V::F d[PV], m[PV];
@@ -305,7 +306,9 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
     };
     const bool known = with_layout(w.type, [&](auto layout) {
         using F = decltype(layout);
-        const auto at = [&](int64_t first) { return w.data + first / R * (all / F::unit_blocks) * F::unit_bytes; };
+        const auto at = [&](int64_t first, int64_t b) {
+            return w.data + (first / R * all + b) / F::unit_blocks * F::unit_bytes;
+        };
         if (!w.packed) {
             using T = Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset, 1>;
             expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) {
@@ -313,11 +316,11 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
             });
         } else if (m < V::template expand_from<F>) {
             each_panel(begin, end, [&](const Rows& rows) {
-                panel_tokens<F>(at(rows.first), 0, all, acts, all, m, out, ldo, rows);
+                panel_tokens<F>(at(rows.first, 0), 0, all, acts, all, m, out, ldo, rows);
             });
         } else {
             expanded(TileOf<F>{},
-                     [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first), b, blocks, room); });
+                     [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first, b), blocks, room); });
         }
     });
     if (known) return;

@@ -19,11 +19,23 @@ class Pool:
     @property
     def threads(self) -> int: ...
 
+class Arena:
+    """Memory that weights share."""
+
+    def __init__(self) -> None: ...
+
 class Weight:
-    """Matrices [count, rows, columns] of a ggml type, interleaved (`pack`) or left where they are."""
+    """Matrices [count, rows, columns] of a ggml type, interleaved (`pack`) into the arena or left where they are."""
 
     def __init__(
-        self, pool: Pool, raw: NDArray[np.uint8], type: int, shape: tuple[int, int, int], pack: bool, mapped: bool
+        self,
+        arena: Arena,
+        pool: Pool,
+        raw: NDArray[np.uint8],
+        type: int,
+        shape: tuple[int, int, int],
+        pack: bool,
+        mapped: bool,
     ) -> None: ...
     @property
     def packed(self) -> bool: ...
@@ -37,6 +49,7 @@ class Cache:
     def __init__(self, n_pages: int, type: str, pools: Sequence[tuple[bool, int, int]]) -> None: ...
     @property
     def page_bytes(self) -> int: ...
+    def copy_page(self, source: int, to: int) -> None: ...
 
 class Program:
     def __init__(self, pool: Pool, cache: Cache, exact: bool) -> None: ...

@@ -228,6 +228,10 @@ def test_bits(make: Make, type_name: str, precision: str) -> None:
     table[4:] += 40  # the first 128 positions are shared, the rest lies elsewhere
     again = engine.forward([Chunk(ids[128:], 128, table, "all")])[0].logits
     assert np.array_equal(again, base[128:])
+    engine.copy_page(3, 63)  # of which the first 7 positions are good
+    table[3] = 63
+    again = engine.forward([Chunk(ids[103:], 103, table, "all")])[0].logits
+    assert np.array_equal(again, base[103:])
 
     names = [n.name for n in model.graph]
     traced = engine.forward([whole(ids)], names)[0]

@@ -102,6 +102,9 @@ def test_batch_and_shared_prefix(stories: ReferenceEngine) -> None:
     ]
     for out, expected in zip(stories.forward(batch), alone, strict=True):
         assert np.abs(out.logits[-1] - expected).max() < 1e-10
+    stories.copy_page(0, 12)  # far behind what was used so far
+    copied = Chunk(np.array(a[PAGE - 5 :], np.int32), PAGE - 5, np.array([12, 13], np.int32))
+    assert np.abs(stories.forward([copied])[0].logits[-1] - alone[0]).max() < 1e-10
 
 
 def test_shifted_positions_change_nothing(stories: ReferenceEngine) -> None:

@@ -14,6 +14,7 @@ from assay import _native
 
 F32, Q8_0 = 0, 8
 POOL = _native.Pool(2)
+ARENA = _native.Arena()
 
 
 def cache(n_pages: int = 4) -> _native.Cache:
@@ -22,7 +23,7 @@ def cache(n_pages: int = 4) -> _native.Cache:
 
 def weight(rows: int = 8, columns: int = 32) -> _native.Weight:
     raw = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32).view(np.uint8)
-    return _native.Weight(POOL, raw, F32, (1, rows, columns), True, False)
+    return _native.Weight(ARENA, POOL, raw, F32, (1, rows, columns), True, False)
 
 
 def program() -> _native.Program:
@@ -51,6 +52,12 @@ def test_a_right_call() -> None:
     arguments = batch()
     program().run(*arguments)
     assert np.abs(arguments[4][0]).sum() > 0
+
+
+@pytest.mark.parametrize("pages", [(-1, 0), (0, 4), (4, 0), (0, -1)])
+def test_pages_that_do_not_exist_are_not_copied(pages: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="cache: no page"):
+        cache(4).copy_page(*pages)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +94,7 @@ def test_wrong_batches(changes: dict[str, Any], error: type[Exception]) -> None:
 @pytest.mark.parametrize("kind", [F32, Q8_0, 4, 99, 2**32 - 1])
 def test_wrong_weights(shape: tuple[int, int, int], kind: int) -> None:
     with pytest.raises(ValueError):
-        _native.Weight(POOL, np.zeros(8 * 32 * 4, np.uint8), kind, shape, True, False)
+        _native.Weight(ARENA, POOL, np.zeros(8 * 32 * 4, np.uint8), kind, shape, True, False)
 
 
 def test_wrong_caches() -> None:

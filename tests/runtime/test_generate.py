@@ -74,7 +74,7 @@ def test_a_cached_prefix_makes_no_difference(generator: Generator) -> None:
     first = generator.generate(prompt, GREEDY, max_tokens=40, ignore_eos=True).run()
     second = generator.generate(prompt, GREEDY, max_tokens=40, ignore_eos=True).run()
     assert first.timing.cached_tokens == 0
-    assert second.timing.cached_tokens == 64
+    assert second.timing.cached_tokens == len(prompt) - 1  # two pages shared, the start of a third copied
     assert second.ids == first.ids
     longer = generator.generate(prompt + first.ids[:30], GREEDY, max_tokens=10, ignore_eos=True).run()
     assert longer.ids == first.ids[30:]

@@ -49,6 +49,59 @@ def test_a_partial_page_is_not_shared() -> None:
     assert first.pages[1] != second.pages[1]
 
 
+class Copies:
+    """Pages of 4 that note what is copied."""
+
+    def __init__(self, n_pages: int) -> None:
+        self.made: list[tuple[int, int]] = []
+        self.pages = Pages(n_pages, page_size=4, copy=lambda source, to: self.made.append((source, to)))
+
+
+def test_a_prefix_that_ends_inside_a_page_is_copied() -> None:
+    copies = Copies(8)
+    pages = copies.pages
+    first = run(pages, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    second = pages.open([1, 2, 3, 4, 5, 6, 0, 0, 0])
+    assert (second.length, second.tokens) == (6, [1, 2, 3, 4, 5, 6])
+    assert copies.made == [(first.pages[1], second.pages[1])]
+    assert second.pages[1] not in first.pages.tolist()
+    pages.check()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length"),
+    [
+        ([1, 2, 3, 4], 3),  # the last token is always computed
+        ([1, 2, 3], 2),
+        ([1], 0),
+        ([1, 2, 9, 9, 9], 2),
+        ([1, 7, 7, 7, 7], 3),  # its better half stands on the other side in sorted order
+        ([2, 2, 3, 4, 5], 0),
+        ([0], 0),
+        ([], 0),
+    ],
+)
+def test_the_closest_page_is_the_one_copied(tokens: list[int], length: int) -> None:
+    pages = Copies(8).pages
+    for prompt in ([1, 2, 3, 4, 5], [1, 7, 7, 8, 5], [9, 9, 9, 9, 9]):
+        pages.close(run(pages, prompt))
+    lease = pages.open(tokens)
+    assert lease.length == length
+    assert lease.n_pages == (length > 0)
+    pages.check()
+
+
+def test_the_only_room_may_be_the_page_to_copy() -> None:
+    """Then there is nothing to copy it to, and it stays."""
+    copies = Copies(1)
+    copies.pages.close(run(copies.pages, [1, 2, 3, 4]))
+    lease = copies.pages.open([1, 2, 3, 9, 9])
+    assert (lease.length, copies.made) == (0, [])
+    assert copies.pages.match([1, 2, 3, 4, 5]) == 4
+    copies.pages.reserve(lease, 4)
+    copies.pages.check()
+
+
 def test_the_prefix_must_match_from_the_start() -> None:
     """The same tokens after other ones have other keys and values."""
     pages = Pages(8, page_size=2)
@@ -96,22 +149,6 @@ def test_leaves_go_before_their_parents() -> None:
     assert pages.match([1, 2, 3, 4]) == 2
 
 
-def test_truncating_inside_a_private_page_keeps_it() -> None:
-    pages = Pages(4, page_size=4)
-    lease = run(pages, [1, 2, 3, 4, 5, 6, 7])
-    pages.truncate(lease, 6)
-    assert (lease.length, lease.tokens) == (6, [1, 2, 3, 4, 5, 6])
-    assert len(lease.pages) == 2
-
-
-def test_truncating_inside_a_shared_page_goes_back_to_its_start() -> None:
-    pages = Pages(4, page_size=4)
-    lease = run(pages, list(range(10)))
-    pages.truncate(lease, 6)
-    assert lease.length == 4
-    pages.check()
-
-
 def test_a_huge_cache_costs_nothing_until_used() -> None:
     pages = Pages(2**40)
     assert run(pages, [1, 2, 3]).pages.tolist() == [0]
@@ -141,8 +178,8 @@ def test_misuse_is_refused() -> None:
         Pages(0)
 
 
-SIZE = 2
-tokens_ = st.lists(st.integers(0, 2), max_size=9)
+SIZE = 3
+tokens_ = st.lists(st.integers(0, 2), max_size=12)
 
 
 class Histories(RuleBasedStateMachine):
@@ -152,8 +189,13 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = Pages(6, page_size=SIZE)
+        self.pages = Pages(6, page_size=SIZE, copy=self.copy)
         self.memory: dict[int, tuple[int, ...]] = {}
+
+    def copy(self, source: int, to: int) -> None:
+        assert to not in {page for lease in self.pages._leases for page in lease.pages.tolist()}
+        for i in range(SIZE):
+            self.memory[to * SIZE + i] = self.memory[source * SIZE + i]
 
     def slot(self, lease: Lease, position: int) -> int:
         return int(lease.pages[position // SIZE]) * SIZE + position % SIZE
@@ -172,8 +214,8 @@ class Histories(RuleBasedStateMachine):
     @rule(target=leases, tokens=tokens_)
     def open(self, tokens: list[int]) -> tuple[Lease, list[int]]:
         lease = self.pages.open(tokens)
-        assert lease.length == self.pages.match(tokens)
-        assert lease.length < max(len(tokens), 1)
+        assert self.pages.match(tokens) <= lease.length < max(len(tokens), 1)
+        assert lease.tokens == tokens[: lease.length]
         return lease, tokens[lease.length :]
 
     @rule(target=leases, taken=consumes(leases), count=st.integers(1, 9))
@@ -193,15 +235,6 @@ class Histories(RuleBasedStateMachine):
         lease, rest = taken
         if not rest and self.pages.available:
             self.compute(lease, [token])
-
-    @rule(taken=leases, data=st.data())
-    def truncate(self, taken: tuple[Lease, list[int]], data: st.DataObject) -> None:
-        lease, rest = taken
-        if rest:
-            return
-        length = data.draw(st.integers(0, lease.length))
-        self.pages.truncate(lease, length)
-        assert length - SIZE < lease.length <= length
 
     @rule(taken=consumes(leases))
     def close(self, taken: tuple[Lease, list[int]]) -> None:

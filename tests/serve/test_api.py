@@ -348,7 +348,7 @@ def test_a_prefix_is_reported_as_cached(http: httpx.Client) -> None:
     first, second = (
         http.post("/v1/completions", json={"prompt": ids, "max_tokens": 1}).json()["usage"] for _ in range(2)
     )
-    assert first["prompt_tokens_details"]["cached_tokens"] == 0
+    assert first["prompt_tokens_details"]["cached_tokens"] <= 1  # what every prompt begins with
     assert second["prompt_tokens_details"]["cached_tokens"] == 96
 
 

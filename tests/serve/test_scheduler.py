@@ -45,6 +45,9 @@ class Recorder:
         self.steps.append([(chunk.start, len(chunk.tokens)) for chunk in batch])
         return self.inner.forward(batch, keep)
 
+    def copy_page(self, source: int, to: int) -> None:
+        self.inner.copy_page(source, to)
+
     def close(self) -> None:
         self.inner.close()
 
@@ -183,6 +186,18 @@ def test_prefixes_are_computed_once(bench: Bench) -> None:
     assert first.sequences[0].cached == 0
     assert second.sequences[0].cached == 96
     assert engine.steps[0] == [(96, 1)]
+
+
+def test_a_prefix_may_end_inside_a_page(bench: Bench) -> None:
+    """The page of a common start is copied, and the tokens are those of a sequence that computed it all."""
+    shared = tuple([265, 270, 275] * 5)
+    jobs = [Job((*shared, *rest), GREEDY, 2 * PAGE, ignore_eos=True) for rest in ((261,), (262, 263), (261,))]
+    scheduler = bench.scheduler()
+    found = [Collector(scheduler, [job]).wait() for job in jobs]
+    assert [f.sequences[0].cached for f in found] == [0, 15, 15]
+    assert [f.ids[0] for f in found] == bench.alone(jobs)
+    fresh = bench.scheduler()
+    assert Collector(fresh, jobs[1:2]).wait().ids[0] == found[1].ids[0]
 
 
 def test_choices_that_start_together_share_their_prompt(bench: Bench) -> None:

@@ -57,6 +57,10 @@ class Engine(Protocol):
         """Run one step; results in the order of the batch. Logits are float32 or wider."""
         ...
 
+    def copy_page(self, source: int, to: int) -> None:
+        """Make page `to` hold what page `source` holds."""
+        ...
+
     def close(self) -> None: ...
 
 

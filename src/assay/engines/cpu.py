@@ -55,6 +55,7 @@ class _Tensors:
     def __init__(self, file: GGUFFile, graph: Graph, pool: _native.Pool, exact: bool, pack: bool) -> None:
         self.file, self.pool, self.exact = file, pool, exact
         self.pack = pack
+        self.arena = _native.Arena()
         self.products = {name for node in graph if "linear" in node.op for name in node.weights}
         self.matrices: dict[str, _native.Weight] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
@@ -77,7 +78,7 @@ class _Tensors:
             count = info.shape[0] if len(info.shape) == 3 else 1
             pack = self.pack and name in self.products  # a table only looked up stays in the file
             shape = (count, info.shape[-2], info.shape[-1])
-            found = self.matrices[name] = _native.Weight(self.pool, raw, kind, shape, pack, mapped)
+            found = self.matrices[name] = _native.Weight(self.arena, self.pool, raw, kind, shape, pack, mapped)
         return found
 
     def array(self, name: str) -> NDArray[np.float32]:
@@ -188,6 +189,9 @@ class CpuEngine:
             compiled.program.run(tokens, positions, np.array(rows, np.int32), pages, slices, interruptible)
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
+
+    def copy_page(self, source: int, to: int) -> None:
+        self._cache.copy_page(source, to)
 
     def close(self) -> None:
         """Let go of weights and cache; nothing can be computed afterwards."""

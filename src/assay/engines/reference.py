@@ -204,5 +204,11 @@ class ReferenceEngine:
         assert n_tokens == len(positions)
         return Output(logits, nodes)
 
+    def copy_page(self, source: int, to: int) -> None:
+        span = np.arange(PAGE)
+        for name, pool in self._pools.items():
+            found = pool[source * PAGE : (source + 1) * PAGE]
+            _PagedCache(self._pools, to * PAGE + span[: len(found)], 0, self.n_pages * PAGE).append(name, found)
+
     def close(self) -> None:
         self._pools.clear()

@@ -85,7 +85,7 @@ class Generator:
     def __init__(self, engine: Engine, tokenizer: Tokenizer, *, n_ctx: int | None = None, chunk: int = 512) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.pages = Pages(engine.n_pages)
+        self.pages = Pages(engine.n_pages, copy=engine.copy_page)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self.chunk = chunk
 

@@ -8,8 +8,8 @@ A *page* holds the keys and values of `PAGE` consecutive positions. Every page i
 
 The tree's edges are the exact token ids of a page, so a path from the root spells a prefix, and equal prefixes
 are one path. A sequence that starts takes the longest path along its tokens, but never all of them: the last
-token is always computed, because its logits are wanted. Only full pages are shared; a prefix that ends inside
-a page has that page computed anew.
+token is always computed, because its logits are wanted. Only full pages are shared. Where the tokens leave the
+tree inside a page, that page is copied to a private one (`copy`, the engine's), of which the common start is good.
 
 Pages in the tree that no sequence reads are *idle* and keep their content until room is needed. They are
 evicted least recently used first. A sequence lets go of its pages from the last to the first, and holding a
@@ -18,8 +18,9 @@ page means holding the whole path above it, so the oldest idle page never has a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,7 +42,23 @@ class _Node:
     key: tuple[int, ...]
     parent: _Node | None
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
+    order: list[tuple[int, ...]] = field(default_factory=list)  # the children's keys, sorted
     readers: int = 0
+
+    def add(self, page: int, key: tuple[int, ...]) -> _Node:
+        self.children[key] = node = _Node(page, key, self)
+        self.order.insert(bisect_left(self.order, key), key)
+        return node
+
+    def remove(self, key: tuple[int, ...]) -> None:
+        del self.children[key], self.order[bisect_left(self.order, key)]
+
+    def closest(self, tokens: tuple[int, ...]) -> tuple[_Node | None, int]:
+        """The child that begins with most of `tokens`, and how many that are: in sorted order it stands beside them."""
+        at = bisect_left(self.order, tokens)
+        found = [(_common(key, tokens), key) for key in self.order[max(at - 1, 0) : at + 1]]
+        n, key = max(found, default=(0, ()))
+        return (self.children[key], n) if n else (None, 0)
 
 
 @dataclass(eq=False)
@@ -61,19 +78,27 @@ class Lease:
         return len(self.tokens)
 
     @property
+    def n_pages(self) -> int:
+        return len(self._path) + len(self._private)
+
+    @property
     def pages(self) -> NDArray[np.int32]:
         """The page table an engine is given."""
         return np.array([node.page for node in self._path] + self._private, dtype=np.int32)
 
 
 class Pages:
-    """The pages of one engine. Open a lease, reserve room, compute, commit what was computed, close."""
+    """The pages of one engine. Open a lease, reserve room, compute, commit what was computed, close.
 
-    def __init__(self, n_pages: int, page_size: int = PAGE) -> None:
+    `copy(source, to)` copies a page's content; without it, prefixes are shared in whole pages only.
+    """
+
+    def __init__(self, n_pages: int, page_size: int = PAGE, copy: Callable[[int, int], None] | None = None) -> None:
         if n_pages < 1 or page_size < 1:
             raise AssayError(f"cache: needs at least one page of one position (found {n_pages} of {page_size})")
         self.n_pages = n_pages
         self.page_size = page_size
+        self._copy = copy
         self._fresh = 0  # pages from here on were never used, and need no list
         self._free: list[int] = []  # used before, nobody's now
         self._root = _Node(page=-1, key=(), parent=None)
@@ -91,24 +116,39 @@ class Pages:
         return self.n_pages * self.page_size
 
     def match(self, tokens: Sequence[int]) -> int:
-        """How many leading tokens a lease on these would find in the cache."""
+        """How many leading tokens a lease on these would find in the cache, as whole pages."""
         return len(self._walk(tokens)) * self.page_size
 
     def open(self, tokens: Sequence[int]) -> Lease:
         """Start a sequence that will compute `tokens`; those before `lease.length` need no computing."""
         path = self._walk(tokens)
         for node in path:
-            if node.readers == 0:
-                del self._idle[node.page]
-            node.readers += 1
+            self._hold(node)
         lease = Lease(list(tokens[: len(path) * self.page_size]), path)
         self._leases.add(lease)
+        if self._copy:
+            self._begin_page(lease, tokens, self._copy)
         return lease
+
+    def _begin_page(self, lease: Lease, tokens: Sequence[int], copy: Callable[[int, int], None]) -> None:
+        """Give the lease a copy of the page that begins as its next one does, if there is such a page and room."""
+        last = lease._path[-1] if lease._path else self._root
+        rest = tokens[lease.length : min(lease.length + self.page_size, len(tokens) - 1)]
+        source, n = last.closest(tuple(rest))
+        if source is None:
+            return
+        self._hold(source)  # or making room could take it
+        if self.available:
+            page = self._take()
+            copy(source.page, page)
+            lease._private.append(page)
+            lease.tokens.extend(rest[:n])
+        self._release(source)
 
     def reserve(self, lease: Lease, n_tokens: int) -> None:
         """Make room for `n_tokens` more. All or nothing: on OutOfPages the lease is as it was."""
         self._check_open(lease)
-        needed = -(-(lease.length + n_tokens) // self.page_size) - len(lease._path) - len(lease._private)
+        needed = -(-(lease.length + n_tokens) // self.page_size) - lease.n_pages
         if needed > self.available:
             raise OutOfPages(
                 f"cache: {needed} more pages are needed (found {self.available} available of {self.n_pages}); "
@@ -120,7 +160,7 @@ class Pages:
         """Say that `tokens` now have their keys and values in the cache. Pages that became full are shared."""
         self._check_open(lease)
         size = self.page_size
-        if lease.length + len(tokens) > (len(lease._path) + len(lease._private)) * size:
+        if lease.length + len(tokens) > lease.n_pages * size:
             raise ValueError("commit of more tokens than were reserved")
         lease.tokens.extend(tokens)
         while (len(lease._path) + 1) * size <= lease.length:
@@ -130,34 +170,22 @@ class Pages:
             page = lease._private.pop(0)
             node = parent.children.get(key)
             if node is None:
-                node = parent.children[key] = _Node(page, key, parent)
+                node = parent.add(page, key)
+                node.readers = 1
             else:  # another sequence computed the same meanwhile: read its page, give ours back
                 self._free.append(page)
-                if node.readers == 0:
-                    del self._idle[node.page]
-            node.readers += 1
+                self._hold(node)
             lease._path.append(node)
-
-    def truncate(self, lease: Lease, length: int) -> None:
-        """Forget the positions from `length` on. A shared page is never cut: `lease.length` may end up lower,
-        at the page's start, and what lies between is computed again."""
-        self._check_open(lease)
-        if not 0 <= length <= lease.length:
-            raise ValueError(f"cannot truncate {lease.length} positions to {length}")
-        shared = min(len(lease._path), length // self.page_size)
-        cut_inside_shared = shared < len(lease._path)
-        keep = 0 if cut_inside_shared else -(-length // self.page_size) - shared
-        while len(lease._private) > keep:
-            self._free.append(lease._private.pop())
-        while len(lease._path) > shared:
-            self._release(lease._path.pop())
-        del lease.tokens[shared * self.page_size if cut_inside_shared else length :]
 
     def close(self, lease: Lease) -> None:
         """End the sequence. Its full pages stay in the tree for whoever comes with the same prefix."""
         if lease.closed:
             return
-        self.truncate(lease, 0)
+        self._check_open(lease)
+        self._free.extend(reversed(lease._private))
+        for node in reversed(lease._path):
+            self._release(node)
+        lease.tokens, lease._path, lease._private = [], [], []
         lease.closed = True
         self._leases.discard(lease)
 
@@ -175,6 +203,7 @@ class Pages:
             assert node.page not in shared, "a page is in the tree twice"
             assert node.parent is not None
             assert node.parent.children[node.key] is node
+            assert node.order == sorted(node.children)
             assert len(node.key) == self.page_size, "a page in the tree is not full"
             shared[node.page] = node
             stack.extend(node.children.values())
@@ -214,8 +243,13 @@ class Pages:
     def _evict(self) -> int:
         page, node = self._idle.popitem(last=False)
         assert node.parent is not None
-        del node.parent.children[node.key]
+        node.parent.remove(node.key)
         return page
+
+    def _hold(self, node: _Node) -> None:
+        if node.readers == 0:
+            del self._idle[node.page]
+        node.readers += 1
 
     def _release(self, node: _Node) -> None:
         node.readers -= 1
@@ -225,3 +259,8 @@ class Pages:
     def _check_open(self, lease: Lease) -> None:
         if lease not in self._leases:
             raise ValueError("the lease is closed or of another cache")
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many leading items are equal."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

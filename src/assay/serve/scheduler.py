@@ -56,7 +56,7 @@ class Scheduler:
         self.tokenizer = tokenizer
         self.limits = limits or Limits()
         self.meter = meter or Meter()
-        self.pages = Pages(engine.n_pages)
+        self.pages = Pages(engine.n_pages, copy=engine.copy_page)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self._post = post
         self._batch: Batch = []
@@ -137,7 +137,7 @@ class Scheduler:
                 self._step()
             except Exception as error:  # whatever it was, nobody is left waiting for an answer
                 log.exception("a step failed")
-                for sequence in list(self._running):
+                for sequence in list(self._running) or list(self._waiting):
                     self._finish(sequence, "error", error=ApiError("internal_error", f"the engine failed: {error}"))
             self._flush()
 
@@ -249,7 +249,7 @@ class Scheduler:
         """Start it, unless the cache has too little room, or this very step computes a prefix it could share."""
         fresh = sequence.job.prompt_logprobs is not None or sequence.job.keep  # all rows are wanted
         lease = self.pages.open([] if fresh else sequence.ids)
-        needed = -(-(len(sequence.ids) + 1) // PAGE) - lease.length // PAGE
+        needed = -(-(len(sequence.ids) + 1) // PAGE) - lease.n_pages
         spare = len(self._running)  # each of them may want another page soon
         if (self._running and needed + spare > self.pages.available) or self._twin(sequence, lease.length, plan):
             self.pages.close(lease)
@@ -265,12 +265,12 @@ class Scheduler:
         return True
 
     def _twin(self, sequence: Sequence, start: int, plan: dict[Sequence, int]) -> bool:
-        """Whether another sequence of this step computes the first page that this one would compute."""
-        page = sequence.ids[start : start + PAGE]
-        if start + PAGE >= len(sequence.ids):
+        """Whether another sequence of this step completes the page that this one would compute first."""
+        end = start - start % PAGE + PAGE
+        if end >= len(sequence.ids):
             return False
         return any(
-            other.computed <= start and start + PAGE <= other.computed + n and other.ids[start : start + PAGE] == page
+            other.computed < end <= other.computed + n and other.ids[:end] == sequence.ids[:end]
             for other, n in plan.items()
         )
 
