@@ -242,6 +242,15 @@ def test_healthy_engines_on_a_trained_model(
 
 
 @pytest.mark.slow
+def test_ten_values_that_the_simulation_spared(smollm2: Path, tmp_path: Path) -> None:
+    """Of one head's probabilities ten are printed, and the simulated noise hardly moves just these."""
+    model = load(open_file(smollm2))
+    case = planting.second(smollm2, tokens=planting.SMOL_TOKENS, arithmetic="q8")
+    diff = judge(model, planting.dump(case, "last", model, tmp_path, planting.SMOL_TOKENS))
+    assert diff, text(diff)
+
+
+@pytest.mark.slow
 def test_what_the_noise_of_a_run_would_hide_is_located(smollm2: Path, tmp_path: Path) -> None:
     """The last pair left unrotated turns values by 1e-4: within a whole run's noise, far beyond that of one step."""
     model = load(open_file(smollm2))

@@ -34,6 +34,7 @@ Array = NDArray[Any]
 STEP, RUN = 3.0, 5.0
 PEAK = {STEP: 3.0, RUN: 20.0}  # for single values
 TOO_GOOD = 0.05  # times the noise: a first observation this near was not computed so coarsely
+LUCK = 0.3  # times the noise of a row: the least that is allowed to the few values that were printed of it
 SHORT = 4  # nodes of a segment that still count as one step
 _TINY = 1e-30
 _UNITS = np.array([a.unit for a in ARITHMETICS])
@@ -95,7 +96,8 @@ def ratios(
         noise = np.maximum(noise, np.abs(part[:, 0]) if part is not None else top[:, start:stop].max(axis=1))
         return np.asarray(np.abs(error[0]) / (factor * noise + printed.max() + _TINY))
     noise = np.sqrt(np.mean(part**2, axis=1)) if part is not None else top[:, start:stop].max(axis=1)
-    noise = np.maximum(noise, 0.1 * rows)[:, None] + _UNITS[:, None] * np.maximum(np.abs(expected), 0.1 * size)[None]
+    # A few values share their luck: those of one head rise and fall together, so the simulation may have spared them all.
+    noise = np.maximum(noise, LUCK * rows)[:, None] + _UNITS[:, None] * np.maximum(np.abs(expected), 0.1 * size)[None]
     excess = np.maximum(np.abs(error) - printed, 0)
     mean = np.sqrt(np.mean(excess**2)) / (factor * np.sqrt(np.mean(noise**2, axis=1)) + _TINY)
     return np.asarray(np.maximum(mean, (excess[None] / (PEAK[factor] * noise + _TINY)).max(axis=1)))
