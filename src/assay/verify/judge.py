@@ -96,7 +96,7 @@ def ratios(
         noise = np.maximum(noise, np.abs(part[:, 0]) if part is not None else top[:, start:stop].max(axis=1))
         return np.asarray(np.abs(error[0]) / (factor * noise + printed.max() + _TINY))
     noise = np.sqrt(np.mean(part**2, axis=1)) if part is not None else top[:, start:stop].max(axis=1)
-    # A few values share their luck: those of one head rise and fall together, so the simulation may have spared them all.
+    # A few values share their luck: those of one head move together, and the simulation may have spared them all.
     noise = np.maximum(noise, LUCK * rows)[:, None] + _UNITS[:, None] * np.maximum(np.abs(expected), 0.1 * size)[None]
     excess = np.maximum(np.abs(error) - printed, 0)
     mean = np.sqrt(np.mean(excess**2)) / (factor * np.sqrt(np.mean(noise**2, axis=1)) + _TINY)
