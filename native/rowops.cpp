@@ -51,24 +51,25 @@ void softcap(const float* x, float cap, float* y, size_t n) {
 // x / (1 + exp(-u)): silu with u = x; gelu's tanh form is the same curve with u = 2 sqrt(2/pi) (x + 0.044715 x^3).
 template <bool gelu>
 void gated(const float* gate, const float* up, float* y, size_t n) {
-    for (size_t i = 0; i < n; i += W) {
-        float tail[2 * W] = {};
-        const size_t here = std::min<size_t>(W, n - i);
-        const bool whole = here == W;
-        if (!whole) {
-            std::copy_n(gate + i, here, tail);
-            std::copy_n(up + i, here, tail + W);
-        }
-        const V g = load(whole ? gate + i : tail), u = load(whole ? up + i : tail + W);
+    const auto one = [](V g, V u) __attribute__((always_inline)) {
         V t = g;
         if constexpr (gelu) t = set1(1.5957691216057308f) * fma(set1(0.044715f) * g * g, g, g);
-        const V r = g / (set1(1.0f) + exp(-t)) * u;
-        if (whole) {
-            store(y + i, r);
-        } else {
-            store(tail, r);
-            std::copy_n(tail, here, y + i);
-        }
+        return g / (set1(1.0f) + exp(-t)) * u;
+    };
+    size_t i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {  // two at a time: each is one long chain of operations
+        const V g0 = load(gate + i), g1 = load(gate + i + W), u0 = load(up + i), u1 = load(up + i + W);
+        const V y0 = one(g0, u0), y1 = one(g1, u1);
+        store(y + i, y0);
+        store(y + i + W, y1);
+    }
+    for (; i < n; i += W) {
+        float tail[2 * W] = {};
+        const size_t rest = std::min<size_t>(W, n - i);
+        std::copy_n(gate + i, rest, tail);
+        std::copy_n(up + i, rest, tail + W);
+        store(tail, one(load(tail), load(tail + W)));
+        std::copy_n(tail, rest, y + i);
     }
 }
 
@@ -86,14 +87,15 @@ void glu(Act act, const float* gate, const float* up, float* y, size_t n) {
     }
 }
 
-// y = exp(x - m) and its sum, over n rounded up to W: x must be padded with -inf, y have room.
+// y = exp(x - m) and its sum, over n rounded up to 32: x must be padded with -inf, y have room.
 float exp_sum(const float* x, float m, float* y, size_t n) {
     V total{};
     const V shift = set1(m);
-    for (size_t i = 0; i < n; i += W) {
-        const V e = exp(load(x + i) - shift);
-        store(y + i, e);
-        total = total + e;
+    for (size_t i = 0; i < n; i += 2 * W) {
+        const V e0 = exp(load(x + i) - shift), e1 = exp(load(x + i + W) - shift);
+        store(y + i, e0);
+        store(y + i + W, e1);
+        total = total + e0 + e1;
     }
     return sum(total);
 }
@@ -141,7 +143,14 @@ template <class E>
 void write_head(const PageShape& s, uint8_t* head, int slot, const float* x) {
     const Place at(s, slot);
     E* out = reinterpret_cast<E*>(head) + at.first;
-    for (int d = 0; d < s.dim; ++d) store(out + d * at.step, x[d]);
+    int d = 0;
+    if constexpr (std::is_same_v<E, Half>)
+        for (; d + W <= s.dim; d += W) {
+            Half some[W];
+            store(some, load(x + d));
+            for (int i = 0; i < W; ++i) out[(d + i) * at.step] = some[i];
+        }
+    for (; d < s.dim; ++d) store(out + d * at.step, x[d]);
 }
 
 void write_head_q8(const PageShape& s, uint8_t* head, int slot, const float* x) {

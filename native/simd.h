@@ -169,6 +169,20 @@ inline V load(const Brain* p) {
     return v;
 }
 inline void store(Half* p, float f) { p->bits = float_to_half(f); }
+inline void store(Half* p, V v) {
+#if !defined(ASSAY_PORTABLE) && (defined(__aarch64__) || defined(__AVX2__))
+    const V most = set1(65504.0f), x = vmin(most, vmax(-most, v));  // in this order a NaN stays one
+#if defined(__aarch64__)
+    vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(x)));
+#elif defined(__AVX512F__)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#endif
+#else
+    for (int i = 0; i < W; ++i) store(p + i, v[i]);
+#endif
+}
 inline void store(Brain* p, float f) { p->bits = float_to_bf16(f); }
 inline void store(float* p, float f) { *p = f; }
 inline float value(float f) { return f; }

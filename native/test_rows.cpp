@@ -3,6 +3,7 @@
 // Checked for each instruction set this machine has:
 //   pages      what is written to a page of each cache type is read back within the type's rounding
 //   attention  a block against float64; the same bits for a row alone and among others, and with keys after its last
+//   halves     the edges of half precision
 //   gates      silu and gelu against float64
 //   team       every unit of every step is done once, in order of steps, whatever the number of threads; errors arrive
 #include <atomic>
@@ -125,6 +126,26 @@ void check_attention(const RowOps& ops, KvType type, int dim) {
         }
 }
 
+// Half precision at its edges: too large is the largest, NaN stays NaN, ties go to even.
+void check_halves(const RowOps& ops) {
+    const float inf = INFINITY;
+    const std::vector<float> given = {NAN, inf, -inf, 1e30f, -65520.0f, 65504.0f, 65519.0f, 6e-8f,
+                                      2e-8f, -0.0f, 2049.0f, 2051.0f, 1.0f, -3.5f, 65503.0f, 1e-5f,
+                                      NAN, -1e30f, 0.1f, 4097.0f};
+    const std::vector<float> wanted = {NAN, 65504.0f, -65504.0f, 65504.0f, -65504.0f, 65504.0f, 65504.0f, 0x1p-24f,
+                                       0.0f, -0.0f, 2048.0f, 2052.0f, 1.0f, -3.5f, 65504.0f, 0x1.5p-17f,
+                                       NAN, -65504.0f, 0x1.998p-4f, 4096.0f};
+    for (bool keys : {true, false}) {
+        const PageShape shape{KvType::f16, keys, 1, static_cast<int>(given.size())};
+        std::vector<uint8_t> page(shape.page_bytes());
+        std::vector<float> found(given.size());
+        ops.page_write(shape, page.data(), 5, given.data());
+        ops.page_read(shape, page.data(), 5, found.data());
+        for (size_t i = 0; i < given.size(); ++i)
+            expect(std::isnan(wanted[i]) ? std::isnan(found[i]) : found[i] == wanted[i], ops.isa, "a half is another", found[i]);
+    }
+}
+
 void check_gates(const RowOps& ops) {
     const std::vector<float> gate = normal(1003, 5, 8), up = normal(1003, 6);
     std::vector<float> y(1003);
@@ -189,6 +210,7 @@ int main() {
         for (KvType type : {KvType::f32, KvType::f16, KvType::bf16, KvType::q8_0})
             for (int dim : {8, 32, 48, 64, 128})
                 if (type != KvType::q8_0 || dim % 32 == 0) check_attention(ops, type, dim);
+        check_halves(ops);
         check_gates(ops);
         std::printf("%s checked\n", isa);
     }
