@@ -18,7 +18,7 @@ from assay.errors import AssayError
 from assay.runtime.params import DRY_BREAKERS, Breakers, SamplerParams
 
 if TYPE_CHECKING:
-    from assay.engines.base import Engine
+    from assay.engines.base import PagedEngine
     from assay.gguf import GGUFFile
     from assay.models import Model
     from assay.runtime.generate import Generation
@@ -109,7 +109,7 @@ def context_size(args: argparse.Namespace, model: Model) -> int:
     return int(args.ctx_size) or trained
 
 
-def open_engine(args: argparse.Namespace, model: Model) -> Engine:
+def open_engine(args: argparse.Namespace, model: Model) -> PagedEngine:
     """The engine the arguments ask for, with a cache for one context."""
     from assay import engines
     from assay.engines.base import PAGE

@@ -7,12 +7,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from assay.engines.base import Engine
+from assay.engines.base import PagedEngine
 from assay.errors import AssayError
 from assay.models import Model
 
 
-def _reference(model: Model, *, precision: str = "f64", **options: Any) -> Engine:
+def _reference(model: Model, *, precision: str = "f64", **options: Any) -> PagedEngine:
     from assay.engines.reference import ReferenceEngine
 
     precisions = {"f64": "float64", "f32": "float32"}
@@ -22,17 +22,17 @@ def _reference(model: Model, *, precision: str = "f64", **options: Any) -> Engin
     return ReferenceEngine(model, precisions[precision], **options)
 
 
-def _cpu(model: Model, **options: Any) -> Engine:
-    engine: Engine = import_module("assay.engines.cpu").CpuEngine(model, **options)
+def _cpu(model: Model, **options: Any) -> PagedEngine:
+    engine: PagedEngine = import_module("assay.engines.cpu").CpuEngine(model, **options)
     return engine
 
 
 # A new backend is one module and one row here: its maker, and the modules without which it is not there.
-_KNOWN: dict[str, tuple[Callable[..., Engine], tuple[str, ...]]] = {
+_KNOWN: dict[str, tuple[Callable[..., PagedEngine], tuple[str, ...]]] = {
     "reference": (_reference, ()),
     "cpu": (_cpu, ("assay.engines.cpu", "assay._native")),
 }
-ENGINES: dict[str, Callable[..., Engine]] = {
+ENGINES: dict[str, Callable[..., PagedEngine]] = {
     name: make for name, (make, needs) in _KNOWN.items() if all(find_spec(module) for module in needs)
 }
 
@@ -42,7 +42,7 @@ def default_name() -> str:
     return "cpu" if "cpu" in ENGINES else "reference"
 
 
-def create(name: str, model: Model, **options: Any) -> Engine:
+def create(name: str, model: Model, **options: Any) -> PagedEngine:
     """An engine bound to a model. Options that are None are left to the engine; one it does not have is an error."""
     if name not in ENGINES:
         raise AssayError(f"engine {name}: not available here; there are {', '.join(ENGINES)}")

@@ -57,11 +57,15 @@ class Engine(Protocol):
         """Run one step; results in the order of the batch. Logits are float32 or wider."""
         ...
 
+    def close(self) -> None: ...
+
+
+class PagedEngine(Engine, Protocol):
+    """An engine whose pages are real ones, for many sequences; a witness follows one and has none."""
+
     def copy_page(self, source: int, to: int) -> None:
         """Make page `to` hold what page `source` holds."""
         ...
-
-    def close(self) -> None: ...
 
 
 def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = ()) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from assay.engines.base import Array, Chunk, Engine
+from assay.engines.base import Array, Chunk, PagedEngine
 from assay.errors import AssayError
 from assay.runtime.pages import Lease, Pages
 from assay.runtime.params import SamplerParams
@@ -82,7 +82,9 @@ class Result:
 class Generator:
     """One engine, one tokenizer, one cache: generations one after the other, prefixes reused."""
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, *, n_ctx: int | None = None, chunk: int = 512) -> None:
+    def __init__(
+        self, engine: PagedEngine, tokenizer: Tokenizer, *, n_ctx: int | None = None, chunk: int = 512
+    ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.pages = Pages(engine.n_pages, copy=engine.copy_page)

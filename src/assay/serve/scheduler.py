@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from assay.engines.base import PAGE, Array, Chunk, Engine, Output
+from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine
 from assay.errors import AssayError
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.sampler import Choice, sample, scores
@@ -44,7 +44,7 @@ class Scheduler:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PagedEngine,
         tokenizer: Tokenizer,
         *,
         n_ctx: int | None = None,

@@ -94,9 +94,6 @@ class LlamaCppEngine:
         check_batch(self, batch, keep)
         return [self._chunk(chunk, set(keep)) for chunk in batch]
 
-    def copy_page(self, source: int, to: int) -> None:
-        raise NotImplementedError("a witness follows one sequence")
-
     def _chunk(self, chunk: Chunk, keep: set[str]) -> Output:
         lib, n = self._lib, len(chunk.tokens)
         lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, chunk.start, -1)

@@ -66,9 +66,6 @@ class TransformersEngine:
         check_batch(self, batch, keep)
         return [self._chunk(chunk, set(keep)) for chunk in batch]
 
-    def copy_page(self, source: int, to: int) -> None:
-        raise NotImplementedError("a witness follows one sequence")
-
     def _chunk(self, chunk: Chunk, keep: set[str]) -> Output:
         torch = self._torch
         self._kept, self._wanted = {}, keep
