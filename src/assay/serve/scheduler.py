@@ -12,7 +12,9 @@ has to tell is handed to `post` once a step: `[(sink, update), …]`.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -31,12 +33,20 @@ from assay.text import Tokenizer
 
 Batch = list[tuple[Sink, Update]]
 log = logging.getLogger("assay.serve")
+REST = 1.0  # seconds without work after which freed memory goes back to the system
 
 
 def deliver(batch: Batch) -> None:
     """The simplest `post`: on the scheduler's thread."""
     for sink, update in batch:
         sink(update)
+
+
+def give_back() -> None:
+    """Freed memory to the system: the C library keeps what large requests held, and does not say for how long."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim:
+        trim(0)
 
 
 class Scheduler:
@@ -121,8 +131,11 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self._wake:
+                rest: float | None = REST
                 while not (self._inbox or self._running or self._waiting or self._attention or self._stop):
-                    self._wake.wait()
+                    if not self._wake.wait(rest):
+                        give_back()
+                        rest = None
                 arrived, self._inbox = self._inbox, []
                 self._attention = False
                 stop = self._stop
