@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "kernels/kernels.h"
-#include "program.h"
+#include "program/program.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

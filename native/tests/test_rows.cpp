@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "pool.h"
-#include "rowops.h"
+#include "program/pool.h"
+#include "kernels/rowops.h"
 
 using namespace assay;
 

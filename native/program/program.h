@@ -16,7 +16,7 @@
 #include "kernels/kernels.h"
 #include "memory.h"
 #include "pool.h"
-#include "rowops.h"
+#include "kernels/rowops.h"
 
 namespace assay {
 
