@@ -70,11 +70,9 @@ class _Side:
 
 
 def _open(name: str) -> Model:
-    from assay.gguf import open_file
-    from assay.models import load
-    from assay.runtime import hub
+    from assay.runtime.opening import open_model
 
-    return load(open_file(hub.resolve(name)))
+    return open_model(name).model
 
 
 def _two_runs(args: argparse.Namespace, a: _Side, b: _Side) -> int:
