@@ -269,19 +269,21 @@ def _values(items: Sequence[Piece]) -> Values:
 def sharpened(numbers: Sequence[Number]) -> tuple[float, ...]:
     """Half a unit of each number of one list, where the format left trailing zeros out.
 
-    `%g` and shortest prints give every number the same number of digits and then drop zeros at its end. Where the
-    numbers of a list have different numbers of decimals, the longest tells how many digits were printed.
+    `%g` and shortest prints drop zeros at the end, rounding to so many decimals and printing the result does too.
+    Where the numbers of a list have different numbers of decimals, the longest tells how many digits or decimals
+    were printed; the coarser of the two readings is taken, so that no number is trusted further than it was printed.
     """
     plain = [n for n in numbers if n.half and "e" not in n.text]
     decimals = {len(n.text.partition(".")[2]) for n in plain}
     if len(plain) < 2 or len(decimals) < 2:
         return tuple(n.half for n in numbers)
-    digits = max(len(n.text.lstrip("+-0.").replace(".", "").lstrip("0")) for n in plain)
+    digits = max(len(n.text.replace(".", "").lstrip("+-0")) for n in plain)
+    fixed = 0.5 * 10.0 ** -max(decimals)
     found = []
     for n in numbers:
-        if not n.half or "e" in n.text or not n.value:
+        if not n.half or "e" in n.text:
             found.append(n.half)
             continue
-        lead = math.floor(math.log10(abs(n.value))) + 1
-        found.append(min(n.half, 0.5 * 10.0 ** (lead - digits)))
+        lead = math.floor(math.log10(abs(n.value))) + 1 if n.value else -max(decimals) + digits
+        found.append(min(n.half, max(fixed, 0.5 * 10.0 ** (lead - digits))))
     return tuple(found)

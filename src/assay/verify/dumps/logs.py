@@ -54,12 +54,13 @@ _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：]\s*\**\s*$|^\s*[-
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 _NOT_SIDES = {
     "first", "last", "values", "value", "data", "tensor", "array", "float", "stats", "shape", "top", "range", "result",
-    "results", "differences", "actual",
-    "wrong", "right", "expected", "note", "analysis", "conclusion", "head", "tail", "sample", "vals", "samples", "output", "input",
+    "results", "differences", "actual", "wrong", "right", "expected", "note", "analysis", "conclusion", "head", "tail",
+    "sample", "vals", "samples", "output", "input",
 }  # fmt: skip
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 
 
+_BETWEEN = (COMMA, Mark("/"))
 _NOTHING = Meaning()
 
 
@@ -81,11 +82,18 @@ class _Line:
     lists: list[tuple[list[str], Values | Rows]]
     pairs: list[tuple[str, tuple[tuple[int, Number], ...]]]
     tokens: tuple[int, ...] = ()
+    before: int | None = None  # words before the first list
     layer: int | None = None
     row: int | None = None
     perhaps: int | None = None
     id: int | None = None  # of the token whose logit may follow
     side: str = ""
+
+    def take(self, key: list[str], values: Values | Rows) -> None:
+        """A list, under the words before it."""
+        self.lists.append((key, values))
+        if self.before is None:
+            self.before = len(self.label)
 
     @property
     def empty(self) -> bool:
@@ -198,8 +206,8 @@ def _walk(cut: list[Piece], line: _Line, key: list[str]) -> list[str]:
             line.label.append(piece.text)
         elif isinstance(piece, Number):
             run, i = _run(cut, i, key)
-            _number_run(run, key, line)
-            key = []
+            _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] == ASSIGN)
+            key = key if len(run) == 1 and _counts(key) else []
             continue
         elif isinstance(piece, Group):
             after = cut[i + 1 : i + 3]
@@ -208,6 +216,11 @@ def _walk(cut: list[Piece], line: _Line, key: list[str]) -> list[str]:
             key = key if _waits(key) else []
         i += 1
     return key
+
+
+def _counts(key: list[str]) -> bool:
+    """Words that are followed by how many: "first 5 values"."""
+    return bool(key) and key[-1].lower() in ("first", "last", "top")
 
 
 def _waits(key: list[str]) -> bool:
@@ -220,27 +233,33 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
     first = cut[i]
     assert isinstance(first, Number)
     last = split_words(key[-1:])[-1:] if key else []
-    alone = bool(last) and (last[0] in LAYER or last[0] in ROW or _statistic(key) is not None) and first.whole
-    if alone or _statistic(key) is not None:
+    if last and last[0] in LAYER | ROW and first.whole:
         return [first], i + 1
     run: list[Piece] = []
     while i < len(cut):
         piece = cut[i]
         if isinstance(piece, Number) or piece == DOTS:
             run.append(piece)
-        elif not (piece == COMMA and i + 1 < len(cut) and (isinstance(cut[i + 1], Number) or cut[i + 1] == DOTS)):
+        elif not (piece in _BETWEEN and i + 1 < len(cut) and (isinstance(cut[i + 1], Number) or cut[i + 1] == DOTS)):
             break
         i += 1
     return run, i
 
 
-def _number_run(run: list[Piece], key: list[str], line: _Line) -> None:
+def _number_run(run: list[Piece], key: list[str], line: _Line, assigned: bool) -> None:
     numbers = [p for p in run if isinstance(p, Number)]
+    several = [_STATISTICS.get(part.lower()) for part in key[-1].split("/")] if key else []
+    if len(several) > 1 and len(several) == len(numbers) and all(several):
+        line.statistics += [(kind, n) for kind, n in zip(several, numbers, strict=True) if kind]
+        line.label.pop()
+        return
     words = split_words(key)
     last = words[-1] if words else ""
     one = numbers[0]
     if len(numbers) == 1:
         kind = _statistic(key)
+        if kind == "norm" and not assigned:
+            kind = None  # "L2" may be the third layer
         if last in LAYER and one.whole:
             line.layer = int(one.value)
         elif kind and not (one.whole and last in ("max", "total", "min") and len(words) > 1):
@@ -264,7 +283,7 @@ def _number_run(run: list[Piece], key: list[str], line: _Line) -> None:
             if set(words) & _TOKENS:
                 line.tokens = line.tokens or tuple(int(n.value) for n in numbers)
         else:
-            line.lists.append((key, values))
+            line.take(key, values)
 
 
 def _group(group: Group, after: Sequence[Piece], key: list[str], line: _Line) -> list[str]:
@@ -289,7 +308,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: _Line) ->
         if "range" in words[-2:] and len(values.all) == 2:
             line.statistics += [("min", values.all[0]), ("max", values.all[1])]
         else:
-            line.lists.append((key, values))
+            line.take(key, values)
         return []
     if isinstance(values, Rows):
         every = values.first + values.last
@@ -299,7 +318,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: _Line) ->
             if set(words) & (_TOKENS | {"token", "input"}) and len(every) == 1:
                 line.tokens = line.tokens or tuple(int(n.value) for n in every[0].all)
         else:
-            line.lists.append((key, values))
+            line.take(key, values)
         return []
     pairs = _quoted_pairs(group)
     if pairs:
@@ -420,14 +439,16 @@ def _is_tail(key: Sequence[str]) -> bool:
     """ "last 5 values", "tail": the end of a row. "last row" and "last token" are rows."""
     words = split_words(key)
     for a, b in zip(words, [*words[1:], ""], strict=False):
-        if a == "tail" or (a == "last" and b not in ROW and b not in LAYER | {"hidden"}):
+        if a == "tail" or (a == "last" and b not in ROW | PERHAPS | LAYER | {"hidden"}):
             return True
     return False
 
 
 def _about(said: _Line, context: _Context) -> Meaning:
     """The line's own words first; what they leave open is the heading's."""
-    label = said.label
+    before = said.label[: said.before] if said.before is not None else said.label
+    known = meaning(before)
+    label = before if known.role or known.layer is not None or said.layer is not None else said.label
     if said.side and not meaning([said.side]).role:
         label = [w for w in label if w != said.side]
     own = meaning(label)
@@ -474,7 +495,8 @@ def _heading(line: str, said: _Line, context: _Context, sides: set[str]) -> _Con
         context = replace(context, side="", about=replace(context.about, row=None), table=())
     if own.role or own.layer is not None:
         context = replace(context, about=replace(own, row=row if row is not None else context.about.row), table=())
-        if m := re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line):
+        m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
+        if m and m[1].lower() not in _NOT_SIDES:
             context = replace(context, side=m[1])
     elif row is not None:
         context = replace(context, about=replace(context.about, row=row))

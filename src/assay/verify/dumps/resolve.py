@@ -26,7 +26,7 @@ from assay.verify.dumps import axes
 from assay.verify.dumps.eval_callback import is_eval_callback, read_eval_callback
 from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.names import ignored, translate
-from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, rows_of, token_axis
+from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.readers import read_json_lines, read_npy_folder, read_npz, read_tensors
 from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
@@ -319,6 +319,8 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
         if cut is None:
             return None, ""
         obs = cut
+    if obs.row is not None and obs.shape is not None and math.prod(obs.shape) == math.prod(expected(n)):
+        obs = replace(obs, shape=whole)  # the whole tensor's shape beside one row of it
     if obs.shape is not None and math.prod(obs.shape) not in (math.prod(whole), math.prod(last)):
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "

@@ -1,8 +1,8 @@
 """What words leave open, settled by the values: which of several nodes a phrase means, and which token's row is shown.
 
 People print "layer 3: [...]" and do not say of which token. One answer is sought for the whole log, because a print
-statement does the same in every layer: the reading that brings the values nearest to the definition's. A faulty engine is
-near to nothing in most layers, but what it computed before the fault decides.
+statement does the same in every layer: the reading that brings the values nearest to the definition's. A faulty engine
+is near to nothing in most layers, but what it computed before the fault decides.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _vote(
 
 
 def understood(dump: Dump, n: int) -> list[str]:
-    """The reading of a log in a line each kind: "30 lines as l_out-0 … l_out-29, last row, 5 values and an rms each"."""
+    """The reading of a log, a line each kind: "l_out-0 … l_out-29 (30 nodes): last row, 5 values and an rms each"."""
     lines: dict[str, dict[str, list[Observation]]] = {}
     for obs in dump.observations:
         lines.setdefault(obs.name, {}).setdefault(_shown(obs, n), []).append(obs)

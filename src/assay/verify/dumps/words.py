@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
@@ -53,9 +54,9 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("attn_out-",), ("oproj wo",), ""),
     (("attn_out-",), ("o", "proj projection"), ""),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
+    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu gelu activation act activated intermediate glu",), ""),
     (("ffn_gate-",), ("gate w1",), ""),
     (("ffn_up-",), ("up w3",), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu gelu activation act activated intermediate glu",), ""),
     (("ffn_out-",), (_FFN + " down w2",), ""),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
@@ -123,7 +124,7 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
         if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER:
             return Meaning((), int(m[2]), verbatim=text)
     bag = {w for i, w in enumerate(words) if i not in used}
-    bag |= {a + b for a, b in zip(words, words[1:], strict=False)}  # "soft max", "l out", "lm head"
+    bag |= {a + b for a, b in pairwise(words)}  # "soft max", "l out", "lm head"
     if bag & _NOT_VALUES and not bag & {"attention", "attn"}:
         return Meaning((), layer)
     if layer is None:
@@ -146,17 +147,17 @@ _TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - 
 
 def _layer(words: Sequence[str]) -> tuple[int | None, set[int]]:
     """The layer's number: after a word for layers, else behind a name as in `ffn_out-3`."""
-    for i, (a, b) in enumerate(zip(words, words[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(words)):
         if a in _GENERIC and b.isdigit() and len(b) < 5:
             return int(b), {i + 1}
-    for i, (a, b) in enumerate(zip(words, words[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(words)):
         if a in LAYER and b.isdigit() and len(b) < 5:
             return int(b), {i, i + 1}
     return None, set()
 
 
 def _row(words: Sequence[str], used: set[int], named: set[str]) -> int | None:
-    for i, (a, b) in enumerate(zip(words, words[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(words)):
         if a in named and b.isdigit() and len(b) < 7 and not {i, i + 1} & used:
             return int(b)
         if a in ("last", "final") and b in ROW | PERHAPS:
