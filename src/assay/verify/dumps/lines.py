@@ -98,6 +98,9 @@ Piece = Number | Word | Mark | Group
 DOTS = Mark("…")
 ASSIGN = Mark("=")
 COMMA = Mark(",")
+BAR = Mark("|")
+SLASH = Mark("/")
+_MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
 _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 
 
@@ -145,10 +148,12 @@ def pieces(line: str) -> tuple[Piece, ...]:
     for count, piece in enumerate(_cut(line)):
         if count > MOST_PIECES:
             break
-        if isinstance(piece, Mark) and piece.text in "[({":
+        if type(piece) is not Mark:
+            stack[-1][1].append(piece)
+        elif piece.text in "[({":
             if len(stack) <= _DEEPEST:
                 stack.append((piece.text, []))
-        elif isinstance(piece, Mark) and piece.text in "])}":
+        elif piece.text in "])}":
             if stack[-1][0] == _CLOSES[piece.text]:
                 _close(stack)
         else:
@@ -179,9 +184,9 @@ def _cut(line: str) -> Iterator[Piece]:
         elif kind == "assign":
             yield ASSIGN
         elif kind == "mark":
-            yield Mark("," if text in ",;&\t" else text)
+            yield COMMA if text in ",;&\t" else BAR
         elif kind in ("open", "close", "other"):
-            yield Mark(text)
+            yield _MARKS.get(text) or Mark(text)
 
 
 _WHOLE_NUMBER = re.compile(_NUMBER)
@@ -231,14 +236,14 @@ class Rows:
 
 def listed(items: Sequence[Piece]) -> Values | Rows | None:
     """The numbers of a bracket or of columns: one list, or rows of lists; None where something else stands there."""
-    items = [p for p in items if p != COMMA and p != Mark("|")]
+    items = [p for p in items if p is not COMMA and p is not BAR]
     while len(items) == 1 and isinstance(items[0], Group):
-        items = [p for p in items[0].items if p != COMMA]
+        items = [p for p in items[0].items if p is not COMMA]
     if not items:
         return None
-    if all(isinstance(p, Number) or p == DOTS for p in items) and any(isinstance(p, Number) for p in items):
+    if all(isinstance(p, Number) or p is DOTS for p in items) and any(isinstance(p, Number) for p in items):
         return _values(items)
-    if all(isinstance(p, Group) or p == DOTS for p in items):
+    if all(isinstance(p, Group) or p is DOTS for p in items):
         rows: list[list[Values]] = [[], []]
         cut = False
         for p in items:

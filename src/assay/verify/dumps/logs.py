@@ -17,9 +17,11 @@ from typing import Any
 from assay.errors import AssayError
 from assay.verify.dumps.lines import (
     ASSIGN,
+    BAR,
     COMMA,
     DOTS,
     MOST,
+    SLASH,
     Group,
     Mark,
     Number,
@@ -60,7 +62,6 @@ _NOT_SIDES = {
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 
 
-_BETWEEN = (COMMA, Mark("/"))
 _NOTHING = Meaning()
 
 
@@ -206,13 +207,13 @@ def _walk(cut: list[Piece], line: _Line, key: list[str]) -> list[str]:
             line.label.append(piece.text)
         elif isinstance(piece, Number):
             run, i = _run(cut, i, key)
-            _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] == ASSIGN)
+            _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] is ASSIGN)
             key = key if len(run) == 1 and _counts(key) else []
             continue
         elif isinstance(piece, Group):
             after = cut[i + 1 : i + 3]
             key = _group(piece, after, key, line)
-        elif piece == COMMA or piece == Mark("|"):
+        elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
         i += 1
     return key
@@ -238,9 +239,13 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
     run: list[Piece] = []
     while i < len(cut):
         piece = cut[i]
-        if isinstance(piece, Number) or piece == DOTS:
+        if isinstance(piece, Number) or piece is DOTS:
             run.append(piece)
-        elif not (piece in _BETWEEN and i + 1 < len(cut) and (isinstance(cut[i + 1], Number) or cut[i + 1] == DOTS)):
+        elif not (
+            (piece is COMMA or piece is SLASH)
+            and i + 1 < len(cut)
+            and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)
+        ):
             break
         i += 1
     return run, i
@@ -292,7 +297,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: _Line) ->
     values = listed(group.items)
     index = group.numbers()
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole:
-        value = after[1] if len(after) == 2 and after[0] == ASSIGN else None
+        value = after[1] if len(after) == 2 and after[0] is ASSIGN else None
         if isinstance(value, Number) and not value.whole and not set(words) & _SHAPE:
             line.pairs.append(("at", ((int(index[0].value), value),)))
         elif words and words[-1] in LAYER | {"hidden", "states"}:
@@ -339,7 +344,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: _Line) ->
 def _quoted_pairs(group: Group) -> tuple[tuple[int, Number], ...]:
     """`[(450, "The", 9.5), …]`: the id first, the logit last, text between."""
     rows = [p for p in group.items if isinstance(p, Group)]
-    if not rows or any(not isinstance(p, Group) and p not in (COMMA, DOTS) for p in group.items):
+    if not rows or any(not isinstance(p, Group) and p is not COMMA and p is not DOTS for p in group.items):
         return ()
     found = []
     for row in rows:
@@ -369,8 +374,8 @@ def _statistic(key: Sequence[str]) -> str | None:
 
 def _side(cut: Sequence[Piece]) -> str:
     """Whose values: a single name before a colon and a list."""
-    flat = [p for p in cut if p != Mark("*")]
-    if len(flat) >= 3 and isinstance(flat[0], Word) and flat[1] == ASSIGN and isinstance(flat[2], Group):
+    flat = [p for p in cut if not (isinstance(p, Mark) and p.text == "*")]
+    if len(flat) >= 3 and isinstance(flat[0], Word) and flat[1] is ASSIGN and isinstance(flat[2], Group):
         word = flat[0].text
         parts = split_words([word])
         plain = not set(parts) & (_NOT_SIDES | _TOKENS | LAYER | ROW | set(_STATISTICS) | _ARRAY_MAKERS)
