@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.contradictions import contradictions
+from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.logs import BUILT_IN, compile_pattern, half_unit, read_log
 from assay.verify.dumps.observation import Dump, Observation
-from assay.verify.dumps.resolve import load_dump, read_dump
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
 
