@@ -13,10 +13,10 @@ from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.lines import half_unit, number, pieces, sharpened, strip
+from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.patterns import Pattern
-from assay.verify.dumps.resolve import load_dump, read_dump
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
 

@@ -1,12 +1,11 @@
-"""From a file of somebody's making to observations of our nodes: read it, name it, lay it out, check that it fits.
+"""A dump in the model's names and layouts: translate, match, lay out, check that it fits.
 
-`read_dump` understands the formats; `resolve` needs the model: it translates names, matches what has no known name by
-its values, brings arrays into the graph's axes, and joins the steps of a sequence. What it assumed stands in `notes`.
+Names are translated; what has no known name is matched by its values, arrays are brought into the graph's axes, and the
+steps of a sequence are joined. What was assumed stands in `notes`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,73 +22,14 @@ from assay.errors import AssayError
 from assay.graph import join, split
 from assay.models import Model
 from assay.verify.dumps import axes
-from assay.verify.dumps.eval_callback import is_eval_callback, read_eval_callback
-from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.readers import read_json_lines, read_npy_folder, read_npz, read_tensors
 from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
+from assay.verify.thresholds import MATCHED, RIVAL
 
 Array = NDArray[Any]
-NEAR, CLEAR = 0.05, 10.0  # a name is matched by value below this nmse, if no other node comes within this factor
-
-
-def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
-    """The observations as they were written; the format is told by what is in the file."""
-    try:
-        if path.is_dir():
-            return read_npy_folder(path)
-        with open(path, "rb") as file:
-            head = file.read(1 << 16)
-    except OSError as error:
-        raise AssayError(f"{path}: cannot be opened ({(error.strerror or str(error)).lower()})") from None
-    if not head:
-        raise AssayError(f"{path}: the file is empty")
-    if head[:4] == b"PK\x03\x04":
-        return read_npz(path)
-    if path.suffix == ".safetensors" or head[8:10] in (b'{"', b"{}"):
-        return read_tensors(path)
-    if head.lstrip()[:1] == b"{" and b"assay_dump" in head.splitlines()[0]:
-        return read_json_lines(path)
-    if path.suffix in (".jsonl", ".npy"):
-        raise AssayError(f"{path}: not an assay dump; its first line must be a header, or the folder of .npy be named")
-    text = head.decode("utf-8", "replace")
-    if is_eval_callback(text):
-        return read_eval_callback(path)
-    dump = read_log(path, patterns)
-    if not dump.observations:
-        hint = f"; --pattern {suggestion(dump.aside[0])!r} would take {dump.aside[0]!r}" if dump.aside else ""
-        raise AssayError(
-            f"{path}: no format known here and no line that speaks of a node{hint}; see docs/dump-format.md"
-        )
-    return dump
-
-
-def load_dump(
-    path: Path | str,
-    model: Model | None = None,
-    map: Mapping[str, str] | None = None,
-    *,
-    tokens: Sequence[int] = (),
-    patterns: Sequence[str] = (),
-    side: str = "",
-) -> Dump:
-    """A dump; with a model, its observations carry the model's names and layouts."""
-    dump = read_dump(Path(path), patterns)
-    return dump if model is None else resolve(dump, model, map, tokens=tokens, side=side)
-
-
-def read_map(path: Path) -> dict[str, str]:
-    """`--map`: a JSON object from foreign names to nodes."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise AssayError(f"{path}: not a JSON map of names ({str(error).lower()})") from None
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise AssayError(f"{path}: must be a JSON object from foreign names to node names")
-    return found
 
 
 class Truth:
@@ -240,12 +180,12 @@ def _match_by_value(
                 best = axes.nearest(reading, values[name], token_axis(graph, name))
                 scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
         scored.sort(key=lambda pair: pair[0])
-        if scored and scored[0][0] < NEAR and (len(scored) == 1 or scored[1][0] > CLEAR * scored[0][0]):
+        if scored and scored[0][0] < MATCHED and (len(scored) == 1 or scored[1][0] > RIVAL * scored[0][0]):
             matched.append(replace(obs, name=scored[0][1]))
             notes.append(_evidence(obs, scored, "taken for"))
         else:
             left.append(obs)
-            if scored and scored[0][0] < NEAR:
+            if scored and scored[0][0] < MATCHED:
                 notes.append(_evidence(obs, scored, "not used: it might be"))
     return matched, left, notes
 
