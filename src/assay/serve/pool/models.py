@@ -1,7 +1,7 @@
 """The models a server has: opened at the start, loaded when wanted, put out again when memory is short and they idle.
 
 An entry's file, graph, tokenizer and template are there from the start, so a file that cannot work is refused
-before the first request. What costs memory is the engine (weights and cache) and its scheduler.
+before the first request. What costs memory is the engine (weights and cache).
 """
 
 from __future__ import annotations
@@ -10,103 +10,60 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-from assay import engines
 from assay.engines.base import PAGE
 from assay.errors import AssayError
 from assay.gguf import open_file
-from assay.models import load
-from assay.runtime.params import DRY_BREAKERS, Breakers
-from assay.runtime.sampler import dry_breakers
+from assay.runtime.opening import Opened, Options
+from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.worker import Worker
 from assay.serve.errors import ApiError
-from assay.serve.grammar import Grammars
 from assay.serve.limits import Limits
-from assay.serve.meter import Metrics
-from assay.serve.scheduler import Batch, Scheduler, deliver
-from assay.text import ChatTemplate, Tokenizer
-
-DEFAULT_CTX = 8192
-MIN_CACHE = 16384  # positions shared by all sequences, unless the context is larger
+from assay.serve.pool.meter import Metrics
 
 
-@dataclass(frozen=True)
-class Options:
-    """How every model is loaded; None leaves a choice to the engine."""
-
-    engine: str | None = None
-    precision: str | None = None
-    threads: int | None = None
-    kv_type: str | None = None
-    ctx_size: int | None = None  # positions of one sequence; 0: all the model was trained on
-    cache_size: int | None = None  # positions of all sequences together
-    template: str | None = None
-
-
-class Entry:
+class Entry(Opened):
     """One model, loaded or not."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: Limits) -> None:
+    def __init__(self, name: str, path: Path, options: Options) -> None:
+        super().__init__(open_file(path), options)
         self.id = name
-        self.options = options
-        self.file = open_file(path)
-        self.model = load(self.file)
-        self.tokenizer = Tokenizer.from_gguf(self.file)
-        if options.template is not None:
-            self.template: ChatTemplate | None = ChatTemplate.named(options.template, self.tokenizer)
-        else:
-            self.template = ChatTemplate.from_gguf(self.file, self.tokenizer)
-        hp = self.model.hparams
-        self.grammars = Grammars(self.tokenizer, hp.n_vocab, limits)
-        wanted = options.ctx_size if options.ctx_size is not None else min(hp.n_ctx_train, DEFAULT_CTX)
-        self.n_ctx = wanted or hp.n_ctx_train
-        self.n_pages = -(-max(options.cache_size or max(MIN_CACHE, self.n_ctx), self.n_ctx) // PAGE)
+        _ = self.template  # one that cannot work is refused now
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         weights = sum(t.nbytes for t in self.file.tensors.values())
+        hp = self.model.hparams
         position = 2 * hp.n_layer * hp.n_head_kv * (hp.n_embd_head + hp.n_embd_head_v)  # a half each
         self.bytes = weights + self.n_pages * PAGE * position
-        self.scheduler: Scheduler | None = None
+        self.worker: Worker | None = None
         self.loading = False
         self.users = 0
         self.used = 0.0
 
-    @cached_property
-    def dry_breakers(self) -> Breakers:
-        """llama.cpp's default sequence breakers, in this vocabulary."""
-        pieces = [self.tokenizer.piece(token) for token in range(self.tokenizer.n_vocab)]
-        return dry_breakers(
-            pieces, lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False), DRY_BREAKERS
-        )
-
-    def load(self, limits: Limits, metrics: Metrics, post: Callable[[Batch], None]) -> Scheduler:
+    def load(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Worker:
         """Build the engine and start its thread. Slow: not for the event loop."""
-        o = self.options
-        engine = engines.create(
-            o.engine or engines.default_name(), self.model,
-            n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
+        scheduler = Scheduler(
+            self.engine(), self.tokenizer, n_ctx=self.n_ctx,
+            running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
         )  # fmt: skip
-        return Scheduler(
-            engine, self.tokenizer, n_ctx=self.n_ctx, limits=limits, meter=metrics.meter(self.id), post=post
-        )
+        return Worker(scheduler, waiting=limits.waiting, post=post)
 
 
-def unload(scheduler: Scheduler, error: ApiError) -> None:
+def unload(worker: Worker, error: ApiError) -> None:
     """End the thread, then let go of the weights."""
-    scheduler.stop(error)
-    scheduler.join()
-    scheduler.engine.close()
+    worker.stop(error)
+    worker.join()
+    worker.scheduler.engine.close()
 
 
-def open_models(paths: Sequence[tuple[str, Path]], options: Options, limits: Limits) -> list[Entry]:
+def open_models(paths: Sequence[tuple[str, Path]], options: Options) -> list[Entry]:
     """Entries under unique names."""
     entries: dict[str, Entry] = {}
     for name, path in paths:
         if name in entries:
             raise AssayError(f"{path}: a second model called {name}; rename one of the files")
-        entries[name] = Entry(name, path, options, limits)
+        entries[name] = Entry(name, path, options)
     return list(entries.values())
 
 
@@ -138,33 +95,33 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        return self.closing is None and any(entry.scheduler for entry in self.entries.values())
+        return self.closing is None and any(entry.worker for entry in self.entries.values())
 
     @asynccontextmanager
-    async def use(self, entry: Entry) -> AsyncIterator[Scheduler]:
-        """The model's scheduler, loaded if need be; it stays in memory until the end of the block."""
-        scheduler = await self._acquire(entry)
+    async def use(self, entry: Entry) -> AsyncIterator[Worker]:
+        """The model's worker, loaded if need be; it stays in memory until the end of the block."""
+        worker = await self._acquire(entry)
         try:
-            yield scheduler
+            yield worker
         finally:
             entry.users -= 1
             entry.used = time.monotonic()
             self._tell()
 
-    async def _acquire(self, entry: Entry) -> Scheduler:
+    async def _acquire(self, entry: Entry) -> Worker:
         try:
             async with asyncio.timeout(self._limits.load_s):
                 while True:
                     if self.closing:
                         raise self.closing
-                    if entry.scheduler:
+                    if entry.worker:
                         entry.users += 1
-                        return entry.scheduler
+                        return entry.worker
                     async with self._one:
-                        if not entry.scheduler and not entry.loading and await self._make_room(entry):
+                        if not entry.worker and not entry.loading and await self._make_room(entry):
                             await self._load(entry)
                     async with self._changed:
-                        if not entry.scheduler:
+                        if not entry.worker:
                             await self._changed.wait()
         except TimeoutError:
             raise ApiError(
@@ -176,23 +133,23 @@ class Models:
     async def _make_room(self, entry: Entry) -> bool:
         """Put out idle models, the longest unused first, until this one fits."""
         while self._used() + entry.bytes > self._budget:
-            idle = [e for e in self.entries.values() if e.scheduler and not e.users]
+            idle = [e for e in self.entries.values() if e.worker and not e.users]
             if not idle:
                 return False
             await self._evict(min(idle, key=lambda e: e.used))
         return True
 
     def _used(self) -> int:
-        used = sum(e.bytes for e in self.entries.values() if e.scheduler or e.loading)
-        self._metrics.models_loaded.set(sum(e.scheduler is not None for e in self.entries.values()))
+        used = sum(e.bytes for e in self.entries.values() if e.worker or e.loading)
+        self._metrics.models_loaded.set(sum(e.worker is not None for e in self.entries.values()))
         self._metrics.models_bytes.set(used)
         return used
 
     async def _load(self, entry: Entry) -> None:
         loop = asyncio.get_running_loop()
 
-        def post(batch: Batch) -> None:
-            loop.call_soon_threadsafe(deliver, batch)
+        def post(news: News) -> None:
+            loop.call_soon_threadsafe(deliver, news)
 
         entry.loading = True
         try:
@@ -203,10 +160,10 @@ class Models:
         except AssayError as error:
             raise ApiError("model_load_failed", str(error), "model") from None
 
-    def _loaded(self, entry: Entry, task: asyncio.Task[Scheduler]) -> None:
+    def _loaded(self, entry: Entry, task: asyncio.Task[Worker]) -> None:
         entry.loading = False
         if not task.cancelled() and task.exception() is None:
-            entry.scheduler = task.result()
+            entry.worker = task.result()
             entry.used = time.monotonic()
         self._used()
         self._tell()
@@ -221,11 +178,11 @@ class Models:
         self._telling = asyncio.ensure_future(tell())  # kept: a task nobody holds may be collected
 
     async def _evict(self, entry: Entry) -> None:
-        scheduler, entry.scheduler = entry.scheduler, None
-        if scheduler:
+        worker, entry.worker = entry.worker, None
+        if worker:
             entry.loading = True  # its memory is still taken
             try:
-                await asyncio.to_thread(unload, scheduler, ApiError("internal_error", "the model was put out"))
+                await asyncio.to_thread(unload, worker, ApiError("internal_error", "the model was put out"))
             finally:
                 entry.loading = False
                 self._used()
@@ -234,11 +191,11 @@ class Models:
         """Everything that still runs gets `error`."""
         self.closing = self.closing or error
         for entry in self.entries.values():
-            if entry.scheduler:
-                entry.scheduler.stop(error)
+            if entry.worker:
+                entry.worker.stop(error)
 
     async def close(self) -> None:
         self.closing = self.closing or ApiError("shutting_down", "the server is shutting down")
         for entry in self.entries.values():
-            if entry.scheduler:
+            if entry.worker:
                 await self._evict(entry)

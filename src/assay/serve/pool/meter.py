@@ -1,18 +1,16 @@
-"""What the scheduler counts, as Prometheus metrics. Without a registry it counts nothing but its own speed.
+"""What the schedulers count, as Prometheus metrics.
 
 Every value is finite: counters and histograms of finite observations, gauges that are set on every step.
 """
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
-    from assay.runtime.pages import Pages
-    from assay.serve.sequence import Sequence
+from assay.runtime import scheduler
+from assay.runtime.pages import Pages
+from assay.runtime.sequence import Sequence
+from assay.serve.pool.reader import REASONS
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -21,8 +19,6 @@ class Metrics:
     """All the series of one server; `meter` gives the view of one model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
-
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"assay_{name}", text, ("model", *labels), registry=registry)
 
@@ -56,35 +52,29 @@ class Metrics:
         return Meter(self, model)
 
 
-class Meter:
-    """One model's view. `seconds_per_request` is a running mean, for Retry-After."""
+class Meter(scheduler.Meter):
+    """One model's view."""
 
-    def __init__(self, metrics: Metrics | None = None, model: str = "") -> None:
+    def __init__(self, metrics: Metrics, model: str) -> None:
         self._m = metrics
         self._model = model
-        self.seconds_per_request = 1.0
 
     def step(self, n_tokens: int, n_sequences: int, engine_s: float, sampling_s: float) -> None:
-        if self._m:
-            self._m.steps.labels(self._model).inc()
-            self._m.step_tokens.labels(self._model).inc(n_tokens)
-            self._m.engine_seconds.labels(self._model).inc(engine_s)
-            self._m.sampling_seconds.labels(self._model).inc(sampling_s)
+        self._m.steps.labels(self._model).inc()
+        self._m.step_tokens.labels(self._model).inc(n_tokens)
+        self._m.engine_seconds.labels(self._model).inc(engine_s)
+        self._m.sampling_seconds.labels(self._model).inc(sampling_s)
 
     def state(self, running: int, waiting: int, pages: Pages) -> None:
-        if self._m:
-            self._m.running.labels(self._model).set(running)
-            self._m.waiting.labels(self._model).set(waiting)
-            self._m.pages_available.labels(self._model).set(pages.available)
-            self._m.pages.labels(self._model).set(pages.n_pages)
+        self._m.running.labels(self._model).set(running)
+        self._m.waiting.labels(self._model).set(waiting)
+        self._m.pages_available.labels(self._model).set(pages.available)
+        self._m.pages.labels(self._model).set(pages.n_pages)
 
     def preempted(self) -> None:
-        if self._m:
-            self._m.preemptions.labels(self._model).inc()
+        self._m.preemptions.labels(self._model).inc()
 
     def token(self, sequence: Sequence, now: float) -> None:
-        if not self._m:
-            return
         self._m.tokens.labels(self._model).inc()
         if sequence.times.last:
             self._m.between_tokens.labels(self._model).observe(now - sequence.times.last)
@@ -94,8 +84,4 @@ class Meter:
             self._m.cached_tokens.labels(self._model).inc(sequence.cached)
 
     def finished(self, sequence: Sequence, reason: str) -> None:
-        if sequence.times.admitted:
-            took = time.monotonic() - sequence.times.admitted
-            self.seconds_per_request += 0.1 * (took - self.seconds_per_request)
-        if self._m:
-            self._m.finished.labels(self._model, reason).inc()
+        self._m.finished.labels(self._model, REASONS.get(reason, reason)).inc()

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from assay.serve import generation as common
-from assay.serve import prompts
+from assay.runtime.sequence import Job
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import DetokenizeRequest, EmbeddingRequest, TemplateRequest, TokenizeRequest
+from assay.serve.api.state import Call
 from assay.serve.errors import ApiError
-from assay.serve.http import Call, Reply, json_reply
-from assay.serve.models import Entry
-from assay.serve.reader import Reader
-from assay.serve.schemas import DetokenizeRequest, EmbeddingRequest, TemplateRequest, TokenizeRequest
-from assay.serve.sequence import Job
+from assay.serve.http.exchange import Reply, json_reply
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
 
 POOLED = "result_norm"  # what the head reads, and so the most that the model knows of a token
 
@@ -30,7 +31,7 @@ def _card(entry: Entry) -> dict[str, Any]:
         "object": "model",
         "created": entry.created,
         "owned_by": "assay",
-        "loaded": entry.scheduler is not None,
+        "loaded": entry.worker is not None,
         "context_length": entry.n_ctx,
         "n_params": entry.n_params,
         "size": entry.file.size,
@@ -90,10 +91,10 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     texts = await prompts.prompt_ids(state, entry, request.input)
     for ids in texts:
         prompts.check(ids, entry, room=0, param="input")
-    scheduler = await call.stack.enter_async_context(state.models.use(entry))
+    worker = await call.stack.enter_async_context(state.models.use(entry))
     until = common.deadline(state.limits)
     jobs = [Job(ids=tuple(ids), keep=(POOLED,), deadline=until) for ids in texts]
-    reader = call.stack.enter_context(Reader(scheduler, jobs, state.limits.buffer))
+    reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer))
     async for _ in reader:
         pass
     as_text = request.encoding_format == "base64"

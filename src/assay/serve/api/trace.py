@@ -19,15 +19,16 @@ from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.graph import Graph
 from assay.graph.names import split
-from assay.serve import generation as common
-from assay.serve import prompts
+from assay.runtime.sequence import Job
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import TraceRequest
+from assay.serve.api.state import Call
+from assay.serve.api.texts import pieces
 from assay.serve.errors import ApiError
-from assay.serve.http import Call, Reply, json_reply
-from assay.serve.models import Entry
-from assay.serve.reader import Reader
-from assay.serve.schemas import TraceRequest
-from assay.serve.sequence import Job
-from assay.serve.texts import pieces
+from assay.serve.http.exchange import Reply, json_reply
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
 
 MEMORY = 256 << 20  # bytes of node values in one trace
 HEAD = 512 << 20  # bytes of a head that is decoded as a whole; a larger one is decoded block by block
@@ -53,9 +54,9 @@ async def trace(call: Call, request: TraceRequest) -> Reply:
     _check_size(graph, keep, len(ids))
     nodes: dict[str, Array] = {}
     if keep:
-        scheduler = await call.stack.enter_async_context(state.models.use(entry))
+        worker = await call.stack.enter_async_context(state.models.use(entry))
         job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits))
-        reader = call.stack.enter_context(Reader(scheduler, [job], state.limits.buffer))
+        reader = call.stack.enter_context(Reader(worker, [job], state.limits.buffer))
         async for _ in reader:
             pass
         nodes = {name: rows[0] for name, rows in reader.sequences[0].nodes.items()}

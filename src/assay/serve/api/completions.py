@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from assay.runtime.sampler import Choice
-from assay.serve import generation as common
-from assay.serve import prompts
+from assay.runtime.sequence import Job, Sequence, Update
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import CompletionRequest
+from assay.serve.api.state import Call
 from assay.serve.errors import ApiError
-from assay.serve.http import Call, Events, Reply, json_reply
+from assay.serve.http.exchange import Events, Reply, json_reply
 from assay.serve.limits import Limits
-from assay.serve.models import Entry
-from assay.serve.reader import Reader
-from assay.serve.schemas import CompletionRequest
-from assay.serve.sequence import Job, Sequence, Update
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
 
 DEFAULT_TOKENS = 16
 
@@ -32,8 +33,8 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
             "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"
         )
     jobs = await _jobs(request, entry, given, n, limits)
-    scheduler = await call.stack.enter_async_context(state.models.use(entry))
-    reader = call.stack.enter_context(Reader(scheduler, jobs, limits.buffer))
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer))
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
         return Events(_chunks(entry, request, reader, with_usage))

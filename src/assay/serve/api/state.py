@@ -8,9 +8,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from assay.serve.http import exchange
 from assay.serve.limits import Limits
-from assay.serve.meter import Metrics
-from assay.serve.models import Models
+from assay.serve.pool.meter import Metrics
+from assay.serve.pool.models import Models
 
 
 @dataclass
@@ -26,3 +27,6 @@ class State:
     openapi: dict[str, Any] = field(default_factory=dict)
     large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large texts one at a time
     lens: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+
+Call = exchange.Call[State]

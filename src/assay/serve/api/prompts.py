@@ -13,10 +13,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from assay.errors import AssayError
+from assay.serve.api.schemas import Message, Tool
+from assay.serve.api.state import State
 from assay.serve.errors import ApiError
-from assay.serve.models import Entry
-from assay.serve.schemas import Message, Tool
-from assay.serve.state import State
+from assay.serve.pool.models import Entry
 from assay.text import encode_chat
 
 LARGE = 64 << 10  # characters

@@ -7,13 +7,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from assay.serve import schemas
-from assay.serve.chat import chat
-from assay.serve.completions import completions
+from assay.serve.api import schemas
+from assay.serve.api.chat import chat
+from assay.serve.api.completions import completions
+from assay.serve.api.state import Call
+from assay.serve.api.texts import apply_template, detokenize, embeddings, models, tokenize
+from assay.serve.api.trace import trace
 from assay.serve.errors import ApiError
-from assay.serve.http import Call, Handler, Reply, json_reply
-from assay.serve.texts import apply_template, detokenize, embeddings, models, tokenize
-from assay.serve.trace import trace
+from assay.serve.http.exchange import Handler, Reply, json_reply
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,17 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from assay.serve import generation as common
-from assay.serve import prompts
+from assay.runtime.sequence import Constraint, Job, Update
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
+from assay.serve.api.state import Call
+from assay.serve.api.tools import Call as ToolCall
+from assay.serve.api.tools import Format, ToolText, format_of, required_rule
 from assay.serve.errors import ApiError
-from assay.serve.http import Call, Events, Reply, json_reply
-from assay.serve.models import Entry
-from assay.serve.reader import Reader
-from assay.serve.schemas import ChatRequest, Function, NamedTool, SchemaFormat
-from assay.serve.sequence import Constraint, Job, Update
-from assay.serve.tools import Call as ToolCall
-from assay.serve.tools import Format, ToolText, format_of, required_rule
+from assay.serve.http.exchange import Events, Reply, json_reply
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
 
 
 async def chat(call: Call, request: ChatRequest) -> Reply | Events:
@@ -44,8 +45,8 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
         )
         for index in range(request.n or 1)
     ]
-    scheduler = await call.stack.enter_async_context(state.models.use(entry))
-    reader = call.stack.enter_context(Reader(scheduler, jobs, limits.buffer))
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer))
     answers = [_Answer(entry, form) for _ in jobs]
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)

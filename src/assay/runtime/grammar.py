@@ -10,20 +10,27 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any, NoReturn
 
 import numpy as np
 
 from assay.engines.base import Array
 from assay.errors import AssayError
-from assay.serve.errors import ApiError
-from assay.serve.limits import Limits
-from assay.serve.sequence import Constraint
+from assay.runtime.errors import GrammarError, NoGrammars
+from assay.runtime.sequence import Constraint
 from assay.text import Tokenizer
 
 _KEPT = 32  # compiled grammars a model remembers
 # One way to space JSON: a model that may write blanks between any two tokens can write them for ever.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+def _llguidance(param: str, module: str = "") -> Any:
+    try:
+        return import_module(f"llguidance{module}")
+    except ImportError:
+        raise NoGrammars(f"{param}: needs llguidance; `pip install 'assay[serve]'` brings it", param) from None
 
 
 class _Vocabulary:
@@ -50,10 +57,10 @@ class _Vocabulary:
 class Grammars:
     """The grammars of one model. Safe to call from any thread."""
 
-    def __init__(self, tokenizer: Tokenizer, n_vocab: int, limits: Limits) -> None:
+    def __init__(self, tokenizer: Tokenizer, n_vocab: int, most: int = 64 << 10) -> None:
         self._tokenizer = tokenizer
         self._n_vocab = n_vocab
-        self._limits = limits
+        self._most = most  # bytes of a grammar
         self._lock = threading.Lock()
         self._ll: Any = None
         self._compiled: OrderedDict[str, Any] = OrderedDict()
@@ -64,21 +71,18 @@ class Grammars:
 
     def gbnf(self, text: str) -> Callable[[], Constraint]:
         """llama.cpp's notation, or Lark: told apart by `::=`."""
-        from llguidance.gbnf_to_lark import any_to_lark
-
+        convert = _llguidance("grammar", ".gbnf_to_lark").any_to_lark
         try:
-            lark = any_to_lark(text)
+            lark = convert(text)
         except Exception as error:  # the converter raises whatever it meets
-            raise ApiError("invalid_grammar", f"grammar: is neither GBNF nor Lark ({error})", "grammar") from None
+            raise GrammarError(f"grammar: is neither GBNF nor Lark ({error})", "grammar") from None
         return self.lark(lark, "grammar")
 
     def lark(self, text: str, param: str) -> Callable[[], Constraint]:
         """A maker of constraints, one for each sequence."""
         size = len(text.encode())
-        if size > self._limits.schema:
-            raise ApiError(
-                "invalid_grammar", f"{param}: too long (found {size} bytes, at most {self._limits.schema})", param
-            )
+        if size > self._most:
+            raise GrammarError(f"{param}: too long (found {size} bytes, at most {self._most})", param)
         with self._lock:
             matcher = self._compiled.get(text)
             if matcher is None:
@@ -89,22 +93,21 @@ class Grammars:
         return lambda: _Matcher(matcher.deep_copy())
 
     def _compile(self, text: str, param: str) -> Any:
-        from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
-
+        ll = _llguidance(param)
         if self._ll is None:
             vocabulary = _Vocabulary(self._tokenizer, self._n_vocab)
             if vocabulary.eos_token_id is None:
-                raise ApiError("unsupported", "this model's vocabulary has no end token; grammars need one", param)
+                raise NoGrammars("this model's vocabulary has no end token; grammars need one", param)
             ends = sorted(self._tokenizer.eog, key=lambda token: token != vocabulary.eos_token_id)
-            self._ll = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=self._n_vocab, eos_token=ends)
-        fuel = LLParserLimits(
+            self._ll = ll.LLTokenizer(ll.TokenizerWrapper(vocabulary), n_vocab=self._n_vocab, eos_token=ends)
+        fuel = ll.LLParserLimits(
             initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000,
             max_grammar_size=100_000, verbose_errors=False,
         )  # fmt: skip
-        matcher = LLMatcher(self._ll, LLMatcher.grammar_from_lark(text), log_level=0, limits=fuel)
+        matcher = ll.LLMatcher(self._ll, ll.LLMatcher.grammar_from_lark(text), log_level=0, limits=fuel)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())[:300]
-            raise ApiError("invalid_grammar", f"{param}: does not compile ({reason})", param)
+            raise GrammarError(f"{param}: does not compile ({reason})", param)
         return matcher
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from assay import __version__
+from assay.serve.api.routes import RouteSpec
+from assay.serve.api.schemas import ErrorResponse
 from assay.serve.errors import KINDS
-from assay.serve.routes import RouteSpec
-from assay.serve.schemas import ErrorResponse
 
 _REF = "#/components/schemas/{model}"
 _ALWAYS = ("invalid_api_key", "forbidden_host", "internal_error")

@@ -10,12 +10,13 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from assay import __version__
+from assay.runtime.draws import seed_of
 from assay.runtime.sampler import Choice, Ranked, SamplerParams
+from assay.runtime.sequence import Constraint, Sequence
+from assay.serve.api.schemas import Sampling
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
-from assay.serve.models import Entry
-from assay.serve.schemas import Sampling
-from assay.serve.sequence import Constraint, Sequence
+from assay.serve.pool.models import Entry
 
 _SAME_NAME = (
     "top_p", "top_k", "min_p", "typical", "top_n_sigma", "repeat_penalty", "repeat_last_n", "frequency_penalty",
@@ -30,7 +31,7 @@ def sampler_params(request: Sampling, entry: Entry, index: int) -> SamplerParams
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
     given["temp"] = request.temperature
     if request.seed is not None:
-        given["seed"] = (request.seed + index) % 2**64
+        given["seed"] = seed_of(request.seed, index)
     if request.logit_bias:
         given["logit_bias"] = tuple((int(token), bias) for token, bias in request.logit_bias.items())
         n_vocab = entry.model.hparams.n_vocab

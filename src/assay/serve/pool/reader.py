@@ -1,15 +1,19 @@
-"""From the scheduler's thread to a request's coroutine: a bounded queue, and the clean-up when either side ends."""
+"""From the worker's thread to a request's coroutine: a bounded queue, and the clean-up when either side ends."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 
+from assay.runtime.sequence import Job, Update
+from assay.runtime.worker import Worker
 from assay.serve.errors import ApiError
-from assay.serve.scheduler import Scheduler
-from assay.serve.sequence import Job, Update
+
+# How OpenAI's clients call the ends of an answer; the others keep their names.
+REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
 
 
 class Reader:
@@ -19,13 +23,13 @@ class Reader:
     sequences are cancelled, so what it can make the server hold is bounded.
     """
 
-    def __init__(self, scheduler: Scheduler, jobs: Sequence[Job], limit: int) -> None:
-        self._scheduler = scheduler
+    def __init__(self, worker: Worker, jobs: Sequence[Job], limit: int) -> None:
+        self._worker = worker
         self._queue: deque[tuple[int, Update]] = deque()
         self._news = asyncio.Event()
         self._limit = limit
         self._open = len(jobs)
-        self.sequences = scheduler.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
+        self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
 
     def _put(self, index: int, update: Update) -> None:
         self._queue.append((index, update))
@@ -44,11 +48,13 @@ class Reader:
                     raise update.error
                 if update.finish == "cancelled":
                     raise ApiError("internal_error", "cancelled: the answer was not read")
-                self._open -= update.finish is not None
+                if update.finish:
+                    self._open -= 1
+                    update = replace(update, finish=REASONS.get(update.finish, update.finish))
                 yield index, update
 
     def close(self) -> None:
-        self._scheduler.cancel(self.sequences)
+        self._worker.cancel(self.sequences)
 
     def __enter__(self) -> Reader:
         return self

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from assay.runtime.grammar import json_rule
 from assay.runtime.stops import StopStrings
-from assay.serve.grammar import json_rule
-from assay.serve.schemas import Function
+from assay.serve.api.schemas import Function
 from assay.text import Tokenizer
 
 _DECODER = json.JSONDecoder()
