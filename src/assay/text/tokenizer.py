@@ -67,7 +67,8 @@ class Tokenizer:
         first = [self.bos] if self.add_bos and self.bos is not None else []
         last = [self.eos] if self.add_eos and self.eos is not None else []
         if self.vocab.model == "bert":  # whatever the flags say
-            first, last = ([self.vocab.special[role]] for role in ("bos", "sep"))
+            roles = self.vocab.special
+            first, last = ([roles[role]] if role in roles else [] for role in ("bos", "sep"))
         return first, last
 
     @cached_property
