@@ -1,4 +1,4 @@
-"""Imports point one way: gguf, text -> graph -> models -> engines -> runtime -> verify, serve -> cli."""
+"""Imports point one way: system -> gguf, text -> graph -> models -> engines -> runtime -> verify, serve -> cli."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "assay"
-RANK = {"gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6, "cli": 7}
+RANK = {
+    "system": -1,
+    "gguf": 0,
+    "text": 1,
+    "graph": 2,
+    "models": 3,
+    "engines": 4,
+    "runtime": 5,
+    "verify": 6,
+    "serve": 6,
+    "cli": 7,
+}
 FREE = {"errors", "_native"}  # known to all
 
 
