@@ -1,4 +1,4 @@
-"""Imports point one way: gguf, text -> graph -> models -> engines -> runtime -> verify -> library; serve -> cli.
+"""Imports point one way: system, gguf, text, graph, models, engines, runtime, then verify and serve, library, cli.
 
 Inside a package with rooms they point one way too.
 """
@@ -12,8 +12,8 @@ import pytest
 
 SRC = Path(__file__).parent.parent / "src" / "assay"
 RANK = {
-    "gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6, "library": 7,
-    "cli": 8,
+    "system": -1, "gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6,
+    "library": 7, "cli": 8,
 }  # fmt: skip
 FREE = {"errors", "_native"}  # known to all
 
