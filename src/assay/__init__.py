@@ -20,20 +20,34 @@ if TYPE_CHECKING:
     from assay.library.model import LanguageModel as LanguageModel
     from assay.library.model import load as load
     from assay.library.trace import Trace as Trace
+    from assay.library.two_files import TwoFiles as TwoFiles
+    from assay.library.verdicts import Finding as Finding
+    from assay.library.verdicts import check as check
+    from assay.library.verdicts import diagnose as diagnose
+    from assay.library.verdicts import diff as diff
+    from assay.library.verdicts import load_dump as load_dump
     from assay.runtime.generate import Event as Event
     from assay.runtime.generate import Generation as Generation
     from assay.runtime.generate import Result as Result
     from assay.runtime.params import SamplerParams as SamplerParams
+    from assay.verify.dumps.observation import Dump as Dump
 
 _HOMES = {
     "AssayError": "assay.errors",
+    "Dump": "assay.verify.dumps.observation",
     "Event": "assay.runtime.generate",
+    "Finding": "assay.library.verdicts",
     "Generation": "assay.runtime.generate",
     "LanguageModel": "assay.library.model",
     "Result": "assay.runtime.generate",
     "SamplerParams": "assay.runtime.params",
     "Trace": "assay.library.trace",
+    "TwoFiles": "assay.library.two_files",
+    "check": "assay.library.verdicts",
+    "diagnose": "assay.library.verdicts",
+    "diff": "assay.library.verdicts",
     "load": "assay.library.model",
+    "load_dump": "assay.library.verdicts",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -225,7 +225,7 @@ class LanguageModel:
         The last `decode` tokens are fed one by one through the cache.
         """
         from assay.library.trace import Trace
-        from assay.verify.trace import take_trace
+        from assay.verify.dumps.trace import take_trace
 
         self._check_open()
         ids = self.generator.checked(self.ids(prompt))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.graph import Graph
-from assay.verify.observe import Dump
+from assay.verify.dumps.observation import Dump
 
 _SHOWN = 12  # nodes of a printed trace
 
