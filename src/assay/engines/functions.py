@@ -124,12 +124,14 @@ def kq(q: Array, k: Array) -> Array:
 
 def attn_softmax(x: Array, positions: Array, key_positions: Array, *, scale: float, window: int) -> Array:
     """Softmax over s of scale·x[h,t,s]; s is masked where kpos[s] > pos[t], or kpos[s] <= pos[t] - window."""
-    distance = positions[:, None] - key_positions[None, :]
-    masked = distance < 0
-    if window:
-        masked |= distance >= window
-    scores = np.where(masked, -np.inf, x * x.dtype.type(scale))
+    scores = np.where(hidden(positions, key_positions, window), -np.inf, x * x.dtype.type(scale))
     return softmax(scores)
+
+
+def hidden(positions: Array, key_positions: Array, window: int = 0) -> NDArray[np.bool_]:
+    """The mask [T, S]: True where kpos[s] > pos[t], or kpos[s] <= pos[t] - window."""
+    distance = positions[:, None] - key_positions[None, :]
+    return (distance < 0) | (distance >= window) if window else distance < 0
 
 
 def softmax(x: Array) -> Array:

@@ -74,11 +74,10 @@ def splitting(lab: Lab, unit: Unit, cause: Cause, others: Sequence[str]) -> str:
                 h = Hypothesis(fault, variant, p)
                 if not lab.fit(h, unit).explained and fault != cause.fault:
                     continue
-                try:
-                    values.append((fault, lab.predict(h, unit, unit.segment)))
-                except (ValueError, KeyError, IndexError):
-                    continue
-                break
+                made = lab.predict(h, unit, unit.segment)
+                if made is not None:
+                    values.append((fault, made))
+                    break
     for name in unit.segment[:-1]:
         for fault, value in values[1:]:
             ours = values[0][1][name]

@@ -143,10 +143,9 @@ def _others(box: Box, tokenizer: Tokenizer, case: Case) -> Iterator[tuple[str, s
                 if not lab.touches(variant, unit, p):
                     continue
                 h = Hypothesis(fault.id, variant, p)
-                try:
-                    yield fault.id, str(h), box.faulty(case, h), None
-                except (ValueError, IndexError, KeyError):
-                    continue
+                logits = box.faulty(case, h)
+                if logits is not None:
+                    yield fault.id, str(h), logits, None
 
 
 def _repetition(box: Box, ids: Sequence[int], first: Reply, second: Reply, allowed: float) -> Cause | None:
