@@ -166,8 +166,12 @@ class Lab:
         env |= {k: v for k, v in self.base(unit).items() if k not in changed}
         if not _known(made, unit, env):
             return None
-        with np.errstate(all="ignore"):
-            return interpret(made.graph, self.weights, env, set(targets) or {unit.target}, functions=made.functions)
+        try:
+            with np.errstate(all="ignore"):
+                return interpret(made.graph, self.weights, env, set(targets) or {unit.target}, functions=made.functions)
+        except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
+            error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
+            raise
 
     def changed(self, h: Hypothesis, unit: Unit) -> set[str]:
         """The nodes of the segment that the fault touches, and what follows from them."""

@@ -26,7 +26,7 @@ from assay.verify.endpoint.box import Box, Case, case_of, cause_of, distance
 from assay.verify.endpoint.client import Client, Reply
 from assay.verify.endpoint.draws import sampling
 from assay.verify.endpoint.prompts import GREEDY, TEXT, chat_prompt, scored_prompt, text_prompt
-from assay.verify.faults import FAULTS
+from assay.verify.faults import FAULTS, Kind, Stage
 from assay.verify.thresholds import ALLOWED, FLOOR, PRINTED
 
 Array = NDArray[Any]
@@ -136,7 +136,7 @@ def _others(box: Box, tokenizer: Tokenizer, case: Case) -> Iterator[tuple[str, s
     lab = box.lab(case)
     unit = Unit(box.model.graph.output, box.everything)
     for fault in FAULTS.values():
-        if "b" in fault.kind and fault.stage not in ("weight layout", "output head"):
+        if Kind.WEIGHTS in fault.kinds and fault.stage not in (Stage.LAYOUT, Stage.HEAD):
             continue
         for variant in fault.variants:
             for p in variant.search.common if variant.search else (0.0,):
