@@ -56,13 +56,9 @@ def next_observation(lab: Lab, unit: Unit, causes: Sequence[Cause], unexplained:
 def _segment_of(lab: Lab, name: str, unit: Unit) -> tuple[str, ...]:
     if name == unit.target:
         return unit.segment
-    found: list[str] = []
-    for node in reversed(lab.graph.nodes):
-        if node.name == name or any(node.name in lab.graph[f].inputs for f in found):
-            if node.name in lab.theirs and node.name != name:
-                continue
-            found.append(node.name)
-    return tuple(reversed(found))
+    known = lab.theirs.keys() - {name}
+    found = lab.graph.ancestors([name], known) - known
+    return tuple(node.name for node in lab.graph if node.name in found)
 
 
 def splitting(lab: Lab, unit: Unit, cause: Cause, others: Sequence[str]) -> str:

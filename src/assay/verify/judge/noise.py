@@ -27,8 +27,9 @@ from assay.engines.functions import hidden
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
+from assay.runtime.catalogue import home
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, patch, token_axis
-from assay.verify.dumps.remembered import cache_dir, fingerprint, remember
+from assay.verify.dumps.remembered import fingerprint, remember
 from assay.verify.judge.arithmetic import (
     ARITHMETICS,
     MATRIX,
@@ -208,7 +209,7 @@ def _narrow(value: Array) -> Array:
 def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
     """Where the carried noise for these tokens is kept."""
     key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
-    return cache_dir() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
+    return home() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
 
 
 def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
