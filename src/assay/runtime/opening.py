@@ -16,6 +16,7 @@ from pathlib import Path
 
 from assay import engines
 from assay.engines.base import PAGE, PagedEngine
+from assay.engines.cache import natural_kv_type, page_bytes
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, open_file
 from assay.models import Model, load
@@ -81,6 +82,13 @@ class Opened:
         return dry_breakers(
             pieces, lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False), strings
         )
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page of the cache, in the type that the engine will keep it in; once it is there, `memory` says it."""
+        name = self.options.engine or engines.default_name()
+        kv_type = self.options.kv_type or natural_kv_type(name, self.options.precision)
+        return page_bytes(self.model.graph, kv_type)
 
     def engine(self) -> PagedEngine:
         """Slow: the weights are read and brought into the engine's form."""
