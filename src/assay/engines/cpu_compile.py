@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from assay._native import Cache, Pool, Program, Vector, Weight
 from assay.engines.functions import rope_angles
 from assay.errors import AssayError
-from assay.graph import Graph, Node
+from assay.graph import OPS, Graph, Node
 
 
 class Tensors(Protocol):
@@ -91,6 +91,25 @@ def compile_program(
     return Compiled(compiler.program, tuple(compiler.externals), compiler.aliases)
 
 
+# What an operation may be asked for that this engine has no step for: attributes away from their default, weights.
+_BEYOND = {
+    "rope": (("offset",), 1),
+    "slice": (("n_head",), 0),
+    "kq": (("n_head", "n_head_kv"), 0),
+    "attn_softmax": (("causal", "chunk", "max_bias"), 0),
+    "kqv": (("n_head_kv",), 0),
+}
+
+
+def _beyond(node: Node) -> str:
+    """What this engine lacks of an operation it knows, or nothing."""
+    attrs, n_weights = _BEYOND.get(node.op, ((), len(node.weights)))
+    found = [a for a in attrs if node.attr(a) != OPS[node.op].attrs[a]] + list(node.weights[n_weights:])
+    if node.op == "rms_norm" and not node.weights:
+        found.append("no weight")
+    return ", ".join(found)
+
+
 @dataclass
 class _Attention:
     """The nodes that one pass over the cache computes."""
@@ -134,6 +153,11 @@ class _Compiler:
         graph = self.graph
         self.pools = cache_pools(graph)
         self.needed = self._ancestors({graph.output, *self.pools, *self.keep})
+        for node in graph:
+            if node.name in self.needed and (lack := _beyond(node)):
+                raise AssayError(
+                    f"node {node.name}: the cpu engine has no {node.op} with {lack}; run the reference engine"
+                )
         self.order = {node.name: i for i, node in enumerate(graph)}
         self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value
         self.acts: dict[tuple[str, str, str], int] = {}  # (node, domain, format) -> prepared activations
@@ -375,7 +399,7 @@ class _Compiler:
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
         attrs = node.all_attrs()
-        heads, mode = attrs.pop("n_head"), attrs.pop("mode")
+        heads, mode, _ = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
         factors = self.tensors.array(node.weights[0]) if node.weights else None
         angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
         key = (angles.tobytes(), magnitude)
