@@ -30,12 +30,10 @@ def _node_rows(graph: Graph) -> Iterator[str]:
     for node in graph:
         text = str(node).split(" = ", 1)[1].replace("|", "\\|")
         shape = " × ".join(map(str, graph.shapes[node.name]))
-        layer = str(split(node.name)[1])
-        # What a later layer has in common with this one: its number, that of the layer before, and where that is none.
-        plain = re.sub(
-            r"(?<=[-.l])\d+\b|(start|stop)=\d+", lambda m: "N" if m[0] == layer else "", f"{node.name} {text}"
-        )
-        plain = re.sub(r"(?<=[( ])(embd|inp_scaled|inpL|inp_norm-)(?=[,;)])", "l_out-", plain) + shape
+        # What it has in common with its like in other layers: columns, and layers but its own, do not count.
+        plain = re.sub(rf"(-|_l|blk\.){split(node.name)[1]}\b", r"\1N", f"{node.name} {text} {shape}")
+        plain = re.sub(r"(?<=[( ])(embd|inp_scaled|inpL|inp_norm-N)(?=[,;)])", "l_out-", plain)
+        plain = re.sub(r"(?<=-)\d+\b|(start|stop)=\d+", "", plain)
         if plain not in seen:
             yield f"| `{node.name}` | `{text}` | {shape} |"
         seen.add(plain)
