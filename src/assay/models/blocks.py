@@ -59,15 +59,12 @@ class Builder:
 
         self.hp = self.hp.each(lambda i, row: replace(row, rope=own(row.rope)) if row.rope else row)
 
-    def local(self, default: int | None, window: int, base: float | None = None) -> list[bool]:
-        """Give the local layers their window and, where it differs, their RoPE base; which layers are local."""
+    def local(self, default: int, *, base: bool = True, **changes: Any) -> list[bool]:
+        """Which layers are local; those get `changes` and, if it may differ, a RoPE base of their own."""
         local = self.meta.pattern(self.hp.n_layer, default)
-        base = self.meta.positive("rope.freq_base_swa", base or self.hp.rope.base)
-        self.hp = self.hp.each(
-            lambda i, row: (
-                replace(row, window=window, rope=row.rope and replace(row.rope, base=base)) if local[i] else row
-            )
-        )
+        own = self.meta.positive("rope.freq_base_swa", self.hp.rope.base) if base else self.hp.rope.base
+        rope = replace(self.hp.rope, base=own)
+        self.hp = self.hp.each(lambda i, row: replace(row, **{"rope": rope, **changes}) if local[i] else row)
         return local
 
     def routing(self, first: int = 0, step: int = 1, **choices: Any) -> None:
