@@ -3,6 +3,9 @@
 The template comes out of the file and is run in a process of its own (see `assay.text.sandbox`), which is
 killed when it takes too long. The process is started once, serves every template and every thread one request
 at a time, and ends with us.
+
+A template sees what `transformers` would show it. Where it cannot take messages as OpenAI's clients write them, they
+are written otherwise (see `_REWRITES`) until it can.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +33,10 @@ MAX_TEMPLATE = 1 << 20
 
 Message = Mapping[str, Any]
 _OTHERWISE = "use --raw for none or --template NAME for another"
-_OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_TOKENS = ("bos", "eos", "unk", "sep", "pad", "mask")
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", *(f"{role}_token" for role in _TOKENS)})
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names for one thing
+_RESCUED = ("refused", "undefined", "template")  # faults that other messages may not have
 _WHAT_HAPPENED = {
     "refused": "does not take these messages",
     "long": "its output is too long",
@@ -105,15 +113,16 @@ atexit.register(_sandbox.stop)
 
 
 class ChatTemplate:
-    """A template with the vocabulary's BOS and EOS texts."""
+    """A template with the texts of the vocabulary's own tokens."""
 
-    def __init__(self, source: str, *, name: str, bos: str = "", eos: str = "", tool_source: str | None = None) -> None:
+    def __init__(self, source: str, *, name: str, tool_source: str | None = None, **tokens: str) -> None:
+        """`tokens`: bos, eos, unk, sep, pad, mask, as texts."""
         if (length := max(len(source), len(tool_source or ""))) > MAX_TEMPLATE:
             raise AssayError(f"{name}: the template is too long (found {length}, at most {MAX_TEMPLATE} characters)")
         self.source = source
         self.tool_source = tool_source or source  # some files have a second one for prompts with tools
         self.name = name
-        self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._tokens = {"bos_token": "", "eos_token": "", **{f"{role}_token": text for role, text in tokens.items()}}
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -152,10 +161,9 @@ class ChatTemplate:
 
     @classmethod
     def _for(cls, tokenizer: Tokenizer, source: str, name: str, tool_source: str | None = None) -> ChatTemplate:
-        def text(token: int | None) -> str:
-            return "" if token is None else tokenizer.vocab.tokens[token]
-
-        return cls(source, name=name, bos=text(tokenizer.bos), eos=text(tokenizer.eos), tool_source=tool_source)
+        special, tokens = tokenizer.vocab.special, tokenizer.vocab.tokens
+        texts = {role: tokens[special[role]] for role in _TOKENS if role in special}
+        return cls(source, name=name, tool_source=tool_source, **texts)
 
     @staticmethod
     def warm() -> None:
@@ -181,17 +189,23 @@ class ChatTemplate:
         if taken:
             raise AssayError(f"chat template: {', '.join(sorted(taken))}: cannot be set as a template argument")
         given = {
+            "documents": None,
             **variables,
             **self._tokens,
-            "messages": [dict(message) for message in messages],
+            "messages": [_with_reasoning(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        until = time.monotonic() + timeout
         answer = self._ask(given, timeout)
-        folded = _fold_system(given["messages"])
-        if folded and (answer.get("fault") == "refused" or _dropped(given["messages"][0], answer.get("text"))):
-            second = self._ask({**given, "messages": folded}, timeout)
-            answer = second if "text" in second else answer
+        dropped = _dropped(given["messages"], answer.get("text"))
+        if dropped or answer.get("fault") in _RESCUED:
+            for other in [_fold_system(given)] if dropped else _rewritten(given):
+                left = until - time.monotonic()
+                second = self._ask(other, left) if other and left > 0 else {}
+                if "text" in second and not _dropped(given["messages"], second["text"]):
+                    answer = second
+                    break
         if "text" in answer:
             return answer["text"]
         raise AssayError(f"{self.name}: {self._complaint(answer, timeout)}; {_OTHERWISE}")
@@ -213,18 +227,84 @@ class ChatTemplate:
         return f"{_WHAT_HAPPENED[fault]} ({' '.join(answer['message'].split()):.300})"
 
 
-def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The messages with the system message inside the first user message; None where that cannot be done."""
+def _with_reasoning(message: Message) -> dict[str, Any]:
+    """A message whose reasoning has every name that templates ask for."""
+    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    if reasoning is None:
+        return dict(message)
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+# --- the same conversation, written otherwise: each returns None where it changes nothing
+
+_Rewrite = Callable[[dict[str, Any]], dict[str, Any] | None]
+
+
+def _each(given: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any] | None:
+    messages = [change(message) for message in given["messages"]]
+    return None if messages == given["messages"] else {**given, "messages": messages}
+
+
+def _arguments_as_text(given: dict[str, Any]) -> dict[str, Any] | None:
+    """DeepSeek's templates join the arguments of a call to a text."""
+
+    def call(item: Any) -> Any:
+        function = item.get("function") if isinstance(item, Mapping) else None
+        if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str | None):
+            return item
+        text = json.dumps(function["arguments"], ensure_ascii=False)
+        return {**item, "function": {**function, "arguments": text}}
+
+    def change(message: dict[str, Any]) -> dict[str, Any]:
+        calls = message.get("tool_calls")
+        return {**message, "tool_calls": [call(item) for item in calls]} if isinstance(calls, list) else message
+
+    return _each(given, change)
+
+
+def _no_null(given: dict[str, Any]) -> dict[str, Any] | None:
+    """OpenAI's content beside calls is null; many templates expect a text."""
+    return _each(given, lambda message: {**message, "content": ""} if message.get("content") is None else message)
+
+
+def _developer_as_system(given: dict[str, Any]) -> dict[str, Any] | None:
+    return _each(given, lambda m: {**m, "role": "system"} if m.get("role") == "developer" else m)
+
+
+def _empty_tools(given: dict[str, Any]) -> dict[str, Any] | None:
+    return {**given, "tools": []} if given["tools"] is None else None
+
+
+def _fold_system(given: dict[str, Any]) -> dict[str, Any] | None:
+    """The system message inside the first user message."""
+    messages = given["messages"]
     if len(messages) < 2 or messages[0].get("role") != "system" or messages[1].get("role") != "user":
         return None
     texts = [message.get("content") for message in messages[:2]]
     if not all(isinstance(text, str) for text in texts):
         return None
-    return [{**messages[1], "content": f"{texts[0]}\n{texts[1]}"}, *messages[2:]]
+    return {**given, "messages": [{**messages[1], "content": f"{texts[0]}\n{texts[1]}"}, *messages[2:]]}
 
 
-def _dropped(system: dict[str, Any], text: str | None) -> bool:
-    return text is not None and str(system["content"]).strip() not in text
+_REWRITES: tuple[_Rewrite, ...] = (_arguments_as_text, _no_null, _empty_tools, _developer_as_system, _fold_system)
+
+
+def _rewritten(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The conversation with one thing written otherwise, then with two, and so on."""
+    for size in range(1, len(_REWRITES) + 1):
+        for chosen in combinations(_REWRITES, size):
+            other: dict[str, Any] | None = given
+            for rewrite in chosen:
+                other = rewrite(other) if other is not None else None
+            if other is not None:
+                yield other
+
+
+def _dropped(messages: list[dict[str, Any]], text: str | None) -> bool:
+    """Whether the system message is missing from the prompt."""
+    first = messages[0] if messages else {}
+    said = first.get("content")
+    return text is not None and first.get("role") == "system" and isinstance(said, str) and said.strip() not in text
 
 
 def encode_chat(
