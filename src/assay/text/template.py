@@ -1,41 +1,32 @@
 """Chat templates: a list of messages to the text the model was trained on.
 
-The template comes out of the file and is run in a process of its own (see `assay.text.sandbox`), which is
-killed when it takes too long. The process is started once, serves every template and every thread one request
-at a time, and ends with us.
-
-A template sees what `transformers` would show it. Where it cannot take messages as OpenAI's clients write them, they
-are written otherwise (see `_REWRITES`) until it can.
+The template comes out of the file and is run in the box (`assay.system.box`), by `assay.text.sandbox`. It sees what
+`transformers` would show it. Where it cannot take messages as OpenAI's clients write them, they are written otherwise
+(`assay.text.rewrites`) until it can.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
+from assay.system.box import LIMITS, Box
 from assay.text.builtin import TEMPLATES
+from assay.text.rewrites import dropped_system, fold_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
-TIMEOUT_S = 10.0
+TIMEOUT_S = LIMITS["template"].seconds
 MAX_TEMPLATE = 1 << 20
 
 Message = Mapping[str, Any]
 _OTHERWISE = "use --raw for none or --template NAME for another"
 _TOKENS = ("bos", "eos", "unk", "sep", "pad", "mask")
 _OURS = frozenset({"messages", "tools", "add_generation_prompt", *(f"{role}_token" for role in _TOKENS)})
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names for one thing
 _RESCUED = ("refused", "undefined", "template")  # faults that other messages may not have
 _WHAT_HAPPENED = {
     "refused": "does not take these messages",
@@ -49,67 +40,7 @@ _WHAT_HAPPENED = {
 }
 
 
-class _Sandbox:
-    """The one process that renders. A lock serves one request at a time; they take milliseconds."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> subprocess.Popen[str]:
-        """The running process; starting one returns before it is ready."""
-        if self._process is None or self._process.poll() is not None:
-            script = str(Path(__file__).with_name("sandbox.py"))
-            path = os.pathsep.join(p for p in sys.path if p)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", script],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8:surrogatepass"},
-                encoding="utf-8",
-                errors="surrogatepass",
-                start_new_session=True,  # Ctrl-C is for us
-            )
-        return self._process
-
-    def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, str]:
-        """The answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when the process died of
-        it. A process that somebody else ended, unnoticed while it was idle, is replaced once."""
-        line = json.dumps(request)
-        with self._lock:
-            answer = self._exchange(line, seconds)
-            return self._exchange(line, seconds) if answer.get("fault") == "died" else answer
-
-    def _exchange(self, line: str, seconds: float) -> dict[str, str]:
-        process = self.start()
-        assert process.stdin is not None and process.stdout is not None
-        alarm = threading.Timer(seconds, process.kill)
-        alarm.start()
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            reply = process.stdout.readline()
-        except (BrokenPipeError, OSError):
-            reply = ""
-        finally:
-            in_time = alarm.is_alive()
-            alarm.cancel()
-        if not reply.endswith("\n"):
-            self.stop()
-            return {"fault": "died" if in_time else "time"}
-        answer: dict[str, str] = json.loads(reply)
-        return answer
-
-
-_sandbox = _Sandbox()
-atexit.register(_sandbox.stop)
+_box = Box("template", Path(__file__).with_name("sandbox.py"))
 
 
 class ChatTemplate:
@@ -168,7 +99,7 @@ class ChatTemplate:
     @staticmethod
     def warm() -> None:
         """Start the rendering process now, so that the first `render` need not wait for it."""
-        _sandbox.start()
+        _box.warm()
 
     def render(
         self,
@@ -192,18 +123,18 @@ class ChatTemplate:
             "documents": None,
             **variables,
             **self._tokens,
-            "messages": [_with_reasoning(message) for message in messages],
+            "messages": [with_reasoning(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
         until = time.monotonic() + timeout
         answer = self._ask(given, timeout)
-        dropped = _dropped(given["messages"], answer.get("text"))
+        dropped = dropped_system(given["messages"], answer.get("text"))
         if dropped or answer.get("fault") in _RESCUED:
-            for other in [_fold_system(given)] if dropped else _rewritten(given):
+            for other in [fold_system(given)] if dropped else rewritten(given):
                 left = until - time.monotonic()
                 second = self._ask(other, left) if other and left > 0 else {}
-                if "text" in second and not _dropped(given["messages"], second["text"]):
+                if "text" in second and not dropped_system(given["messages"], second["text"]):
                     answer = second
                     break
         if "text" in answer:
@@ -213,7 +144,7 @@ class ChatTemplate:
     def _ask(self, variables: dict[str, Any], timeout: float) -> dict[str, str]:
         try:
             source = self.tool_source if variables["tools"] else self.source
-            return _sandbox.ask({"template": source, "variables": variables}, timeout)
+            return _box.ask({"template": source, "variables": variables}, timeout)
         except (TypeError, ValueError, RecursionError) as error:
             raise AssayError(f"chat template: arguments must be plain data ({error})") from None
 
@@ -225,86 +156,6 @@ class ChatTemplate:
         if fault == "died":
             return "brought its process down"
         return f"{_WHAT_HAPPENED[fault]} ({' '.join(answer['message'].split()):.300})"
-
-
-def _with_reasoning(message: Message) -> dict[str, Any]:
-    """A message whose reasoning has every name that templates ask for."""
-    reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
-    if reasoning is None:
-        return dict(message)
-    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
-
-
-# --- the same conversation, written otherwise: each returns None where it changes nothing
-
-_Rewrite = Callable[[dict[str, Any]], dict[str, Any] | None]
-
-
-def _each(given: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any] | None:
-    messages = [change(message) for message in given["messages"]]
-    return None if messages == given["messages"] else {**given, "messages": messages}
-
-
-def _arguments_as_text(given: dict[str, Any]) -> dict[str, Any] | None:
-    """DeepSeek's templates join the arguments of a call to a text."""
-
-    def call(item: Any) -> Any:
-        function = item.get("function") if isinstance(item, Mapping) else None
-        if not isinstance(function, Mapping) or isinstance(function.get("arguments"), str | None):
-            return item
-        text = json.dumps(function["arguments"], ensure_ascii=False)
-        return {**item, "function": {**function, "arguments": text}}
-
-    def change(message: dict[str, Any]) -> dict[str, Any]:
-        calls = message.get("tool_calls")
-        return {**message, "tool_calls": [call(item) for item in calls]} if isinstance(calls, list) else message
-
-    return _each(given, change)
-
-
-def _no_null(given: dict[str, Any]) -> dict[str, Any] | None:
-    """OpenAI's content beside calls is null; many templates expect a text."""
-    return _each(given, lambda message: {**message, "content": ""} if message.get("content") is None else message)
-
-
-def _developer_as_system(given: dict[str, Any]) -> dict[str, Any] | None:
-    return _each(given, lambda m: {**m, "role": "system"} if m.get("role") == "developer" else m)
-
-
-def _empty_tools(given: dict[str, Any]) -> dict[str, Any] | None:
-    return {**given, "tools": []} if given["tools"] is None else None
-
-
-def _fold_system(given: dict[str, Any]) -> dict[str, Any] | None:
-    """The system message inside the first user message."""
-    messages = given["messages"]
-    if len(messages) < 2 or messages[0].get("role") != "system" or messages[1].get("role") != "user":
-        return None
-    texts = [message.get("content") for message in messages[:2]]
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    return {**given, "messages": [{**messages[1], "content": f"{texts[0]}\n{texts[1]}"}, *messages[2:]]}
-
-
-_REWRITES: tuple[_Rewrite, ...] = (_arguments_as_text, _no_null, _empty_tools, _developer_as_system, _fold_system)
-
-
-def _rewritten(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The conversation with one thing written otherwise, then with two, and so on."""
-    for size in range(1, len(_REWRITES) + 1):
-        for chosen in combinations(_REWRITES, size):
-            other: dict[str, Any] | None = given
-            for rewrite in chosen:
-                other = rewrite(other) if other is not None else None
-            if other is not None:
-                yield other
-
-
-def _dropped(messages: list[dict[str, Any]], text: str | None) -> bool:
-    """Whether the system message is missing from the prompt."""
-    first = messages[0] if messages else {}
-    said = first.get("content")
-    return text is not None and first.get("role") == "system" and isinstance(said, str) and said.strip() not in text
 
 
 def encode_chat(
