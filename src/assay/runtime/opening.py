@@ -50,13 +50,14 @@ class Opened:
     def __init__(self, file: GGUFFile, options: Options) -> None:
         self.file = file
         self.options = options
-        self.model: Model = load(file)
+        model = load(file)
         self.tokenizer = Tokenizer.from_gguf(file)
-        trained = self.model.hparams.n_ctx_train
+        trained = model.hparams.n_ctx_train
         asked = options.ctx_size
         if asked is not None and asked > MAX_CTX:
             raise AssayError(f"--ctx-size: too large (found {asked}, at most {MAX_CTX})")
         self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
+        self.model: Model = model.at(self.n_ctx)
         positions = max(SHARED_CACHE if options.cache_size is None else options.cache_size, self.n_ctx)
         self.n_pages = pages_for(positions)
 
