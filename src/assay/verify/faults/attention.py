@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import hidden
+from assay.engines.functions import attn_mask
 from assay.gguf import codecs
 from assay.graph import Node
 from assay.verify.faults.base import Array, Change, Context, Search, on_rows, plant, sibling, standard
@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 
 def masked(x: Array, pos: Array, kpos: Array, scale: float, window: int = 0) -> Array:
     """Scaled scores with -inf where a key may not be seen."""
-    return np.where(hidden(pos, kpos, window), -np.inf, x * scale)
+    return np.where(attn_mask(pos, kpos, window), -np.inf, x * scale)
 
 
 def softmax(x: Array, axis: int = -1) -> Array:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import hidden
+from assay.engines.functions import attn_mask
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
@@ -82,7 +82,7 @@ class NoiseRuns:
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
         self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.hidden = hidden(given["inp_pos"], given["inp_kpos"])
+        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
         self.n_tokens = len(tokens)
         self.last = Last(model.graph)
         self.levels: dict[str, Level] = {}
