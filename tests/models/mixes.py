@@ -3,7 +3,7 @@
     python tests/models/mixes.py        records them anew in tests/data/mixes_archs.json (needs llama-cpp-python)
 
 Models have the catalogue's names and keys, rows of whole blocks, and two rows a matrix: only the rows' length matters.
-Recorded are the tensors that are neither left as they are nor of the mix's base type, as `Q6_K*3 Q4_K*12` over the layers.
+Recorded are the tensors that are neither left as they are nor of the mix's base type, as `Q6_K*3 Q4_K*12` over layers.
 """
 
 from __future__ import annotations
