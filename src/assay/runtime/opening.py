@@ -9,10 +9,11 @@ engine (weights and cache).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from assay import engines
 from assay.engines.base import PagedEngine, pages_for
@@ -42,6 +43,7 @@ class Options:
     ctx_size: int | None = None  # positions of one sequence; 0: all the model was trained on
     cache_size: int | None = None  # positions of all sequences together, at least one context
     template: str | None = None  # a chat template by name or file, instead of the file's own
+    template_arguments: Mapping[str, Any] | None = None  # variables of the template, such as enable_thinking
 
 
 class Opened:
@@ -65,8 +67,10 @@ class Opened:
     def template(self) -> ChatTemplate | None:
         """The chat template asked for, else the file's own, if it has one."""
         if self.options.template is not None:
-            return ChatTemplate.named(self.options.template, self.tokenizer)
-        return ChatTemplate.from_gguf(self.file, self.tokenizer)
+            found: ChatTemplate | None = ChatTemplate.named(self.options.template, self.tokenizer)
+        else:
+            found = ChatTemplate.from_gguf(self.file, self.tokenizer)
+        return found.given(self.options.template_arguments) if found else None
 
     @cached_property
     def grammars(self) -> Grammars:
