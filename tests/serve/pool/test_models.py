@@ -56,5 +56,5 @@ def test_a_budget_that_halves_would_fit_is_refused_to_floats(path: Path) -> None
 
 def test_a_server_bounds_grammars(path: Path) -> None:
     entry = Entry("tiny", path, Options(), Limits(schema=100))
-    with pytest.raises(GrammarError, match="too long .found 1"):
+    with pytest.raises(GrammarError, match="too long"):
         entry.grammars.schema({"enum": ["x" * 100]})
