@@ -91,7 +91,7 @@ evidence.
 
 
 def dump_page() -> str:
-    from assay.verify import logs
+    from assay.verify.dumps import logs
 
     language = (logs.__doc__ or "").split("\n\n", 1)[1].rstrip()
     first, table, rest = language.split("\n\n")

@@ -84,7 +84,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def run(args: argparse.Namespace) -> int:
     from assay.engines.base import PAGE
-    from assay.verify.trace import choose, steps_of, write_summary, write_trace
+    from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
     from assay.verify.witness import open_engine
 
     if args.output is None and not args.summary:
