@@ -116,6 +116,17 @@ class Graph:
         found = [layer for node in self.nodes if (layer := split(node.name)[1]) is not None]
         return range(min(found), max(found) + 1) if found else range(0)
 
+    @cached_property
+    def whole(self) -> bool:
+        """Whether a sequence must be given at once: a query sees what comes after it, or tokens are pooled."""
+        return any(n.op == "pool" or (n.op == "attn_softmax" and not n.attr("causal")) for n in self.nodes)
+
+    @cached_property
+    def n_positions(self) -> int | None:
+        """How many positions it has learned; None where it takes any."""
+        tables = [self.weights[n.weights[0]][0] for n in self.nodes if n.op == "embed" and n.inputs == ("inp_pos",)]
+        return min(tables, default=None)
+
     def part(self, first: int, last: int) -> Graph:
         """Layers [first, last) as a graph of its own: what it reads from outside is `given`, its last node the output.
 
