@@ -56,7 +56,10 @@ def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
     from assay.text import Tokenizer
 
     file = open_file(model_path(args))
-    return file, load(file), Tokenizer.from_gguf(file)
+    model = load(file)
+    if hasattr(args, "ctx_size"):
+        model = model.at(context_size(args, model))
+    return file, model, Tokenizer.from_gguf(file)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from assay import engines
 from assay.engines.base import PAGE
+from assay.engines.cache import page_bytes
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
@@ -62,12 +63,12 @@ class Entry:
         self.grammars = Grammars(self.tokenizer, hp.n_vocab, limits)
         wanted = options.ctx_size if options.ctx_size is not None else min(hp.n_ctx_train, DEFAULT_CTX)
         self.n_ctx = wanted or hp.n_ctx_train
+        self.model = self.model.at(self.n_ctx)
         self.n_pages = -(-max(options.cache_size or max(MIN_CACHE, self.n_ctx), self.n_ctx) // PAGE)
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         weights = sum(t.nbytes for t in self.file.tensors.values())
-        position = 2 * hp.n_layer * hp.n_head_kv * (hp.n_embd_head + hp.n_embd_head_v)  # a half each
-        self.bytes = weights + self.n_pages * PAGE * position
+        self.bytes = weights + self.n_pages * page_bytes(self.model.graph, "f16")
         self.scheduler: Scheduler | None = None
         self.loading = False
         self.users = 0
