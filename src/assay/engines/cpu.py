@@ -186,9 +186,10 @@ class CpuEngine(PagedEngine):
 
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
         compiled = self._compiled(keep)
-        scores = any(e.domain in ("keys", "scores") for e in compiled.externals)
+        domains = {e.domain for e in compiled.externals}
+        cut = not self.graph.whole and "sequences" not in domains
         results = Results(compiled.externals, batch)
-        for step in whole(batch) if scores else steps(batch, cut=not self.graph.whole):
+        for step in whole(batch) if domains & {"keys", "scores"} else steps(batch, cut=cut):
             self._run(compiled, step, results.take(step))
         return results.outputs(self.graph, keep, compiled.aliases)
 

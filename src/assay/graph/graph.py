@@ -111,8 +111,9 @@ class Graph:
 
     @cached_property
     def whole(self) -> bool:
-        """A sequence must be run at once: a token sees a later one, or tokens are pooled."""
-        return not self.causal or any(node.op == "pool" for node in self.nodes)
+        """A sequence must be run at once: a token sees a later one, or the output is pooled."""
+        needed = self.ancestors([self.output])
+        return not self.causal or any(node.op == "pool" and node.name in needed for node in self.nodes)
 
     @cached_property
     def max_positions(self) -> int | None:
