@@ -105,7 +105,7 @@ double on_all_threads(unsigned threads, const std::function<double(unsigned)>& m
 NB_MODULE(_native, m) {
     m.doc() = "assay's native engine: matrix kernels, cache, and programs compiled from graphs";
     m.attr("PAGE") = kPage;
-    m.attr("ARITHMETIC") = 1;  // the version of what the bits are: a change of any result bit is another one
+    m.attr("ARITHMETIC") = kernels::kArithmetic;
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
         try {
             std::rethrow_exception(p);
@@ -114,12 +114,11 @@ NB_MODULE(_native, m) {
         }
     });
 
-    m.def("isa", [] {
-        const char* error = kernels::isa_error();
-        if (error) throw std::invalid_argument(error);
-        return kernels::isa();
+    m.def("isas", [] {
+        std::vector<std::string> names;
+        for (const kernels::Isa* isa : kernels::isas()) names.push_back(isa->name);
+        return names;
     });
-    m.def("isa_available", &kernels::isa_available, "name"_a);
     m.def(
         "acts_format",
         [](uint32_t type, bool exact) {
@@ -131,7 +130,8 @@ NB_MODULE(_native, m) {
     m.def(
         "measure_dot_peak",
         [](unsigned threads, double seconds) {
-            return on_all_threads(threads, [=](unsigned) { return kernels::measure_dot_peak(seconds); });
+            const kernels::Isa& isa = kernels::find_isa();
+            return on_all_threads(threads, [&](unsigned) { return kernels::measure_dot_peak(isa, seconds); });
         },
         "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
     m.def(
@@ -145,7 +145,15 @@ NB_MODULE(_native, m) {
         },
         "threads"_a, "bytes"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
-    nb::class_<Pool>(m, "Pool").def(nb::init<unsigned>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+    nb::class_<Pool>(m, "Pool")
+        .def(
+            "__init__",
+            [](Pool* self, unsigned threads, const std::string& isa) {
+                new (self) Pool(threads, kernels::find_isa(isa));
+            },
+            "threads"_a, "isa"_a = "")
+        .def_prop_ro("threads", &Pool::threads)
+        .def_prop_ro("isa", [](const Pool& pool) { return pool.isa().name; });
 
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
 

@@ -4,8 +4,6 @@
 // plain two-pass one, blocks are merged in ascending order. So a query's result depends on its keys alone, and a
 // long context of a single token can still be spread over all threads, block by block.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 
 #include "program.h"
@@ -234,11 +232,12 @@ private:
             if (a_.soft_max < 0) continue;
             hide(run, c, slots[r], 0, static_cast<int>(n_keys), mask.data());
             float* y = run.rows(a_.soft_max) + at;
-            for (int64_t j = 0; j < n_keys; ++j) {
-                float x = s[j] * a_.mask.scale;
-                if (a_.mask.slopes) x += a_.mask.bias(static_cast<int>(head), keys_at[slots[r]], keys_at[j]);
-                y[j] = mask[j] ? 0.0f : std::exp(x - state[r]) / state[t.count + r];
-            }
+            ops.scale(s.data(), a_.mask.scale, s.data(), n_keys);
+            if (a_.mask.slopes)
+                for (int64_t j = 0; j < n_keys; ++j)
+                    s[j] += a_.mask.bias(static_cast<int>(head), keys_at[slots[r]], keys_at[j]);
+            ops.exps(s.data(), state[r], y, n_keys);
+            for (int64_t j = 0; j < n_keys; ++j) y[j] = mask[j] ? 0.0f : y[j] / state[t.count + r];
         }
     }
 
