@@ -18,6 +18,7 @@ from assay.engines.fuse import Single, fuse
 from assay.engines.reference import ReferenceEngine, evaluate
 from assay.engines.weights import Weights
 from assay.gguf import open_file
+from assay.graph import Graph, GraphError
 from assay.models import Model, load
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "arch"
@@ -61,7 +62,11 @@ def test_every_node_on_its_own_inputs(model: Model) -> None:
     engine = CpuEngine(model, precision="exact", threads=2, n_pages=2)
     for step in (chunk(ids), chunk(golden["tokens"].astype(np.int32), positions=shifted)):
         positions = step.all_positions().astype(np.int64)
-        env: dict[str, Array] = {"inp_tokens": step.tokens.astype(np.int64), "inp_pos": positions, "inp_kpos": positions}
+        env: dict[str, Array] = {
+            "inp_tokens": step.tokens.astype(np.int64),
+            "inp_pos": positions,
+            "inp_kpos": positions,
+        }
         values = engine.forward([step], names)[0].nodes
         for node in model.graph:
             env[node.name] = values[node.name].astype(np.int64 if values[node.name].dtype.kind == "i" else np.float64)
@@ -128,22 +133,29 @@ def test_traced_values_are_the_ones_used(model: Model) -> None:
     engine = CpuEngine(model, threads=2, n_pages=8)
     names = [n.name for n in model.graph]
     together: Output = engine.forward([chunk(ids)], names)[0]
-    for name in names[:: max(1, len(names) // 25)]:
+    for name in names[:: max(1, len(names) // 8)]:
         alone = engine.forward([chunk(ids, outputs="none")], [name])[0].nodes[name]
         assert np.array_equal(alone, together.nodes[name]), name
 
 
+def halves(graph: Graph) -> tuple[Graph, Graph]:
+    """The first cut from the middle on that no keys cross (gemma4's last layers use those of earlier ones)."""
+    end = len(graph.layers)
+    for cut in sorted(range(1, end), key=lambda at: abs(2 * at - end)):
+        try:
+            return graph.part(0, cut), graph.part(cut, end)
+        except GraphError as error:
+            assert "cut elsewhere" in str(error)
+    raise AssertionError("no cut is possible")
+
+
 def test_layers_may_run_elsewhere(model: Model) -> None:
-    """Two parts of the graph, one after the other; or the cut is refused because keys would cross it."""
-    graph, ids = model.graph, ids_of(model, 40)
+    """Two parts of the graph, one after the other."""
+    ids = ids_of(model, 40)
     base = CpuEngine(model, threads=2, n_pages=2).forward([chunk(ids)])[0].logits
-    cut = len(graph.layers) // 2 or 1
-    if len(graph.layers) < 2:
-        pytest.skip("one layer")
-    first, second = graph.part(0, cut), graph.part(cut, len(graph.layers))
+    first, second = halves(model.graph)
     keep = [name for name in second.given if name != first.output]
     out = CpuEngine(model, threads=2, n_pages=2, graph=first).forward([chunk(ids)], keep)[0]
     rows = {name: out.logits if name == first.output else out.nodes[name] for name in second.given}
-    rows = {name: np.ascontiguousarray(value) for name, value in rows.items()}
     found = CpuEngine(model, threads=2, n_pages=2, graph=second).forward([chunk(ids, rows=rows)])[0].logits
     assert np.array_equal(found, base)
