@@ -53,6 +53,7 @@ def make(
     rope_scaling: Mapping[str, object] | None = None,  # keys below rope.scaling
     template: str | None = TEMPLATE,
     metadata: Mapping[str, object | None] | None = None,  # None leaves a key out
+    tensor: Callable[[str, tuple[int, ...], str, np.random.Generator], Tensor] | None = None,  # values of its own
 ) -> Path:
     """Write the model to `path` and give it back."""
     width = n_embd // n_head
@@ -78,7 +79,8 @@ def make(
         shapes["rope_freqs.weight"] = (width // 2,)
     rng = np.random.default_rng(seed)
     choose = type if callable(type) else lambda _: type
-    tensors = [_tensor(name, shape, choose(name), rng) for name, shape in shapes.items()]
+    fill = tensor or _tensor
+    tensors = [fill(name, shape, choose(name), rng) for name, shape in shapes.items()]
     keys: dict[str, Any] = {
         "general.architecture": arch,
         "general.name": "tiny",
