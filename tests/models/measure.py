@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.base import Chunk
-from assay.engines.reference import ReferenceEngine
 from tests.models import golden, others
 
 RECORD = Path(__file__).parents[1] / "data" / "models.json"
@@ -33,9 +31,7 @@ def of_golden(name: str) -> dict[str, int]:
     g = golden.golden(name)
     nodes = [node for node in g.values if g.recorded_inputs(node)]
     worst = max(g.error(node, g.on_own_inputs(node)) for node in nodes)
-    chunk = Chunk(g.tokens, 0, np.zeros(1, np.int32), "all", g.positions)
-    logits = ReferenceEngine(g.model, n_pages=1).forward([chunk])[0].logits
-    return {"nodes": len(nodes), "node": decade(worst), "logits": decade(g.error(g.model.graph.output, logits))}
+    return {"nodes": len(nodes), "node": decade(worst), "logits": decade(g.result())}
 
 
 def main() -> None:
