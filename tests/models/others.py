@@ -211,8 +211,8 @@ def positions(case: Case) -> np.ndarray:
     return np.array(case.positions or range(len(IDS)), np.int32)
 
 
-def witness(path: Path, case: Case) -> np.ndarray:
-    """llama.cpp's logits at `ROWS`, or its pooled embedding: float32 cache, no flash attention, no repacking."""
+def witness(path: Path, ids: np.ndarray, at: np.ndarray, n_ctx: int, *, pooled: bool = False) -> np.ndarray:
+    """llama.cpp's logits at every position, or the pooled embedding: float32 cache, no flash attention or repacking."""
     import llama_cpp as L
 
     with _quiet():
@@ -221,16 +221,15 @@ def witness(path: Path, case: Case) -> np.ndarray:
         model = L.llama_model_load_from_file(str(path).encode(), mp)
         assert model, f"{path}: llama.cpp refuses it"
         cp = L.llama_context_default_params()
-        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_threads = case.n_ctx, 64, 64, 1
+        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_threads = n_ctx, 64, 64, 1
         cp.type_k = cp.type_v = 0
         cp.flash_attn_type = 0
-        pooled = case.row.keys.get("pooling_type", 0)
-        cp.embeddings = bool(pooled)
+        cp.embeddings = pooled
         ctx = L.llama_init_from_model(model, cp)
         assert ctx
-        batch = L.llama_batch_init(len(IDS), 0, 1)
-        batch.n_tokens = len(IDS)
-        for i, (token, position) in enumerate(zip(IDS, positions(case), strict=True)):
+        batch = L.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for i, (token, position) in enumerate(zip(ids, at, strict=True)):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), int(position), 1, 1
             batch.seq_id[i][0] = 0
         assert L.llama_decode(ctx, batch) == 0
@@ -238,7 +237,9 @@ def witness(path: Path, case: Case) -> np.ndarray:
             width = L.llama_model_n_embd(model)
             found = np.ctypeslib.as_array(L.llama_get_embeddings_seq(ctx, 0), (width,)).copy()[None]
         else:
-            found = np.array([np.ctypeslib.as_array(L.llama_get_logits_ith(ctx, r), (N_VOCAB,)).copy() for r in ROWS])
+            width = L.llama_vocab_n_tokens(L.llama_model_get_vocab(model))
+            rows = [np.ctypeslib.as_array(L.llama_get_logits_ith(ctx, r), (width,)).copy() for r in range(len(ids))]
+            found = np.array(rows)
         L.llama_batch_free(batch)
         L.llama_free(ctx)
         L.llama_model_free(model)
@@ -285,7 +286,9 @@ def main(names: list[str]) -> None:
             path = Path(folder) / f"{i}.gguf"
             try:
                 case = make(name, path)
-                recorded[name] = witness(path, case)
+                pooled = "pooling_type" in case.row.keys
+                found = witness(path, IDS, positions(case), case.n_ctx, pooled=pooled)
+                recorded[name] = found if pooled else found[list(ROWS)]
                 print(f"{nmse(ours(path, case), recorded[name]):.1e}  {name}")
             except Exception as error:
                 print(f"FAILED   {name}: {type(error).__name__}: {error}")
