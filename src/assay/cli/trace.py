@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids, whole
 from assay.errors import AssayError
+from assay.verify.conformance.sample import PROMPT
 
 if TYPE_CHECKING:
     from assay.text import Tokenizer
@@ -20,7 +21,6 @@ HELP = "write every node's value to a file, on any engine"
 EXAMPLE = """\
 assay trace smollm2 -p "The capital of France is" -o truth.safetensors
 assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out|result' --summary"""
-PROMPT = "The capital of France is"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.engines.base import PAGE
+    from assay.engines.base import pages_for
     from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
     from assay.verify.witness import open_engine
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is needed twice
     engine = open_engine(
         args.engine, model, budget=0 if once else None,
-        n_pages=-(-len(tokens) // PAGE), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
+        n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
     names = choose(model.graph, args.nodes, engine.unseen)
     with counting(f"tracing on {engine.name}") as progress:

@@ -10,6 +10,7 @@ from assay.graph import Graph
 
 # Bits of a value in each type of cache; q8_0 has a half for every 32.
 KV_TYPES = {"f16": 16.0, "f32": 32.0, "bf16": 16.0, "q8_0": 8.5}
+_BITS = KV_TYPES | {"f64": 64.0}  # and the reference's, which nobody chooses
 
 
 @dataclass(frozen=True)
@@ -52,5 +53,10 @@ def cache_pools(graph: Graph) -> dict[str, CachePool]:
 
 def page_bytes(graph: Graph, kv_type: str) -> int:
     """Bytes of one page: keys and values of `PAGE` positions in every layer, and the positions; no engine's padding."""
-    bits = sum(p.heads * p.dim * KV_TYPES[p.type(kv_type)] for p in set(cache_pools(graph).values()))
+    bits = sum(p.heads * p.dim * _BITS.get(p.type(kv_type), 64.0) for p in set(cache_pools(graph).values()))
     return int(PAGE * (bits / 8 + 4))
+
+
+def natural_kv_type(engine: str, precision: str | None) -> str:
+    """The type of the cache where none is asked for."""
+    return "f64" if engine == "reference" else "f32" if precision == "exact" else "f16"

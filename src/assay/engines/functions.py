@@ -210,7 +210,9 @@ def alibi_slopes(n_head: int, max_bias: float) -> Array:
     return np.array(first + [2.0 ** (-max_bias / 2 * (2 * j + 1) / n) for j in range(n_head - n)])
 
 
-def attn_mask(positions: Array, key_positions: Array, *, window: int, causal: bool, chunk: int) -> Array:
+def attn_mask(
+    positions: Array, key_positions: Array, window: int = 0, *, causal: bool = True, chunk: int = 0
+) -> NDArray[np.bool_]:
     """Which keys a query may not see, [T, S].
 
     Keys after it (unless not `causal`); with a window, those at a distance of `window` or more, or of more than
@@ -245,7 +247,7 @@ def attn_softmax(
     if max_bias:
         distance = np.abs(positions[:, None] - key_positions[None, :])
         scores = scores - (alibi_slopes(x.shape[0], max_bias)[:, None, None] * distance).astype(x.dtype)
-    masked = attn_mask(positions, key_positions, window=window, causal=causal, chunk=chunk)
+    masked = attn_mask(positions, key_positions, window, causal=causal, chunk=chunk)
     scores = np.where(masked, x.dtype.type(-np.inf), scores)
     if sinks is None:
         return softmax(scores)

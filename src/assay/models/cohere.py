@@ -20,7 +20,7 @@ def command_r(b: Builder) -> Graph:
 def cohere2(b: Builder) -> Graph:
     """Three of four layers see a window, and only those turn."""
     b.read(norm="layer")
-    local = b.local(4, b.meta.count("attention.sliding_window"))
+    local = b.local(4, base=False, window=b.meta.count("attention.sliding_window"))
     b.hp = b.hp.each(lambda i, row: row if local[i] else replace(row, rope=None))
     return _parallel(b, b.meta.number("logit_scale"))
 

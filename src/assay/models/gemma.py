@@ -26,7 +26,7 @@ def gemma2(b: Builder) -> Graph:
     cap = b.meta.number("attn_logit_softcapping", 50.0)
     b.hp = hp.each(lambda i, row: replace(row, cap=cap))
     _scale_query(b, b.hp, deep=46)
-    b.local(2, b.meta.count("attention.sliding_window", 4096, least=0))
+    b.local(2, window=b.meta.count("attention.sliding_window", 4096, least=0))
     return b.head(_blocks(b), cap=b.meta.number("final_logit_softcapping", 30.0))
 
 
@@ -44,7 +44,7 @@ def gemma_embedding(b: Builder) -> Graph:
     b.hp = hp.each(lambda i, row: replace(row, causal=False))
     _scale_query(b, b.hp)
     _local(b, b.meta.count("attention.sliding_window"))
-    return b.graph(b.pool(b.norm("result_norm", _blocks(b), "output_norm")))
+    return b.encoded(b.norm("result_norm", _blocks(b), "output_norm"))
 
 
 def _scale_query(b: Builder, hp: HParams, deep: int = 0) -> None:
@@ -57,8 +57,7 @@ def _local(b: Builder, window: int) -> None:
     """Five of six layers see a window and turn by 10000, unscaled."""
     base = b.meta.positive("rope.freq_base_swa", 10000.0)
     plain = replace(b.hp.rope.unscaled(base), magnitude=b.meta.positive("rope.scaling.attn_factor", 1.0))
-    local = b.meta.pattern(b.hp.n_layer, 6)
-    b.hp = b.hp.each(lambda i, row: replace(row, window=window, rope=plain) if local[i] else row)
+    b.local(6, window=window, rope=plain)
 
 
 def _blocks(b: Builder) -> str:

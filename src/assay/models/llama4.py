@@ -22,9 +22,8 @@ def llama4(b: Builder) -> Graph:
         gate="sigmoid", choose="logits", normalise=False, weigh_input=True,
     )  # fmt: skip
     if b.meta.count("attention.sliding_window", CHUNK, least=0):
-        local = b.local(4, 0)
+        b.local(4, chunk=CHUNK)
         heat = Temperature(0.1, CHUNK, 1)
-        b.hp = b.hp.each(lambda i, row: replace(row, chunk=CHUNK) if local[i] else row)
         b.hp = b.hp.each(lambda i, row: replace(row, rope=None, temperature=heat) if (i + 1) % 4 == 0 else row)
     b.rope_factors()
     normed = hp.n_expert != 128

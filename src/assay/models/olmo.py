@@ -20,9 +20,7 @@ def olmo2(b: Builder) -> Graph:
     hp = b.read(mode="neox")
     window = b.meta.count("attention.sliding_window", 0, least=0)
     if window:
-        plain = hp.rope.unscaled(b.meta.positive("rope.freq_base_swa", hp.rope.base))
-        local = b.meta.pattern(hp.n_layer, 4)
-        b.hp = hp.each(lambda i, row: replace(row, window=window, rope=plain) if local[i] else row)
+        b.local(4, window=window, rope=hp.rope.unscaled())
     return _postnorm(b)
 
 
@@ -30,7 +28,7 @@ def exaone4(b: Builder) -> Graph:
     """The 32B, told by its 64 layers: three of four see a window, and only those turn."""
     hp = b.read(mode="neox")
     if hp.n_layer == 64:
-        local = b.local(4, b.meta.count("attention.sliding_window", 4096, least=0))
+        local = b.local(4, base=False, window=b.meta.count("attention.sliding_window", 4096, least=0))
         b.hp = b.hp.each(lambda i, row: row if local[i] else replace(row, rope=None))
     b.rope_factors()
     return _postnorm(b)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.verify.dumps.lines import Number, half_unit, sharpened
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
 from assay.verify.dumps.safetensors import read_safetensors
 from assay.verify.dumps.trace import read_trace
@@ -66,7 +67,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                item = json.loads(line)
+                item = json.loads(line, parse_float=_Printed)
             except (ValueError, RecursionError) as error:
                 raise AssayError(
                     f"{where}: not JSON ({str(error).lower()}); the dump is truncated or damaged"
@@ -101,6 +102,24 @@ def _integers(where: str, what: str, found: Any) -> list[int]:
     return found
 
 
+class _Printed(float):
+    """A number that remembers how it was printed."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> _Printed:
+        made = super().__new__(cls, text)
+        made.text = text.lower()
+        return made
+
+
+def _printed(data: Any) -> tuple[float, ...]:
+    """Half a unit of the last printed digit of every number."""
+    texts = [x.text if isinstance(x, _Printed) else str(x) for x in data]
+    return sharpened([Number(text, float(text), half_unit(text)) for text in texts])
+
+
 def _number(where: str, what: str, x: Any) -> float:
     if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x):
         raise AssayError(f"{where}: {what}: not a finite number (found {x!r})")
@@ -131,10 +150,19 @@ def _observations(
         n += 1
     for kind in KINDS:
         if kind in item:
-            yield Observation(name, kind, _data(where, kind, item[kind], shape), **common)
+            data = _data(where, kind, item[kind], shape)
+            printed = () if kind == "values" else _printed(_texts(kind, item[kind]))
+            yield Observation(name, kind, data, printed=printed, **common)
             n += 1
     if not n:
         raise AssayError(f"{where}: says nothing; give values, file or any of {', '.join(KINDS[1:])}")
+
+
+def _texts(kind: str, data: Any) -> list[Any]:
+    """The numbers of an item, as they were printed."""
+    if kind in STATISTICS:
+        return [data]
+    return [pair[1] for pair in data] if kind in ("at", "top") else list(data)
 
 
 def _shape(where: str, shape: Any) -> tuple[int, ...]:
@@ -206,7 +234,7 @@ def read_npz(path: Path) -> Dump:
             arrays[name] = shape, partial(_npz_member, archive, member)
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
         raise AssayError(f"{path}: not a whole .npz file ({str(error).lower()})") from None
-    return _from_arrays(path, arrays)
+    return from_arrays(path, arrays)
 
 
 def read_npy_folder(path: Path) -> Dump:
@@ -219,7 +247,7 @@ def read_npy_folder(path: Path) -> Dump:
         arrays[file.stem] = shape, partial(np.load, file, mmap_mode="r", allow_pickle=False)
     if not arrays:
         raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
-    return _from_arrays(path, arrays)
+    return from_arrays(path, arrays)
 
 
 def read_tensors(path: Path) -> Dump:
@@ -228,7 +256,7 @@ def read_tensors(path: Path) -> Dump:
     if trace is not None:
         return trace
     readers, entries, _ = read_safetensors(path)
-    return _from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
+    return from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
 
 
 def _npz_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
@@ -256,7 +284,8 @@ def _claims(where: str, shape: tuple[int, ...], dtype: np.dtype[Any], present: i
         )
 
 
-def _from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]]) -> Dump:
+def from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]]) -> Dump:
+    """A dump of arrays by name: the shape of each, and how to read it; the ids as `tokens`."""
     ids = [np.asarray(arrays[k][1]()).reshape(-1).tolist() if k in arrays else None for k in ("tokens", "positions")]
     tokens = _integers(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
     positions = _integers(f"{path}: positions", "positions", ids[1]) if ids[1] is not None else list(range(len(tokens)))

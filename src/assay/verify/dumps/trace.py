@@ -233,7 +233,7 @@ def summarise(name: str, value: Array, n_first: int = 10) -> str:
     """One line: the tensor's statistics and first values; for logits also the best five of the last row."""
     flat = value.reshape(-1).astype(np.float64)
     line: dict[str, Any] = {"name": name, "shape": list(value.shape), "first": flat[:n_first].tolist()}
-    line |= {kind: function(flat) for kind, function in STATISTICS.items()}
+    line |= {kind: STATISTICS[kind](flat) for kind in ("rms", "mean", "min", "max", "sum")}
     if name == "result_output":
         best = np.argsort(-value[-1], kind="stable")[:5]
         line["top"] = [[int(i), float(value[-1, i])] for i in best]
