@@ -347,14 +347,19 @@ class Builder:
             y = self.scaled("result_output_scaled" if cap else "result_output", y, scale)
         if cap:
             self.node("result_output", "softcap", y, cap=cap)
-        return self.graph("result_output")
+        return self._graph("result_output")
 
-    def pool(self, x: str) -> str:
+    def encoded(self, x: str) -> Graph:
+        """The end of an encoder: a row a token, and one for the text."""
+        self.pool(x)
+        return self._graph(x)
+
+    def pool(self, x: str) -> None:
         """One row of all tokens, where the file says how; then through `dense_2` and `dense_3` where it has them."""
         kind = self.meta.count("pooling_type", 0, least=0)
+        self.embedding_node = x
         if kind == 0:
-            self.embedding_node = x
-            return x
+            return
         if kind not in POOLING:
             raise self.meta.error("pooling_type", kind, "0 none, 1 mean, 2 first or 3 last")
         dense = [stem for stem in ("dense_2", "dense_3") if self.has(stem)]
@@ -363,9 +368,8 @@ class Builder:
             role = "result_embd_pooled" if stem == dense[-1] else f"result_{stem}"
             x = self.project(role, x, stem, partial=f"{role}_proj")
         self.embedding_node = x
-        return x
 
-    def graph(self, output: str) -> Graph:
+    def _graph(self, output: str) -> Graph:
         return Graph(tuple(self.nodes), self.shapes, output, embedding=self.embedding_node)
 
 
