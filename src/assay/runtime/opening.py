@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import engines
-from assay.engines.base import PAGE, PagedEngine
+from assay.engines.base import PagedEngine, pages_for
 from assay.engines.cache import natural_kv_type, page_bytes
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, open_file
@@ -61,7 +61,7 @@ class Opened:
         self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
         self.model: Model = model.at(self.n_ctx)
         positions = max(SHARED_CACHE if options.cache_size is None else options.cache_size, self.n_ctx)
-        self.n_pages = -(-positions // PAGE)
+        self.n_pages = pages_for(positions)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
