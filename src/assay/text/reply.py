@@ -20,6 +20,7 @@ from assay.text.harmony import Harmony
 from assay.text.marks import Piece, Scanner
 
 Pair = tuple[str, str]
+TAIL = 32  # tokens at the end of a prompt among which reasoning may have been opened
 
 # How reasoning begins and ends; the first pair whose end a template mentions is its family's.
 THINKING: tuple[Pair, ...] = (
@@ -162,6 +163,16 @@ def takes_tools(template: str) -> bool:
 def opened(family: Family, prompt: str) -> bool:
     """Whether a prompt ends where the reasoning has begun."""
     return family.thinking is not None and prompt.rstrip().endswith(family.thinking[0].rstrip())
+
+
+def assistant_message(template: str, prompt: str, text: str) -> dict[str, str]:
+    """A whole answer as the message that goes back to the template: reasoning apart, where it was marked."""
+    family = family_of(template)
+    parser = ReplyParser(family, thinking=opened(family, prompt))
+    pieces = [parser.push(text), parser.finish()]
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    content = "".join(piece.content for piece in pieces)
+    return {"role": "assistant", "content": content} | ({"reasoning_content": reasoning} if reasoning else {})
 
 
 class ReplyParser:
