@@ -272,7 +272,7 @@ class _Marked(Scanner):
 
     def _in_call(self, final: bool) -> bool:
         end = self._ends[self._call]
-        at = self.held.find(end) if end else -1
+        at = _end_of_call(self.held, end) if end else -1
         if at < 0 and not final:
             return False
         body = self.held if at < 0 else self.held[:at]
@@ -287,3 +287,16 @@ class _Marked(Scanner):
             self.say(whole, final=True)
         self._call = ""
         return bool(self.held)
+
+
+def _end_of_call(text: str, end: str) -> int:
+    """Where a call's end stands, -1 where it has not come: inside a string of JSON it is only text."""
+    at = text.find(end)
+    if at < 0 or not text.lstrip().startswith(("{", "[")):
+        return at
+    for found in re.finditer(rf'"(?:[^"\\]|\\.)*"|"|{re.escape(end)}', text, re.DOTALL):
+        if found[0] == '"':
+            return -1  # a string that is still open
+        if found[0] == end:
+            return found.start()
+    return -1
