@@ -9,6 +9,7 @@ from pathlib import Path
 from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids
 from assay.cli.trace import add_run_arguments, counting
 from assay.errors import AssayError
+from assay.system.terminal import harmless
 
 HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             if check.diff is not None and check.dump is not None and (page is None or page.passed):
                 page = check if args.html else None
             if not args.json:
-                print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
+                print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {harmless(check.detail)}", flush=True)
     if page is not None and page.dump is not None:
         from assay.verify.report import write_html
 

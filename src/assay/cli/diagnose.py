@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, text_argument, token_ids
+from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, say, text_argument, token_ids
 from assay.errors import AssayError
 
 HELP = "name the bug in somebody's engine, from its dump or over HTTP"
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     file, model, tokenizer = open_model(args)
     names = read_map(Path(args.map)) if args.map else None
     dump = load_dump(Path(args.dump), model, names, tokens=args.tokens, patterns=args.pattern, side=args.side)
-    result = diagnose(model, dump, progress=_progress)
+    result = diagnose(model, dump, progress=say)
     if args.prompt is not None:
         from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
 
@@ -73,10 +72,6 @@ def _ask(args: argparse.Namespace) -> int:
 
     file, model, tokenizer = open_model(args)
     server = Server(args.endpoint, key=args.api_key, model=args.api_model)
-    result = diagnose_endpoint(file, model, tokenizer, server, progress=_progress)
+    result = diagnose_endpoint(file, model, tokenizer, server, progress=say)
     emit(args, result.to_json(), lambda: text(result, model))
     return 0 if result else 1
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import add_json_argument, emit, model_path, text_argument, token_ids
+from assay.cli.common import add_json_argument, emit, model_path, say, text_argument, token_ids
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> int:
     file = open_file(model_path(args))
     tokenizer = Tokenizer.from_gguf(file)
     for note in tokenizer.vocab.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     if args.ids is not None:
         shown = tokenizer.decode(args.ids)
-        emit(args, {**_listing(tokenizer, args.ids), "text": shown}, shown)
+        emit(args, {**_listing(tokenizer, args.ids), "text": shown}, shown, exact=True)
         return 0
     assert text is not None
     chat: Chat | None = None

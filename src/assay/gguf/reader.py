@@ -30,9 +30,10 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.errors import AssayError
-from assay.gguf.cursor import Bytes, Cursor, printable
+from assay.gguf.cursor import Bytes, Cursor
 from assay.gguf.metadata import MAX_KEY, MAX_PAIRS, Getters, Metadata
 from assay.gguf.types import REMOVED, TYPES, GGMLType, ValueType
+from assay.system.terminal import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -53,11 +53,17 @@ def _flat(shape: Shape) -> Dim:
     return total
 
 
+def _axes(weight: Shape, wanted: int) -> None:
+    if len(weight) != wanted:
+        raise ShapeError(f"the tensor has the wrong number of axes (found {list(weight)}, expected {wanted} axes)")
+
+
 def _same(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return ins[0]
 
 
 def _embed(_a: Attrs, _ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _axes(w[0], 2)
     return ("T", w[0][1])
 
 
@@ -67,11 +73,13 @@ def _norm(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
         assert isinstance(width, int)
         width //= a["n_head"]
     if w:
+        _axes(w[0], 1)
         _expect("norm weight length differs from the normalised width", w[0][0], width)
     return ins[0]
 
 
 def _linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _axes(w[0], 2)
     _expect("input width differs from the weight's columns", _flat(ins[0]), w[0][1])
     return (ins[0][0], w[0][0])
 
@@ -83,6 +91,7 @@ def _slice(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 
 def _bias(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _axes(w[0], 1)
     _expect("bias length differs from the input width", w[0][0], ins[0][-1])
     return ins[0]
 
@@ -106,6 +115,7 @@ def _rope(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     if a["n_rot"] % 2 or not 0 < a["n_rot"] <= int(shape[2]):
         raise ShapeError(f"n_rot must be even and at most the head width {shape[2]} (found {a['n_rot']})")
     if w:
+        _axes(w[0], 1)
         _expect("rope factors must be half of n_rot", w[0][0], a["n_rot"] // 2)
     return shape
 
@@ -149,6 +159,7 @@ def _sum(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 
 def _expert_linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _axes(w[0], 3)
     _expect("input width differs from the expert weights' columns", ins[0][-1], w[0][2])
     return (*ins[1], w[0][1])
 

@@ -12,7 +12,8 @@ import numpy as np
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 
-_BLOCK = re.compile(r"^blk\.(\d+)\.")
+_TINY = 1e-20  # numbers beyond it and its inverse overflow in the formulas that use them
+_BLOCK = re.compile(r"^blk\.([0-9]{1,9})\.")
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ class _Reader:
 
     def positive(self, key: str, default: float) -> float:
         value = float(self.file.get_float(f"{self.arch}.{key}", default))
-        if not (math.isfinite(value) and value > 0):
-            raise self.error(key, value, "a finite number above 0")
+        if not _TINY <= value <= 1 / _TINY:
+            raise self.error(key, value, f"a number from {_TINY:g} to {1 / _TINY:g}")
         return value
 
 
@@ -153,9 +154,12 @@ def _rope(get: _Reader, n_embd_head: int) -> Rope:
     if kind not in ("none", "linear", "yarn"):
         raise get.error("rope.scaling.type", repr(kind), "none, linear or yarn")
     n_ctx_orig = get.count("rope.scaling.original_context_length", get.count("context_length"))
+    base = get.positive("rope.freq_base", 10000.0)
+    if kind == "yarn" and base <= 1:
+        raise get.error("rope.freq_base", base, "a number above 1, for YaRN divides by its logarithm")
     return Rope(
         n_rot=n_rot,
-        base=get.positive("rope.freq_base", 10000.0),
+        base=base,
         kind=kind,
         factor=factor if kind != "none" else 1.0,
         n_ctx_orig=n_ctx_orig,

@@ -37,6 +37,18 @@ def load(file: GGUFFile) -> Model:
     hparams = HParams.read(file, arch)
     try:
         graph = BUILDERS[arch]({name: info.shape for name, info in file.tensors.items()}, hparams).check()
+        _check_experts(graph, hparams)
     except AssayError as error:
         raise AssayError(f"{file.path}: {error}") from error
     return Model(file, hparams, graph)
+
+
+def _check_experts(graph: Graph, hparams: HParams) -> None:
+    """A router's choice must be an expert of every matrix it is used on; shapes alone do not say so."""
+    for node in graph:
+        for name in node.weights if node.op.startswith("expert_") else ():
+            if graph.weights[name][0] != hparams.n_expert:
+                raise AssayError(f"{name}: {graph.weights[name][0]} experts (expected expert_count {hparams.n_expert})")
+        if node.op == "argsort" and graph.shapes[node.name][-1] != hparams.n_expert:
+            found = graph.shapes[node.name][-1]
+            raise AssayError(f"node {node.name}: chooses among {found} experts (expected {hparams.n_expert})")

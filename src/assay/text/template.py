@@ -12,6 +12,7 @@ from typing import Any
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.system.box import LIMITS, Box
+from assay.system.terminal import printable
 from assay.text.builtin import TEMPLATES
 from assay.text.tokenizer import Tokenizer
 
@@ -143,7 +144,7 @@ class ChatTemplate:
             return f"gave no result within {timeout:g} s"
         if fault == "died":
             return "brought its process down"
-        return f"{_WHAT_HAPPENED[fault]} ({' '.join(answer['message'].split()):.300})"
+        return f"{_WHAT_HAPPENED[fault]} ({printable(' '.join(answer['message'].split()), 300)})"
 
 
 def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
