@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from assay.engines.base import PAGE
     from assay.verify.conformance.check import LENGTHS, check_engine
     from assay.verify.conformance.sample import TEXT
-    from assay.verify.judge.verdict import text
+    from assay.verify.judge.text import text
     from assay.verify.witness import open_engine
 
     lengths = tuple(args.lengths or LENGTHS)

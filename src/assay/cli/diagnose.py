@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
             raise AssayError("no DUMP given and no --endpoint; see `assay diagnose --help`")
     from assay.verify.diagnosis.answer import text
     from assay.verify.diagnosis.diagnose import diagnose
-    from assay.verify.dumps.resolve import load_dump, read_map
+    from assay.verify.dumps.load import load_dump, read_map
 
     file, model, tokenizer = open_model(args)
     names = read_map(Path(args.map)) if args.map else None
@@ -68,10 +68,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _ask(args: argparse.Namespace) -> int:
     from assay.verify.diagnosis.answer import text
-    from assay.verify.endpoint.blackbox import Server, diagnose_endpoint
+    from assay.verify.endpoint.blackbox import diagnose_endpoint
+    from assay.verify.endpoint.client import Client
 
-    file, model, tokenizer = open_model(args)
-    server = Server(args.endpoint, key=args.api_key, model=args.api_model)
-    result = diagnose_endpoint(file, model, tokenizer, server, progress=say)
+    _file, model, tokenizer = open_model(args)
+    client = Client(args.endpoint, tokenizer, key=args.api_key, model=args.api_model)
+    result = diagnose_endpoint(model, client, progress=say)
     emit(args, result.to_json(), lambda: text(result, model))
     return 0 if result else 1

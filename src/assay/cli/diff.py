@@ -78,9 +78,11 @@ def _open(name: str) -> Model:
 
 
 def _two_runs(args: argparse.Namespace, a: _Side, b: _Side) -> int:
-    from assay.verify.dumps.resolve import read_dump, read_map, resolve
+    from assay.verify.dumps.load import read_dump, read_map
+    from assay.verify.dumps.resolve import resolve
     from assay.verify.dumps.trace import take_trace
-    from assay.verify.judge.verdict import compare, judge, text
+    from assay.verify.judge.text import text
+    from assay.verify.judge.verdict import compare, judge
     from assay.verify.witness import open_engine
 
     raw = {s.text: read_dump(Path(s.text), args.pattern) for s in (a, b) if not s.model}

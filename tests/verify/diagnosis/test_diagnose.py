@@ -17,7 +17,8 @@ from assay.text import Tokenizer
 from assay.verify.diagnosis.answer import text
 from assay.verify.diagnosis.diagnose import diagnose
 from assay.verify.diagnosis.relations import describe
-from assay.verify.endpoint.blackbox import Server, diagnose_endpoint
+from assay.verify.endpoint.blackbox import diagnose_endpoint
+from assay.verify.endpoint.client import Client
 from tests import planting
 from tests.second_engine import Engine
 from tests.synthetic import make_kquant
@@ -216,7 +217,7 @@ def test_endpoint_more(path: Path, model: Model, fault: str) -> None:
 def _ask(path: Path, model: Model, faults: tuple[str, ...]) -> None:
     tokenizer = Tokenizer.from_gguf(model.file)
     with serving(path, *faults) as url:
-        found = diagnose_endpoint(model.file, model, tokenizer, Server(url))
+        found = diagnose_endpoint(model, Client(url, tokenizer))
     expected = [f for f in faults if f != "no-echo"]
     if expected:
         assert found.causes and found.causes[0].fault == expected[0], found.to_json()

@@ -11,12 +11,14 @@ import pytest
 from assay.engines.reference import ReferenceEngine
 from assay.gguf import open_file
 from assay.models import Model, load
+from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump, Observation
-from assay.verify.dumps.resolve import load_dump
 from assay.verify.dumps.trace import take_trace
 from assay.verify.judge.arithmetic import ARITHMETICS, q8_0, q8_k, round_to
+from assay.verify.judge.diff import Diff
 from assay.verify.judge.noise import cache_path, load_levels
-from assay.verify.judge.verdict import Diff, judge, text
+from assay.verify.judge.text import text
+from assay.verify.judge.verdict import judge
 from tests import planting
 from tests.second_engine import Engine as SecondEngine
 from tests.verify.conftest import NODES, TOKENS, changed, run_in

@@ -16,7 +16,8 @@ from assay.engines.base import Engine
 from assay.models import Model
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.trace import take_trace
-from assay.verify.judge.verdict import Diff, judge
+from assay.verify.judge.diff import Diff
+from assay.verify.judge.verdict import judge
 
 LENGTHS = (1, 2, 7, 33)  # a single token, the smallest with a past, a few, and one beyond a page of 32
 DECODE = 4  # tokens fed one by one, at most

@@ -36,9 +36,9 @@ from assay.verify.dumps.observation import token_axis
 from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.trace import run_steps, take_trace
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
-from assay.verify.judge.evidence import RUN
 from assay.verify.judge.noise import NoiseRuns, by_rows
 from assay.verify.judge.sweep import sweep
+from assay.verify.thresholds import RUN
 
 Array = NDArray[Any]
 OUTPUTS = ("embd", "l_out", "result_norm", "result_output")  # of probes that do not ask for every node

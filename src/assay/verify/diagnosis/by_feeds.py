@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from assay.engines.reference import interpret
-from assay.verify.diagnosis.candidates import Cause, confidence
+from assay.verify.diagnosis.candidates import confidence
 from assay.verify.diagnosis.lab import Fit, Lab
+from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import inputs_of, token_axis
-from assay.verify.judge.verdict import Diff, NodeVerdict
+from assay.verify.judge.diff import Diff, NodeVerdict
 
 Fed = tuple[list[int], list[int]]  # tokens that were computed, and the row shown for each row of the dump
 

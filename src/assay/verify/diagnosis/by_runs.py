@@ -12,13 +12,15 @@ from dataclasses import replace
 
 from assay.engines.reference import interpret
 from assay.graph import split
-from assay.verify.diagnosis.by_nodes import BENIGN, splitting
-from assay.verify.diagnosis.candidates import SINGLE, Candidate, Diagnosis, candidates_at, make_cause
+from assay.verify.diagnosis.advice import splitting
+from assay.verify.diagnosis.by_nodes import BENIGN
+from assay.verify.diagnosis.candidates import SINGLE, Candidate, candidates_at, make_cause
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
-from assay.verify.judge.verdict import Diff, NodeVerdict
+from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.thresholds import FEW, TIE
 
 Progress = Callable[[str], None]
-_FEW = 8  # more hypotheses than this that fit equally well name nothing
 
 
 def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress) -> Diagnosis:
@@ -44,7 +46,7 @@ def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress) -> Diagnosi
     best = held[0]
     same = [c for c in held if c.hypothesis.fault != best.hypothesis.fault and _as_good(best, c)]
     faults = {c.hypothesis.fault for c in same}
-    if len(faults) > _FEW:
+    if len(faults) > FEW:
         text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
         return replace(result, verdict="inconclusive", next_observation=text)
     cause = make_cause(best, same, first.name, _explained_by(lab, unit, diff, best.hypothesis), before, tried)
@@ -83,7 +85,7 @@ def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list
 def _as_good(best: Candidate, other: Candidate) -> bool:
     near = other.explained >= best.explained - 0.02 * max(best.explained, 1)
     same = other.contradicted <= best.contradicted and other.fit.exact == best.fit.exact
-    return near and same and other.fit.ratio <= max(1.0, 3 * best.fit.ratio)
+    return near and same and other.fit.ratio <= max(1.0, TIE * best.fit.ratio)
 
 
 def _explained_by(lab: Lab, unit: Unit, diff: Diff, h: Hypothesis) -> list[str]:

@@ -4,94 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from assay.graph import split
-from assay.verify.diagnosis.lab import ACCEPT, Fit, Hypothesis, Lab, Unit
-from assay.verify.diagnosis.relations import Relation
-from assay.verify.diagnosis.screen import LONG, Screen
+from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.result import Cause
+from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.verdict import Diff
+from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
 
-_DECODES = 150_000_000  # elements decoded in one scan
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
 SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
-_COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
-_ENOUGH = 1e-4  # of the squared deviation left: no need to try what is costly and unlike
-_TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A fault that reproduces the wrong values."""
-
-    fault: str
-    node: str  # the first it explains
-    how: str  # the variant in words, with its parameter
-    nodes: tuple[str, ...]
-    confidence: float  # that this very fault happened, not one of its equivalents
-    explains: float  # share of the deviation at its nodes
-    equivalent: tuple[str, ...]
-    before: float  # deviation over noise, under the definition
-    after: float  # and with the fault planted
-    fitted: bool = False  # a parameter was solved for
-
-    @property
-    def fix(self) -> str:
-        return FAULTS[self.fault].right
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fault": self.fault,
-            "node": self.node,
-            "how": self.how,
-            "nodes": list(self.nodes),
-            "confidence": round(self.confidence, 4),
-            "explains": round(self.explains, 6),
-            "equivalent": list(self.equivalent),
-            "fix": self.fix,
-            "deviation_before": self.before,
-            "deviation_after": self.after,
-        }
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The answer; true when nothing is wrong."""
-
-    verdict: str  # "healthy" | "fault" | "unexplained" | "inconclusive"
-    first_wrong: str | None
-    wrong_nodes: tuple[str, ...]
-    causes: tuple[Cause, ...]
-    next_observation: str
-    unexplained: tuple[str, ...] = ()
-    relations: tuple[Relation, ...] = ()  # what can be said of the first unexplained (else first wrong) node
-    segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
-    notes: tuple[str, ...] = ()
-    diff: Diff | None = None
-
-    def __bool__(self) -> bool:
-        return self.verdict == "healthy"
-
-    def to_json(self) -> dict[str, Any]:
-        first = self.first_wrong
-        return {
-            "verdict": self.verdict,
-            "first_wrong": None if first is None else {"node": first, "layer": split(first)[1]},
-            "wrong_nodes": list(self.wrong_nodes),
-            "causes": [cause.to_json() for cause in self.causes],
-            "next_observation": self.next_observation,
-            "unexplained": list(self.unexplained),
-            "relations": [r.text for r in self.relations],
-            "segment": list(self.segment),
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True)
@@ -149,7 +77,7 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
 
 
 def costly(fault: str, unit: Unit) -> bool:
-    return FAULTS[fault].stage in ("gguf parsing", "dequantisation") and len(unit.segment) >= LONG
+    return FAULTS[fault].stage in ("gguf parsing", "dequantisation") and len(unit.segment) >= LONG_RUN
 
 
 def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tuple[list[Candidate], int]:
@@ -162,7 +90,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tu
     for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
         if h.fault == "path-split" and found:
             break
-        if costly(h.fault, unit) and any(c.fit.residual < _ENOUGH * before.residual for c in found):
+        if costly(h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
         if h.variant.search is None:
@@ -172,7 +100,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tu
             scans.append(replace(h, p=0.0))
         if better(fit, before):
             found.append(Candidate(h, fit))
-        elif fit.residual < _COARSE * before.residual:
+        elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
     if not found and lab.guessed and not lab.subtle:
         found = _coarser(lab, rough)
@@ -196,7 +124,7 @@ def _coarser(lab: Lab, rough: list[Candidate]) -> list[Candidate]:
 
 
 def better(fit: Fit, before: Fit) -> bool:
-    return fit.explained and fit.residual < 0.25 * before.residual
+    return fit.explained and fit.residual < GAIN * before.residual
 
 
 def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
@@ -205,7 +133,7 @@ def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     if "b" not in FAULTS[h.fault].kind or search is None:
         return True
     sizes = [int(np.prod(lab.graph.weights[w])) for name in unit.segment for w in lab.graph[name].weights]
-    return sum(sizes) * search.points < _DECODES
+    return sum(sizes) * search.points < MOST_DECODED
 
 
 def only_decode(lab: Lab, unit: Unit) -> bool:
@@ -225,7 +153,7 @@ def tied(best: Candidate, other: Candidate) -> bool:
         return False
     if (other.explained, other.contradicted, other.fit.exact) != (best.explained, best.contradicted, best.fit.exact):
         return False
-    return other.fit.ratio <= max(1.0, _TIE * best.fit.ratio)
+    return other.fit.ratio <= max(1.0, TIE * best.fit.ratio)
 
 
 def make_cause(

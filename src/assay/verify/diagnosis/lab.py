@@ -8,7 +8,7 @@ stranger's own values; what lies before its first effect is computed once and sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,18 +23,13 @@ from assay.models import Model
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
 from assay.verify.faults import Context, Variant
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
-from assay.verify.judge.evidence import RUN, STEP, deviation, ratios
+from assay.verify.judge.diff import Diff
+from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level, visible
-from assay.verify.judge.verdict import Diff
+from assay.verify.thresholds import ACCEPT, AMPLIFIED, ARITHMETIC_GUESSED, NEAR_Q8, NEAR_UNITS, RUN, STEP
 
 Array = NDArray[Any]
-ACCEPT = 3.0  # a residual up to this many times the allowed noise is explained: a fault may amplify noise
 _CHEAP = ("cache", "merge_heads")  # moving numbers about: such nodes are filled in where they were not dumped
-_MANY = 20  # whole nodes that tell the arithmetic
-_LONG = 150  # nodes: a run of more than a few layers is costly to repeat
-_PROMISING = 0.95  # of the squared deviation left after a rough scan
-_SHARE = 1e-4  # of the squared deviation that may be left
-_NEAR_UNITS, _NEAR_Q8 = 64, 0.02  # relative error of an amplified value: so many half-units, or this with Q8 operands
 _TINY = 1e-300
 
 
@@ -92,12 +87,12 @@ class Lab:
         self.hidden = ~visible(self.given["inp_pos"], self.given["inp_kpos"])
         self.theirs = self._theirs()
         wholes = sum(e.whole for e in self.evidence.values())
-        self.guessed = wholes < _MANY  # the arithmetic was inferred from little
+        self.guessed = wholes < ARITHMETIC_GUESSED  # the arithmetic was inferred from little
         self.subtle = False  # look for small faults only: weights read wrongly are never small
         self.carried = False  # judge by the noise of whole runs, not of single steps
         self._before: dict[tuple[Unit, str], Fit] = {}
         kind = diff.arithmetic
-        self._near = (_NEAR_Q8 if kind.q8 else _NEAR_UNITS * kind.unit) ** 2
+        self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[Unit, dict[str, Array]] = {}
 
     def _theirs(self) -> dict[str, Array]:
@@ -200,11 +195,11 @@ class Lab:
         """The observations against a hypothesis. Inside a segment a fault may amplify noise beyond what was simulated:
         a value that accounts for all but a 10,000th of a large deviation is explained as well."""
         fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
-        if fit.residual > _SHARE * before.residual:
+        if fit.residual > AMPLIFIED * before.residual:
             return fit
         n = len(self.dump.by_name[name])
         ratio = min(fit.ratio, ACCEPT) if fit.residual <= self._near * n else fit.ratio
-        strict = min(fit.strict, ACCEPT) if fit.residual <= (_NEAR_UNITS * UNIT["f32"]) ** 2 * n else fit.strict
+        strict = min(fit.strict, ACCEPT) if fit.residual <= (NEAR_UNITS * UNIT["f32"]) ** 2 * n else fit.strict
         return replace(fit, ratio=ratio, strict=strict)
 
     def fit(self, h: Hypothesis, unit: Unit) -> Fit:
@@ -250,87 +245,3 @@ def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
         units = np.array([a.unit for a in ARITHMETICS])[:, None]
         largest = units * np.abs(faulty).max(axis=1)
         return Level(np.maximum(level.rms * growth, units * size), np.maximum(level.top * growth, largest))
-
-
-def search_parameter(
-    lab: Lab,
-    h: Hypothesis,
-    unit: Unit,
-    fit: Callable[[Hypothesis], Fit] | None = None,
-    *,
-    deep: bool = True,
-    around: float = 0.0,
-) -> tuple[Hypothesis, Fit]:
-    """The best member of a family at this unit: common values, then a scan, then a refinement around the best.
-
-    With `around`, only the refinement, that near to the hypothesis's own parameter.
-    """
-    search = h.variant.search
-    assert search is not None
-    tried: dict[float, Fit] = {}
-
-    def at(p: float) -> Fit:
-        if p not in tried:
-            usable, guess = lab.touches(h.variant, unit, p), replace(h, p=p)
-            tried[p] = (fit(guess) if fit else lab.fit(guess, unit)) if usable else Fit(np.inf, np.inf, 0)
-        return tried[p]
-
-    def best() -> float:
-        return min(tried, key=lambda p: tried[p].residual)
-
-    if around:
-        _golden(at, h.p * (1 - around), h.p * (1 + around), False)
-        return replace(h, p=best()), tried[best()]
-    for p in search.common:
-        if at(p).explained:
-            return replace(h, p=p), tried[p]
-    if not deep or search.points == 0:
-        return (replace(h, p=best()), tried[best()]) if tried else (h, Fit(np.inf, np.inf, 0))
-    grid = sorted(search.grid())
-    if lab.subtle:  # most likely nothing is wrong: go on only where a rough scan gains something
-        stride = 1 if len(unit.segment) < _LONG else max(1, len(grid) // 8)
-        least = min(at(p).residual for p in (*search.common, *grid[::stride]))
-        if least > _PROMISING * lab.before(unit).residual:
-            return replace(h, p=best()), tried[best()]
-    for p in grid:
-        if at(p).explained and search.whole:
-            return replace(h, p=p), tried[p]
-    start = best()
-    if not np.isfinite(tried[start].residual):
-        return replace(h, p=start), tried[start]
-    order = sorted(tried)
-    i = order.index(start)
-    lo, hi = order[max(i - 1, 0)], order[min(i + 1, len(order) - 1)]
-    if search.whole:
-        _walk(at, int(lo), int(hi))
-    else:
-        _golden(at, lo, hi, search.log and lo > 0)
-    return replace(h, p=best()), tried[best()]
-
-
-def _walk(at: Any, lo: int, hi: int) -> None:
-    """Narrow a bracket of whole numbers by thirds; residuals are unimodal near the truth."""
-    while hi - lo > 8:
-        third = (hi - lo) // 3
-        if at(float(lo + third)).residual < at(float(hi - third)).residual:
-            hi -= third
-        else:
-            lo += third
-    for p in range(lo, hi + 1):
-        if at(float(p)).explained:
-            return
-
-
-def _golden(at: Any, lo: float, hi: float, log: bool, steps: int = 48) -> None:
-    """Golden-section search for the least residual."""
-    to, back = (np.log, np.exp) if log else (float, float)
-    a, b, g = float(to(lo)), float(to(hi)), (np.sqrt(5) - 1) / 2
-    for _ in range(steps):
-        c, d = b - g * (b - a), a + g * (b - a)
-        left, right = at(float(back(c))), at(float(back(d)))
-        if min(left.ratio, right.ratio) < 0.2:
-            return
-        if left.residual < right.residual:
-            b = d
-        else:
-            a = c

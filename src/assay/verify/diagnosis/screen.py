@@ -18,17 +18,14 @@ from numpy.typing import NDArray
 from assay.engines.reference import evaluate
 from assay.engines.weights import Table, Weights
 from assay.graph import split
-from assay.verify.diagnosis.lab import ACCEPT, Fit, Hypothesis, Lab, Unit, search_parameter
+from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.faults import FAULTS, Context
+from assay.verify.judge.diff import NodeVerdict
 from assay.verify.judge.noise import Level
-from assay.verify.judge.verdict import NodeVerdict
+from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LONG_RUN, ROUGH, RULED_OUT
 
 Array = NDArray[Any]
-HEAD = 3  # tokens of the short run: one at position 0, one that turns, one more
-LONG = 150  # nodes of a segment from which a short run pays
-_SLACK = 3.0  # a hypothesis is ruled out beyond this many times what is accepted
-_ROUGH = 0.1  # of the squared deviation that may be left where the arithmetic is a guess
-_AROUND = 0.03  # relative: where a parameter found on the first rows is looked for on all
 NEVER = Fit(np.inf, np.inf, 0)
 
 
@@ -72,7 +69,7 @@ class Screen:
         full = self.lab.fit(best, self.unit)
         if full.explained or best.variant.search is None or best.variant.search.whole:
             return best, full
-        return search_parameter(self.lab, best, self.unit, around=_AROUND)
+        return search_parameter(self.lab, best, self.unit, around=AROUND)
 
     # -- it would have shown earlier -------------------------------------------------------------------------------
 
@@ -88,14 +85,14 @@ class Screen:
             value = lab.predict(h, unit, [first])[first]
         except (ValueError, IndexError, KeyError):
             return True
-        return lab.after(unit, first, value).ratio > _SLACK * ACCEPT
+        return lab.after(unit, first, value).ratio > RULED_OUT * ACCEPT
 
     @cached_property
     def _observed_right(self) -> set[str]:
         """Right nodes on the way to the target; short ways are not worth looking."""
         segment = self.unit.segment
         on_the_way = set(segment[: segment.index(self.unit.target)])
-        return (on_the_way & self.lab.right) if len(segment) >= LONG else set()
+        return (on_the_way & self.lab.right) if len(segment) >= LONG_RUN else set()
 
     # -- it fails on the first rows --------------------------------------------------------------------------------
 
@@ -105,8 +102,8 @@ class Screen:
     def _possible(self, fit: Fit) -> bool:
         """Might it be explained on all rows, be it by a coarser arithmetic than the one guessed?"""
         lab = self.lab
-        near = lab.guessed and not lab.subtle and fit.residual < _ROUGH * lab.before(self.unit).residual
-        return min(fit.ratio, *(fit.every if near else ()), np.inf) <= _SLACK * ACCEPT
+        near = lab.guessed and not lab.subtle and fit.residual < ROUGH * lab.before(self.unit).residual
+        return min(fit.ratio, *(fit.every if near else ()), np.inf) <= RULED_OUT * ACCEPT
 
     @cached_property
     def _telling_head(self) -> bool:
@@ -117,7 +114,7 @@ class Screen:
         """The same question about the first rows of the run."""
         lab, target = self.lab, self.unit.target
         whole = lab.dump.values(target)
-        short = len(self.unit.segment) < LONG or any(i not in lab.given for i in self._inputs())
+        short = len(self.unit.segment) < LONG_RUN or any(i not in lab.given for i in self._inputs())
         if whole is None or short or (lab.dump.steps or (len(lab.dump.tokens),))[0] <= HEAD:
             return None
         obs = replace(lab.dump.by_name[target][0], data=self._cut(target, whole), shape=None)

@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from assay.errors import AssayError
@@ -36,14 +37,26 @@ class Reply:
     prompt_tokens: int | None  # as the server counts them
 
 
-class Server:
-    """An endpoint; `url` with or without the final /v1."""
+class Client:
+    """Asks the endpoint at `url` (with or without the final /v1) about the model that `tokenizer` belongs to."""
 
-    def __init__(self, url: str, *, key: str = "", model: str = "") -> None:
+    def __init__(self, url: str, tokenizer: Tokenizer, *, key: str = "", model: str = "") -> None:
         if not url.startswith(("http://", "https://")):
             raise AssayError(f"--endpoint {url}: not an address (expected http://host:port)")
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.key, self.model = key, model
+        self.tokenizer, self.key, self.model = tokenizer, key, model
+
+    @cached_property
+    def known(self) -> Mapping[str, int]:
+        """Tokens that are told by their text alone, as in replies without ids: those of which only one has it."""
+        found: dict[str, int] = {}
+        twice: set[str] = set()
+        for token in range(self.tokenizer.n_vocab):
+            text = self.tokenizer.piece(token).decode("utf-8", "replace")
+            if text in found:
+                twice.add(text)
+            found[text] = token
+        return {text: token for text, token in found.items() if text not in twice and "\ufffd" not in text}
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         data = json.dumps({**({"model": self.model} if self.model else {}), **body}).encode()
@@ -64,23 +77,21 @@ class Server:
             raise AssayError(f"{self.url}{path}: the answer holds no choices (found {found!s:.100})")
         return found
 
-    def complete(
-        self, tokenizer: Tokenizer, prompt: str, *, n: int, echo: bool = False, top: int = 5, **more: Any
-    ) -> Reply:
+    def complete(self, prompt: str, *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
         """`/v1/completions`, greedy unless `more` says otherwise."""
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": top, **more}
         found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
-        return _reply(tokenizer, found, n if echo else None)
+        return _reply(self.known, found, n if echo else None)
 
-    def chat(self, tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> Reply:
+    def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> Reply:
         """`/v1/chat/completions`, greedy."""
         body = {"messages": list(messages), "max_tokens": n, "temperature": 0, "logprobs": True, "top_logprobs": top}
-        return _reply(tokenizer, self._post("/v1/chat/completions", body), None)
+        return _reply(self.known, self._post("/v1/chat/completions", body), None)
 
 
-def _reply(tokenizer: Tokenizer, found: dict[str, Any], generated: int | None) -> Reply:
+def _reply(known: Mapping[str, int], found: dict[str, Any], generated: int | None) -> Reply:
     choice = found["choices"][0]
-    steps = tuple(_steps(tokenizer, choice.get("logprobs")))
+    steps = tuple(_steps(known, choice.get("logprobs")))
     message = choice.get("message")
     text = message.get("content") if isinstance(message, dict) else choice.get("text")
     usage = found.get("usage")
@@ -92,11 +103,10 @@ def _reply(tokenizer: Tokenizer, found: dict[str, Any], generated: int | None) -
     return Reply(steps, n_prompt, str(text or ""), str(choice.get("finish_reason") or ""), counted)
 
 
-def _steps(tokenizer: Tokenizer, logprobs: Any) -> list[Step]:
+def _steps(known: Mapping[str, int], logprobs: Any) -> list[Step]:
     """Both forms: parallel lists, or a list of objects under `content`."""
     if not isinstance(logprobs, dict):
         return []
-    known = _by_text(tokenizer)
     if isinstance(logprobs.get("content"), list):
         return [_from_object(known, item) for item in logprobs["content"] if isinstance(item, dict)]
     texts = logprobs.get("tokens") or []
@@ -126,26 +136,3 @@ def _from_object(known: Mapping[str, int], item: dict[str, Any]) -> Step:
         if token is not None and isinstance(value, int | float):
             scores[token] = float(value)
     return Step(token_of(item), str(item.get("token")), scores)
-
-
-def tellable(tokenizer: Tokenizer) -> frozenset[int]:
-    """Tokens that are known by their text alone, as in replies without ids."""
-    return frozenset(_by_text(tokenizer).values())
-
-
-_TEXTS: dict[int, dict[str, int]] = {}
-
-
-def _by_text(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """Ids by the text of their piece, where only one token has it."""
-    key = id(tokenizer)
-    if key not in _TEXTS:
-        found: dict[str, int] = {}
-        twice: set[str] = set()
-        for token in range(tokenizer.n_vocab):
-            text = tokenizer.piece(token).decode("utf-8", "replace")
-            if text in found:
-                twice.add(text)
-            found[text] = token
-        _TEXTS[key] = {text: token for text, token in found.items() if text not in twice and "�" not in text}
-    return _TEXTS[key]
