@@ -39,6 +39,12 @@ CASES: dict[str, dict[str, Any]] = {
     "the architecture is numbers": {"metadata": {"general.architecture": np.array([1, 2], np.uint32)}},
     "the template is numbers": {"metadata": {"tokenizer.chat_template": np.array([1], np.int8)}},
 }
+HARMLESS = {
+    "a huge scale",
+    "yarn with a huge beta",
+    "yarn with a tiny beta",
+    "the template is numbers",
+}  # to verbs that do not read it
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "a matrix with a third axis": {"blk.0.attn_k.weight": (32, 64, 1)},
     "the gate's twin with a third axis": {"blk.1.ffn_up.weight": (96, 64, 1)},
@@ -81,8 +87,7 @@ def test_every_verb_says_it_in_one_line(here: Any, files: dict[str, Path], case:
         codes.add(done.returncode)
         if done.returncode:
             one_line(done)
-    if "template" not in case:
-        assert 2 in codes
+    assert 2 in codes or case in HARMLESS
     done = here("inspect", path)
     assert done.returncode == 0 or one_line(done) is None
 

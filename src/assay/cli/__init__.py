@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _let_go_of_stdout()
         what = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return _fault(f"{what}{error.strerror or error}")
+    except MemoryError as error:
+        return _fault(f"out of memory ({str(error) or 'an allocation failed'}); use fewer tokens or a smaller context")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

@@ -224,7 +224,7 @@ def _raw_file(path: Path, where: str, item: dict[str, Any], shape: tuple[int, ..
 
 def read_npz(path: Path) -> Dump:
     """Arrays by name; the ids as `tokens`, and `positions` if they do not count from 0."""
-    return _from_arrays(path, archive_arrays(path))
+    return from_arrays(path, archive_arrays(path))
 
 
 def read_npy_folder(path: Path) -> Dump:
@@ -232,7 +232,7 @@ def read_npy_folder(path: Path) -> Dump:
     arrays = folder_arrays(path)
     if not arrays:
         raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
-    return _from_arrays(path, arrays)
+    return from_arrays(path, arrays)
 
 
 def read_tensors(path: Path) -> Dump:
@@ -241,10 +241,11 @@ def read_tensors(path: Path) -> Dump:
     if trace is not None:
         return trace
     readers, entries, _ = read_safetensors(path)
-    return _from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
+    return from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
 
 
-def _from_arrays(path: Path, arrays: Arrays) -> Dump:
+def from_arrays(path: Path, arrays: Arrays) -> Dump:
+    """A dump of arrays by name: the shape of each, and how to read it; the ids as `tokens`."""
     ids = [_ids(f"{path}: {k}", *arrays[k]) if k in arrays else None for k in ("tokens", "positions")]
     tokens = _integers(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
     positions = _integers(f"{path}: positions", "positions", ids[1]) if ids[1] is not None else list(range(len(tokens)))

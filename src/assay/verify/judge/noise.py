@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.functions import attn_mask
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
@@ -67,11 +68,6 @@ def by_rows(value: Array, axis: int) -> Array:
     return moved.reshape(len(moved), -1)
 
 
-def visible(positions: Array, key_positions: Array) -> Array:
-    """Which keys a query may see, [T, S]; scores elsewhere mean nothing."""
-    return np.asarray(key_positions[None, :] <= positions[:, None])
-
-
 class NoiseRuns:
     """Visitor: the definition beside one run per arithmetic, all in float32.
 
@@ -86,7 +82,7 @@ class NoiseRuns:
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
         self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.seen = visible(given["inp_pos"], given["inp_kpos"])
+        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
         self.n_tokens = len(tokens)
         self.last = Last(model.graph)
         self.levels: dict[str, Level] = {}
@@ -192,7 +188,7 @@ class NoiseRuns:
 
     def _shown(self, node: Node, difference: Array) -> Array:
         if node.op == "kq":
-            difference[:, ~self.seen] = 0
+            difference[:, self.hidden] = 0
         return difference
 
 
