@@ -42,9 +42,7 @@ class Vocabulary:
 def compiled(tokenizer: Any, lark: str) -> Any:
     """The matcher of a grammar; what is wrong with it is told by the matcher itself."""
     limits = llguidance.LLParserLimits(**FUEL)
-    return llguidance.LLMatcher(
-        tokenizer, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits
-    )
+    return llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
 
 
 def warm() -> None:
