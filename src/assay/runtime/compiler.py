@@ -5,8 +5,8 @@ here first, under the box's limits, with the same vocabulary and the same fuel; 
 is compiled again for use.
 
 A request is `{"vocabulary": name, "lark" or "gbnf": text}`. An answer is `{"lark": text}`, `{"fault": "grammar",
-"message": str}`, or `{"fault": "vocabulary"}` where the vocabulary has not been sent yet: it comes once, as
-`{"vocabulary": name, "tokens": [base64, …], "special": [id, …], "bos": id, "eos": [id, …]}`.
+"message": str}`, or `{"fault": "vocabulary"}` where the vocabulary has not been sent yet. Then the request comes again
+with it: `"tokens": [base64, …], "special": [id, …], "bos": id, "eos": [id, …]`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import llguidance
 from llguidance.gbnf_to_lark import any_to_lark
 
-FUEL = {
+FUEL: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 200_000, "step_max_items": 50_000, "max_lexer_states": 50_000,
     "max_grammar_size": 100_000, "verbose_errors": False,
 }  # fmt: skip
@@ -47,8 +47,8 @@ def compiled(tokenizer: Any, lark: str) -> Any:
 
 def warm() -> None:
     tokens = [base64.b64encode(bytes([i])).decode() for i in range(256)]
-    answer({"vocabulary": "", "tokens": tokens, "special": [], "bos": None, "eos": [0]})
-    answer({"vocabulary": "", "lark": "start: /[a-z]+/"})
+    told = {"tokens": tokens, "special": [], "bos": None, "eos": [0]}
+    answer({"vocabulary": "", "lark": "start: /[a-z]+/", **told})
     answer({"vocabulary": "", "gbnf": 'root ::= "a" [0-9]*'})
     answer({"vocabulary": "", "lark": 'start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'})
     answer({"vocabulary": "", "lark": "nonsense ::"})
@@ -61,16 +61,19 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             _known.clear()
         wrapped = llguidance.TokenizerWrapper(Vocabulary(request))
         _known[name] = llguidance.LLTokenizer(wrapped, n_vocab=len(request["tokens"]), eos_token=request["eos"])
-        return {}
     if name not in _known:
         return {"fault": "vocabulary"}
     try:
         lark = any_to_lark(request["gbnf"]) if "gbnf" in request else request["lark"]
     except Exception as error:  # the converter raises whatever it meets
         return {"fault": "grammar", "message": f"is neither GBNF nor Lark ({error})"}
-    matcher = compiled(_known[name], lark)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
-    if matcher.is_error():
-        return {"fault": "grammar", "message": f"does not compile ({matcher.get_error()})"}
-    return {"lark": lark}
+    try:
+        matcher = compiled(_known[name], lark)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        said = matcher.get_error() if matcher.is_error() else ""
+    except MemoryError:
+        raise
+    except BaseException as error:  # a panic of the library is one
+        said = f"{type(error).__name__}: {error}"
+    return {"fault": "grammar", "message": f"does not compile ({said})"} if said else {"lark": lark}

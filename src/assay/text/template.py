@@ -164,6 +164,8 @@ class ChatTemplate:
         fault = answer["fault"]
         if fault == "time":
             return f"gave no result within {timeout:g} s"
+        if fault == "busy":
+            return "found no process to run in; too many wait"
         if fault == "died":
             return "brought its process down"
         return f"{_WHAT_HAPPENED[fault]} ({printable(' '.join(answer['message'].split()), 300)})"
