@@ -213,9 +213,9 @@ class _Chat:
 
     def show(self, text: str) -> int:
         if not self.quiet:
-            sys.stdout.write(text)
+            sys.stdout.write(common.for_terminal(text))
             sys.stdout.flush()
         return len(text)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        common.say(text)
