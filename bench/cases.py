@@ -21,8 +21,8 @@ from assay.models import Model, load
 from assay.runtime import hub
 from assay.text import Tokenizer
 from assay.verify.dumps.contradictions import contradictions
+from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import inputs_of
-from assay.verify.dumps.resolve import read_dump
 from assay.verify.faults import FAULTS, Context, planted
 
 ROOT = Path(__file__).resolve().parent.parent

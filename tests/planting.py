@@ -16,9 +16,9 @@ import numpy as np
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.models import Model
-from assay.verify.diagnosis.candidates import Diagnosis
+from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
-from assay.verify.dumps.resolve import load_dump
 from assay.verify.faults import FAULTS, Context, planted
 from tests.second_engine import Engine
 

@@ -1,4 +1,7 @@
-"""Imports point one way: gguf, text -> graph -> models -> engines -> runtime -> verify, serve -> cli."""
+"""Imports point one way: system, gguf, text, graph, models, engines, runtime, then verify and serve, library, cli.
+
+Inside a package with rooms they point one way too.
+"""
 
 from __future__ import annotations
 
@@ -6,36 +9,68 @@ import ast
 from pathlib import Path
 
 import pytest
+from docs import rooms
+from docs.rooms import imported
 
 SRC = Path(__file__).parent.parent / "src" / "assay"
-RANK = {"gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6, "cli": 7}
+RANK = {
+    "system": -1, "gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6,
+    "library": 7, "cli": 8,
+}  # fmt: skip
 FREE = {"errors", "_native"}  # known to all
 
-
-def imported(path: Path) -> set[str]:
-    """First names below `assay` that a module imports, at any depth of its code."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level < 2, f"{path}: a relative import that may leave its package"
-            if node.level:
-                continue
-            names = [node.module or ""] if node.module != "assay" else [f"assay.{a.name}" for a in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("assay.")}
-    return found - {"__version__"}
+# What each room of a package may import of the others: a folder, or a module that stands in the package itself.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "serve": {
+        "errors": set(),
+        "limits": set(),
+        "http": {"errors", "limits"},
+        "pool": {"errors", "limits"},
+        "api": {"errors", "limits", "http", "pool"},
+        "app": {"api", "http"},
+        "server": {"errors", "limits", "http", "pool", "api", "app"},
+    },
+    "verify": {
+        "thresholds": set(),
+        "dumps": {"thresholds"},
+        "judge": {"thresholds", "dumps"},
+        "faults": {"dumps"},
+        "witness": {"dumps"},
+        "diagnosis": {"thresholds", "dumps", "judge", "faults"},
+        "conformance": {"thresholds", "dumps", "judge"},
+        "endpoint": {"thresholds", "dumps", "judge", "faults", "diagnosis"},
+        "report": {"dumps", "judge", "faults", "diagnosis"},
+    },
+}
 
 
 @pytest.mark.parametrize("package", RANK)
 def test_imports_point_one_way(package: str) -> None:
     for path in (SRC / package).rglob("*.py"):
-        for other in imported(path) - FREE - {package}:
+        for other in {name[0] for name in imported(path)} - FREE - {package}:
             assert other in RANK, f"{path.name} imports assay.{other}, which has no place in the order"
             assert RANK[other] < RANK[package], f"{path.relative_to(SRC)} imports assay.{other}: against the order"
 
 
 def test_every_package_has_its_place() -> None:
     assert {p.name for p in SRC.iterdir() if p.is_dir() and any(p.glob("*.py"))} <= set(RANK)
+
+
+def test_the_face_imports_nothing() -> None:
+    """`import assay` is quick: what is behind a name is imported when the name is used."""
+    tree = ast.parse((SRC / "__init__.py").read_text())
+    heavy = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {getattr(node, "module", None) or node.names[0].name for node in heavy} <= {
+        "__future__", "importlib", "typing", "assay.errors", "assay.runtime.params",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_one_way(package: str) -> None:
+    """A value walks one way through a package's rooms, and the table above has no arrow that nobody uses."""
+    allowed, used = ROOMS[package], rooms.arrows(SRC / package, package)
+    assert allowed.keys() == used.keys()
+    for room, others in used.items():
+        assert others <= allowed[room], f"{package}/{room} imports {others - allowed[room]}: against the order"
+        assert allowed[room] <= others, f"{package}/{room} does not import {allowed[room] - others}: not in the table"
+    assert rooms.floors(used)  # raises where rooms import each other in a circle

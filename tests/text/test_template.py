@@ -71,7 +71,7 @@ HOSTILE = {
     "python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "may not"),
     "globals": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "may not"),
     "attr filter": ("{{ ''|attr('__class__')|attr('__mro__') }}{{ (''|attr('__class__')).x }}", "."),
-    "changing the messages": ("{{ messages.append(1) }}", "may not"),
+    "changing the messages": ("{{ messages.clear() }}", "may not"),
     "include": ("{% include '/etc/passwd' %}", "."),
     "import": ("{% import 'os' as os %}", "."),
     "syntax": ("{% for", "not valid Jinja"),
@@ -96,7 +96,7 @@ def test_the_next_template_is_served_after_a_killed_one() -> None:
 
 
 def test_a_process_that_died_idle_is_replaced() -> None:
-    module._sandbox.start().kill()
+    module._box._all[0].start().kill()
     assert render("a") == "a"
 
 

@@ -52,17 +52,14 @@ def lengths(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.gguf import open_file
-    from assay.models import load
-
-    path = common.model_path(args)
+    args.model = path = common.model_path(args)  # fetched before the clock starts
     start = time.perf_counter()
-    model = load(open_file(path))
     needed = max([*args.prefill, *(depth + args.decode for depth in args.depth)])
     args.ctx_size = args.ctx_size or max(needed, 32)
     if args.ctx_size < needed:
         raise AssayError(f"--ctx-size: too small for the lengths asked (found {args.ctx_size}, expected {needed})")
-    engine = common.open_engine(args, model)
+    opened = common.opened(args)
+    model, engine = opened.model, opened.engine()
     step(engine, [1], 0)
     load_seconds = time.perf_counter() - start
     result: dict[str, Any] = {
@@ -96,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
 def step(engine: Engine, ids: Sequence[int], start: int) -> None:
     import numpy as np
 
-    from assay.engines.base import PAGE, Chunk
+    from assay.engines.base import Chunk, pages_for
 
-    pages = np.arange(-(-(start + len(ids)) // PAGE), dtype=np.int32)
+    pages = np.arange(pages_for(start + len(ids)), dtype=np.int32)
     engine.forward([Chunk(np.array(ids, np.int32), start, pages)])
 
 

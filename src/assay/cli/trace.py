@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids, whole
 from assay.errors import AssayError
+from assay.system.files import write
+from assay.verify.conformance.sample import PROMPT
 
 if TYPE_CHECKING:
     from assay.text import Tokenizer
@@ -20,7 +23,6 @@ HELP = "write every node's value to a file, on any engine"
 EXAMPLE = """\
 assay trace smollm2 -p "The capital of France is" -o truth.safetensors
 assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out|result' --summary"""
-PROMPT = "The capital of France is"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +85,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.engines.base import PAGE
+    from assay.engines.base import pages_for
     from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
     from assay.verify.witness import open_engine
 
@@ -96,13 +98,15 @@ def run(args: argparse.Namespace) -> int:
     once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is needed twice
     engine = open_engine(
         args.engine, model, budget=0 if once else None,
-        n_pages=-(-len(tokens) // PAGE), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
+        n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
     names = choose(model.graph, args.nodes, engine.unseen)
     with counting(f"tracing on {engine.name}") as progress:
         if args.summary:
-            with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:
-                write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+            out = sys.stdout if args.output is None else io.StringIO()
+            write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+            if isinstance(out, io.StringIO):
+                write(args.output, out.getvalue())
         else:
             write_trace(Path(args.output), engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
     engine.close()

@@ -8,8 +8,8 @@ from typing import Any
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.checks import scale_notes, tokenizer_notes
-from assay.gguf.cursor import printable
 from assay.models.model import Model, load
+from assay.system.terminal import printable
 
 
 def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -> dict[str, Any]:
@@ -67,9 +67,9 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
 
 def _memory(model: Model, weights: int, context: int | None) -> dict[str, int]:
     """Bytes for the weights as stored, and for an f16 cache of keys and values over the whole context."""
-    hp = model.hparams
-    n_ctx = context or hp.n_ctx_train
-    cache = 2 * hp.n_layer * n_ctx * hp.n_head_kv * (hp.n_embd_head + hp.n_embd_head_v)
+    n_ctx = context or model.hparams.n_ctx_train
+    rows = [model.graph.shapes[node.name] for node in model.graph if node.op == "cache"]
+    cache = 2 * n_ctx * sum(int(heads) * int(width) for _, heads, width in rows)
     return {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
 
 

@@ -1,34 +1,35 @@
 """Chat templates: a list of messages to the text the model was trained on.
 
-The template comes out of the file and is run in a process of its own (see `assay.text.sandbox`), which is
-killed when it takes too long. The process is started once, serves every template and every thread one request
-at a time, and ends with us.
+The template comes out of the file and is run in the box (`assay.system.box`), by `assay.text.sandbox`. It sees what
+`transformers` would show it. Where it cannot take messages as OpenAI's clients write them, they are written otherwise
+(`assay.text.rewrites`) until it can.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
-import subprocess
-import sys
-import threading
+import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
+from assay.system.box import LIMITS, Box
+from assay.system.terminal import printable
 from assay.text.builtin import TEMPLATES
+from assay.text.rewrites import dropped_system, fold_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
-TIMEOUT_S = 10.0
+TIMEOUT_S = LIMITS["template"].seconds
 MAX_TEMPLATE = 1 << 20
 
 Message = Mapping[str, Any]
 _OTHERWISE = "use --raw for none or --template NAME for another"
-_OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_TOKENS = ("bos", "eos", "unk", "sep", "pad", "mask")
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", *(f"{role}_token" for role in _TOKENS)})
+_RESCUED = ("refused", "undefined", "template")  # faults that other messages may not have
 _WHAT_HAPPENED = {
     "refused": "does not take these messages",
     "long": "its output is too long",
@@ -41,79 +42,21 @@ _WHAT_HAPPENED = {
 }
 
 
-class _Sandbox:
-    """The one process that renders. A lock serves one request at a time; they take milliseconds."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> subprocess.Popen[str]:
-        """The running process; starting one returns before it is ready."""
-        if self._process is None or self._process.poll() is not None:
-            script = str(Path(__file__).with_name("sandbox.py"))
-            path = os.pathsep.join(p for p in sys.path if p)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", script],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8:surrogatepass"},
-                encoding="utf-8",
-                errors="surrogatepass",
-                start_new_session=True,  # Ctrl-C is for us
-            )
-        return self._process
-
-    def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, str]:
-        """The answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when the process died of
-        it. A process that somebody else ended, unnoticed while it was idle, is replaced once."""
-        line = json.dumps(request)
-        with self._lock:
-            answer = self._exchange(line, seconds)
-            return self._exchange(line, seconds) if answer.get("fault") == "died" else answer
-
-    def _exchange(self, line: str, seconds: float) -> dict[str, str]:
-        process = self.start()
-        assert process.stdin is not None and process.stdout is not None
-        alarm = threading.Timer(seconds, process.kill)
-        alarm.start()
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            reply = process.stdout.readline()
-        except (BrokenPipeError, OSError):
-            reply = ""
-        finally:
-            in_time = alarm.is_alive()
-            alarm.cancel()
-        if not reply.endswith("\n"):
-            self.stop()
-            return {"fault": "died" if in_time else "time"}
-        answer: dict[str, str] = json.loads(reply)
-        return answer
-
-
-_sandbox = _Sandbox()
-atexit.register(_sandbox.stop)
+_box = Box("template", Path(__file__).with_name("sandbox.py"))
 
 
 class ChatTemplate:
-    """A template with the vocabulary's BOS and EOS texts."""
+    """A template with the texts of the vocabulary's own tokens."""
 
-    def __init__(self, source: str, *, name: str, bos: str = "", eos: str = "", tool_source: str | None = None) -> None:
+    def __init__(self, source: str, *, name: str, tool_source: str | None = None, **tokens: str) -> None:
+        """`tokens`: bos, eos, unk, sep, pad, mask, as texts."""
         if (length := max(len(source), len(tool_source or ""))) > MAX_TEMPLATE:
             raise AssayError(f"{name}: the template is too long (found {length}, at most {MAX_TEMPLATE} characters)")
         self.source = source
         self.tool_source = tool_source or source  # some files have a second one for prompts with tools
         self.name = name
-        self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._variables: Mapping[str, Any] = {}
+        self._tokens = {"bos_token": "", "eos_token": "", **{f"{role}_token": text for role, text in tokens.items()}}
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -152,15 +95,21 @@ class ChatTemplate:
 
     @classmethod
     def _for(cls, tokenizer: Tokenizer, source: str, name: str, tool_source: str | None = None) -> ChatTemplate:
-        def text(token: int | None) -> str:
-            return "" if token is None else tokenizer.vocab.tokens[token]
+        special, tokens = tokenizer.vocab.special, tokenizer.vocab.tokens
+        texts = {role: tokens[special[role]] for role in _TOKENS if role in special}
+        return cls(source, name=name, tool_source=tool_source, **texts)
 
-        return cls(source, name=name, bos=text(tokenizer.bos), eos=text(tokenizer.eos), tool_source=tool_source)
+    def given(self, variables: Mapping[str, Any] | None) -> ChatTemplate:
+        """The template with some of its own variables set, unless a caller sets them otherwise."""
+        _check_names(variables or {})
+        other = copy(self)
+        other._variables = {**self._variables, **(variables or {})}
+        return other
 
     @staticmethod
     def warm() -> None:
         """Start the rendering process now, so that the first `render` need not wait for it."""
-        _sandbox.start()
+        _box.warm()
 
     def render(
         self,
@@ -177,21 +126,28 @@ class ChatTemplate:
         A system message that the template refuses or drops is put in front of the first user message, with a
         newline between them, as llama.cpp does.
         """
-        taken = _OURS & variables.keys()
-        if taken:
-            raise AssayError(f"chat template: {', '.join(sorted(taken))}: cannot be set as a template argument")
+        _check_names(variables)
         given = {
+            "documents": None,
+            **self._variables,
             **variables,
             **self._tokens,
-            "messages": [dict(message) for message in messages],
+            "messages": [with_reasoning(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        if tools and "xml_tools" in self.tool_source:  # SmolLM3's name for them
+            given.setdefault("xml_tools", given["tools"])
+        until = time.monotonic() + timeout
         answer = self._ask(given, timeout)
-        folded = _fold_system(given["messages"])
-        if folded and (answer.get("fault") == "refused" or _dropped(given["messages"][0], answer.get("text"))):
-            second = self._ask({**given, "messages": folded}, timeout)
-            answer = second if "text" in second else answer
+        dropped = dropped_system(given["messages"], answer.get("text"))
+        if dropped or answer.get("fault") in _RESCUED:
+            for other in [fold_system(given)] if dropped else rewritten(given):
+                left = until - time.monotonic()
+                second = self._ask(other, left) if other and left > 0 else {}
+                if "text" in second and not dropped_system(given["messages"], second["text"]):
+                    answer = second
+                    break
         if "text" in answer:
             return answer["text"]
         raise AssayError(f"{self.name}: {self._complaint(answer, timeout)}; {_OTHERWISE}")
@@ -199,7 +155,7 @@ class ChatTemplate:
     def _ask(self, variables: dict[str, Any], timeout: float) -> dict[str, str]:
         try:
             source = self.tool_source if variables["tools"] else self.source
-            return _sandbox.ask({"template": source, "variables": variables}, timeout)
+            return _box.ask({"template": source, "variables": variables}, timeout)
         except (TypeError, ValueError, RecursionError) as error:
             raise AssayError(f"chat template: arguments must be plain data ({error})") from None
 
@@ -208,23 +164,16 @@ class ChatTemplate:
         fault = answer["fault"]
         if fault == "time":
             return f"gave no result within {timeout:g} s"
+        if fault == "busy":
+            return "found no process to run in; too many wait"
         if fault == "died":
             return "brought its process down"
-        return f"{_WHAT_HAPPENED[fault]} ({' '.join(answer['message'].split()):.300})"
+        return f"{_WHAT_HAPPENED[fault]} ({printable(' '.join(answer['message'].split()), 300)})"
 
 
-def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The messages with the system message inside the first user message; None where that cannot be done."""
-    if len(messages) < 2 or messages[0].get("role") != "system" or messages[1].get("role") != "user":
-        return None
-    texts = [message.get("content") for message in messages[:2]]
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    return [{**messages[1], "content": f"{texts[0]}\n{texts[1]}"}, *messages[2:]]
-
-
-def _dropped(system: dict[str, Any], text: str | None) -> bool:
-    return text is not None and str(system["content"]).strip() not in text
+def _check_names(variables: Mapping[str, Any]) -> None:
+    if taken := _OURS & variables.keys():
+        raise AssayError(f"chat template: {', '.join(sorted(taken))}: cannot be set as a template argument")
 
 
 def encode_chat(

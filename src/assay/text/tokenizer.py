@@ -6,13 +6,16 @@ import codecs
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, PlainBPE, ScoredMerges
 from assay.text.pretokenize import PreTokenizer
 from assay.text.special import SpecialTokens
+from assay.text.unigram import Unigram
 from assay.text.vocab import Kind, Vocab, read_vocab
+from assay.text.wordpiece import WordPiece, readable
 
 
 class Tokenizer:
@@ -60,11 +63,30 @@ class Tokenizer:
         return self.vocab.add_eos and self.eos is not None
 
     @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What `add_special` puts in front of a text and behind it."""
+        first = [self.bos] if self.add_bos and self.bos is not None else []
+        last = [self.eos] if self.add_eos and self.eos is not None else []
+        if self.vocab.model == "bert":  # whatever the flags say
+            roles = self.vocab.special
+            first, last = ([roles[role]] if role in roles else [] for role in ("bos", "sep"))
+        return first, last
+
+    @property
+    def closing(self) -> int | None:
+        """What `encode` puts behind a text: EOS where the file wants it, SEP in a WordPiece vocabulary."""
+        return self._frame[1][0] if self._frame[1] else None
+
+    @cached_property
     def _encoder(self) -> Encoder:
         pre = self.vocab.pre
-        if pre is None:
-            return ScoredMerges(self.vocab)
-        return (ByteLevelBPE if pre.byte_encode else PlainBPE)(self._file, self.vocab, pre)
+        if pre is not None:
+            return (ByteLevelBPE if pre.byte_encode else PlainBPE)(self._file, self.vocab, pre)
+        if self.vocab.model == "bert":
+            return WordPiece(self.vocab)
+        if self.vocab.model == "t5":
+            return Unigram(self._file, self.vocab)
+        return ScoredMerges(self.vocab)
 
     def with_pre(self, pre: PreTokenizer) -> Tokenizer:
         """A byte-level vocabulary with another pre-tokenizer: what an engine that took the wrong one would do."""
@@ -73,6 +95,11 @@ class Tokenizer:
         other.__dict__["_encoder"] = self._encoder.with_pre(pre)
         return other
 
+    def with_rule(self, name: str, value: bool) -> Tokenizer:
+        """The same vocabulary with another rule for the text before it is cut (a field of `Vocab`)."""
+        changes: dict[str, Any] = {name: value}
+        return Tokenizer(self._file, replace(self.vocab, **changes))
+
     def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. Bytes need not be UTF-8; they are tokenized as llama.cpp would.
 
@@ -80,8 +107,9 @@ class Tokenizer:
         the text; user-defined tokens are always recognised.
         """
         text, valid = _as_text(text)
-        prefix = self.vocab.pre is None and self.vocab.add_space_prefix
-        ids = [self.bos] if add_special and self.add_bos and self.bos is not None else []
+        prefix = self.vocab.model == "llama" and self.vocab.add_space_prefix
+        first, last = self._frame if add_special else ([], [])
+        ids = list(first)
         after_special = True
         for fragment in self._special.split(text, parse_special):
             if isinstance(fragment, int):
@@ -95,9 +123,11 @@ class Tokenizer:
                 ids += self._encoder.encode(fragment)
             else:
                 ids += self._encoder.encode_bytes(fragment.encode("utf-8", "surrogateescape"))
-        if add_special and self.add_eos and self.eos is not None:
-            ids.append(self.eos)
-        return ids
+        return ids + last
+
+    def fragments(self, text: str) -> list[str | int]:
+        """The text with its special tokens cut out."""
+        return self._special.split(text, True)
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; they need not be whole UTF-8 characters."""
@@ -139,8 +169,10 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """The text of ids, exactly as written: a SentencePiece vocabulary's leading space stays. Bytes that are
-        no UTF-8 become U+FFFD. `special=False` hides control tokens."""
-        return b"".join(self.piece(i) for i in ids if special or not self.is_hidden(i)).decode("utf-8", "replace")
+        no UTF-8 become U+FFFD. `special=False` hides control tokens. WordPiece has forgotten where spaces were:
+        there they are put as they usually stand."""
+        text = b"".join(self.piece(i) for i in ids if special or not self.is_hidden(i)).decode("utf-8", "replace")
+        return readable(text) if self.vocab.model == "bert" else text
 
     def detokenizer(self, *, special: bool = True) -> Detokenizer:
         return Detokenizer(self, special=special)

@@ -13,7 +13,8 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.trace import take_trace
-from assay.verify.judge.verdict import judge, text
+from assay.verify.judge.text import text
+from assay.verify.judge.verdict import judge
 from assay.verify.witness import WITNESSES, known, open_engine
 from tests import tiny
 from tests.verify.witness import golden

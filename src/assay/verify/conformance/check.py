@@ -16,7 +16,8 @@ from assay.engines.base import Engine
 from assay.models import Model
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.trace import take_trace
-from assay.verify.judge.verdict import Diff, judge
+from assay.verify.judge.diff import Diff
+from assay.verify.judge.verdict import judge
 
 LENGTHS = (1, 2, 7, 33)  # a single token, the smallest with a past, a few, and one beyond a page of 32
 DECODE = 4  # tokens fed one by one, at most
@@ -32,10 +33,10 @@ class Check:
     diff: Diff | None = None
     dump: Dump | None = None  # what was judged, for the report
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
         if self.diff is not None and not self.diff:
-            found["diff"] = self.diff.to_json()
+            found["diff"] = self.diff.to_dict()
         return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.resolve import load_dump
+from assay.verify.dumps.load import load_dump
 
 Array = NDArray[Any]
 

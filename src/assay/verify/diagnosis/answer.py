@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from assay.graph import split
 from assay.models import Model
-from assay.verify.diagnosis.candidates import Cause, Diagnosis
+from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.faults import FAULTS
 
 PAGE = "docs/faults.md"

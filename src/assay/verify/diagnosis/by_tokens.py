@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from assay.gguf import GGUFFile
 from assay.text import ChatTemplate, Tokenizer, encode_chat
 from assay.text.compare import Chat, Finding, explain
-from assay.verify.diagnosis.candidates import Cause
+from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import Dump
+from assay.verify.thresholds import SURE_OF_IDS
 
 INPUT = "inp_tokens"
-_SURE = 0.95  # ids are compared exactly; what may be wrong is the name of the mistake
 
 
 def expected_ids(
@@ -45,7 +45,7 @@ def cause_of(finding: Finding, n: int) -> Cause:
         node=INPUT,
         how=f"at {finding.at}: {finding.message}",
         nodes=(INPUT,),
-        confidence=_SURE,
+        confidence=SURE_OF_IDS,
         explains=1.0 / max(n, 1),
         equivalent=(),
         before=float(len(finding.given)),

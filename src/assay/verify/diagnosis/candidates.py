@@ -4,94 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from assay.graph import split
-from assay.verify.diagnosis.lab import ACCEPT, Fit, Hypothesis, Lab, Unit
-from assay.verify.diagnosis.relations import Relation
-from assay.verify.diagnosis.screen import LONG, Screen
+from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.result import Cause
+from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
-from assay.verify.faults import FAULTS, decode_only
+from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.verdict import Diff
+from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
 
-_DECODES = 150_000_000  # elements decoded in one scan
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
 SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
-_COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
-_ENOUGH = 1e-4  # of the squared deviation left: no need to try what is costly and unlike
-_TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A fault that reproduces the wrong values."""
-
-    fault: str
-    node: str  # the first it explains
-    how: str  # the variant in words, with its parameter
-    nodes: tuple[str, ...]
-    confidence: float  # that this very fault happened, not one of its equivalents
-    explains: float  # share of the deviation at its nodes
-    equivalent: tuple[str, ...]
-    before: float  # deviation over noise, under the definition
-    after: float  # and with the fault planted
-    fitted: bool = False  # a parameter was solved for
-
-    @property
-    def fix(self) -> str:
-        return FAULTS[self.fault].right
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "fault": self.fault,
-            "node": self.node,
-            "how": self.how,
-            "nodes": list(self.nodes),
-            "confidence": round(self.confidence, 4),
-            "explains": round(self.explains, 6),
-            "equivalent": list(self.equivalent),
-            "fix": self.fix,
-            "deviation_before": self.before,
-            "deviation_after": self.after,
-        }
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The answer; true when nothing is wrong."""
-
-    verdict: str  # "healthy" | "fault" | "unexplained" | "inconclusive"
-    first_wrong: str | None
-    wrong_nodes: tuple[str, ...]
-    causes: tuple[Cause, ...]
-    next_observation: str
-    unexplained: tuple[str, ...] = ()
-    relations: tuple[Relation, ...] = ()  # what can be said of the first unexplained (else first wrong) node
-    segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
-    notes: tuple[str, ...] = ()
-    diff: Diff | None = None
-
-    def __bool__(self) -> bool:
-        return self.verdict == "healthy"
-
-    def to_json(self) -> dict[str, Any]:
-        first = self.first_wrong
-        return {
-            "verdict": self.verdict,
-            "first_wrong": None if first is None else {"node": first, "layer": split(first)[1]},
-            "wrong_nodes": list(self.wrong_nodes),
-            "causes": [cause.to_json() for cause in self.causes],
-            "next_observation": self.next_observation,
-            "unexplained": list(self.unexplained),
-            "relations": [r.text for r in self.relations],
-            "segment": list(self.segment),
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True)
@@ -129,7 +57,7 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
     families: list[Hypothesis] = []
     misread: list[Hypothesis] = []
     for fault in FAULTS.values():
-        if lab.subtle and "b" in fault.kind:
+        if lab.terms.subtle and Kind.WEIGHTS in fault.kinds:
             continue
         for variant in fault.variants:
             if variant.search is not None:
@@ -149,11 +77,20 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
 
 
 def costly(fault: str, unit: Unit) -> bool:
-    return FAULTS[fault].stage in ("gguf parsing", "dequantisation") and len(unit.segment) >= LONG
+    return FAULTS[fault].stage in (Stage.PARSING, Stage.DEQUANTISATION) and len(unit.segment) >= LONG_RUN
 
 
-def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tuple[list[Candidate], int]:
-    """The hypotheses that explain the unit, and how many were tried. Families are scanned if nothing simple fits."""
+@dataclass(frozen=True)
+class Found:
+    """The hypotheses that explain a unit, out of how many, and the bench on the terms under which they do."""
+
+    candidates: list[Candidate]
+    tried: int
+    lab: Lab
+
+
+def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Found:
+    """The hypotheses that explain the unit. Families are scanned if nothing simple fits."""
     found: list[Candidate] = []
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
@@ -162,7 +99,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tu
     for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
         if h.fault == "path-split" and found:
             break
-        if costly(h.fault, unit) and any(c.fit.residual < _ENOUGH * before.residual for c in found):
+        if costly(h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
         if h.variant.search is None:
@@ -172,40 +109,41 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tu
             scans.append(replace(h, p=0.0))
         if better(fit, before):
             found.append(Candidate(h, fit))
-        elif fit.residual < _COARSE * before.residual:
+        elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
-    if not found and lab.guessed and not lab.subtle:
-        found = _coarser(lab, rough)
+    if not found and lab.terms.guessed and not lab.terms.subtle:
+        coarser = _coarser(lab, rough, tried)
+        if coarser is not None:
+            return coarser
     if not found and deep:
         for h in scans:
             tried += 1
             h, fit = screen.search(h, deep=affordable(lab, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
-    return found, tried
+    return Found(found, tried, lab)
 
 
-def _coarser(lab: Lab, rough: list[Candidate]) -> list[Candidate]:
+def _coarser(lab: Lab, rough: list[Candidate], tried: int) -> Found | None:
     """Where the arithmetic was a guess: the next coarser one under which some hypothesis explains the unit."""
-    for i in range(lab.arithmetic + 1, len(ARITHMETICS)):
+    for i in range(lab.terms.arithmetic + 1, len(ARITHMETICS)):
         found = [replace(c, fit=replace(c.fit, ratio=c.fit.every[i])) for c in rough if c.fit.every[i] <= ACCEPT]
         if found:
-            lab.arithmetic = i
-            return found
-    return []
+            return Found(found, tried, lab.on(replace(lab.terms, arithmetic=i)))
+    return None
 
 
 def better(fit: Fit, before: Fit) -> bool:
-    return fit.explained and fit.residual < 0.25 * before.residual
+    return fit.explained and fit.residual < GAIN * before.residual
 
 
 def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     """A scan of a weight's layout decodes it at every point of the grid: not for large tables."""
     search = h.variant.search
-    if "b" not in FAULTS[h.fault].kind or search is None:
+    if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
     sizes = [int(np.prod(lab.graph.weights[w])) for name in unit.segment for w in lab.graph[name].weights]
-    return sum(sizes) * search.points < _DECODES
+    return sum(sizes) * search.points < MOST_DECODED
 
 
 def only_decode(lab: Lab, unit: Unit) -> bool:
@@ -225,7 +163,7 @@ def tied(best: Candidate, other: Candidate) -> bool:
         return False
     if (other.explained, other.contradicted, other.fit.exact) != (best.explained, best.contradicted, best.fit.exact):
         return False
-    return other.fit.ratio <= max(1.0, _TIE * best.fit.ratio)
+    return other.fit.ratio <= max(1.0, TIE * best.fit.ratio)
 
 
 def make_cause(

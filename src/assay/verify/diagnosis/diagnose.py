@@ -18,15 +18,15 @@ from assay.models import Model
 from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
-from assay.verify.diagnosis.candidates import Diagnosis
-from assay.verify.diagnosis.lab import ACCEPT, Lab
+from assay.verify.diagnosis.lab import Lab, Terms
+from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.verdict import Diff, NodeVerdict, decide, judge
+from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.verdict import decide, judge
+from assay.verify.thresholds import ACCEPT, ARITHMETIC_KNOWN, FEEDS_FIRST
 
 Progress = Callable[[str], None]
-_LONG = 40  # nodes of a segment that is the better part of a model
-_MANY = 60  # whole nodes from which the arithmetic is well known
 
 
 def diagnose(
@@ -50,7 +50,7 @@ def _diagnose(model: Model, dump: Dump, weights: Weights | None, say: Progress, 
     lab = Lab(model, dump, diff, weights)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
-    long = len(wrong[0].evidence.segment) > _LONG  # every hypothesis is a run: six other feeds are the cheapest
+    long = len(wrong[0].evidence.segment) > FEEDS_FIRST  # every hypothesis is a run: six other feeds are the cheapest
     result = _by_feed(lab, diff, wrong, say) if long else None
     if result is None:
         result = by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say)
@@ -84,7 +84,7 @@ def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: 
     With few nodes dumped the arithmetic is inferred from little. If one fault makes the deviation vanish to the bits of
     float32, the fault is what happened and the coarse arithmetic is not.
     """
-    if diff.verdict != "noise" or (len(diff.nodes) > _MANY and diff.nodes[0].evidence.whole):
+    if diff.verdict != "noise" or (len(diff.nodes) > ARITHMETIC_KNOWN and diff.nodes[0].evidence.whole):
         return None
     exact = ARITHMETICS[0]
     nodes = decide(model, dump, [n.evidence for n in diff.nodes], exact)
@@ -92,8 +92,7 @@ def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: 
     wrong = [n for n in nodes if n.own] or [n for n in nodes if n.verdict == "wrong"]
     if not wrong or strict.first_wrong is None:
         return None
-    lab = Lab(model, dump, strict, weights)
-    lab.subtle = True
+    lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))
     if wrong[0].evidence.whole:
         result = by_nodes(lab, strict, wrong, say, most_unexplained=1)
     else:

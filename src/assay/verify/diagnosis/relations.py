@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.verify.thresholds import CLOSE
+
 Array = NDArray[Any]
-CLOSE = 1e-3  # relative residual (rms) up to which a relation is said to hold
 
 
 @dataclass(frozen=True)

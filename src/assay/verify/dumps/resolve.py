@@ -1,12 +1,11 @@
-"""From a file of somebody's making to observations of our nodes: read it, name it, lay it out, check that it fits.
+"""A dump in the model's names and layouts: translate, match, lay out, check that it fits.
 
-`read_dump` understands the formats; `resolve` needs the model: it translates names, matches what has no known name by
-its values, brings arrays into the graph's axes, and joins the steps of a sequence. What it assumed stands in `notes`.
+Names are translated; what has no known name is matched by its values, arrays are brought into the graph's axes, and the
+steps of a sequence are joined. What was assumed stands in `notes`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,71 +19,18 @@ from numpy.typing import NDArray
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.errors import AssayError
-from assay.graph import split
+from assay.graph import join, split
 from assay.models import Model
 from assay.verify.dumps import axes
-from assay.verify.dumps.logs import is_eval_callback, read_eval_callback, read_log
 from assay.verify.dumps.names import ignored, translate
-from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, rows_of, token_axis
-from assay.verify.dumps.readers import read_json_lines, read_npy_folder, read_npz, read_tensors
-from assay.verify.dumps.remembered import fingerprint
+from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
+from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
+from assay.verify.thresholds import MATCHED, RIVAL
 
 Array = NDArray[Any]
-NEAR, CLEAR = 0.05, 10.0  # a name is matched by value below this nmse, if no other node comes within this factor
-
-
-def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
-    """The observations as they were written; the format is told by what is in the file."""
-    try:
-        if path.is_dir():
-            return read_npy_folder(path)
-        with open(path, "rb") as file:
-            head = file.read(1 << 16)
-    except OSError as error:
-        raise AssayError(f"{path}: cannot be opened ({(error.strerror or str(error)).lower()})") from None
-    if not head:
-        raise AssayError(f"{path}: the file is empty")
-    if head[:4] == b"PK\x03\x04":
-        return read_npz(path)
-    if path.suffix == ".safetensors" or head[8:10] in (b'{"', b"{}"):
-        return read_tensors(path)
-    if head.lstrip()[:1] == b"{" and b"assay_dump" in head.splitlines()[0]:
-        return read_json_lines(path)
-    if path.suffix in (".jsonl", ".npy"):
-        raise AssayError(f"{path}: not an assay dump; its first line must be a header, or the folder of .npy be named")
-    text = head.decode("utf-8", "replace")
-    if is_eval_callback(text):
-        return read_eval_callback(path)
-    dump = read_log(path, patterns)
-    if not dump.observations:
-        raise AssayError(f"{path}: no format known here and no line that a pattern fits; see docs/dump-format.md")
-    return dump
-
-
-def load_dump(
-    path: Path | str,
-    model: Model | None = None,
-    map: Mapping[str, str] | None = None,
-    *,
-    tokens: Sequence[int] = (),
-    patterns: Sequence[str] = (),
-    side: str = "",
-) -> Dump:
-    """A dump; with a model, its observations carry the model's names and layouts."""
-    dump = read_dump(Path(path), patterns)
-    return dump if model is None else resolve(dump, model, map, tokens=tokens, side=side)
-
-
-def read_map(path: Path) -> dict[str, str]:
-    """`--map`: a JSON object from foreign names to nodes."""
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise AssayError(f"{path}: not a JSON map of names ({str(error).lower()})") from None
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise AssayError(f"{path}: must be a JSON object from foreign names to node names")
-    return found
+MOST_VALUES = 1 << 28  # of one node: scores grow with the square of the tokens
+SPARE_VALUES = 1 << 22  # that a dumped tensor may have beyond its node's: a cache's unused rows, printed too
 
 
 class Truth:
@@ -111,7 +57,12 @@ def resolve(
     notes = list(dump.notes)
     chosen, note = _choose_side(dump, side)
     notes += note
+    if counted_from_one(chosen, model.hparams.n_layer):
+        chosen = [replace(o, name=_one_less(o.name), others=tuple(_one_less(x) for x in o.others)) for o in chosen]
+        notes.append("layers are counted from 1 there")
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, note = settle(named, model, len(dump.tokens), truth)
+    notes += note
     matched, left, note = _match_by_value(unknown, model, dump, truth)
     notes += note
     laid: list[Observation] = []
@@ -131,7 +82,9 @@ def resolve(
     order = {node.name: i for i, node in enumerate(model.graph)}
     joined.sort(key=lambda o: order[o.name])
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
-    return replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes))
+    notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
+    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes))
+    return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
 
 
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
@@ -151,15 +104,30 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
             f"{dump.source}: token {bad} is outside the vocabulary of {model.file.path.name} (0 to {n_vocab - 1}); "
             "is it a dump of another model?"
         )
+    _check_room(dump.source, model, len(tokens))
     theirs = dump.provenance.get("model_sha256")
-    if theirs and theirs != fingerprint(model.file):
+    if theirs and theirs != model.file.sha256:
         name = Path(dump.provenance.get("model", "unknown")).name
         raise AssayError(
             f"{dump.source}: is a trace of another model (found {name}, sha256 {theirs[:12]}…, "
-            f"expected {model.file.path.name}, {fingerprint(model.file)[:12]}…)"
+            f"expected {model.file.path.name}, {model.file.sha256[:12]}…)"
         )
     positions = dump.positions or tuple(range(len(tokens)))
     return replace(dump, tokens=tokens, positions=positions, steps=dump.steps or (len(tokens),))
+
+
+def _check_room(source: str, model: Model, n: int) -> None:
+    """Before anything is computed: so many tokens fit the context, and their largest value fits memory."""
+    if n > model.hparams.n_ctx_train:
+        raise AssayError(
+            f"{source}: {n} tokens, more than the context of {model.file.path.name} ({model.hparams.n_ctx_train}); "
+            "is it a dump of another model?"
+        )
+    name = max((node.name for node in model.graph), key=lambda name: math.prod(shape_of(model.graph, name, n)))
+    if (size := math.prod(shape_of(model.graph, name, n))) > MOST_VALUES:
+        raise AssayError(
+            f"{source}: {n} tokens make {name} {size} values (expected at most {MOST_VALUES}); dump fewer tokens"
+        )
 
 
 def _choose_side(dump: Dump, side: str) -> tuple[list[Observation], list[str]]:
@@ -184,11 +152,23 @@ def _translate(
             if target not in model.graph:
                 raise AssayError(f"--map: {name}: {target} is no node of the model; `assay inspect --graph` lists them")
             named.append(replace(obs, name=target))
-        elif found := translate(name, obs.op, model.graph):
-            named.append(replace(obs, name=found[0]))
+        elif found := _candidates(obs, model):
+            named.append(replace(obs, name=found[0], others=found[1:]))
         elif not ignored(name, obs.op):
             unknown.append(obs)
     return named, unknown
+
+
+def _candidates(obs: Observation, model: Model) -> tuple[str, ...]:
+    """The nodes of this model that the observation's words may mean."""
+    last = str(model.hparams.n_layer - 1)
+    names = (name.replace("-last", "-" + last) for name in (obs.name, *obs.others))
+    return tuple(dict.fromkeys(found[0] for name in names if (found := translate(name, obs.op, model.graph))))
+
+
+def _one_less(name: str) -> str:
+    role, layer = split(name)
+    return name if layer is None else join(role, layer - 1)
 
 
 def _match_by_value(
@@ -203,11 +183,12 @@ def _match_by_value(
         if obs.kind != "values" or obs.rows not in (None, (0, n)):
             left.append(obs)
             continue
+        size = obs.array().size if obs.shape is None else math.prod(obs.shape)
+        fits = [node.name for node in graph if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == size]
+        if not fits:
+            left.append(obs)
+            continue
         array = obs.array().astype(np.float64)
-        fits = [
-            node.name for node in graph
-            if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == array.size
-        ]  # fmt: skip
         values = truth(fits)
         scored = []
         for name in fits:
@@ -216,12 +197,12 @@ def _match_by_value(
                 best = axes.nearest(reading, values[name], token_axis(graph, name))
                 scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
         scored.sort(key=lambda pair: pair[0])
-        if scored and scored[0][0] < NEAR and (len(scored) == 1 or scored[1][0] > CLEAR * scored[0][0]):
+        if scored and scored[0][0] < MATCHED and (len(scored) == 1 or scored[1][0] > RIVAL * scored[0][0]):
             matched.append(replace(obs, name=scored[0][1]))
             notes.append(_evidence(obs, scored, "taken for"))
         else:
             left.append(obs)
-            if scored and scored[0][0] < NEAR:
+            if scored and scored[0][0] < MATCHED:
                 notes.append(_evidence(obs, scored, "not used: it might be"))
     return matched, left, notes
 
@@ -249,10 +230,11 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     plain = shape_of(graph, obs.name, n)
     if obs.rows is None and shape == plain:
         return replace(obs, data=partial(_unmasked, obs, graph[obs.name].op)), ""
-    found = axes.readings(graph, obs.name, obs.array(), rows, n)
+    small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # before it is read
+    found = axes.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
         raise AssayError(
-            f"{dump.source}: {obs.foreign}: shape {list(obs.array().shape)} does not fit {obs.name} "
+            f"{dump.source}: {obs.foreign}: shape {list(shape or obs.array().shape)} does not fit {obs.name} "
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )
     best = found[0] if len(found) == 1 else axes.nearest(found, truth([obs.name])[obs.name], axis)
@@ -295,6 +277,8 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
         if cut is None:
             return None, ""
         obs = cut
+    if obs.row is not None and obs.shape is not None and math.prod(obs.shape) == math.prod(expected(n)):
+        obs = replace(obs, shape=whole)  # the whole tensor's shape beside one row of it
     if obs.shape is not None and math.prod(obs.shape) not in (math.prod(whole), math.prod(last)):
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "
@@ -310,19 +294,7 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
             raise AssayError(f"{obs.where}: {obs.foreign}: index {high} is outside the {room} values described")
     if obs.shape is not None:
         obs = replace(obs, shape=last if obs.row is not None and symbolic[0] != "S" else whole)
-    if obs.rows is not None or obs.shape is not None or n == 1:
-        return obs, ""
-    axis, value = token_axis(graph, obs.name), truth([obs.name])[obs.name]
-    options = [replace(obs, rows=rows) for rows in (None, (n - 1, n), (0, 1))]
-
-    def distance(option: Observation) -> float:
-        expected = measure(option, value, axis, model.hparams.n_embd_head)
-        scale = np.sqrt(np.mean(rows_of(value, axis, option.rows) ** 2)) + 1e-30
-        return float(np.sum(np.abs(option.target() - expected)) / scale)
-
-    best = min(options, key=distance)
-    label = {None: "", (n - 1, n): "the last token's row", (0, 1): "the first token's row"}[best.rows]
-    return best, label
+    return obs, ""
 
 
 def _orders(laid: list[Observation], model: Model, truth: Truth) -> tuple[list[Observation], list[str]]:

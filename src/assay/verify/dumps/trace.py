@@ -22,7 +22,6 @@ from assay.engines.batch import INDICES
 from assay.errors import AssayError
 from assay.graph import Graph, split
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
-from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.safetensors import TensorWriter, read_safetensors
 
 Array = NDArray[Any]
@@ -91,7 +90,7 @@ def provenance(engine: Engine) -> dict[str, str]:
     return {
         "assay": __version__,
         "model": str(file.path.resolve()),
-        "model_sha256": fingerprint(file),
+        "model_sha256": file.sha256,
         "precision": engine.dtype.name,
     }
 
@@ -233,7 +232,7 @@ def summarise(name: str, value: Array, n_first: int = 10) -> str:
     """One line: the tensor's statistics and first values; for logits also the best five of the last row."""
     flat = value.reshape(-1).astype(np.float64)
     line: dict[str, Any] = {"name": name, "shape": list(value.shape), "first": flat[:n_first].tolist()}
-    line |= {kind: function(flat) for kind, function in STATISTICS.items()}
+    line |= {kind: STATISTICS[kind](flat) for kind in ("rms", "mean", "min", "max", "sum")}
     if name == "result_output":
         best = np.argsort(-value[-1], kind="stable")[:5]
         line["top"] = [[int(i), float(value[-1, i])] for i in best]

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.functions import attn_mask
 from assay.gguf import codecs
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Search, on_rows, plant, standard
+from assay.verify.faults.base import Array, Change, Context, Search, by_heads, on_rows, plant, sibling, standard
 from assay.verify.faults.rotary import turned
 
 Mask = NDArray[np.bool_]
@@ -18,11 +19,7 @@ Mask = NDArray[np.bool_]
 
 def masked(x: Array, pos: Array, kpos: Array, scale: float, window: int = 0) -> Array:
     """Scaled scores with -inf where a key may not be seen."""
-    distance = pos[:, None] - kpos[None, :]
-    hidden = distance < 0
-    if window:
-        hidden |= distance >= window
-    return np.where(hidden, -np.inf, x * scale)
+    return np.where(attn_mask(pos, kpos, window), -np.inf, x * scale)
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -41,7 +38,7 @@ def _scores(
 
     @plant(fault, label, search)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op != "attn_softmax":
+        if node.op != "attn_softmax" or node.weights:  # no formula here knows of sinks
             return None
         return Change(node, lambda x, pos, kpos: formula(c, node, x, pos, kpos, p))
 
@@ -223,7 +220,7 @@ def _grouping(
     def edit(c: Context, node: Node, p: float) -> Change | None:
         order = heads(c)
         right = np.arange(c.hp.n_head) // (c.hp.n_head // c.hp.n_head_kv)
-        if node.op not in ops or np.array_equal(order, right):
+        if node.op not in ops or np.array_equal(order, right) or not by_heads(c, node.inputs[1]):
             return None
         own = standard(node)
         change = Change(node, lambda a, kv: own(a, kv[:, order]))
@@ -302,9 +299,9 @@ _step_view("kv-seqpos-units", "decode rows written at element n_past", _shifted_
 
 @plant("kv-pre-rope", "older keys unrotated in decode")
 def pre_rope(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "kq":
+    key = sibling(c, node, "Kcur")
+    if node.op != "kq" or key is None or key.op != "rope":
         return None
-    key = c.model.graph[node.name.replace("kq", "Kcur")]
     own = standard(node)
 
     def run(q: Array, k: Array, before: Array) -> Array:
@@ -324,7 +321,8 @@ def _own_step(fault: str, label: str) -> None:
 
     @plant(fault, label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op not in ("kq", "attn_softmax", "kqv"):
+        soft = sibling(c, node, "kq_soft_max")
+        if node.op not in ("kq", "attn_softmax", "kqv") or soft is None or soft.weights:
             return None
 
         def gather(n: int) -> tuple[NDArray[np.int64], Mask]:
@@ -386,9 +384,9 @@ for _kind in ("Q8_0", "Q4_0"):
     Search(2, 64, (4,), False, True, 32),
 )
 def unrotated_shift(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "kq":
+    key, shift = sibling(c, node, "Kcur"), int(p)
+    if node.op != "kq" or key is None or key.op != "rope":
         return None
-    key, shift = c.model.graph[node.name.replace("kq", "Kcur")], int(p)
     own = standard(node)
 
     def run(q: Array, k: Array, *factors: Array) -> Array:

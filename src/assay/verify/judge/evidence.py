@@ -19,23 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.functions import attn_mask
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, inputs_of, measure, patch, token_axis
-from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic
-from assay.verify.judge.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, part_key, save_levels, visible
+from assay.verify.judge.arithmetic import ARITHMETICS
+from assay.verify.judge.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, part_key, save_levels
 from assay.verify.judge.sweep import Last, evaluate_all, sweep
+from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
 Array = NDArray[Any]
-# Measured on llama.cpp, deviation over simulated noise: up to 1.7 for one step from the same values; after 17 to 30
-# layers up to 3.2 as rms and 10 at a single value, where a rounding that fell otherwise has tipped a softmax.
-STEP, RUN = 3.0, 5.0
-PEAK = {STEP: 3.0, RUN: 20.0}  # for single values
-TOO_GOOD = 0.05  # times the noise: a first observation this near was not computed so coarsely
-LUCK = 0.3  # times the noise of a row: the least that is allowed to the few values that were printed of it
-SHORT = 4  # nodes of a segment that still count as one step
 _TINY = 1e-30
 _UNITS = np.array([a.unit for a in ARITHMETICS])
 
@@ -111,7 +106,7 @@ class OwnInputs:
     ) -> None:
         self.graph, self.dump, self.carried, self.local = model.graph, dump, carried, local
         given = inputs_of(dump.tokens, dump.positions)
-        self.seen = visible(given["inp_pos"], given["inp_kpos"])
+        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
         self.head_width = model.hparams.n_embd_head
         self.truth: dict[str, Array] = dict(given)
         self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
@@ -147,7 +142,7 @@ class OwnInputs:
         segment: tuple[str, ...],
     ) -> Evidence:
         axis = token_axis(self.graph, node.name)
-        hide = ~self.seen if node.op == "kq" else None
+        hide = self.hidden if node.op == "kq" else None
         far, near = self.carried(node.name), self.local(node.name)
         step = STEP if len(segment) <= SHORT else RUN
         carried = local = np.zeros(len(ARITHMETICS))
@@ -232,49 +227,10 @@ def follows(model: Model, dump: Dump, e: Evidence, faulty: Collection[str]) -> A
     axis, hide = token_axis(model.graph, e.name), None
     if model.graph[e.name].op == "kq":
         given = inputs_of(dump.tokens, dump.positions)
-        hide = ~visible(given["inp_pos"], given["inp_kpos"])
+        hide = attn_mask(given["inp_pos"], given["inp_kpos"])
     value = recompute(model, dump, e.name, faulty)
     worst = np.zeros(len(ARITHMETICS))
     for obs in dump.by_name[e.name]:
         error, expected = deviation(obs, value, axis, model.hparams.n_embd_head, hide)
         worst = np.maximum(worst, ratios(obs, error, expected, value, axis, e.noise_carried, RUN))
     return worst
-
-
-def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
-    """The strictest arithmetic that explains what the nodes have in common.
-
-    Whole tensors: storage, quantised operands and cache are inferred apart, each by the majority of the nodes that it
-    concerns, judged on their own inputs. Partial evidence: the one that explains the most observations from the first
-    on, but none that is far too coarse for the first one: who agrees to six digits there does not compute in bfloat16.
-    """
-    whole = [e for e in evidence if e.whole and len(e.segment) <= 3]
-    if len(whole) >= 8:
-        return _by_majority(model, whole)
-    early = [e for e in evidence if e.name != "embd"]
-    best = ARITHMETICS[0]
-    longest = 0
-    for i, arithmetic in enumerate(ARITHMETICS):
-        explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
-        if explained > longest and RUN * early[0].local[i] > TOO_GOOD:
-            best, longest = arithmetic, explained
-    return best if longest else ARITHMETICS[0]
-
-
-def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
-    def explained(ops: Collection[str], inside: bool, candidates: list[Arithmetic]) -> Arithmetic:
-        votes = [e.local for e in whole if (model.graph[e.name].op in ops) == inside]
-        share = [sum(v[ARITHMETICS.index(c)] <= 1 for v in votes) for c in candidates]
-        for c, n in zip(candidates, share, strict=True):
-            if 2 * n >= len(votes):
-                return c
-        return candidates[int(np.argmax(share))]
-
-    plain, kv, q8, both, f16, bf16 = ARITHMETICS
-    attention = ("kq", "kqv")
-    storage = explained((*MATRIX, *attention, "cache"), False, [plain, f16, bf16])
-    if storage is not plain:
-        return storage
-    quantised = explained(MATRIX, True, [plain, q8]) is q8
-    cached = kv in (explained(attention, True, [plain, kv]), explained(("cache",), True, [plain, kv]))
-    return {(False, False): plain, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]

@@ -1,0 +1,418 @@
+"""What goes over the wire, as pydantic models: they check requests and make the OpenAPI document.
+
+Requests are strict about the types of what they know and ignore what they do not, as OpenAI's clients expect.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from assay.runtime.params import SamplerParams
+from assay.serve.limits import Limits
+
+LIMITS = Limits()  # the largest a server may set; the document states them
+_DEFAULT = SamplerParams()
+
+
+class Model(BaseModel):
+    """Strict, finite."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Name = Annotated[str, Field(max_length=256)]
+Text = Annotated[str, Field(max_length=LIMITS.body)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=LIMITS.stop_length)]
+Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+
+
+# --- requests
+
+
+class Sampling(Model):
+    """OpenAI's settings and the other samplers as extensions. What is left out has llama.cpp's default."""
+
+    model: Name | None = Field(None, description="one of /v1/models; default: the first")
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(None, description=f"default {_DEFAULT.temp}")
+    top_p: Share | None = Field(None, description=f"default {_DEFAULT.top_p}")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[Bias, Field(max_length=LIMITS.bias)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stops)] | None = None
+    n: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[str, Field(max_length=4096)] | None = Field(None, description="taken and not used")
+
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description=f"default {_DEFAULT.top_k}; 0: all")
+    min_p: Share | None = Field(None, description=f"default {_DEFAULT.min_p}")
+    typical: Share | None = None
+    top_n_sigma: Annotated[float, Field(ge=-1, le=100)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    dry_multiplier: Annotated[float, Field(ge=0, le=100)] | None = None
+    dry_base: Annotated[float, Field(ge=1, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    dry_penalty_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    xtc_probability: Share | None = None
+    xtc_threshold: Share | None = None
+    ignore_eos: bool | None = Field(None, description="go on after the model ends its answer")
+    grammar: Annotated[str, Field(max_length=LIMITS.schema)] | None = Field(None, description="GBNF or Lark")
+    timeout: Annotated[float, Field(ge=1, le=86400)] | None = Field(None, description="seconds until the deadline")
+
+
+class StreamOptions(Model):
+    include_usage: bool | None = None
+
+
+class TextPart(Model):
+    type: Literal["text"]
+    text: Text
+
+
+class FunctionCall(Model):
+    name: Name
+    arguments: Text = Field(description="a JSON object, as text")
+
+
+class ToolCall(Model):
+    id: Name
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Model):
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Text | Annotated[list[TextPart], Field(max_length=256)] | None = None
+    name: Name | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools)] | None = None
+    tool_call_id: Name | None = None
+    reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that show it")
+
+
+class Function(Model):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
+    strict: bool | None = None
+
+
+class Tool(Model):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Model):
+    name: Name
+
+
+class NamedTool(Model):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Model):
+    name: Name | None = None
+    description: Annotated[str, Field(max_length=65536)] | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class PlainFormat(Model):
+    type: Literal["text", "json_object"]
+
+
+class SchemaFormat(Model):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=LIMITS.messages)]
+Tools = Annotated[list[Tool], Field(max_length=LIMITS.tools)]
+
+
+class ChatRequest(Sampling):
+    messages: Messages
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="default: what fits")
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="the newer name")
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
+    response_format: PlainFormat | SchemaFormat | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = Field(None, description="taken and not used")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the template")
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = Field(
+        None, description="a variable for the template: gpt-oss knows low, medium and high"
+    )
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
+        None, description="none leaves reasoning in the content; default: apart, in reasoning_content"
+    )
+
+
+Prompt = (
+    Text
+    | Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.body)]
+    | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts)]
+    | Annotated[
+        list[Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.body)]],
+        Field(min_length=1, max_length=LIMITS.prompts),
+    ]
+)
+
+
+class CompletionRequest(Sampling):
+    prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description="default 16")
+    echo: bool | None = Field(None, description="give the prompt back; with logprobs and max_tokens 0 it is scored")
+    logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = Field(None, description="must equal n")
+    suffix: Annotated[str, Field(max_length=0)] | None = Field(None, description="not supported")
+
+
+class EmbeddingRequest(Model):
+    model: Name | None = None
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="only the model's own")
+    pooling: Literal["mean", "last"] | None = Field(None, description="over the tokens of result_norm; default mean")
+    user: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class TokenizeRequest(Model):
+    model: Name | None = None
+    content: Text
+    add_special: bool | None = Field(None, description="BOS and EOS as the model wants them; default false")
+    parse_special: bool | None = Field(None, description="recognise control tokens in the text; default true")
+    with_pieces: bool | None = None
+
+
+class DetokenizeRequest(Model):
+    model: Name | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=LIMITS.body)]
+
+
+class TemplateRequest(Model):
+    model: Name | None = None
+    messages: Messages
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TraceRequest(Model):
+    """Exactly one of prompt, messages and tokens."""
+
+    model: Name | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    tokens: Annotated[list[TokenId], Field(min_length=1, max_length=LIMITS.trace_tokens)] | None = None
+    nodes: Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=256)] | None = Field(
+        None, description="names, with * and ? as in file names; default: none with `lens`, else l_out-* and results"
+    )
+    first: Annotated[int, Field(ge=0, le=64)] | None = Field(None, description="values shown of each; default 10")
+    lens: bool | None = Field(None, description="what each layer's output would predict")
+    top: Annotated[int, Field(ge=1, le=10)] | None = Field(None, description="tokens of the lens; default 3")
+
+
+# --- responses
+
+
+class ErrorDetail(Model):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(Model):
+    error: ErrorDetail
+
+
+class ModelCard(Model):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    loaded: bool
+    context_length: int
+    n_params: int
+    size: int
+    template: bool
+
+
+class ModelList(Model):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class PromptDetails(Model):
+    cached_tokens: int
+
+
+class Usage(Model):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TopLogprob(Model):
+    token: str
+    id: int
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Model):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class Answer(Model):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Model):
+    index: int
+    message: Answer
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class Timings(Model):
+    """An extension: where the time went."""
+
+    queued_s: float
+    first_token_s: float
+    tokens_per_second: float
+
+
+class ChatResponse(Model):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+    timings: Timings
+
+
+class CompletionLogprobs(Model):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+    ids: list[int]
+
+
+class CompletionChoice(Model):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class CompletionResponse(Model):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    timings: Timings
+
+
+class Embedding(Model):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Model):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(Model):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Piece(Model):
+    id: int
+    piece: str
+    bytes: list[int]
+    special: bool
+
+
+class TokenizeResponse(Model):
+    tokens: list[int]
+    pieces: list[Piece] | None = None
+
+
+class DetokenizeResponse(Model):
+    content: str
+
+
+class TemplateResponse(Model):
+    prompt: str
+    tokens: list[int]
+    pieces: list[Piece]
+
+
+class NodeSummary(Model):
+    name: str
+    op: str
+    shape: list[int]
+    first: list[float]
+    rms: float
+    mean: float
+    min: float
+    max: float
+    sum: float
+    top: list[list[float]] | None = Field(None, description="for logits: the best five, id and value")
+
+
+class Guess(Model):
+    id: int
+    piece: str
+    p: float
+
+
+class Lens(Model):
+    layers: list[str]
+    positions: list[int]
+    grid: list[list[list[Guess]]] = Field(description="layers × positions × guesses, the best first")
+
+
+class TraceResponse(Model):
+    model: str
+    tokens: list[int]
+    pieces: list[Piece]
+    nodes: list[NodeSummary]
+    lens: Lens | None = None
+
+
+class Health(Model):
+    status: Literal["ok", "loading", "shutting_down"]
+
+
+Sampling.model_rebuild()

@@ -1,0 +1,134 @@
+"""The routes about text and vectors: tokens and back, the rendered prompt, embeddings, the list of models."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from assay.runtime.pooling import POOLED, pool
+from assay.runtime.sequence import Job
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import DetokenizeRequest, EmbeddingRequest, TemplateRequest, TokenizeRequest
+from assay.serve.api.state import Call
+from assay.serve.errors import ApiError
+from assay.serve.http.exchange import Reply, json_reply
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
+
+
+async def models(call: Call, _: None) -> Reply:
+    cards = [_card(entry) for entry in call.state.models.entries.values()]
+    return json_reply({"object": "list", "data": cards})
+
+
+def _card(entry: Entry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "object": "model",
+        "created": entry.created,
+        "owned_by": "assay",
+        "loaded": entry.worker is not None,
+        "context_length": entry.n_ctx,
+        "n_params": entry.n_params,
+        "size": entry.file.size,
+        "template": entry.template is not None,
+    }
+
+
+async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
+    state, text = call.state, request.content
+    entry = state.models.find(request.model)
+    if len(text) > state.limits.text:
+        message = f"content: too long (found {len(text)} characters, at most {state.limits.text})"
+        raise ApiError("invalid_value", message, "content")
+
+    def work() -> Reply:
+        special = request.parse_special is not False
+        ids = entry.tokenizer.encode(text, add_special=bool(request.add_special), parse_special=special)
+        shown = pieces(entry, ids, state.limits.pieces, "with_pieces") if request.with_pieces else None
+        return json_reply({"tokens": ids, "pieces": shown})
+
+    found: Reply = await prompts.off_loop(state, len(text), work)
+    return found
+
+
+def pieces(entry: Entry, ids: list[int], most: int, param: str) -> list[dict[str, Any]]:
+    """Every token with its bytes: a hundred times as long as the ids, so for so many of them only."""
+    if len(ids) > most:
+        raise ApiError("invalid_value", f"{param}: pieces of {len(ids)} tokens (at most {most} are shown)", param)
+    return [
+        {
+            "id": token,
+            "piece": (piece := common.piece_of(entry, token)).decode("utf-8", "replace"),
+            "bytes": list(piece),
+            "special": token < entry.tokenizer.n_vocab and entry.tokenizer.is_special(token),
+        }
+        for token in ids
+    ]
+
+
+async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
+    entry = call.state.models.find(request.model)
+    n_vocab = entry.tokenizer.n_vocab
+    wrong = next((token for token in request.tokens if token >= n_vocab), None)
+    if wrong is not None:
+        raise ApiError("invalid_value", f"tokens: {wrong} is not in the vocabulary of {n_vocab}", "tokens")
+    if len(request.tokens) > (most := call.state.limits.ids):
+        raise ApiError("invalid_value", f"tokens: too many (found {len(request.tokens)}, at most {most})", "tokens")
+    found: Reply = await prompts.off_loop(
+        call.state, len(request.tokens), lambda: json_reply({"content": entry.tokenizer.decode(request.tokens)})
+    )
+    return found
+
+
+async def apply_template(call: Call, request: TemplateRequest) -> Reply:
+    """The prompt as text and as the ids that `/v1/chat/completions` would compute."""
+    entry = call.state.models.find(request.model)
+    given = (call.state, entry, request.messages, request.tools, request.chat_template_kwargs)
+    prompted = request.add_generation_prompt is not False
+    ids = await prompts.chat_ids(*given, add_generation_prompt=prompted)
+    text = await prompts.chat_text(*given, add_generation_prompt=prompted)
+    most = call.state.limits.pieces
+    found: Reply = await prompts.off_loop(
+        call.state, len(text),
+        lambda: json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids, most, "messages")}),
+    )  # fmt: skip
+    return found
+
+
+async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
+    """One vector of length 1 for each text: the mean over its tokens, or its last token."""
+    state = call.state
+    entry = state.models.find(request.model)
+    width = entry.model.hparams.n_embd
+    if POOLED not in entry.model.graph:
+        raise ApiError("unsupported", f"the model {entry.id} gives no embeddings")
+    if request.dimensions not in (None, width):
+        raise ApiError("unsupported", f"dimensions: this model's vectors have {width}", "dimensions")
+    texts = await prompts.prompt_ids(state, entry, request.input)
+    for ids in texts:
+        prompts.check(ids, entry, room=0, param="input")
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    until = common.deadline(state.limits)
+    jobs = [Job(ids=tuple(ids), keep=(POOLED,), deadline=until) for ids in texts]
+    reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer, call.owner))
+    async for _ in reader:
+        pass
+    as_text = request.encoding_format == "base64"
+    data = []
+    for index, sequence in enumerate(reader.sequences):
+        vector = pool(np.concatenate(sequence.nodes[POOLED]), request.pooling or "mean")
+        value = base64.b64encode(vector.tobytes()).decode() if as_text else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": value})
+    total = sum(map(len, texts))
+    return json_reply(
+        {
+            "object": "list",
+            "data": data,
+            "model": entry.id,
+            "usage": {"prompt_tokens": total, "total_tokens": total},
+        }
+    )

@@ -1,0 +1,69 @@
+"""The served OpenAPI document against the server: schemathesis sends what fits it and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from assay.serve.api.routes import ROUTES
+from assay.serve.errors import KINDS
+from tests.serve.conftest import Server, start_server
+from tests.tiny import make
+
+schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A context of 64 positions: whatever is asked for, an answer is short."""
+    path = make(tmp_path_factory.mktemp("openapi") / "small.gguf")
+    server = start_server([("small", path)], options={"ctx_size": 64}, limits={"request_s": 20.0})
+    yield server
+    assert server.end() == 0
+
+
+# A request that fits may still name a model that is not there, or a token outside the vocabulary.
+POSITIVE = [(f"{route.method} {route.path}", "positive") for route in ROUTES]
+NEGATIVE = [(f"{route.method} {route.path}", "negative") for route in ROUTES if route.request]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mode"), [*POSITIVE, *NEGATIVE])
+def test_the_server_keeps_to_its_document(small: Server, name: str, mode: str) -> None:
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    method, path = name.split()
+    operation = schemathesis.openapi.from_url(f"{small.url}/openapi.json")[path][method]
+
+    @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
+    @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
+    def check(case: Any) -> None:
+        case.call_and_validate(excluded_checks=[positive_data_acceptance], timeout=60)
+
+    check()
+
+
+def test_the_document(small: Server) -> None:
+    document = httpx.get(f"{small.url}/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    assert "security" not in document
+    refs = {ref for ref in _refs(document) if ref.startswith("#/components/schemas/")}
+    assert {ref.rsplit("/", 1)[1] for ref in refs} == set(document["components"]["schemas"])
+    statuses = {int(s) for path in document["paths"].values() for op in path.values() for s in op["responses"]}
+    assert statuses - {200} <= {kind.status for kind in KINDS.values()}
+
+
+def _refs(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "$ref":
+                yield item
+            else:
+                yield from _refs(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _refs(item)
