@@ -11,6 +11,7 @@ import numpy as np
 from assay.errors import AssayError
 
 MOST = 2**31 - 1
+TINY = 1e-20  # numbers beyond it and its inverse overflow in the formulas that use them
 
 
 class Metadata:
@@ -62,10 +63,10 @@ class Metadata:
         return float(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 that the formulas can divide by and take the logarithm of."""
         value = self.number(key, default)
-        if value <= 0:
-            raise self.error(key, value, "a finite number above 0")
+        if not TINY <= value <= 1 / TINY:
+            raise self.error(key, value, f"a number from {TINY:g} to {1 / TINY:g}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
