@@ -19,8 +19,8 @@ from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
+from assay.verify.dumps.eval_callback import read_eval_callback
 from assay.verify.dumps.load import load_dump, read_dump
-from assay.verify.dumps.logs import read_eval_callback
 from assay.verify.dumps.names import RULES, translate
 from assay.verify.dumps.observation import Dump, from_hf, hf_order, to_hf
 from assay.verify.dumps.safetensors import TensorWriter

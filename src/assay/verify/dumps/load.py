@@ -8,10 +8,12 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.dumps.logs import is_eval_callback, read_eval_callback, read_log
+from assay.verify.dumps.eval_callback import is_eval_callback, read_eval_callback
+from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.readers import read_json_lines, read_npy_folder, read_npz, read_tensors
 from assay.verify.dumps.resolve import resolve
+from assay.verify.dumps.settle import suggestion
 
 
 def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
@@ -38,7 +40,10 @@ def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
         return read_eval_callback(path)
     dump = read_log(path, patterns)
     if not dump.observations:
-        raise AssayError(f"{path}: no format known here and no line that a pattern fits; see docs/dump-format.md")
+        hint = f"; --pattern {suggestion(dump.aside[0])!r} would take {dump.aside[0]!r}" if dump.aside else ""
+        raise AssayError(
+            f"{path}: no format known here and no line that speaks of a node{hint}; see docs/dump-format.md"
+        )
     return dump
 
 

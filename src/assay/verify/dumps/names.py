@@ -1,4 +1,4 @@
-"""Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's and llama2.c's, and plain speech.
+"""Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's and llama2.c's; plain words: `words.py`.
 
 llama.cpp's names are ours (read off its commit b21e4de), except where it gives several values one name: there the
 operation decides. Everything else is the table below, tried from top to bottom; `docs/names.md` prints it.
@@ -100,15 +100,6 @@ def _rules() -> Iterable[Rule]:
         ("swiglu|ffn_act|silu_mul", "ffn_swiglu"),
     ):  # fmt: skip
         yield Rule("plain", rf"{_LAYER}(?:{said})", (node + "-{n}",))
-    # What people write in logs. Searched anywhere in a heading, so the more particular comes first.
-    for said, node in (
-        (r"(?:final|output)[ _-]?norm|rmsnorm後|lm head[^\w]*(?:の|へ)|final hidden", "result_norm"),
-        (r"logits?\b", "result_output"),
-        (rf"layer[ _]?{_N}\W*(?:output|出力|out\b)", "l_out-{n}"),
-        (rf"after layer[ _]?{_N}\b", "l_out-{n}"),
-        (r"embeddings?\b", "embd"),
-    ):
-        yield Rule("speech", said, (node,))
 
 
 RULES: tuple[Rule, ...] = tuple(_rules())
@@ -132,19 +123,8 @@ def translate(name: str, op: str, graph: Graph) -> tuple[str, str] | None:
     if op:  # llama.cpp speaks; other people's names mean other things
         return None
     for rule, pattern in _COMPILED:
-        if rule.family != "speech" and (m := pattern.fullmatch(name)) and (found := _fill(rule, m, graph)):
+        if (m := pattern.fullmatch(name)) and (found := _fill(rule, m, graph)):
             return found
-    return None
-
-
-def spoken(text: str, graph: Graph | None = None) -> str | None:
-    """The node that a heading of a log speaks of, or None; without a graph, whatever the table says."""
-    for rule, pattern in _COMPILED:
-        if rule.family == "speech" and (m := pattern.search(text)):
-            if graph is None:
-                return _numbered(rule.nodes[0], m)
-            if found := _fill(rule, m, graph):
-                return found[0]
     return None
 
 
@@ -183,8 +163,7 @@ def page() -> list[str]:
     out += ["Other people's names, each for the first of the nodes that the model has:\n"]
     out += ["| whose | name | node |", "|---|---|---|"]
     for rule in RULES:
-        if rule.family != "speech":
-            found = " or ".join(f"`{n.replace('{n-1}', '(N-1)').replace('{n}', 'N')}`" for n in rule.nodes)
-            order = ", heads as halves" if rule.order == "hf" else ""
-            out.append(f"| {rule.family} | `{plain(rule.pattern)}` | {found}{order} |")
+        found = " or ".join(f"`{n.replace('{n-1}', '(N-1)').replace('{n}', 'N')}`" for n in rule.nodes)
+        order = ", heads as halves" if rule.order == "hf" else ""
+        out.append(f"| {rule.family} | `{plain(rule.pattern)}` | {found}{order} |")
     return out

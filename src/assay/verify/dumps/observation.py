@@ -28,6 +28,10 @@ STATISTICS: dict[str, Callable[[Array], float]] = {
     "min": lambda x: float(np.min(x)),
     "max": lambda x: float(np.max(x)),
     "sum": lambda x: float(np.sum(x, dtype=np.float64)),
+    "std": lambda x: float(np.std(x, dtype=np.float64)),
+    "norm": lambda x: float(np.sqrt(np.sum(np.square(x, dtype=np.float64)))),
+    "absmax": lambda x: float(np.max(np.abs(x))),
+    "absmean": lambda x: float(np.mean(np.abs(x), dtype=np.float64)),
 }
 KINDS = ("values", "first", "last", "at", *STATISTICS, "top")
 
@@ -56,6 +60,8 @@ class Observation:
     op: str = ""  # ggml's operation, where the dump tells it
     side: str = ""  # whose values, where one log shows several engines'
     where: str = ""  # line or member of the dump, for messages
+    others: tuple[str, ...] = ()  # further nodes it may be, where words left it open
+    perhaps: int | None = None  # a row it may describe: "token 3" is the fourth row, or the id 3
 
     @property
     def row(self) -> int | None:
@@ -87,6 +93,9 @@ class Dump:
     source: str = ""
     unmatched: tuple[str, ...] = ()  # foreign names that denote no node of the model
     notes: tuple[str, ...] = ()  # what was assumed while reading: layouts, names matched by value
+    log: bool = False  # read from printed text
+    aside: tuple[str, ...] = ()  # its lines with numbers that speak of no node
+    reading: tuple[str, ...] = ()  # what its lines were understood as
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     @property

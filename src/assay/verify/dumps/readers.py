@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.verify.dumps.lines import Number, half_unit, sharpened
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
 from assay.verify.dumps.safetensors import read_safetensors
 from assay.verify.dumps.trace import read_trace
@@ -66,7 +67,7 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                item = json.loads(line)
+                item = json.loads(line, parse_float=_Printed)
             except (ValueError, RecursionError) as error:
                 raise AssayError(
                     f"{where}: not JSON ({str(error).lower()}); the dump is truncated or damaged"
@@ -101,6 +102,24 @@ def _integers(where: str, what: str, found: Any) -> list[int]:
     return found
 
 
+class _Printed(float):
+    """A number that remembers how it was printed."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> _Printed:
+        made = super().__new__(cls, text)
+        made.text = text.lower()
+        return made
+
+
+def _printed(data: Any) -> tuple[float, ...]:
+    """Half a unit of the last printed digit of every number."""
+    texts = [x.text if isinstance(x, _Printed) else str(x) for x in data]
+    return sharpened([Number(text, float(text), half_unit(text)) for text in texts])
+
+
 def _number(where: str, what: str, x: Any) -> float:
     if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x):
         raise AssayError(f"{where}: {what}: not a finite number (found {x!r})")
@@ -131,10 +150,19 @@ def _observations(
         n += 1
     for kind in KINDS:
         if kind in item:
-            yield Observation(name, kind, _data(where, kind, item[kind], shape), **common)
+            data = _data(where, kind, item[kind], shape)
+            printed = () if kind == "values" else _printed(_texts(kind, item[kind]))
+            yield Observation(name, kind, data, printed=printed, **common)
             n += 1
     if not n:
         raise AssayError(f"{where}: says nothing; give values, file or any of {', '.join(KINDS[1:])}")
+
+
+def _texts(kind: str, data: Any) -> list[Any]:
+    """The numbers of an item, as they were printed."""
+    if kind in STATISTICS:
+        return [data]
+    return [pair[1] for pair in data] if kind in ("at", "top") else list(data)
 
 
 def _shape(where: str, shape: Any) -> tuple[int, ...]:

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.errors import AssayError
-from assay.graph import split
+from assay.graph import join, split
 from assay.models import Model
 from assay.verify.dumps import axes
 from assay.verify.dumps.names import ignored, translate
-from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, rows_of, token_axis
+from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.remembered import fingerprint
+from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
 from assay.verify.thresholds import MATCHED, RIVAL
 
@@ -55,7 +56,12 @@ def resolve(
     notes = list(dump.notes)
     chosen, note = _choose_side(dump, side)
     notes += note
+    if counted_from_one(chosen, model.hparams.n_layer):
+        chosen = [replace(o, name=_one_less(o.name), others=tuple(_one_less(x) for x in o.others)) for o in chosen]
+        notes.append("layers are counted from 1 there")
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, note = settle(named, model, len(dump.tokens), truth)
+    notes += note
     matched, left, note = _match_by_value(unknown, model, dump, truth)
     notes += note
     laid: list[Observation] = []
@@ -75,7 +81,9 @@ def resolve(
     order = {node.name: i for i, node in enumerate(model.graph)}
     joined.sort(key=lambda o: order[o.name])
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
-    return replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes))
+    notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
+    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes))
+    return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
 
 
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
@@ -128,11 +136,23 @@ def _translate(
             if target not in model.graph:
                 raise AssayError(f"--map: {name}: {target} is no node of the model; `assay inspect --graph` lists them")
             named.append(replace(obs, name=target))
-        elif found := translate(name, obs.op, model.graph):
-            named.append(replace(obs, name=found[0]))
+        elif found := _candidates(obs, model):
+            named.append(replace(obs, name=found[0], others=found[1:]))
         elif not ignored(name, obs.op):
             unknown.append(obs)
     return named, unknown
+
+
+def _candidates(obs: Observation, model: Model) -> tuple[str, ...]:
+    """The nodes of this model that the observation's words may mean."""
+    last = str(model.hparams.n_layer - 1)
+    names = (name.replace("-last", "-" + last) for name in (obs.name, *obs.others))
+    return tuple(dict.fromkeys(found[0] for name in names if (found := translate(name, obs.op, model.graph))))
+
+
+def _one_less(name: str) -> str:
+    role, layer = split(name)
+    return name if layer is None else join(role, layer - 1)
 
 
 def _match_by_value(
@@ -239,6 +259,8 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
         if cut is None:
             return None, ""
         obs = cut
+    if obs.row is not None and obs.shape is not None and math.prod(obs.shape) == math.prod(expected(n)):
+        obs = replace(obs, shape=whole)  # the whole tensor's shape beside one row of it
     if obs.shape is not None and math.prod(obs.shape) not in (math.prod(whole), math.prod(last)):
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "
@@ -254,19 +276,7 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
             raise AssayError(f"{obs.where}: {obs.foreign}: index {high} is outside the {room} values described")
     if obs.shape is not None:
         obs = replace(obs, shape=last if obs.row is not None and symbolic[0] != "S" else whole)
-    if obs.rows is not None or obs.shape is not None or n == 1:
-        return obs, ""
-    axis, value = token_axis(graph, obs.name), truth([obs.name])[obs.name]
-    options = [replace(obs, rows=rows) for rows in (None, (n - 1, n), (0, 1))]
-
-    def distance(option: Observation) -> float:
-        expected = measure(option, value, axis, model.hparams.n_embd_head)
-        scale = np.sqrt(np.mean(rows_of(value, axis, option.rows) ** 2)) + 1e-30
-        return float(np.sum(np.abs(option.target() - expected)) / scale)
-
-    best = min(options, key=distance)
-    label = {None: "", (n - 1, n): "the last token's row", (0, 1): "the first token's row"}[best.rows]
-    return best, label
+    return obs, ""
 
 
 def _orders(laid: list[Observation], model: Model, truth: Truth) -> tuple[list[Observation], list[str]]:

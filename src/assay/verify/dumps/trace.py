@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay import __version__
-from assay.engines.base import PAGE, Chunk, Engine
-from assay.engines.reference import ReferenceEngine
+from assay.engines.base import PAGE, Chunk, Engine, pages_for
+from assay.engines.batch import INDICES
 from assay.errors import AssayError
 from assay.graph import Graph, split
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
@@ -27,8 +27,6 @@ from assay.verify.dumps.safetensors import TensorWriter, read_safetensors
 
 Array = NDArray[Any]
 Sink = Callable[[str, Array, int], None]  # name, value, first token row it describes
-MEMORY = 512 << 20  # bytes of node values held at a time; larger traces run the step again for the next nodes
-_INTEGER = ("argsort", "topk")  # operations whose values are indices
 
 
 def choose(graph: Graph, pattern: str | None, unseen: Collection[str] = ()) -> list[str]:
@@ -43,16 +41,6 @@ def choose(graph: Graph, pattern: str | None, unseen: Collection[str] = ()) -> l
             f"--nodes {pattern!r}: matches none of the {len(graph)} nodes; `assay inspect --graph` lists them"
         )
     return names
-
-
-def precision(engine: Engine) -> np.dtype[Any]:
-    """The float type of the values an engine hands out."""
-    return np.dtype(engine.weights.dtype) if isinstance(engine, ReferenceEngine) else np.dtype(np.float32)
-
-
-def unseen(engine: Engine) -> tuple[str, ...]:
-    """Roles that a witness cannot show; our own engines show all."""
-    return tuple(getattr(engine, "unseen", ()))
 
 
 def steps_of(n_tokens: int, decode: int) -> tuple[int, ...]:
@@ -79,13 +67,13 @@ def run_steps(
     """Feed the tokens step by step; hand each node's rows to `sink` as they come."""
     graph = engine.model.graph
     ids = np.asarray(tokens, np.int32)
-    pages = np.arange(-(-len(ids) // PAGE), dtype=np.int32)
+    pages = np.arange(pages_for(len(ids)), dtype=np.int32)
     if len(pages) > engine.n_pages:
         raise AssayError(f"{len(ids)} tokens: more than the engine's cache of {engine.n_pages * PAGE}; trace fewer")
     done, start = 0, 0
     for n in steps:
         at = None if positions is None else np.asarray(positions[start : start + n], np.int32)
-        chunk = Chunk(ids[start : start + n], start, pages[: -(-(start + n) // PAGE)], "none", at)
+        chunk = Chunk(ids[start : start + n], start, pages[: pages_for(start + n)], "none", at)
 
         def take(name: str, value: Array, start: int = start) -> None:
             nonlocal done
@@ -94,27 +82,8 @@ def run_steps(
             if progress:
                 progress(done, len(names) * len(steps))
 
-        if isinstance(engine, ReferenceEngine):
-            engine.forward([chunk], names, lambda _i, name, value, take=take: take(name, value))  # type: ignore[misc]
-        else:
-            for group in _groups(graph, names, start + n):
-                for name, value in engine.forward([chunk], group)[0].nodes.items():
-                    take(name, value)
+        engine.forward([chunk], names, lambda _i, name, value, take=take: take(name, value))  # type: ignore[misc]
         start += n
-
-
-def _groups(graph: Graph, names: Sequence[str], n_tokens: int) -> Iterator[list[str]]:
-    """Names in runs whose values fit in memory together. A step is a pure function of its chunk: it can be repeated."""
-    group: list[str] = []
-    held = 0
-    for name in names:
-        size = 4 * int(np.prod(shape_of(graph, name, n_tokens)))
-        if group and held + size > MEMORY:
-            yield group
-            group, held = [], 0
-        group.append(name)
-        held += size
-    yield group
 
 
 def provenance(engine: Engine) -> dict[str, str]:
@@ -123,7 +92,7 @@ def provenance(engine: Engine) -> dict[str, str]:
         "assay": __version__,
         "model": str(file.path.resolve()),
         "model_sha256": fingerprint(file),
-        "precision": precision(engine).name,
+        "precision": engine.dtype.name,
     }
 
 
@@ -137,7 +106,7 @@ def take_trace(
 ) -> Dump:
     """The trace in memory."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes, unseen(engine)), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
     kept: dict[str, Array] = {}
 
     def sink(name: str, value: Array, start: int) -> None:
@@ -172,11 +141,11 @@ def write_trace(
 ) -> None:
     """The trace as a safetensors file, in the memory of a few nodes."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes, unseen(engine)), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
     at = list(positions if positions is not None else range(len(tokens)))
-    floats = precision(engine)
+    floats = engine.dtype
     tensors = [
-        (name, np.dtype(np.int32) if graph[name].op in _INTEGER else floats, shape_of(graph, name, len(tokens)))
+        (name, np.dtype(np.int32) if graph[name].op in INDICES else floats, shape_of(graph, name, len(tokens)))
         for name in names
     ]
     metadata = {
@@ -244,7 +213,7 @@ def write_summary(
 ) -> None:
     """The trace as a dump in JSON lines: a header for each step, then one line of observations for each node."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes, unseen(engine)), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
     begun = -1
 
     def line(name: str, value: Array, start: int) -> None:
@@ -264,7 +233,7 @@ def summarise(name: str, value: Array, n_first: int = 10) -> str:
     """One line: the tensor's statistics and first values; for logits also the best five of the last row."""
     flat = value.reshape(-1).astype(np.float64)
     line: dict[str, Any] = {"name": name, "shape": list(value.shape), "first": flat[:n_first].tolist()}
-    line |= {kind: function(flat) for kind, function in STATISTICS.items()}
+    line |= {kind: STATISTICS[kind](flat) for kind in ("rms", "mean", "min", "max", "sum")}
     if name == "result_output":
         best = np.argsort(-value[-1], kind="stable")[:5]
         line["top"] = [[int(i), float(value[-1, i])] for i in best]

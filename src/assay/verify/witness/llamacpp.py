@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, Chunk, Output, check_batch
+from assay.engines.base import PAGE, Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.names import translate
@@ -40,7 +40,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class LlamaCppEngine:
+class LlamaCppEngine(Engine):
     """One sequence at a time; a chunk that does not begin at 0 continues the one before."""
 
     name = "llamacpp"
@@ -63,9 +63,10 @@ class LlamaCppEngine:
             ) from None
         if kv_type not in KV_TYPES or precision not in (None, "f32"):
             raise AssayError("engine llamacpp: keys and values are f32 or f16, arithmetic is its own (--precision f32)")
-        self.model, self._lib = model, llama_cpp
+        self.model, self.graph, self.threads, self._lib = model, model.graph, threads, llama_cpp
+        self.arithmetic = Arithmetic(self.name, "f32", kv_type)
         n_ctx = min(model.hparams.n_ctx_train, MAX_CTX, n_pages * PAGE if n_pages else MAX_CTX)
-        self.n_pages = -(-n_ctx // PAGE)
+        self.n_pages = pages_for(n_ctx)
         self._ggml = _ggml(Path(llama_cpp.__file__ or "").parent / "lib")
         self._wanted: set[str] = set()
         self._kept: dict[str, Array] = {}
@@ -90,9 +91,9 @@ class LlamaCppEngine:
         if not self._context:
             raise AssayError(f"{path}: llama.cpp cannot make a context of {n_ctx} tokens")
 
-    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = ()) -> list[Output]:
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         check_batch(self, batch, keep)
-        return [self._chunk(chunk, set(keep)) for chunk in batch]
+        return hand_over([self._chunk(chunk, set(keep)) for chunk in batch], emit)
 
     def _chunk(self, chunk: Chunk, keep: set[str]) -> Output:
         lib, n = self._lib, len(chunk.tokens)

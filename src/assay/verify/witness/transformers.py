@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, Chunk, Output, check_batch
+from assay.engines.base import Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.names import translate
@@ -23,7 +23,7 @@ from assay.verify.dumps.observation import from_hf
 Array = NDArray[Any]
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """One sequence at a time; a chunk that does not begin at 0 continues the one before. Float32."""
 
     name = "transformers"
@@ -42,8 +42,9 @@ class TransformersEngine:
             ) from None
         if precision not in (None, "f32"):
             raise AssayError("engine transformers: computes in f32 only; leave --precision out")
-        self.model, self._torch = model, torch
-        self.n_pages = n_pages or -(-model.hparams.n_ctx_train // PAGE)
+        self.model, self.graph, self._torch = model, model.graph, torch
+        self.arithmetic = Arithmetic(self.name, "f32", "f32")
+        self.n_pages = n_pages or pages_for(model.hparams.n_ctx_train)
         if threads:
             torch.set_num_threads(threads)
         path = model.file.parts[0].path
@@ -62,9 +63,9 @@ class TransformersEngine:
             if name.endswith(("o_proj", "down_proj", "post_attention_layernorm")):
                 module.register_forward_pre_hook(self._input_hook(f"{name}.input"))
 
-    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = ()) -> list[Output]:
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         check_batch(self, batch, keep)
-        return [self._chunk(chunk, set(keep)) for chunk in batch]
+        return hand_over([self._chunk(chunk, set(keep)) for chunk in batch], emit)
 
     def _chunk(self, chunk: Chunk, keep: set[str]) -> Output:
         torch = self._torch
