@@ -123,7 +123,7 @@ struct V : NoBlock {
             const __m512i x = FIELD == BYTE   ? _mm512_cvtepi8_epi32(b)
                               : FIELD == LOW4 ? _mm512_and_si512(_mm512_cvtepu8_epi32(b), _mm512_set1_epi32(15))
                                               : _mm512_srli_epi32(_mm512_cvtepu8_epi32(b), 4);
-            out[v] = mul(d[v], _mm512_cvtepi32_ps(x));
+            out[v] = fma(d[v], _mm512_cvtepi32_ps(x), _mm512_setzero_ps());  // never -0
         }
     }
 
@@ -181,10 +181,10 @@ struct V : NoBlock {
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         const __m512i q = bytes(w), act = _mm512_loadu_si512(a);
 #define DOT(n) "vpdpbusd %1, %0, %%zmm" #n "\n"
-#define DOTS                                                                                                        \
-    DOT(16)                                                                                                         \
-    DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) \
-        DOT(31)
+#define DOTS \
+    DOT(16)  \
+    DOT(17)  \
+    DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) DOT(31)
         for (int64_t n = 0; n < iterations; n++)
             asm volatile(DOTS DOTS DOTS DOTS ::"x"(q), "x"(act)
                          : "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
@@ -201,7 +201,7 @@ struct V : NoBlock {
 }  // namespace
 
 const Isa* isa_avx512vnni() {
-    static constexpr Isa table = make_isa("avx512vnni");
+    static constexpr Isa table = make_isa("avx512vnni", &avx512vnni::kRowOps);
     return &table;
 }
 

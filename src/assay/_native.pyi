@@ -6,21 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE: int  # positions per page of the cache
-ARITHMETIC: int  # version of the definition of every result bit
+ARITHMETIC: int  # version of docs/arithmetic.md, the definition of every result bit
 
-def isa() -> str:
-    """The instruction set in use; ValueError if ASSAY_ISA names one that this machine lacks."""
+def isas() -> list[str]:
+    """The instruction sets that this machine has, best first."""
 
-def isa_available(name: str) -> bool: ...
 def supported(type: int) -> bool: ...
 def acts_format(type: int, exact: bool) -> str: ...
 def measure_dot_peak(threads: int, seconds: float) -> float: ...
 def measure_read_bandwidth(threads: int, bytes: int, seconds: float) -> float: ...
 
 class Pool:
-    def __init__(self, threads: int) -> None: ...
+    """Threads, and the instruction set they compute with: by default ASSAY_ISA's, else the best one."""
+
+    def __init__(self, threads: int, isa: str = "") -> None: ...
     @property
     def threads(self) -> int: ...
+    @property
+    def isa(self) -> str: ...
 
 class Arena:
     """Memory that weights share."""

@@ -12,7 +12,7 @@ from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
-from assay.verify.faults import FAULTS, decode_only
+from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
 
@@ -57,7 +57,7 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
     families: list[Hypothesis] = []
     misread: list[Hypothesis] = []
     for fault in FAULTS.values():
-        if lab.terms.subtle and "b" in fault.kind:
+        if lab.terms.subtle and Kind.WEIGHTS in fault.kinds:
             continue
         for variant in fault.variants:
             if variant.search is not None:
@@ -77,7 +77,7 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
 
 
 def costly(fault: str, unit: Unit) -> bool:
-    return FAULTS[fault].stage in ("gguf parsing", "dequantisation") and len(unit.segment) >= LONG_RUN
+    return FAULTS[fault].stage in (Stage.PARSING, Stage.DEQUANTISATION) and len(unit.segment) >= LONG_RUN
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def better(fit: Fit, before: Fit) -> bool:
 def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     """A scan of a weight's layout decodes it at every point of the grid: not for large tables."""
     search = h.variant.search
-    if "b" not in FAULTS[h.fault].kind or search is None:
+    if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
     sizes = [int(np.prod(lab.graph.weights[w])) for name in unit.segment for w in lab.graph[name].weights]
     return sum(sizes) * search.points < MOST_DECODED

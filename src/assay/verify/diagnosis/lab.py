@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import hidden
+from assay.engines.functions import attn_mask
 from assay.engines.reference import evaluate, interpret
 from assay.engines.weights import Weights
 from assay.graph import Graph
@@ -111,7 +111,7 @@ class Lab:
         self.context = Context(model, dump.steps)
         self.weights = weights or Weights(model.file)
         self.given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = hidden(self.given["inp_pos"], self.given["inp_kpos"])
+        self.hidden = attn_mask(self.given["inp_pos"], self.given["inp_kpos"])
         self.theirs = self._theirs() if theirs is None else theirs
         self._before: dict[tuple[Unit, str], Fit] = {}
         kind = diff.arithmetic
@@ -166,8 +166,12 @@ class Lab:
         env |= {k: v for k, v in self.base(unit).items() if k not in changed}
         if not _known(made, unit, env):
             return None
-        with np.errstate(all="ignore"):
-            return interpret(made.graph, self.weights, env, set(targets) or {unit.target}, functions=made.functions)
+        try:
+            with np.errstate(all="ignore"):
+                return interpret(made.graph, self.weights, env, set(targets) or {unit.target}, functions=made.functions)
+        except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
+            error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
+            raise
 
     def changed(self, h: Hypothesis, unit: Unit) -> set[str]:
         """The nodes of the segment that the fault touches, and what follows from them."""

@@ -20,7 +20,7 @@ from assay.engines.weights import Table, Weights
 from assay.graph import split
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
-from assay.verify.faults import FAULTS, Context
+from assay.verify.faults import FAULTS, Context, Kind
 from assay.verify.judge.diff import NodeVerdict
 from assay.verify.judge.noise import Level
 from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LONG_RUN, ROUGH, RULED_OUT
@@ -134,7 +134,7 @@ class Screen:
 
     def _causal(self, h: Hypothesis) -> bool:
         """Are the first rows of the nodes it touches, one of each kind, the same when computed alone?"""
-        if "b" in FAULTS[h.fault].kind:  # weights know nothing of rows
+        if Kind.WEIGHTS in FAULTS[h.fault].kinds:  # weights know nothing of rows
             return True
         lab, base = self.lab, self.lab.base(self.unit)
         short, seen = Context(lab.model, (HEAD,)), set[str]()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import hidden
+from assay.engines.functions import attn_mask
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.graph import Node
@@ -106,7 +106,7 @@ class OwnInputs:
     ) -> None:
         self.graph, self.dump, self.carried, self.local = model.graph, dump, carried, local
         given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = hidden(given["inp_pos"], given["inp_kpos"])
+        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
         self.head_width = model.hparams.n_embd_head
         self.truth: dict[str, Array] = dict(given)
         self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
@@ -227,7 +227,7 @@ def follows(model: Model, dump: Dump, e: Evidence, faulty: Collection[str]) -> A
     axis, hide = token_axis(model.graph, e.name), None
     if model.graph[e.name].op == "kq":
         given = inputs_of(dump.tokens, dump.positions)
-        hide = hidden(given["inp_pos"], given["inp_kpos"])
+        hide = attn_mask(given["inp_pos"], given["inp_kpos"])
     value = recompute(model, dump, e.name, faulty)
     worst = np.zeros(len(ARITHMETICS))
     for obs in dump.by_name[e.name]:

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import hidden
+from assay.engines.functions import attn_mask
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
+from assay.runtime.catalogue import home
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, patch, token_axis
-from assay.verify.dumps.remembered import cache_dir, fingerprint, remember
+from assay.verify.dumps.remembered import fingerprint, remember
 from assay.verify.judge.arithmetic import (
     ARITHMETICS,
     MATRIX,
@@ -81,7 +82,7 @@ class NoiseRuns:
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
         self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.hidden = hidden(given["inp_pos"], given["inp_kpos"])
+        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
         self.n_tokens = len(tokens)
         self.last = Last(model.graph)
         self.levels: dict[str, Level] = {}
@@ -208,7 +209,7 @@ def _narrow(value: Array) -> Array:
 def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
     """Where the carried noise for these tokens is kept."""
     key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
-    return cache_dir() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
+    return home() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
 
 
 def load_levels(path: Path, model: Model) -> dict[str, Level] | None:

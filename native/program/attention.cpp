@@ -1,0 +1,250 @@
+// Attention over the paged cache: scores, softmax and weighted values in one pass over the keys.
+//
+// Keys are taken in blocks of 256 at fixed multiples of 256, whatever the batch: inside a block the softmax is the
+// plain two-pass one, blocks are merged in ascending order. So a query's result depends on its keys alone, and a
+// long context of a single token can still be spread over all threads, block by block.
+#include <algorithm>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace assay {
+namespace {
+
+constexpr int kTileRows = 32;  // most query rows (tokens x heads of a group) that share the conversion of a key page
+constexpr int kPagesPerBlock = kBlock / kPage;
+
+// Query rows [first, first + count) of a chunk for one key/value head; row r is token r / group, head r % group of
+// that group. A task does blocks [from, to); with `partial` it does one and leaves its (m, l, acc) there.
+struct Task {
+    const Chunk* chunk;
+    int head, first, count, from, to;
+    int64_t partial = -1;
+};
+
+class AttentionStep : public Instruction {
+public:
+    AttentionStep(const Program& program, const Attention& a)
+        : a_(a),
+          domain_(program.domain(a.q)),
+          k_(program.cache().shapes()[a.k_pool]),
+          v_(program.cache().shapes()[a.v_pool]),
+          group_(a.n_head / k_.heads),
+          traced_(a.kq >= 0 || a.capped >= 0 || a.soft_max >= 0) {
+        reads = {a.q};
+        writes = {a.out};
+        for (int v : {a.kq, a.capped, a.soft_max})
+            if (v >= 0) writes.push_back(v);
+    }
+
+    Step plan(Run& run) override {
+        tasks_.clear();
+        const int threads = static_cast<int>(run.program.pool().threads());
+        int tiles = 0, most_rows = 0;
+        for (const Chunk& c : run.batch.chunks) {
+            most_rows = std::max(most_rows, n_rows(c));
+            tiles += k_.heads * ((n_rows(c) + kTileRows - 1) / kTileRows);
+        }
+        // Few tiles (decoding): spread the blocks of keys over the threads, and if there are too few of those, the
+        // rows.
+        const bool split = !traced_ && tiles < 4 * threads;
+        const int rows = tiles < threads ? std::max(1, most_rows * tiles / threads) : kTileRows;
+        int64_t room = 0;
+        for (const Chunk& c : run.batch.chunks)
+            for (int head = 0; head < k_.heads; ++head)
+                for (int first = 0; first < n_rows(c); first += std::min(rows, kTileRows))
+                    push(c, head, first, std::min({rows, kTileRows, n_rows(c) - first}), split, room);
+        if (static_cast<int64_t>(partials_.size()) < room) partials_.resize(room);
+        return {static_cast<uint32_t>(tasks_.size())};
+    }
+
+    void work(Run& run, uint32_t first, uint32_t last, unsigned thread) override {
+        for (uint32_t i = first; i < last; ++i) attend(run, tasks_[i], thread);
+    }
+
+    // ---- the merge that follows a split ----
+    Step plan_merge() {
+        merges_.clear();
+        for (size_t i = 0; i < tasks_.size(); ++i)
+            if (tasks_[i].partial >= 0 && (i == 0 || !same_rows(tasks_[i - 1], tasks_[i]))) merges_.push_back(i);
+        return {static_cast<uint32_t>(merges_.empty() ? 0 : merges_.size() > 64 ? merges_.size() : 1)};
+    }
+    void merge(Run& run, uint32_t first, uint32_t last) {
+        if (merges_.size() <= 64) first = 0, last = static_cast<uint32_t>(merges_.size());
+        for (uint32_t i = first; i < last; ++i) {
+            size_t at = merges_[i];
+            const Task& task = tasks_[at];
+            float* state = partials_.data() + task.partial;
+            for (++at; at < tasks_.size() && same_rows(task, tasks_[at]); ++at)
+                fold(run.program.ops(), state, partials_.data() + tasks_[at].partial, task.count);
+            finish(run, task, state);
+        }
+    }
+
+private:
+    int n_queries(const Chunk& c) const { return domain_ == Domain::outputs ? c.n_outputs : c.n_tokens; }
+    int n_rows(const Chunk& c) const { return n_queries(c) * group_; }
+    int slot(const Chunk& c, int row) const { return c.n_keys() - n_queries(c) + row / group_; }
+    int64_t query_row(const Chunk& c, int row) const {
+        return (domain_ == Domain::outputs ? c.first_output : c.first) + row / group_;
+    }
+    static bool same_rows(const Task& a, const Task& b) {
+        return a.chunk == b.chunk && a.head == b.head && a.first == b.first && b.partial >= 0;
+    }
+    int64_t state_size(int rows) const {
+        return int64_t(rows) * (2 + v_.stride());
+    }  // m[rows], l[rows], acc[rows][stride]
+
+    void push(const Chunk& c, int head, int first, int count, bool split, int64_t& room) {
+        const bool whole = traced_ || !c.regular;
+        const int end = whole ? c.n_keys() : slot(c, first + count - 1) + 1;
+        const int begin = whole || !a_.window ? 0 : std::max(0, slot(c, first) - a_.window + 1);
+        const int from = begin / kBlock, to = (end + kBlock - 1) / kBlock;
+        if (!split || to - from < 2) {
+            tasks_.push_back({&c, head, first, count, from, to});
+            return;
+        }
+        for (int block = from; block < to; ++block) {
+            tasks_.push_back({&c, head, first, count, block, block + 1, room});
+            room += state_size(count);
+        }
+    }
+
+    void fold(const RowOps& ops, float* state, const float* other, int rows) const {
+        const int64_t stride = v_.stride();
+        for (int r = 0; r < rows; ++r)
+            ops.attn_merge(state + r, state + rows + r, state + 2 * rows + r * stride, other[r], other[rows + r],
+                           other + 2 * rows + r * stride, stride);
+    }
+
+    void finish(Run& run, const Task& t, const float* state) const {
+        for (int r = 0; r < t.count; ++r) {
+            const int row = t.first + r;
+            float* out = run.row(a_.out, query_row(*t.chunk, row)) + int64_t(t.head * group_ + row % group_) * v_.dim;
+            run.program.ops().scale(state + 2 * t.count + int64_t(r) * v_.stride(), 1.0f / state[t.count + r], out,
+                                    v_.dim);
+        }
+    }
+
+    void attend(Run& run, const Task& t, unsigned thread) {
+        const Chunk& c = *t.chunk;
+        const RowOps& ops = run.program.ops();
+        const Cache& cache = run.program.cache();
+        const int rows = t.count;
+        const size_t work = attn_scratch(rows, k_.dim, v_.stride()), size = state_size(rows);
+        float* room = run.scratch(thread, work + 2 * size);
+        float *state = t.partial >= 0 ? partials_.data() + t.partial : room + work, *other = room + work + size;
+
+        const float* q[kTileRows];
+        int from[kTileRows], to[kTileRows], slots[kTileRows];
+        const uint8_t *k[kPagesPerBlock], *v[kPagesPerBlock], *hidden[kTileRows];
+        float* kq[kTileRows];
+        std::vector<uint8_t> masks;
+        std::vector<float> raw;  // scores of all keys, if a trace asks
+        const int64_t n_keys = c.n_keys();
+        if (traced_) raw.resize(rows * n_keys);
+        if (!c.regular) masks.resize(size_t(rows) * kBlock);
+        for (int r = 0; r < rows; ++r) {
+            const int row = t.first + r;
+            q[r] = run.row(a_.q, query_row(c, row)) + int64_t(t.head * group_ + row % group_) * k_.dim;
+            slots[r] = slot(c, row);
+        }
+        const int end = traced_ || !c.regular ? c.n_keys() : slots[rows - 1] + 1;  // keys that some row may see
+        for (int block = t.from; block < t.to; ++block) {
+            const int base = block * kBlock, keys = std::min(kBlock, end - base);
+            for (int p = 0; p * kPage < keys; ++p) {
+                const int32_t page = c.pages[block * kPagesPerBlock + p];
+                k[p] = cache.page(a_.k_pool, page) + t.head * k_.head_bytes();
+                v[p] = cache.page(a_.v_pool, page) + t.head * v_.head_bytes();
+            }
+            for (int r = 0; r < rows; ++r) {
+                from[r] = std::max(0, a_.window ? slots[r] - a_.window + 1 - base : 0);
+                to[r] = std::clamp(slots[r] + 1 - base, 0, keys);
+                if (traced_) kq[r] = raw.data() + r * n_keys + base;
+                if (!c.regular) hidden[r] = hide(run, c, slots[r], base, keys, masks.data() + size_t(r) * kBlock);
+            }
+            float* into = block == t.from ? state : other;
+            ops.attend({k_, v_, a_.scale, a_.cap, rows, keys, q, k, v, from, to, c.regular ? nullptr : hidden, into,
+                        into + rows, into + 2 * rows, traced_ ? kq : nullptr, room});
+            if (into == other) fold(ops, state, other, rows);
+        }
+        if (traced_) trace(run, t, state, raw, slots);
+        if (t.partial < 0) finish(run, t, state);
+    }
+
+    // Which keys of a block the query in `slot` does not see, by the positions they were written with.
+    const uint8_t* hide(Run& run, const Chunk& c, int slot, int base, int keys, uint8_t* mask) const {
+        const int32_t* at = run.batch.key_positions.data() + c.first_key;
+        for (int j = 0; j < keys; ++j) {
+            const int64_t distance = int64_t(at[slot]) - at[base + j];
+            mask[j] = distance < 0 || (a_.window && distance >= a_.window);
+        }
+        return mask;
+    }
+
+    // kq as computed; its capped form; exp(s - m) / l with the m and l that weighed the values.
+    void trace(Run& run, const Task& t, const float* state, const std::vector<float>& raw, const int* slots) const {
+        const Chunk& c = *t.chunk;
+        const RowOps& ops = run.program.ops();
+        const int64_t n_keys = c.n_keys();
+        std::vector<uint8_t> mask(n_keys);
+        for (int r = 0; r < t.count; ++r) {
+            const int row = t.first + r;
+            const float* x = raw.data() + r * n_keys;
+            const int64_t head = t.head * group_ + row % group_;
+            const int64_t at = c.first_score * a_.n_head + (head * c.n_tokens + row / group_) * n_keys;
+            if (a_.kq >= 0) std::copy_n(x, n_keys, run.rows(a_.kq) + at);
+            std::vector<float> s(x, x + n_keys);
+            if (a_.cap != 0) ops.softcap(s.data(), a_.cap, s.data(), n_keys);
+            if (a_.capped >= 0) std::copy_n(s.data(), n_keys, run.rows(a_.capped) + at);
+            if (a_.soft_max < 0) continue;
+            hide(run, c, slots[r], 0, static_cast<int>(n_keys), mask.data());
+            float* y = run.rows(a_.soft_max) + at;
+            ops.scale(s.data(), a_.scale, s.data(), n_keys);
+            ops.exps(s.data(), state[r], y, n_keys);
+            for (int64_t j = 0; j < n_keys; ++j) y[j] = mask[j] ? 0.0f : y[j] / state[t.count + r];
+        }
+    }
+
+    Attention a_;
+    Domain domain_;
+    PageShape k_, v_;
+    int group_;
+    bool traced_;
+    std::vector<Task> tasks_;
+    std::vector<size_t> merges_;
+    std::vector<float> partials_;
+};
+
+class AttentionMerge : public Instruction {
+public:
+    explicit AttentionMerge(AttentionStep& step) : step_(step) { writes = step.writes; }
+    Step plan(Run&) override { return step_.plan_merge(); }
+    void work(Run& run, uint32_t first, uint32_t last, unsigned) override { step_.merge(run, first, last); }
+
+private:
+    AttentionStep& step_;
+};
+
+}  // namespace
+
+void Program::attention(const Attention& a) {
+    const int n_pools = static_cast<int>(cache_->shapes().size());
+    if (a.k_pool < 0 || a.v_pool < 0 || a.k_pool >= n_pools || a.v_pool >= n_pools)
+        throw std::invalid_argument("attention: no such cache pool");
+    const PageShape &k = cache_->shapes()[a.k_pool], &v = cache_->shapes()[a.v_pool];
+    if (!k.keys || v.keys || k.heads != v.heads || a.n_head < 1 || a.n_head % k.heads || a.window < 0 ||
+        width(a.q) != int64_t(a.n_head) * k.dim || width(a.out) != int64_t(a.n_head) * v.dim ||
+        domain(a.q) != domain(a.out) || is_acts(a.q) ||
+        (domain(a.q) != Domain::tokens && domain(a.q) != Domain::outputs))
+        throw std::invalid_argument("attention: operands do not fit together");
+    for (int s : {a.kq, a.capped, a.soft_max})
+        if (s >= 0 && (domain(s) != Domain::scores || width(s) != a.n_head || domain(a.q) != Domain::tokens))
+            throw std::invalid_argument("attention: traced scores do not fit");
+    auto step = std::make_unique<AttentionStep>(*this, a);
+    auto merge = std::make_unique<AttentionMerge>(*step);
+    add(std::move(step));
+    add(std::move(merge));
+}
+
+}  // namespace assay

@@ -1,0 +1,100 @@
+// Large zeroed memory straight from the system, and errors that say what was asked for.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace assay {
+
+// Out of memory; the message names the purpose and the size.
+struct OutOfMemory : std::bad_alloc {
+    explicit OutOfMemory(std::string text) : text_(std::move(text)) {}
+    const char* what() const noexcept override { return text_.c_str(); }
+
+private:
+    std::string text_;
+};
+
+// Zeroed memory that begins on a huge page where it is larger than one: every step reads all weights, and finding them
+// by pages of 4 KB costs decoding a tenth. What is never touched costs nothing.
+class Pages {
+public:
+    Pages() = default;
+    Pages(size_t bytes, const std::string& purpose) : bytes_(bytes) {
+        if (bytes == 0) return;
+        // More than the machine has can be promised but never filled; some systems promise anything.
+        const size_t page = size_t(sysconf(_SC_PAGESIZE)), present = size_t(sysconf(_SC_PHYS_PAGES)) * page;
+        const size_t whole = (bytes + page - 1) / page * page, spare = bytes > kHuge ? kHuge : 0;
+        void* p = MAP_FAILED;
+        if (bytes <= present)
+            p = mmap(nullptr, whole + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED)
+            throw OutOfMemory(purpose + ": the system has no room for " + std::to_string(bytes) + " bytes");
+        data_ = static_cast<uint8_t*>(p);
+        if (!spare) return;
+        const size_t skip = -reinterpret_cast<uintptr_t>(p) % kHuge;
+        if (skip) munmap(data_, skip);
+        data_ += skip;
+        if (spare - skip) munmap(data_ + whole, spare - skip);
+#if defined(MADV_HUGEPAGE)
+        madvise(data_, whole, MADV_HUGEPAGE);
+#endif
+    }
+    Pages(Pages&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(std::exchange(o.bytes_, 0)) {}
+    Pages& operator=(Pages&& o) noexcept {
+        std::swap(data_, o.data_);
+        std::swap(bytes_, o.bytes_);
+        return *this;
+    }
+    ~Pages() {
+        if (data_) munmap(data_, bytes_);
+    }
+    uint8_t* data() const { return data_; }
+    size_t size() const { return bytes_; }
+
+private:
+    static constexpr size_t kHuge = size_t(2) << 20;
+    uint8_t* data_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+// Pages shared by many: each piece keeps the memory that it lies in.
+class Arena {
+public:
+    std::shared_ptr<uint8_t> take(size_t bytes, const std::string& purpose) {
+        if (!pages_ || used_ + bytes > pages_->size()) {
+            try {
+                pages_ = std::make_shared<Pages>(std::max(bytes, kLeast), purpose);
+            } catch (const OutOfMemory&) {  // for want of room beyond this piece, perhaps
+                pages_ = std::make_shared<Pages>(bytes, purpose);
+            }
+            used_ = 0;
+        }
+        uint8_t* piece = pages_->data() + used_;
+        used_ += (bytes + 63) / 64 * 64;
+        return {pages_, piece};
+    }
+
+private:
+    static constexpr size_t kLeast = size_t(64) << 20;
+    std::shared_ptr<Pages> pages_;
+    size_t used_ = 0;
+};
+
+// Tell the system that a mapped file range will not be read again soon; the file stays readable.
+inline void forget_mapped(const void* data, size_t bytes) {
+    const uintptr_t page = sysconf(_SC_PAGESIZE), begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+}  // namespace assay

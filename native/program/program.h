@@ -1,0 +1,239 @@
+// A program: the steps of one forward pass, compiled once from a graph, run on any batch.
+//
+// Values are matrices of float32 rows. A value lives in a domain that says what its rows are: the tokens of the
+// batch, the tokens whose logits were asked for, the keys that each sequence sees, or the scores (head, token,
+// key). Steps read and write values; memory is planned from their order. A value that a trace asks for is bound
+// to memory of the caller ("external") and written there by the very step that computes it, so tracing changes
+// nothing but the address.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "kernels/rowops.h"
+#include "memory.h"
+#include "pool.h"
+
+namespace assay {
+
+enum class Domain : int { tokens, outputs, keys, scores };
+
+// ---- weights --------------------------------------------------------------------------------------------------------
+// `count` matrices of one shape (experts; 1 otherwise), interleaved into own memory or as they lie in the file.
+class Weight {
+public:
+    Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns,
+           bool pack);
+    kernels::Matrix matrix(int64_t i = 0) const;
+    int64_t count() const { return count_; }
+    int64_t rows() const { return rows_; }
+    int64_t columns() const { return columns_; }
+    bool packed() const { return own_ != nullptr; }
+    size_t bytes() const { return packed() ? stride_ * size_t(count_) : 0; }
+
+private:
+    kernels::Type type_;
+    int64_t count_, rows_, columns_;
+    size_t stride_;  // bytes from one matrix to the next
+    const uint8_t* mapped_;
+    std::shared_ptr<uint8_t> own_;
+};
+
+// ---- cache ----------------------------------------------------------------------------------------------------------
+// A page of a sequence, 32 positions, lies together: a part for each cache node ("pool"), the positions last.
+class Cache {
+public:
+    Cache(int n_pages, std::vector<PageShape> pools);
+    int n_pages() const { return n_pages_; }
+    const std::vector<PageShape>& shapes() const { return shapes_; }
+    uint8_t* page(int pool, int32_t page) const { return pages_.data() + page * page_bytes() + offsets_[pool]; }
+    // The position each key was written with.
+    int32_t* positions(int32_t page) const {
+        return reinterpret_cast<int32_t*>(pages_.data() + page * page_bytes() + offsets_.back());
+    }
+    size_t page_bytes() const { return offsets_.back() + sizeof(int32_t) * kPage; }
+    void copy_page(int32_t source, int32_t to);
+    std::mutex busy;  // held by the program that runs
+
+private:
+    int n_pages_;
+    std::vector<PageShape> shapes_;
+    std::vector<size_t> offsets_{0};  // of each pool in a page; at the end, of the positions
+    Pages pages_;
+};
+
+// ---- a batch --------------------------------------------------------------------------------------------------------
+struct Chunk {
+    int32_t first, n_tokens;   // its rows in the batch
+    int32_t start;             // cache slot of its first token
+    const int32_t* pages;      // covers start + n_tokens slots
+    int32_t n_outputs;         // its last n_outputs tokens give logits
+    int32_t first_output = 0;  // filled in by Program::run
+    int32_t first_key = 0;
+    int64_t first_score = 0;  // sum over earlier chunks of n_tokens * n_keys
+    bool regular = true;      // every key's position is its slot: the mask is a range
+    int32_t n_keys() const { return start + n_tokens; }
+};
+
+struct Batch {
+    int32_t n_tokens = 0;
+    const int32_t* tokens = nullptr;
+    const int32_t* positions = nullptr;
+    std::vector<Chunk> chunks;
+    std::vector<float*> externals;      // in the order of Program::external
+    std::vector<int64_t> capacity;      // floats in each
+    int32_t n_outputs = 0, n_keys = 0;  // filled in by Program::run
+    int64_t n_scores = 0;
+    std::vector<int32_t> output_rows, key_positions, chunk_of;
+
+    int64_t rows(Domain d) const {
+        return d == Domain::tokens    ? n_tokens
+               : d == Domain::outputs ? n_outputs
+               : d == Domain::keys    ? n_keys
+                                      : n_scores;
+    }
+};
+
+// ---- steps ----------------------------------------------------------------------------------------------------------
+class Run;
+
+class Instruction {
+public:
+    virtual ~Instruction() = default;
+    virtual Step plan(Run& run) = 0;  // how many units for this batch; called by one thread
+    virtual void work(Run& run, uint32_t first, uint32_t last, unsigned thread) = 0;
+    std::vector<int> reads, writes;  // values
+};
+
+// Something done to each row on its own: rows [first, last) of `domain`. Neighbours of one domain are run together.
+struct RowOp {
+    Domain domain;
+    int64_t cost;  // floats touched per row, to choose how many rows make a unit
+    std::vector<int> reads, writes;
+    std::function<void(Run&, int64_t first, int64_t last)> run;
+    bool prepares = false;  // writes prepared activations; every other step works on plain rows
+};
+
+// One product of a shared input: out = W x (+ bias) (+ residual).
+struct Product {
+    std::shared_ptr<const Weight> weight;
+    int out;
+    std::shared_ptr<const std::vector<float>> bias;  // or null
+    int residual = -1;
+};
+
+struct Attention {
+    int q, out;
+    int k_pool, v_pool;
+    int n_head;
+    float scale, cap;
+    int window;
+    int kq = -1, capped = -1, soft_max = -1;  // external values of a trace, or -1
+};
+
+class Program {
+public:
+    Program(std::shared_ptr<Pool> pool, std::shared_ptr<Cache> cache, bool exact);
+    ~Program();
+
+    // Values.
+    int value(int64_t width, Domain domain);
+    int external(int64_t width, Domain domain);                    // memory of the caller, in this order
+    int acts(int64_t width, Domain domain, kernels::Acts format);  // activations prepared for products
+    int64_t width(int value) const { return values_.at(value).width; }
+    Domain domain(int value) const { return values_.at(value).domain; }
+    kernels::Acts format(int value) const { return values_.at(value).format; }
+    bool is_acts(int value) const { return values_.at(value).is_acts; }
+
+    // Steps, in order. Rows: each is one function of a row (rows.cpp has the formulas).
+    void embed(std::shared_ptr<const Weight> table, int out);
+    void rms_norm(int x, std::shared_ptr<const std::vector<float>> w, float eps, int parts, int out);
+    void bias(int x, std::shared_ptr<const std::vector<float>> b, int out);
+    void binary(const std::string& op, int a, int b, int out, Act act);  // add, glu, gather, div, expert_scale
+    void unary(const std::string& op, int x, float argument, int out);   // scale, softcap, softmax, argsort, ...
+    void slice(int x, int64_t start, int out);
+    void expert_sum(int x, int out);
+    void rope_table(std::vector<double> frequencies, float magnitude, int out);
+    void rope(int x, int table, int heads, bool neox, int out);
+    void cache_write(int x, int pool);
+    void cache_read(int pool, int out);
+    void output_rows(int x, int out);
+    void prepare(int x, int acts);
+    // Scores one operation at a time, for graphs that `attention` does not fit.
+    void kq(int q, int k, int heads, int kv_heads, int out);
+    void attn_softmax(int x, float scale, int window, int out);
+    void kqv(int p, int v, int kv_heads, int out);
+    // Products and attention.
+    void row(RowOp op);
+    void products(int acts, std::vector<Product> products);
+    void glu_products(int acts, std::shared_ptr<const Weight> gate, std::shared_ptr<const Weight> up, int gate_out,
+                      int up_out, int out, Act act);  // gate_out, up_out: values, or -1
+    void attention(const Attention& a);
+    void expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out);
+    void add(std::unique_ptr<Instruction> instruction);
+
+    const kernels::Isa& isa() const { return pool_->isa(); }
+    const RowOps& ops() const { return ops_; }
+    Cache& cache() const { return *cache_; }
+    Pool& pool() const { return *pool_; }
+    bool exact() const { return exact_; }
+    int64_t n_vocab = INT32_MAX;  // tokens must be below
+
+    // Run on a batch; false if `poll` said to stop. Throws on anything outside the cache or the vocabulary.
+    bool run(Batch& batch, const std::function<bool()>& poll);
+    size_t arena_bytes() const { return arena_.size(); }
+
+private:
+    friend class Run;
+    struct Value {
+        int64_t width;
+        Domain domain;
+        bool is_acts = false;
+        kernels::Acts format{};
+        int external = -1;
+        size_t offset = 0;
+    };
+    size_t bytes(const Value& value, int64_t rows) const;
+    void flush();
+    void check(Batch& batch) const;
+    void plan(const Batch& batch);
+
+    std::shared_ptr<Pool> pool_;
+    std::shared_ptr<Cache> cache_;
+    const RowOps& ops_;
+    bool exact_;
+    std::vector<Value> values_;
+    int n_externals_ = 0;
+    std::vector<std::unique_ptr<Instruction>> code_;
+    std::vector<RowOp> pending_;  // row steps not yet made into an instruction
+    int64_t planned_[4] = {-1, -1, -1, -1};
+    Pages arena_;
+    std::vector<std::vector<float>> scratch_;  // one a thread
+};
+
+// Activations are prepared in tiles of this many tokens, so that a tile stays in the second-level cache.
+constexpr int64_t kTile = 128;
+
+class Run : public Job {
+public:
+    Run(Program& program, Batch& batch) : program(program), batch(batch) {}
+    Step next(unsigned thread) override;
+    void work(uint32_t first, uint32_t last, unsigned thread) override;
+
+    float* rows(int value) const;  // row 0
+    float* row(int value, int64_t i) const { return rows(value) + i * program.values_[value].width; }
+    uint8_t* acts(int value, int64_t tile) const;
+    float* scratch(unsigned thread, size_t floats);
+
+    Program& program;
+    Batch& batch;
+
+private:
+    size_t at_ = 0;
+};
+
+}  // namespace assay
