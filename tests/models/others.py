@@ -135,7 +135,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     sizes, keys = _OWN["deepseek2"]
     log = SCALING + "yarn_log_multiplier"
     whole = {"n_head_kv": 6, "n_embd_head": 24, "n_embd_head_v": 16, "n_rot": 8}
-    yield case("deepseek2, whole", _of("deepseek2 with whole keys and values", whole, {"attention.q_lora_rank": 0}))
+    yield case("deepseek2, whole", _of("deepseek2 with whole keys and values", whole))
     yield case("deepseek2, yarn without its key", _of("deepseek2", sizes, {**keys, log: None}))
     yield case("deepseek2, linear", _of("deepseek2", sizes, {**keys, log: None, SCALING + "type": "linear"}))
     row = _of("deepseek2", sizes, {**keys, log: 0.0707, "expert_gating_func": 1, "expert_weights_norm": False,

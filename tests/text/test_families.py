@@ -125,7 +125,10 @@ def test_all_tokens_of_the_vocabulary_are_known() -> None:
 
 
 def test_generators_become_lists_and_lists_are_queues() -> None:
-    source = "{{ messages | map(attribute='content') | tojson }}{% set l = [] %}{{ l.append(1) or l }}{{ l.pop(0) }}{{ x | tojson }}"
+    source = (
+        "{{ messages | map(attribute='content') | tojson }}"
+        "{% set l = [] %}{{ l.append(1) or l }}{{ l.pop(0) }}{{ x | tojson }}"
+    )
     template = ChatTemplate(source, name="t")
     assert template.render([{"role": "user", "content": "é"}], x={"a": "<"}) == '["é"][1]1{"a": "<"}'
     with pytest.raises(AssayError, match="not JSON serializable"):

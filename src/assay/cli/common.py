@@ -51,7 +51,11 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     from assay.runtime.opening import Options, open_model
 
     names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template")
-    options = Options(**{name: getattr(args, name, None) for name in names}, cache_size=cache_size)
+    options = Options(
+        **{name: getattr(args, name, None) for name in names},
+        cache_size=cache_size,
+        template_arguments=template_arguments(args),
+    )
     with progress_bar() as bar:
         return open_model(args.model, options, progress=bar)
 
@@ -224,6 +228,40 @@ def add_template_argument(parser: argparse.ArgumentParser | argparse._ArgumentGr
     parser.add_argument(
         "--template", metavar="NAME", help="another chat template than the file's: a built-in one or a file"
     )
+    add_template_variables(parser)
+
+
+def add_template_variables(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--template-arg", "--chat-template-kwargs", dest="template_args", action="append", type=_template_argument,
+        metavar="KEY=VALUE",
+        help="a variable of the template, such as enable_thinking=false; repeatable; a JSON object sets several",
+    )  # fmt: skip
+
+
+def _template_argument(text: str) -> dict[str, Any]:
+    """`KEY=VALUE`, the value as JSON where it is JSON and as text where not; or a JSON object."""
+
+    def value(some: str) -> Any:
+        try:
+            return json.loads(some)
+        except (ValueError, RecursionError):
+            return some
+
+    if text.lstrip().startswith("{"):
+        found = value(text)
+        if isinstance(found, dict):
+            return found
+        raise argparse.ArgumentTypeError(f"not a JSON object (found {text!r:.60})")
+    key, equals, rest = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE or a JSON object (found {text!r:.60})")
+    return {key: value(rest)}
+
+
+def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The variables of the template, the last of a name counting."""
+    return {key: value for some in getattr(args, "template_args", None) or () for key, value in some.items()}
 
 
 # --- results out

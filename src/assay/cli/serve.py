@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
             ctx_size=args.ctx_size,
             cache_size=args.cache_size,
             template=args.template,
+            template_arguments=common.template_arguments(args),
         ),
         limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
     )

@@ -83,7 +83,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.engines.base import PAGE
+    from assay.engines.base import pages_for
     from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
     from assay.verify.witness import open_engine
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is needed twice
     engine = open_engine(
         args.engine, model, budget=0 if once else None,
-        n_pages=-(-len(tokens) // PAGE), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
+        n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
     names = choose(model.graph, args.nodes, engine.unseen)
     with counting(f"tracing on {engine.name}") as progress:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import engines
-from assay.engines.base import PAGE
+from assay.engines.base import pages_for
 from assay.runtime.opening import Opened
 from assay.verify.conformance import two_files as pairs
 from assay.verify.conformance.sample import PROMPT, TEXT
@@ -76,7 +76,7 @@ def two_files(
         nodes, best = pairs.activations(a.model, b.model, ids, progress)
     name = engines.default_name()
     sample = tokenizer.encode(TEXT if text is None else text)
-    both = [engines.create(name, m, n_pages=-(-window // PAGE)) for m in (a.model, b.model)]
+    both = [engines.create(name, m, n_pages=pages_for(window)) for m in (a.model, b.model)]
     try:
         with stage(f"logits of {len(sample)} tokens on {name}"):
             found = pairs.logits(both[0], both[1], sample, window)

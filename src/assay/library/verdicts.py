@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.base import PAGE
+from assay.engines.base import pages_for
 from assay.errors import AssayError
 from assay.library.model import LanguageModel
 from assay.library.trace import Trace
@@ -291,7 +291,7 @@ def checks(
         raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
     on = opened(model)
     ids = on.tokenizer.encode(TEXT)[: max(lengths)]
-    pages = -(-max(lengths) // PAGE)
+    pages = pages_for(max(lengths))
     return check_engine(
         lambda: open_engine(engine, on.model, n_pages=pages, **options), on.model, ids, lengths, progress
     )

@@ -187,7 +187,7 @@ VARIANTS: dict[str, Arch] = {
     "deepseek2 with whole keys and values": replace(
         ARCHITECTURES["deepseek2"],
         blocks="PRE attn_q:mla attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_output:mla dense:GLU moe:EXPERTS moe:SH",
-        keys={k: v for k, v in _MLA.items() if "_mla" not in k and "q_lora" not in k and "group" not in k},
+        keys={k: v for k, v in _MLA.items() if "_mla" not in k and "group" not in k} | {"attention.q_lora_rank": 0},
         sizes=replace(_MOE, n_head_kv=4, n_embd_head=24, n_embd_head_v=16, n_rot=8),
     ),
     "stablelm with one norm": replace(

@@ -76,7 +76,7 @@ class Metadata:
 
     def choice(self, key: str, default: str, known: tuple[str, ...]) -> str:
         value = self._get(key, default)
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise self.error(key, _shown(value), " or ".join((", ".join(known[:-1]), known[-1])))
         return str(value)
 

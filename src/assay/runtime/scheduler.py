@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine
+from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.runtime.errors import DeadlinePassed, EngineFailed
 from assay.runtime.pages import OutOfPages, Pages
@@ -213,7 +213,7 @@ class Scheduler:
         """Start it, unless the cache has too little room, or this very step computes a prefix it could share."""
         fresh = sequence.job.prompt_logprobs is not None or sequence.job.keep  # all rows are wanted
         lease = self.pages.open([] if fresh else sequence.ids)
-        needed = -(-(len(sequence.ids) + 1) // PAGE) - lease.n_pages
+        needed = pages_for(len(sequence.ids) + 1) - lease.n_pages
         spare = len(self.running)  # each of them may want another page soon
         if (self.running and needed + spare > self.pages.available) or self._twin(sequence, lease.length, plan):
             self.pages.close(lease)

@@ -114,6 +114,10 @@ class Tokenizer:
                 ids += self._encoder.encode_bytes(fragment.encode("utf-8", "surrogateescape"))
         return ids + last
 
+    def fragments(self, text: str) -> list[str | int]:
+        """The text with its special tokens cut out."""
+        return self._special.split(text, True)
+
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; they need not be whole UTF-8 characters."""
         found = self._pieces.get(token)

@@ -87,7 +87,7 @@ async def chat_ids(
     if template is None:
         raise ApiError("unsupported", f"the model {entry.id} has no chat template; use /v1/completions", "messages")
     turns = [plain(message) for message in messages]
-    n_chars = sum(len(turn["content"]) for turn in turns)
+    n_chars = sum(len(turn["content"] or "") + len(turn.get("reasoning_content") or "") for turn in turns)
     _check_length(n_chars, entry)
 
     def work() -> list[int]:
@@ -138,10 +138,13 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: text as one string, arguments of calls as objects."""
+    """A message as templates expect it: text as one string, none beside calls as none, arguments as objects."""
     found = message.model_dump(exclude_none=True)
     content = message.content
-    found["content"] = content if isinstance(content, str) else "".join(part.text for part in content or ())
+    if content is None:
+        found["content"] = None if message.tool_calls else ""
+    else:
+        found["content"] = content if isinstance(content, str) else "".join(part.text for part in content)
     for item in found.get("tool_calls", ()):
         try:
             arguments = json.loads(item["function"]["arguments"])

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from assay.gguf import GGUFFile
-from assay.runtime.catalogue import home
+from assay.system.home import home
 
 
 def fingerprint(file: GGUFFile) -> str:

@@ -27,7 +27,7 @@ from assay.engines.functions import attn_mask
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
-from assay.runtime.catalogue import home
+from assay.system.home import home
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, patch, token_axis
 from assay.verify.dumps.remembered import fingerprint, remember
 from assay.verify.judge.arithmetic import (
