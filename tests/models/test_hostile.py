@@ -118,6 +118,21 @@ def test_an_expert_is_never_read_past_the_end() -> None:
             build(row, metadata(row), shapes)
 
 
+@pytest.mark.parametrize(("count", "drafts", "name"), [
+    (2**31 - 1, 2**31 - 3, "blk.1.x"), (10**9, 0, "blk.999999999.x"), (10**9, 10**9 - 2, "blk.999999999.x"),
+    (2, 0, "blk.2.x"), (1, 0, "blk.0.x"), (3, 0, "blk.1.x"),
+])  # fmt: skip
+def test_no_loop_over_blocks_that_are_not_there(count: int, drafts: int, name: str) -> None:
+    """A count, and a single tensor with a number to match it: refused, or run without them, and either at once."""
+    row = ARCHITECTURES["qwen3"]
+    keys = {**metadata(row), "qwen3.block_count": count, "qwen3.nextn_predict_layers": drafts}
+    shapes = {**tensor_shapes(row), name: (1,)}
+    try:
+        assert len(build(row, keys, shapes)) == len(example(row)[1])
+    except AssayError as error:
+        assert "the blocks whose tensors are present" in str(error)
+
+
 def test_draft_layers_are_skipped() -> None:
     """Their tensors may be there or not; they are not run."""
     row = ARCHITECTURES["glm4moe"]

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from assay import __version__
 from assay.errors import AssayError
+from assay.system.terminal import printable
 
 # A new verb is one module and one name here; the order is that of the help page.
 VERBS = (
@@ -28,6 +29,8 @@ VERBS = (
     "trace", "diff", "check", "diagnose", "kit",
     "bench", "eval", "quantize", "pull",
 )  # fmt: skip
+
+_LONGEST = 4000  # characters of an error
 
 EXAMPLE = 'assay run -p "The capital of France is" -n 16'
 
@@ -94,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _let_go_of_stdout()
         what = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return _fault(f"{what}{error.strerror or error}")
+    except MemoryError as error:
+        return _fault(f"out of memory ({str(error) or 'an allocation failed'}); use fewer tokens or a smaller context")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -135,5 +140,5 @@ def _let_go_of_stdout() -> None:
 
 
 def _fault(message: str) -> int:
-    print(f"assay: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"assay: {printable(' '.join(message.splitlines()), _LONGEST)}", file=sys.stderr)
     return 2

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
+from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
@@ -271,13 +272,26 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
-def emit(args: argparse.Namespace, obj: Mapping[str, Any], text: str | Callable[[], str]) -> None:
-    """The result on stdout: the object with --json, else the text."""
+def emit(
+    args: argparse.Namespace, obj: Mapping[str, Any], text: str | Callable[[], str], *, exact: bool = False
+) -> None:
+    """The result on stdout: the object with --json, else the text. `exact`: a pipe gets it to the letter."""
     if args.json:
         print(json.dumps(plain(obj), allow_nan=False))
         return
-    shown = text if isinstance(text, str) else text()
+    found = text if isinstance(text, str) else text()
+    shown = for_terminal(found) if exact else harmless(found)
     print(shown, end="" if shown.endswith("\n") or not shown else "\n")
+
+
+def for_terminal(text: str) -> str:
+    """A model's own words: to the letter into a pipe or a file, with nothing that a terminal obeys on one."""
+    return harmless(text) if sys.stdout.isatty() else text
+
+
+def say(line: str) -> None:
+    """Progress and notes, aside."""
+    print(harmless(line), file=sys.stderr, flush=True)
 
 
 def plain(value: Any) -> Any:

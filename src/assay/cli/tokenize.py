@@ -14,6 +14,7 @@ from assay.cli.common import (
     add_template_variables,
     emit,
     model_path,
+    say,
     template_arguments,
     text_argument,
     token_ids,
@@ -66,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
     file = open_file(model_path(args))
     tokenizer = Tokenizer.from_gguf(file)
     for note in tokenizer.vocab.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     if args.ids is not None:
         shown = tokenizer.decode(args.ids)
-        emit(args, {**_listing(tokenizer, args.ids), "text": shown}, shown)
+        emit(args, {**_listing(tokenizer, args.ids), "text": shown}, shown, exact=True)
         return 0
     assert text is not None
     chat: Chat | None = None

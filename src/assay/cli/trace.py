@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids, whole
 from assay.errors import AssayError
+from assay.system.files import write
 from assay.verify.conformance.sample import PROMPT
 
 if TYPE_CHECKING:
@@ -101,8 +103,10 @@ def run(args: argparse.Namespace) -> int:
     names = choose(model.graph, args.nodes, engine.unseen)
     with counting(f"tracing on {engine.name}") as progress:
         if args.summary:
-            with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:
-                write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+            out = sys.stdout if args.output is None else io.StringIO()
+            write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+            if isinstance(out, io.StringIO):
+                write(args.output, out.getvalue())
         else:
             write_trace(Path(args.output), engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
     engine.close()

@@ -15,6 +15,7 @@ file and do not overlap. After that, no access can leave the map.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import mmap
@@ -22,6 +23,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,9 +32,10 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.errors import AssayError
-from assay.gguf.cursor import Bytes, Cursor, printable
+from assay.gguf.cursor import Bytes, Cursor
 from assay.gguf.metadata import MAX_KEY, MAX_PAIRS, Getters, Metadata
 from assay.gguf.types import REMOVED, TYPES, GGMLType, ValueType
+from assay.system.terminal import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -88,6 +91,14 @@ class GGUFFile(Getters):
         self.metadata = first.metadata
         self.size = sum(len(part.data) for part in parts)
         self.tensors: dict[str, TensorInfo] = {t.name: t for part in parts for t in part.tensors}
+
+    @cached_property
+    def sha256(self) -> str:
+        """Over the bytes of all parts. It is computed, never remembered on disk: who wrote a note cannot be known."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(part.data.data)
+        return digest.hexdigest()
 
     def info(self, name: str) -> TensorInfo:
         if name not in self.tensors:

@@ -110,6 +110,12 @@ class Graph:
         return all(node.attr("causal") for node in self.nodes if node.op == "attn_softmax")
 
     @cached_property
+    def whole(self) -> bool:
+        """A sequence must be run at once: a token sees a later one, or the output is pooled."""
+        needed = self.ancestors([self.output])
+        return not self.causal or any(node.op == "pool" and node.name in needed for node in self.nodes)
+
+    @cached_property
     def max_positions(self) -> int | None:
         """How many positions a table of learned ones has; None where any will do."""
         tables = [n.weights[0] for n in self.nodes if n.op == "embed" and n.inputs == ("inp_pos",)]

@@ -62,8 +62,8 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as `--json` gives it."""
         if isinstance(self.result, tuple):
-            return {"verdict": self.verdict, "checks": [check.to_json() for check in self.result]}
-        found: dict[str, Any] = self.result.to_json()
+            return {"verdict": self.verdict, "checks": [check.to_dict() for check in self.result]}
+        found: dict[str, Any] = self.result.to_dict()
         return found
 
     def save_html(self, path: str | Path) -> None:

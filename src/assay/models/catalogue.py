@@ -104,7 +104,7 @@ ARCHITECTURES: dict[str, Arch] = {
         Arch("smollm3", llama.smollm3, "SmolLM3", "PRE QKV GLU", sizes=replace(_E, n_layer=4), top=_TIED),
         Arch("hunyuan-dense", llama.hunyuan, "Hunyuan dense", "PRE QKV QKN GLU", top=_TIED),
         Arch("granite", granite.granite, "Granite 3", "PRE QKV GLU", _SCALES, top=_TIED),
-        Arch("granitemoe", granite.granite, "Granite 3 with experts", "PRE QKV moe:EXPERTS moe:SH", _SCALES,
+        Arch("granitemoe", granite.granitemoe, "Granite 3 with experts", "PRE QKV moe:EXPERTS moe:SH", _SCALES,
              replace(_MOE, n_ff_exp=128), _TIED),
         Arch("minicpm", granite.minicpm, "MiniCPM", "PRE QKV GLU", top=_TIED),
         Arch("qwen2", qwen.qwen, "Qwen2, Qwen2.5, R1-Distill-Qwen", "PRE BIASED GLU", top=_TIED),

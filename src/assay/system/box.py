@@ -34,13 +34,13 @@ class Limits:
     reply: int = 1 << 28  # bytes
     threads: bool = False  # whether its library computes on several
     processes: int = 1
+    wait: float = 30.0  # for a process that is not busy
 
 
 # Every box there is.
 LIMITS = {
     "template": Limits(memory=1 << 29, seconds=10.0),
-    "grammar": Limits(memory=1 << 30, seconds=5.0, cpu_s=10, reply=1 << 16, threads=True),
-    "pattern": Limits(memory=1 << 29, seconds=10.0, cpu_s=20),
+    "grammar": Limits(memory=1 << 30, seconds=2.0, cpu_s=10, reply=1 << 20, threads=True, processes=2),
     "archive": Limits(memory=3 << 29, seconds=60.0),
 }
 
@@ -68,15 +68,14 @@ class Box:
 
     def ask(self, request: Any, seconds: float | None = None) -> Reply:
         """The script's answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when its process
-        died of it. The time spent waiting for a process counts. What JSON cannot say raises, as `json.dumps` does."""
+        died of it, `{"fault": "busy"}` when others kept all processes. What JSON cannot say raises, as `json.dumps`."""
         line = json.dumps(request).encode() + b"\n"
-        allowed = self.limits.seconds if seconds is None else seconds
         try:
-            process = self._idle.get(timeout=allowed)
+            process = self._idle.get(timeout=self.limits.wait)
         except queue.Empty:
-            return {"fault": "time"}
+            return {"fault": "busy"}
         try:
-            return process.ask(line, allowed)
+            return process.ask(line, self.limits.seconds if seconds is None else seconds)
         finally:
             self._idle.put(process)
 

@@ -16,6 +16,7 @@ from typing import Any
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.system.box import LIMITS, Box
+from assay.system.terminal import printable
 from assay.text.builtin import TEMPLATES
 from assay.text.rewrites import dropped_system, fold_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
@@ -163,9 +164,11 @@ class ChatTemplate:
         fault = answer["fault"]
         if fault == "time":
             return f"gave no result within {timeout:g} s"
+        if fault == "busy":
+            return "found no process to run in; too many wait"
         if fault == "died":
             return "brought its process down"
-        return f"{_WHAT_HAPPENED[fault]} ({' '.join(answer['message'].split()):.300})"
+        return f"{_WHAT_HAPPENED[fault]} ({printable(' '.join(answer['message'].split()), 300)})"
 
 
 def _check_names(variables: Mapping[str, Any]) -> None:

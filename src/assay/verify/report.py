@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from assay.engines.weights import Weights
 from assay.graph import Node, split
 from assay.models import Model
+from assay.system.files import write
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.dumps.observation import Dump, inputs_of, measure, patch, token_axis
 from assay.verify.faults import FAULTS
@@ -31,7 +32,7 @@ _PLACE = "{{assay:data}}"
 
 def write_html(path: Path, model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> None:
     """Write the page."""
-    path.write_text(page(model, dump, diff, diagnosis), "utf-8")
+    write(path, page(model, dump, diff, diagnosis))
 
 
 def page(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | None = None) -> str:
@@ -110,7 +111,7 @@ def _finite(x: float) -> float | None:
 def _cause(c: Cause) -> dict[str, Any]:
     fault = FAULTS[c.fault]
     return {
-        **c.to_json(),
+        **c.to_dict(),
         "wrong": fault.wrong,
         "right": fault.right,
         "symptom": fault.symptom,

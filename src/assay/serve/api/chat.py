@@ -18,9 +18,7 @@ from assay.serve.pool.models import Entry
 from assay.serve.pool.reader import Reader
 from assay.text.calls import Call as ToolCall
 from assay.text.marks import Piece
-from assay.text.reply import Family, ReplyParser, family_of, opened, takes_tools
-
-_TAIL = 32  # tokens of the prompt in which reasoning may have been opened
+from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes_tools
 
 
 async def chat(call: Call, request: ChatRequest) -> Reply | Events:
@@ -32,9 +30,9 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     prompts.check(ids, entry, param="messages")
     assert entry.template is not None  # or there would be no ids
     family = family_of(entry.template.tool_source if tools else entry.template.source)
-    thinking = opened(family, entry.tokenizer.decode(ids[-_TAIL:]))
+    thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
     make = _constraint(request, entry, family, thinking=thinking)
-    constraint = await common.compile_grammar(make, limits) if make else None
+    constraint = await common.compile_grammar(make, state.threads) if make else None
     asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
     until = common.deadline(limits, request.timeout)
     jobs = [
@@ -52,7 +50,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
         for index in range(request.n or 1)
     ]
     worker = await call.stack.enter_async_context(state.models.use(entry))
-    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
     free = make is None or _requires_call(request)  # a grammar has its own beginning
     apart = free and request.reasoning_format != "none"
     offered = prompts.plain_tools(tools) if free else None

@@ -65,7 +65,7 @@ class Number:
     @property
     def whole(self) -> bool:
         """Printed like a count."""
-        return self.text.lstrip("+-\u2212").isdigit()
+        return self.text.lstrip("+-\u2212").isdecimal()
 
 
 @dataclass(frozen=True, slots=True)

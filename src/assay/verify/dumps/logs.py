@@ -40,6 +40,7 @@ from assay.verify.dumps.patterns import Pattern
 from assay.verify.dumps.words import LAYER, PERHAPS, ROW, Meaning, meaning, split_words
 
 MOST_LINES = 2_000_000
+MOST_BYTES = 1 << 27  # of a log
 _ARRAY_LINES = 4096  # of one array printed over several lines
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
 
@@ -101,10 +102,15 @@ class _Line:
         return not (self.statistics or self.lists or self.pairs)
 
 
+def _text(path: Path) -> str:
+    with open(path, "rb") as file:
+        return file.read(MOST_BYTES).decode("utf-8", "replace")
+
+
 def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) -> Dump:
     """Observations from any text that people print or paste. Patterns of the caller's own are tried first."""
     own = [Pattern(p) for p in patterns]
-    content = path.read_text("utf-8", "replace") if text is None else text
+    content = _text(path) if text is None else text
     context = _Context()
     sides: set[str] = set()
     tokens: tuple[int, ...] = ()

@@ -24,12 +24,13 @@ from assay.models import Model
 from assay.verify.dumps import axes
 from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
 from assay.verify.thresholds import MATCHED, RIVAL
 
 Array = NDArray[Any]
+MOST_VALUES = 1 << 28  # of one node: scores grow with the square of the tokens
+SPARE_VALUES = 1 << 22  # that a dumped tensor may have beyond its node's: a cache's unused rows, printed too
 
 
 class Truth:
@@ -103,15 +104,30 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
             f"{dump.source}: token {bad} is outside the vocabulary of {model.file.path.name} (0 to {n_vocab - 1}); "
             "is it a dump of another model?"
         )
+    _check_room(dump.source, model, len(tokens))
     theirs = dump.provenance.get("model_sha256")
-    if theirs and theirs != fingerprint(model.file):
+    if theirs and theirs != model.file.sha256:
         name = Path(dump.provenance.get("model", "unknown")).name
         raise AssayError(
             f"{dump.source}: is a trace of another model (found {name}, sha256 {theirs[:12]}…, "
-            f"expected {model.file.path.name}, {fingerprint(model.file)[:12]}…)"
+            f"expected {model.file.path.name}, {model.file.sha256[:12]}…)"
         )
     positions = dump.positions or tuple(range(len(tokens)))
     return replace(dump, tokens=tokens, positions=positions, steps=dump.steps or (len(tokens),))
+
+
+def _check_room(source: str, model: Model, n: int) -> None:
+    """Before anything is computed: so many tokens fit the context, and their largest value fits memory."""
+    if n > model.hparams.n_ctx_train:
+        raise AssayError(
+            f"{source}: {n} tokens, more than the context of {model.file.path.name} ({model.hparams.n_ctx_train}); "
+            "is it a dump of another model?"
+        )
+    name = max((node.name for node in model.graph), key=lambda name: math.prod(shape_of(model.graph, name, n)))
+    if (size := math.prod(shape_of(model.graph, name, n))) > MOST_VALUES:
+        raise AssayError(
+            f"{source}: {n} tokens make {name} {size} values (expected at most {MOST_VALUES}); dump fewer tokens"
+        )
 
 
 def _choose_side(dump: Dump, side: str) -> tuple[list[Observation], list[str]]:
@@ -167,11 +183,12 @@ def _match_by_value(
         if obs.kind != "values" or obs.rows not in (None, (0, n)):
             left.append(obs)
             continue
+        size = obs.array().size if obs.shape is None else math.prod(obs.shape)
+        fits = [node.name for node in graph if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == size]
+        if not fits:
+            left.append(obs)
+            continue
         array = obs.array().astype(np.float64)
-        fits = [
-            node.name for node in graph
-            if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == array.size
-        ]  # fmt: skip
         values = truth(fits)
         scored = []
         for name in fits:
@@ -213,10 +230,11 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     plain = shape_of(graph, obs.name, n)
     if obs.rows is None and shape == plain:
         return replace(obs, data=partial(_unmasked, obs, graph[obs.name].op)), ""
-    found = axes.readings(graph, obs.name, obs.array(), rows, n)
+    small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # before it is read
+    found = axes.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
         raise AssayError(
-            f"{dump.source}: {obs.foreign}: shape {list(obs.array().shape)} does not fit {obs.name} "
+            f"{dump.source}: {obs.foreign}: shape {list(shape or obs.array().shape)} does not fit {obs.name} "
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )
     best = found[0] if len(found) == 1 else axes.nearest(found, truth([obs.name])[obs.name], axis)

@@ -22,7 +22,6 @@ from assay.engines.batch import INDICES
 from assay.errors import AssayError
 from assay.graph import Graph, split
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
-from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.safetensors import TensorWriter, read_safetensors
 
 Array = NDArray[Any]
@@ -91,7 +90,7 @@ def provenance(engine: Engine) -> dict[str, str]:
     return {
         "assay": __version__,
         "model": str(file.path.resolve()),
-        "model_sha256": fingerprint(file),
+        "model_sha256": file.sha256,
         "precision": engine.dtype.name,
     }
 

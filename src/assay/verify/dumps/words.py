@@ -119,7 +119,7 @@ def meaning(label: Sequence[str], *, generic: bool = True) -> Meaning:
 
 def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
     for text in label:
-        if _PATH.fullmatch(text) and any(p.isdigit() for p in text.split(".")):
+        if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
             return Meaning((), layer, verbatim=text)
         if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER:
             return Meaning((), int(m[2]), verbatim=text)
@@ -148,17 +148,17 @@ _TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - 
 def _layer(words: Sequence[str]) -> tuple[int | None, set[int]]:
     """The layer's number: after a word for layers, else behind a name as in `ffn_out-3`."""
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in _GENERIC and b.isdigit() and len(b) < 5:
+        if a in _GENERIC and b.isdecimal() and len(b) < 5:
             return int(b), {i + 1}
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in LAYER and b.isdigit() and len(b) < 5:
+        if a in LAYER and b.isdecimal() and len(b) < 5:
             return int(b), {i, i + 1}
     return None, set()
 
 
 def _row(words: Sequence[str], used: set[int], named: set[str]) -> int | None:
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in named and b.isdigit() and len(b) < 7 and not {i, i + 1} & used:
+        if a in named and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
             return int(b)
         if a in ("last", "final") and b in ROW | PERHAPS:
             return -1
