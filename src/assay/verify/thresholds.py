@@ -40,6 +40,7 @@ MOST_CAUSES = 5  # ports with one fault usually have three
 MOST_UNEXPLAINED = 12  # nodes that nothing explains before the search ends
 
 # When a small fault speaks (`likelihood`): logarithms of likelihood ratios, in nats.
+FIRST_OBSERVED = 3  # nodes of a run from the tokens that a hypothesis is held against first
 HEARD = 3.0  # on a few nodes: worth holding against all of them
 SPEAKS = 12.0  # beyond the number of hypotheses tried: chance gives this once in 100,000
 PARAMETER_NATS = 5.0  # what a solved parameter costs

@@ -16,18 +16,18 @@ the same either way and count nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.verify.diagnosis.candidates import SECOND_NAMES, affordable, hypotheses, representatives
+from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.dumps.observation import STATISTICS, token_axis
-from assay.verify.faults import FAULTS, Stage
+from assay.verify.faults import FAULTS, Kind, Stage
 from assay.verify.judge.arithmetic import UNIT
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.evidence import deviation
@@ -35,6 +35,7 @@ from assay.verify.judge.noise import by_rows
 from assay.verify.thresholds import (
     ALIKE_NATS,
     COEFFICIENT,
+    FIRST_OBSERVED,
     FLOAT32_LEFT,
     FLOOR_UNITS,
     HEARD,
@@ -79,23 +80,41 @@ class Voice:
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Observed nodes that one computation reaches."""
+
+    unit: Unit
+    targets: tuple[str, ...]
+
+
 def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
-    """The fault that the deviations speak of, or None where they are what they look like: noise."""
+    """The fault that the deviations speak of, or None where they are what they look like: noise.
+
+    Every mistake of the catalogue is held against a few places first, those that are heard there against all. Families
+    are tried with their common parameters; only if nothing speaks, with the one that fits the first place best.
+    """
     units = [Unit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
-    if not units:
+    if units:
+        places = [Place(u, (u.target,)) for u in units]
+        first = [Place(u, (u.target,)) for u in representatives(units)]
+    else:
         lab = lab.from_tokens()
-        units = _runs(lab, diff)
-    first = representatives(units)
-    say(f"small faults: {len(first)} nodes are held against the catalogue")
-    heard: list[Hypothesis] = []
-    tried = 0
-    for h in _catalogue(lab, units, first):
-        tried += 1
-        if _listen(lab, h, [u for u in first if lab.touches(h.variant, u, h.p)]).nats > HEARD:
-            heard.append(h)
-    voices = [_listen(lab, h, [u for u in units if lab.touches(h.variant, u, h.p)]) for h in heard]
-    voices = sorted((v for v in voices if v.speaks(tried)), key=_rank)
-    return _answer(voices, diff) if voices else None
+        places, first = _runs(lab, diff)
+    say(f"small faults: the catalogue is held against {', '.join(p.unit.target for p in first[:4])}")
+    plain = list(_mistakes(lab, places))
+    spoken = _speaking(lab, plain, first, places, len(plain))
+    if not spoken:
+        solved = list(_solved(lab, places, first))
+        spoken = _speaking(lab, solved, first, places, len(plain) + len(solved))
+    return _answer(spoken, diff) if spoken else None
+
+
+def _speaking(
+    lab: Lab, mistakes: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
+) -> list[Voice]:
+    heard = [v.hypothesis for v in _listen(lab, mistakes, first) if v.nats > HEARD]
+    return sorted((v for v in _listen(lab, heard, places) if v.speaks(tried)), key=_rank)
 
 
 def _rank(voice: Voice) -> tuple[float, ...]:
@@ -104,42 +123,59 @@ def _rank(voice: Voice) -> tuple[float, ...]:
     return (-round(voice.nats / ALIKE_NATS), odd, h.fault in SECOND_NAMES, -voice.nats)
 
 
-def _runs(lab: Lab, diff: Diff) -> list[Unit]:
-    """Nothing was dumped whole: every observed node is reached from the tokens on."""
-    order = [node.name for node in lab.graph]
-    return [Unit(n.name, tuple(order[: order.index(n.name) + 1])) for n in diff.nodes]
+def _runs(lab: Lab, diff: Diff) -> tuple[list[Place], list[Place]]:
+    """Nothing was dumped whole: what was observed is reached from the tokens on. All of it, and its first few nodes."""
+    order = {node.name: i for i, node in enumerate(lab.graph)}
+    names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
+    early = [name for name in names if name != "embd"][:FIRST_OBSERVED] or names
+
+    def place(targets: Sequence[str]) -> Place:
+        return Place(Unit(targets[-1], tuple(list(order)[: order[targets[-1]] + 1])), tuple(targets))
+
+    return [place(names)], [place(early)]
 
 
-def _catalogue(lab: Lab, units: Sequence[Unit], first: Sequence[Unit]) -> Iterator[Hypothesis]:
-    """Every mistake that touches something observed, families with the parameter that fits the first place best."""
-    everything = Unit(units[-1].target, tuple(dict.fromkeys(name for u in units for name in u.segment)))
+def _mistakes(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
+    """Every mistake that touches something observed, families with each of their common parameters."""
+    everything = Unit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
     for h in hypotheses(lab, everything, decode=False):
-        search = h.variant.search
-        if search is None:
+        if h.variant.search is None:
             yield h
-            continue
-        for p in search.common:
-            if any(lab.touches(h.variant, u, p) for u in first):
-                yield replace(h, p=p)
-        place = next((u for u in first if any(lab.touches(h.variant, u, p) for p in search.grid())), None)
-        if place is not None and search.points and affordable(lab, place, h):
-            found, _ = search_parameter(lab, h, place)
-            if found.p not in search.common and lab.touches(h.variant, place, found.p):
+        else:
+            yield from (replace(h, p=p) for p in h.variant.search.common if lab.touches(h.variant, everything, p))
+
+
+def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterator[Hypothesis]:
+    """Families with the parameter that fits the first place they touch best."""
+    for fault in FAULTS.values():
+        for variant in fault.variants:
+            search = variant.search
+            if search is None or not search.points or Kind.WEIGHTS in fault.kinds:
+                continue
+            middle = search.grid()[search.points // 2]
+            place = next((p.unit for p in first if lab.touches(variant, p.unit, middle)), None)
+            if place is None:
+                continue
+            found, _ = search_parameter(lab, Hypothesis(fault.id, variant), place)
+            if found.p not in search.common and lab.touches(variant, place, found.p):
                 yield found
 
 
-def _listen(lab: Lab, h: Hypothesis, units: Sequence[Unit]) -> Voice:
-    nats = dots = squares = 0.0
-    better = touched = 0
-    mean_before, mean_after, nodes = [], [], []
-    for unit in units:
-        values = lab.predict(h, unit)
-        if values is None:
-            continue
-        plain = _groups(lab, unit.target, lab.base(unit)[unit.target])
-        faulty = _groups(lab, unit.target, values[unit.target])
-        if plain is None or faulty is None:
-            return Voice(h, -np.inf, 0.0, 0.0, 0.0, np.inf, ())
+@dataclass
+class _Tally:
+    """What a hypothesis gains, summed place by place."""
+
+    nats: float = 0.0
+    better: int = 0
+    touched: int = 0
+    dots: float = 0.0
+    squares: float = 0.0
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    possible: bool = True
+
+    def add(self, name: str, plain: Groups, faulty: Groups) -> None:
         gained = 0.0
         for e, rest, n, v in zip(plain.errors, faulty.errors, plain.counts, plain.floors, strict=True):
             change = e - rest
@@ -149,18 +185,43 @@ def _listen(lab: Lab, h: Hypothesis, units: Sequence[Unit]) -> Voice:
             gain = 0.5 * n * float(np.log((a + v) / (b + v)))
             gained += gain
             if float(np.mean(change * change)) > v:  # else it shows nowhere in this group
-                touched += 1
-                better += gain > 0
-                dots += float(np.sum(e * change)) / (b + v)
-                squares += float(np.sum(change * change)) / (b + v)
-                mean_before.append(a / v)
-                mean_after.append(b / v)
-        nats += gained
+                self.touched += 1
+                self.better += gain > 0
+                self.dots += float(np.sum(e * change)) / (b + v)
+                self.squares += float(np.sum(change * change)) / (b + v)
+                self.before.append(a / v)
+                self.after.append(b / v)
+        self.nats += gained
         if gained > 1:
-            nodes.append(unit.target)
-    before, after = (float(np.sqrt(np.mean(m))) if m else 0.0 for m in (mean_before, mean_after))
-    share, coefficient = better / touched if touched else 0.0, dots / squares if squares else 0.0
-    return Voice(h, nats, share, coefficient, before, after, tuple(nodes))
+            self.nodes.append(name)
+
+    def voice(self, h: Hypothesis) -> Voice:
+        before, after = (float(np.sqrt(np.mean(m))) if m else 0.0 for m in (self.before, self.after))
+        share = self.better / self.touched if self.touched else 0.0
+        coefficient = self.dots / self.squares if self.squares else 0.0
+        nats = self.nats if self.possible else -np.inf
+        return Voice(h, nats, share, coefficient, before, after, tuple(self.nodes))
+
+
+def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:
+    """Place after place, so that the definition's values of one are computed once for all hypotheses."""
+    tallies = [_Tally() for _ in mistakes]
+    for place in places:
+        plain: dict[str, Groups | None] = {}
+        for h, tally in zip(mistakes, tallies, strict=True):
+            if not tally.possible or not lab.touches(h.variant, place.unit, h.p):
+                continue
+            values = lab.predict(h, place.unit, place.targets)
+            for name in place.targets if values is not None else ():
+                if name not in plain:
+                    plain[name] = _groups(lab, name, lab.base(place.unit)[name])
+                assert values is not None
+                before, after = plain[name], _groups(lab, name, values[name])
+                if before is None or after is None:
+                    tally.possible = False
+                    break
+                tally.add(name, before, after)
+    return [t.voice(h) for h, t in zip(mistakes, tallies, strict=True)]
 
 
 def _groups(lab: Lab, name: str, value: Array) -> Groups | None:
