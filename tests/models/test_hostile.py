@@ -153,6 +153,11 @@ def test_values_by_layer() -> None:
     hp, graph = example(replace(row, keys=arrays))
     assert [(r.n_head, r.n_head_kv, r.n_ff) for r in hp.layers] == [(4, 2, 128), (2, 1, 32)]
     assert graph.shapes["Qcur-1"] == ("T", 2, 16) and graph.shapes["ffn_up-1"] == ("T", 32)
+    arrays = {"expert_used_count": [2, 5], "expert_feed_forward_length": [32, 24]}
+    _, graph = example(replace(ARCHITECTURES["qwen3moe"], keys=arrays))
+    assert graph.shapes["ffn_moe_up-0"] == ("T", 2, 32) and graph.shapes["ffn_moe_up-1"] == ("T", 5, 24)
+    leading = replace(ARCHITECTURES["deepseek2"], keys={**ARCHITECTURES["deepseek2"].keys, "expert_used_count": [0, 2]})
+    assert "ffn_swiglu-0" in example(leading)[1] and "ffn_moe_out-1" in example(leading)[1]
 
 
 def test_an_architecture_is_one_file_and_one_row() -> None:
