@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from assay.gguf import open_file
+from assay.graph import join, split
 from assay.models import Model, load
 from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.names import translate
 from assay.verify.dumps.observation import Observation
+from assay.verify.dumps.settle import counted_from_one
 from tests import tiny
-from tests.verify.dumps import formats, unseen_formats
+from tests.verify.dumps import formats, kept_apart, unseen_formats
 from tests.verify.dumps.formats import Format, Run
 
 _ROLES = (
@@ -45,12 +48,14 @@ def row_of(row: int | None) -> int | None:
     return row + _N if row is not None and row < 0 else row
 
 
-@pytest.mark.parametrize("form", [*formats.FORMATS, *unseen_formats.FORMATS], ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [*formats.FORMATS, *unseen_formats.FORMATS, *kept_apart.FORMATS], ids=lambda f: f.name)
 def test_it_is_understood_as_meant(form: Format, run: Run, model: Model) -> None:
     dump = read_log(Path("x.log"), text=form.write(run))
     left = list(dump.observations)
+    if counted_from_one(left, run.n_layer):
+        left = [replace(o, name=join(role, None if n is None else n - 1)) for o in left for role, n in [split(o.name)]]
     for name, kind, row, values in form.means(run):
-        kinds = ("at", "top") if kind in ("at", "top") else (kind,)
+        kinds = ("at", "top") if kind in ("at", "top") else ("first", "at") if kind == "first" else (kind,)
         fits = [
             obs
             for obs in left

@@ -28,6 +28,7 @@ _PREFIXES = tuple(
         r"\s*(?:time|ts|timestamp)=\S{1,60}\s+",  # time=… level=…
         r"\s*(?:level|lvl|severity)=\w{1,12}\s+",
         r"\s*[IWEFD]\d{4}\s+\S{1,40}\s+\d{1,10}\s+[\w./-]{1,200}:\d{1,7}\]\s*",  # glog
+        r"\s*\d\d-\d\d\s+\d\d:\d\d:\d\d\.\d{1,6}\s+\d{1,9}\s+\d{1,9}\s+[VDIWEF]\s+\S{1,60}\s*:\s*",  # logcat
         r"\s*\d+\.\d\d\.\d{3}\.\d{3}\s+[A-Z]\s+",  # llama.cpp's clock and level
         r"\s*\[\s*\d{1,8}\.\d{3,9}s?\]\s+(?=\S)",  # seconds since the start
         r"\s*[\[(]?(?:[\w.-]{1,80}/){0,20}[\w.-]{1,80}\.(?:rs|c|cc|cpp|cu|h|hpp|go|zig|py|js|mjs|ts|swift|m|mm|java)"

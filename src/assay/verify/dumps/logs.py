@@ -248,15 +248,21 @@ def _about(said: Said, context: _Context) -> Meaning:
         if layer is not None and own.layer is None and not above.role:
             nodes = ("l_out-",)
     elif layer is None and not verbatim and above.layer is not None:
-        number = ("layer", str(above.layer))
-        inside = meaning([*label, *number], generic=False)
-        if not inside.nodes or inside.nodes == ("l_out-",) or set(split_words(label)) <= _VAGUE:
-            inside = meaning([*context.words, *label, *number], generic=False)  # "norm:" below "attn:"
+        inside = _inside(label, context)
         if inside.nodes and nodes not in (("result_output",), ("embd",)):
             nodes, layer = inside.nodes, above.layer
     row = said.row if said.row is not None else own.row if own.row is not None else above.row
     perhaps = said.perhaps if said.perhaps is not None else own.perhaps
     return Meaning(nodes, layer, row, above.perhaps if perhaps is None else perhaps, verbatim)
+
+
+def _inside(label: Sequence[str], context: _Context) -> Meaning:
+    """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
+    number = ("layer", str(context.about.layer))
+    found = meaning([*label, *number], generic=False)
+    if not found.nodes or found.nodes == ("l_out-",) or set(split_words(label)) <= _VAGUE:
+        found = meaning([*context.words, *label, *number], generic=False)  # "norm:" below "attn:"
+    return found
 
 
 def _names(about: Meaning) -> tuple[str, ...]:
@@ -279,7 +285,7 @@ def _heading(line: str, said: Said, context: _Context, sides: set[str]) -> _Cont
     if said.layer is not None and own.layer is None:
         own = replace(meaning([*said.label, "layer", str(said.layer)]), row=own.row)
     row = said.row if said.row is not None else own.row
-    short = len(said.label) <= 4
+    short = len(said.label) <= (4 if row is None else 10)
     perhaps = said.perhaps if said.perhaps is not None else own.perhaps
     if not marked and not (short and (own.role or own.layer is not None or row is not None or perhaps is not None)):
         return context
@@ -287,8 +293,9 @@ def _heading(line: str, said: Said, context: _Context, sides: set[str]) -> _Cont
         context = replace(context, side="", about=replace(context.about, row=None), table=())
     if own.role or own.layer is not None:
         above = context.about
-        if own.layer is None and own.nodes and own.nodes[0].endswith("-"):
-            own = replace(own, layer=above.layer)  # "attn:" below "block 0:"
+        if own.layer is None and above.layer is not None and own.nodes not in (("result_output",), ("embd",)):
+            inside = _inside(said.label, context)  # "attn:" below "block 0:"
+            own = inside if inside.nodes and _indent(line) > 0 else own
         own = replace(own, row=above.row if row is None else row, perhaps=above.perhaps if perhaps is None else perhaps)
         context = replace(context, about=own, words=tuple(said.label), indent=_indent(line), table=())
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)

@@ -21,10 +21,7 @@ PERHAPS = {"token", "tok"}  # "token 3" is the fourth row, or the id 3
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 _GENERIC = {"layer", "layers", "block", "blocks", "blk"}
 # Lines that speak of a layer and are not about its values.
-_NOT_VALUES = {
-    "weight", "weights", "shape", "took", "elapsed", "loading", "loaded", "load", "memory", "grad", "size", "stride",
-    "params", "scale",
-}  # fmt: skip
+_NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
 _Q = "q query queries qcur wq"
 _K = "k key keys kcur wk"
@@ -55,9 +52,9 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_inp-",), ("inp", _FFN), ""),
     (("l_out-",), ("residual resid skip add residual2 residual3", _FFN + " residual2 residual3"), ""),
     (("ffn_inp-",), ("residual1",), ""),
-    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add", _ATT), ""),
     (("attn_out-",), ("oproj wo",), ""),
     (("attn_out-",), ("o", "proj projection"), ""),
+    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add", _ATT), ""),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu gelu activation act activated intermediate glu",), ""),
     (("ffn_gate-",), ("gate w1",), ""),
