@@ -22,6 +22,7 @@ from assay.errors import AssayError
 from assay.graph import join, split
 from assay.models import Model
 from assay.verify.dumps import axes
+from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
@@ -61,6 +62,7 @@ def resolve(
         chosen = [replace(o, name=_one_less(o.name), others=tuple(_one_less(x) for x in o.others)) for o in chosen]
         notes.append("layers are counted from 1 there")
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, broken = up_to_first(named, model.graph, dump.steps)
     named, note = settle(named, model, len(dump.tokens), truth)
     notes += note
     matched, left, note = _match_by_value(unknown, model, dump, truth)
@@ -83,7 +85,7 @@ def resolve(
     joined.sort(key=lambda o: order[o.name])
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
     notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
-    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes))
+    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken)
     return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
 
 
@@ -189,6 +191,9 @@ def _match_by_value(
             left.append(obs)
             continue
         array = obs.array().astype(np.float64)
+        if not is_finite(array, "kq").all():
+            left.append(obs)
+            continue
         values = truth(fits)
         scored = []
         for name in fits:
