@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from assay.cli.common import add_json_argument, emit, whole
+from assay.cli.common import add_json_argument, emit, say, whole
 from assay.cli.trace import add_token_arguments, chosen_tokens, counting
 from assay.errors import AssayError
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         found: Any = diff(
             args.a, args.b, model=args.model, tokens=args.tokens or (), prompt=args.prompt, decode=args.decode,
             names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern, side=args.side,
-            progress=progress,
+            progress=progress, reading=say,
         )  # fmt: skip
     if args.html:
         found.save_html(args.html)

@@ -1,4 +1,4 @@
-"""`assay trace`: every node's value on any engine, to a safetensors file or as JSON lines."""
+"""`assay trace`: every node's value on any engine, to a safetensors or .npz file or as JSON lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_token_arguments(parser)
     parser.add_argument("--nodes", metavar="REGEX", help="only nodes whose name matches somewhere")
     add_run_arguments(parser, "reference")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write; --summary: default stdout")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file to write, .safetensors or .npz; --summary: default stdout"
+    )
     parser.add_argument("--summary", action="store_true", help="JSON lines with statistics and first values instead")
     add_json_argument(parser)
 

@@ -64,6 +64,11 @@ class Chunk:
         """How many rows of the output are wanted; always the last ones."""
         return self.n_tokens if self.outputs == "all" else int(self.outputs == "last")
 
+    @property
+    def ascending(self) -> bool:
+        """No token sees a later one by its position: the chunk may be run in pieces."""
+        return self.positions is None or bool(np.all(np.diff(self.positions.astype(np.int64)) > 0))
+
     def all_positions(self) -> NDArray[np.int32]:
         """The RoPE position of each token."""
         return np.arange(self.start, self.end, dtype=np.int32) if self.positions is None else self.positions

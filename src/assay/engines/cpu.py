@@ -212,6 +212,7 @@ class CpuEngine(PagedEngine):
             compiled.program.run(step.tokens(), step.positions(), step.table(), step.pages(), arrays, interruptible)
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
+        self.model.file.check()  # tables that are only looked up are read where they lie in the file
 
     def copy_page(self, source: int, to: int) -> None:
         self._cache.copy_page(source, to)
