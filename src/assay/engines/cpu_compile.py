@@ -20,7 +20,6 @@ from assay.engines.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 
-
 GATES = ("glu", "glu_split")  # computed block by block with their products
 
 
