@@ -211,7 +211,7 @@ def kq(q: Array, k: Array, *, n_head: int = 0, n_head_kv: int = 0) -> Array:
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> Array:
-    """2^(-b·j/n), j = 1…n, for the largest power of two n up to H; then 2^(-b/2·(2j+1)/n), j = 0… ."""
+    """2^(-b·j/n), j = 1…n, for the largest power of two n up to H; then 2^(-b/2·(2j+1)/n), j = 0… ; rounded once."""
     n = 1 << (n_head.bit_length() - 1)
     first = [_power(2, -max_bias * j / n) for j in range(1, n + 1)]
     return np.array(first + [_power(2, -max_bias / 2 * (2 * j + 1) / n) for j in range(n_head - n)])
