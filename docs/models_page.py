@@ -70,4 +70,9 @@ def page() -> str:
     nodes = sum(m["nodes"] for name in ARCHITECTURES for m in record[name]["golden"].values())
     files = sum(len(record[name]["others"]) for name in ARCHITECTURES)
     out.append(f"\n{len(ARCHITECTURES)} architectures; {models} models with {nodes} nodes, and {files} other files.\n")
-    return "\n".join([*out, NOTES])
+    out += ["## Real files\n", "The logits of 24 random tokens, on a copy of the file in float32.\n"]
+    out += ["| file | architecture | logits | best token agrees at |", "|---|---|---:|---:|"]
+    for name in ARCHITECTURES:
+        for file, seen in record[name]["files"].items():
+            out.append(f"| {file} | `{name}` | 1e{seen['logits']} | {seen['best']} of 24 |")
+    return "\n".join([*out, "", NOTES])

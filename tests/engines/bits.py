@@ -138,7 +138,7 @@ def blocks(kind: GGMLType, n: int, size: float, rng: np.random.Generator) -> np.
     return scaled(round(math.log2(size / math.sqrt(float(np.mean(seen**2))))))
 
 
-def _tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> Tensor:
+def tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> Tensor:
     """As tests/tiny.py has them, without a rounding of any library."""
     kind = by_name(type_name if len(shape) > 1 else "F32")
     if name == "rope_freqs.weight":
@@ -159,7 +159,7 @@ def _tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Ge
 
 def make(case: Case, path: Path) -> Model:
     """Write the model's file and load it."""
-    return load(open_file(tiny.make(path, **{"n_ctx": 1024, **case.options, "tensor": _tensor})))
+    return load(open_file(tiny.make(path, **{"n_ctx": 1024, **case.options, "tensor": tensor})))
 
 
 def graph_of(case: Case, model: Model) -> Graph:

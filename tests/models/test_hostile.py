@@ -118,6 +118,21 @@ def test_an_expert_is_never_read_past_the_end() -> None:
             build(row, metadata(row), shapes)
 
 
+@pytest.mark.parametrize(("count", "drafts", "name"), [
+    (2**31 - 1, 2**31 - 3, "blk.1.x"), (10**9, 0, "blk.999999999.x"), (10**9, 10**9 - 2, "blk.999999999.x"),
+    (2, 0, "blk.2.x"), (1, 0, "blk.0.x"), (3, 0, "blk.1.x"),
+])  # fmt: skip
+def test_no_loop_over_blocks_that_are_not_there(count: int, drafts: int, name: str) -> None:
+    """A count, and a single tensor with a number to match it: refused, or run without them, and either at once."""
+    row = ARCHITECTURES["qwen3"]
+    keys = {**metadata(row), "qwen3.block_count": count, "qwen3.nextn_predict_layers": drafts}
+    shapes = {**tensor_shapes(row), name: (1,)}
+    try:
+        assert len(build(row, keys, shapes)) == len(example(row)[1])
+    except AssayError as error:
+        assert "the blocks whose tensors are present" in str(error)
+
+
 def test_draft_layers_are_skipped() -> None:
     """Their tensors may be there or not; they are not run."""
     row = ARCHITECTURES["glm4moe"]
@@ -138,6 +153,11 @@ def test_values_by_layer() -> None:
     hp, graph = example(replace(row, keys=arrays))
     assert [(r.n_head, r.n_head_kv, r.n_ff) for r in hp.layers] == [(4, 2, 128), (2, 1, 32)]
     assert graph.shapes["Qcur-1"] == ("T", 2, 16) and graph.shapes["ffn_up-1"] == ("T", 32)
+    arrays = {"expert_used_count": [2, 5], "expert_feed_forward_length": [32, 24]}
+    _, graph = example(replace(ARCHITECTURES["qwen3moe"], keys=arrays))
+    assert graph.shapes["ffn_moe_up-0"] == ("T", 2, 32) and graph.shapes["ffn_moe_up-1"] == ("T", 5, 24)
+    leading = replace(ARCHITECTURES["deepseek2"], keys={**ARCHITECTURES["deepseek2"].keys, "expert_used_count": [0, 2]})
+    assert "ffn_swiglu-0" in example(leading)[1] and "ffn_moe_out-1" in example(leading)[1]
 
 
 def test_an_architecture_is_one_file_and_one_row() -> None:

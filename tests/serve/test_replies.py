@@ -93,8 +93,7 @@ def test_a_call_is_required_although_reasoning_is_open(served: Server) -> None:
     assert found["message"]["tool_calls"][0]["function"]["name"] == "weather"
 
 
-# DeepSeek's marks hold U+2581, which this vocabulary reads as a space; in DeepSeek's own they are tokens.
-@pytest.mark.parametrize("name", [family.name for family in FAMILIES if family.name != "deepseek"])
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
 def test_a_required_call_of_each_family(served: Server, name: str) -> None:
     options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 300}
     found = ask(served, name, **options)

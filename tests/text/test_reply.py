@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 
 from assay.text import calls as notation
 from assay.text.calls import Call, Tools
-from assay.text.reply import FAMILIES, THINKING, WRAPPING, Family, ReplyParser, family_of, opened, takes_tools
+from assay.text.reply import (
+    FAMILIES,
+    THINKING,
+    WRAPPING,
+    Family,
+    ReplyParser,
+    assistant_message,
+    family_of,
+    opened,
+    takes_tools,
+)
 
 TEMPLATES: dict[str, str] = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "data/chat_templates.json.gz").read_bytes())
@@ -59,6 +69,14 @@ CASES: list[tuple[str, str, str, str, list[Call]]] = [
     ("Qwen-Qwen2.5", "<tool_call>what?</tool_call> Hm.", "<tool_call>what?</tool_call> Hm.", "", []),
     ("Qwen-Qwen2.5", f"<tool_call>{F_JSON}", "", "", [F]),
     ("Qwen-Qwen2.5", " Hello", " Hello", "", []),
+    (
+        "Qwen-Qwen2.5",
+        '<tool_call>{"name": "f", "arguments": {"s": "</tool_call> \\" "}}</tool_call>!',
+        "!",
+        "",
+        [Call("f", '{"s": "</tool_call> \\" "}')],
+    ),
+    ("Qwen-Qwen2.5", '<tool_call>{"name</tool_call> a', '<tool_call>{"name</tool_call> a', "", []),
     ("Qwen-Qwen3-0", "<think>\nHm.\n\nYes.\n</think>\n\n4", "4", "Hm.\n\nYes.", []),
     ("Qwen-Qwen3-0", "<think>\n\n</think>\n\n4 <think>", "4 ", "", []),
     ("Qwen-Qwen3-0", f"<think>a</think>\n\n<tool_call>{G_JSON}</tool_call>", "", "a", [G]),
@@ -322,6 +340,16 @@ def test_reasoning_left_in_the_content() -> None:
     assert parse(like("Qwen-Qwen3-0"), "<think>a</think>b", apart=False) == ("<think>a</think>b", "", [])
     text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
     assert parse(like("openai-gpt-oss"), text, apart=False) == ("ab", "", [])
+
+
+def test_an_answer_goes_back_without_its_marks() -> None:
+    """gpt-oss's template refuses content with channels in it."""
+    text = "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b"
+    found = assistant_message(TEMPLATES["openai-gpt-oss-120b"], "<|start|>assistant", text)
+    assert found == {"role": "assistant", "content": "b", "reasoning_content": "a"}
+    found = assistant_message(TEMPLATES["MiniMax-M2"], "<think>\n", "a\n</think>\n\nb")
+    assert found == {"role": "assistant", "content": "b", "reasoning_content": "a"}
+    assert assistant_message("{{ messages }}", "", " a <think>") == {"role": "assistant", "content": " a <think>"}
 
 
 def test_without_tools_nothing_is_a_call() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from assay.cli.common import add_json_argument, emit, whole
+from assay.cli.common import add_json_argument, emit, say, whole
 from assay.cli.trace import add_token_arguments, chosen_tokens, counting
 from assay.errors import AssayError
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         found: Any = diff(
             args.a, args.b, model=args.model, tokens=args.tokens or (), prompt=args.prompt, decode=args.decode,
             names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern, side=args.side,
-            progress=progress,
+            progress=progress, reading=say,
         )  # fmt: skip
     if args.html:
         found.save_html(args.html)
@@ -65,7 +65,7 @@ def _two_files(args: argparse.Namespace) -> int:
     from assay.runtime.opening import open_model
 
     a, b = open_model(args.a), open_model(args.b)
-    prompt = chosen_tokens(args, a.tokenizer)
+    prompt = chosen_tokens(args, a)
     text = Path(args.text).read_text("utf-8") if args.text else None
     found = two_files(a, b, tokens=prompt, text=text, window=args.window, stage=_stage)
     emit(args, found.to_dict(), lambda: found.words(args.all))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,19 +50,24 @@ class Chunk:
     positions: NDArray[np.int32] | None = None
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
 
-    @property
+    @cached_property
     def n_tokens(self) -> int:
         return len(next(iter(self.rows.values()))) if self.rows else len(self.tokens)
 
-    @property
+    @cached_property
     def end(self) -> int:
         """The slot after its last token: how many keys that one sees."""
         return self.start + self.n_tokens
 
-    @property
+    @cached_property
     def n_outputs(self) -> int:
         """How many rows of the output are wanted; always the last ones."""
-        return {"none": 0, "last": 1, "all": self.n_tokens}[self.outputs]
+        return self.n_tokens if self.outputs == "all" else int(self.outputs == "last")
+
+    @property
+    def ascending(self) -> bool:
+        """No token sees a later one by its position: the chunk may be run in pieces."""
+        return self.positions is None or bool(np.all(np.diff(self.positions.astype(np.int64)) > 0))
 
     def all_positions(self) -> NDArray[np.int32]:
         """The RoPE position of each token."""
@@ -153,10 +159,8 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"{where}: page outside the cache (expected 0 to {engine.n_pages - 1})")
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
-        if chunk.start and not engine.graph.causal:
-            raise AssayError(
-                f"{where}: attention is not causal, so the text is run whole (found a start of {chunk.start})"
-            )
+        if chunk.start and engine.graph.whole:
+            raise AssayError(f"{where}: this model sees a text as a whole (found a start of {chunk.start})")
         most = engine.graph.max_positions
         if most is not None and not 0 <= int(chunk.all_positions().min()) <= int(chunk.all_positions().max()) < most:
             raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")

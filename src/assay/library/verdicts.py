@@ -35,6 +35,7 @@ from assay.verify.witness import known, open_engine
 
 Values = str | Path | Mapping[str, Any] | Trace | Dump
 ModelLike = str | Path | LanguageModel | Opened | None
+_READINGS = 16  # lines about what was understood of a log
 Nodes = Callable[[int, int], None]  # progress: nodes done, of how many
 
 
@@ -62,8 +63,8 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as `--json` gives it."""
         if isinstance(self.result, tuple):
-            return {"verdict": self.verdict, "checks": [check.to_json() for check in self.result]}
-        found: dict[str, Any] = self.result.to_json()
+            return {"verdict": self.verdict, "checks": [check.to_dict() for check in self.result]}
+        found: dict[str, Any] = self.result.to_dict()
         return found
 
     def save_html(self, path: str | Path) -> None:
@@ -99,6 +100,16 @@ def load_dump(
     """
     dump = _read(values, patterns)
     return dump if model is None else resolve(dump, opened(model).model, names, tokens=tokens, side=side)
+
+
+def _told(dump: Dump, say: Callable[[str], None] | None) -> Dump:
+    """The dump, once it is said what its printed lines were understood as."""
+    if say is not None:
+        for line in dump.reading[:_READINGS]:
+            say(f"read {dump.source}: {line}")
+        if len(dump.reading) > _READINGS:
+            say(f"read {dump.source}: and {len(dump.reading) - _READINGS} more kinds of lines")
+    return dump
 
 
 def _read(values: Values, patterns: Sequence[str] = ()) -> Dump:
@@ -166,12 +177,14 @@ def diff(
     patterns: Sequence[str] = (),
     side: str = "",
     progress: Nodes | None = None,
+    reading: Callable[[str], None] | None = None,
 ) -> Finding | TwoFiles:
     """Hold `b` against `a`, node by node, each judged on its own inputs.
 
     `a` is the truth: a model (its definition), "MODEL@engine", or values; `b` is values or "MODEL@engine". The ids come
     from the values, from `tokens` or from `prompt`. Without a model anywhere, two sets of values are compared as
-    numbers. Two model files are compared in their weights, activations and logits.
+    numbers. Two model files are compared in their weights, activations and logits. `reading` is told first what the
+    lines of a log were understood as.
     """
     first, second = Side.of(a, truth=True), Side.of(b)
     if first.is_file and second.is_file:
@@ -192,7 +205,7 @@ def diff(
 
     def values(s: Side) -> Dump | None:
         if s.values is not None:
-            return resolve(raw[s], on.model, names, tokens=ids, side=side)
+            return _told(resolve(raw[s], on.model, names, tokens=ids, side=side), reading)
         if s.engine in ("", "reference"):
             return None  # the definition itself
         if isinstance(s.model, LanguageModel):
@@ -262,6 +275,7 @@ def diagnose(
         raise AssayError("diagnose: needs values (a dump) or an endpoint")
     else:
         dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
+        _told(dump, progress)
         result = by_values.diagnose(on.model, dump, progress=progress)
         if prompt is not None:
             from assay.verify.diagnosis.by_tokens import expected_ids, token_causes

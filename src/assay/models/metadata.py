@@ -44,14 +44,14 @@ class Metadata:
         """A whole number from `least` to 2^31 - 1."""
         return self._whole(key, self._get(key, default), least)
 
-    def counts(self, key: str, n: int, default: int | tuple[int, ...] | None = None, *, least: int = 1) -> list[int]:
-        """A whole number a layer, from an array of `n` or from one number for all."""
+    def counts(self, key: str, n: int, default: int | list[int] | None = None, *, least: int = 1) -> list[int]:
+        """A whole number for each of `n` layers, from an array (which may go on for draft layers) or one for all."""
         value = self._get(key, default)
-        if not isinstance(value, np.ndarray | list | tuple):
+        if not isinstance(value, np.ndarray | list):
             return [self._whole(key, value, least)] * n
-        if len(value) != n:
+        if not n <= len(value) <= self.count("block_count"):
             raise self.error(key, f"{len(value)} values", f"one, or {n}, one a layer")
-        return [self._whole(key, v, least) for v in value]
+        return [self._whole(key, v, least) for v in value[:n]]
 
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number."""

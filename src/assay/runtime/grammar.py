@@ -47,15 +47,22 @@ class _Vocabulary:
         self._tokenizer = tokenizer
         known = tokenizer.n_vocab
         self.tokens = [tokenizer.piece(i) if i < known else b"" for i in range(n_vocab)]
+        self._bytes = {piece: i for i, piece in enumerate(self.tokens) if len(piece) == 1}
         self.special_token_ids = [i for i in range(known) if tokenizer.is_special(i)]
         self.bos_token_id = tokenizer.bos
         self.eos_token_id = tokenizer.eot if tokenizer.eot is not None else tokenizer.eos
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Ids of a text in the middle of others: behind a byte that merges with nothing, so no space is put first."""
+        """Ids of a text in the middle of others: behind a byte that merges with nothing, so no space is put first.
+
+        A text that a SentencePiece vocabulary would change (U+2581, its space) is spelled in bytes.
+        """
         data = text.encode() if isinstance(text, str) else text
         before, whole = self._encode(b"\x02"), self._encode(b"\x02" + data)
-        return whole[len(before) :] if whole[: len(before)] == before else self._encode(data)
+        ids = whole[len(before) :] if whole[: len(before)] == before else self._encode(data)
+        if b"".join(self.tokens[i] for i in ids) != data and all(bytes([b]) in self._bytes for b in data):
+            return [self._bytes[bytes([b])] for b in data]
+        return ids
 
     def _encode(self, data: bytes) -> list[int]:
         return self._tokenizer.encode(data, add_special=False, parse_special=False)

@@ -44,7 +44,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     limits = config.limits
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    entries = open_models(config.models, config.options)
+    entries = open_models(config.models, config.options, limits)
     memory = config.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
     models = Models(entries, limits, metrics, memory)
     # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,

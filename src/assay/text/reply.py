@@ -20,6 +20,7 @@ from assay.text.harmony import Harmony
 from assay.text.marks import Piece, Scanner
 
 Pair = tuple[str, str]
+TAIL = 32  # tokens at the end of a prompt among which reasoning may have been opened
 
 # How reasoning begins and ends; the first pair whose end a template mentions is its family's.
 THINKING: tuple[Pair, ...] = (
@@ -164,6 +165,16 @@ def opened(family: Family, prompt: str) -> bool:
     return family.thinking is not None and prompt.rstrip().endswith(family.thinking[0].rstrip())
 
 
+def assistant_message(template: str, prompt: str, text: str) -> dict[str, str]:
+    """A whole answer as the message that goes back to the template: reasoning apart, where it was marked."""
+    family = family_of(template)
+    parser = ReplyParser(family, thinking=opened(family, prompt))
+    pieces = [parser.push(text), parser.finish()]
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    content = "".join(piece.content for piece in pieces)
+    return {"role": "assistant", "content": content} | ({"reasoning_content": reasoning} if reasoning else {})
+
+
 class ReplyParser:
     """One answer. Push text as it comes; each time, get what is certain by then.
 
@@ -261,7 +272,7 @@ class _Marked(Scanner):
 
     def _in_call(self, final: bool) -> bool:
         end = self._ends[self._call]
-        at = self.held.find(end) if end else -1
+        at = _end_of_call(self.held, end) if end else -1
         if at < 0 and not final:
             return False
         body = self.held if at < 0 else self.held[:at]
@@ -276,3 +287,16 @@ class _Marked(Scanner):
             self.say(whole, final=True)
         self._call = ""
         return bool(self.held)
+
+
+def _end_of_call(text: str, end: str) -> int:
+    """Where a call's end stands, -1 where it has not come: inside a string of JSON it is only text."""
+    at = text.find(end)
+    if at < 0 or not text.lstrip().startswith(("{", "[")):
+        return at
+    for found in re.finditer(rf'"(?:[^"\\]|\\.)*"|"|{re.escape(end)}', text, re.DOTALL):
+        if found[0] == '"':
+            return -1  # a string that is still open
+        if found[0] == end:
+            return found.start()
+    return -1

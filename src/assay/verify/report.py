@@ -111,7 +111,7 @@ def _finite(x: float) -> float | None:
 def _cause(c: Cause) -> dict[str, Any]:
     fault = FAULTS[c.fault]
     return {
-        **c.to_json(),
+        **c.to_dict(),
         "wrong": fault.wrong,
         "right": fault.right,
         "symptom": fault.symptom,

@@ -18,9 +18,7 @@ from assay.serve.pool.models import Entry
 from assay.serve.pool.reader import Reader
 from assay.text.calls import Call as ToolCall
 from assay.text.marks import Piece
-from assay.text.reply import Family, ReplyParser, family_of, opened, takes_tools
-
-_TAIL = 32  # tokens of the prompt in which reasoning may have been opened
+from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes_tools
 
 
 async def chat(call: Call, request: ChatRequest) -> Reply | Events:
@@ -32,7 +30,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     prompts.check(ids, entry, param="messages")
     assert entry.template is not None  # or there would be no ids
     family = family_of(entry.template.tool_source if tools else entry.template.source)
-    thinking = opened(family, entry.tokenizer.decode(ids[-_TAIL:]))
+    thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
     make = _constraint(request, entry, family, thinking=thinking)
     constraint = await common.compile_grammar(make, state.threads) if make else None
     asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx

@@ -30,7 +30,7 @@ class Cause:
     def fix(self) -> str:
         return FAULTS[self.fault].right
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "fault": self.fault,
             "node": self.node,
@@ -71,13 +71,13 @@ class Diagnosis:
         causes = ", ".join(f"{c.fault} ({c.how}), confidence {c.confidence:.2f}" for c in self.causes)
         return f"<Diagnosis: {self.verdict}{where}{': ' if causes else ''}{causes}>"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         first = self.first_wrong
         return {
             "verdict": self.verdict,
             "first_wrong": None if first is None else {"node": first, "layer": split(first)[1]},
             "wrong_nodes": list(self.wrong_nodes),
-            "causes": [cause.to_json() for cause in self.causes],
+            "causes": [cause.to_dict() for cause in self.causes],
             "next_observation": self.next_observation,
             "unexplained": list(self.unexplained),
             "relations": [r.text for r in self.relations],

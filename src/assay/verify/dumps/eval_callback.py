@@ -58,7 +58,7 @@ def read_eval_callback(path: Path) -> Dump:
         raise AssayError(f"{path}: llama-eval-callback's tensors are named but no values are printed; truncated")
     later = sum(n > 1 for n in counts.values())
     notes = (f"{later} names appear in several steps; only the first step was read",) if later else ()
-    return Dump("llama.cpp", (), (), (), tuple(found), str(path), notes=notes)
+    return Dump("llama.cpp", (), (), (), tuple(found), str(path), notes=notes, log=True)
 
 
 def _printed(tensor: re.Match[str], rows: list[list[str]], total: str, where: str) -> list[Observation]:

@@ -28,6 +28,7 @@ MAX_LINE = 1 << 25
 MAX_TOKENS = 1 << 20
 _RAW = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
 _LARGEST = 1.7976931348623157e308
+_LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers that say what was fed
 _FIELDS = {"name", "shape", "row", "file", "dtype", *KINDS}
 
 
@@ -223,7 +224,7 @@ def _raw_file(path: Path, where: str, item: dict[str, Any], shape: tuple[int, ..
 
 
 def read_npz(path: Path) -> Dump:
-    """Arrays by name; the ids as `tokens`, and `positions` if they do not count from 0."""
+    """Arrays by name; the ids as `tokens`, `positions` if they do not count from 0, `steps` if they were several."""
     return from_arrays(path, archive_arrays(path))
 
 
@@ -246,7 +247,7 @@ def read_tensors(path: Path) -> Dump:
 
 def from_arrays(path: Path, arrays: Arrays) -> Dump:
     """A dump of arrays by name: the shape of each, and how to read it; the ids as `tokens`."""
-    ids = [_ids(f"{path}: {k}", *arrays[k]) if k in arrays else None for k in ("tokens", "positions")]
+    ids = [_ids(f"{path}: {k}", *arrays[k]) if k in arrays else None for k in _LISTS]
     tokens = _integers(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
     positions = _integers(f"{path}: positions", "positions", ids[1]) if ids[1] is not None else list(range(len(tokens)))
     if len(positions) != len(tokens):
@@ -254,10 +255,14 @@ def from_arrays(path: Path, arrays: Arrays) -> Dump:
     observations = tuple(
         Observation(name, "values", partial(_checked, f"{path}: {name}", read), shape=shape, foreign=name, where=name)
         for name, (shape, read) in arrays.items()
-        if name not in ("tokens", "positions")
+        if name not in _LISTS
     )
-    steps = (len(tokens),) if tokens else ()
-    return Dump(path.stem, tuple(tokens), tuple(positions), steps, observations, str(path))
+    steps = _integers(f"{path}: steps", "steps", ids[2]) if ids[2] is not None else [len(tokens)] if tokens else []
+    if sum(steps) != len(tokens) or 0 in steps:
+        raise AssayError(
+            f"{path}: steps: must be positive and add up to the {len(tokens)} tokens (found {steps!s:.60})"
+        )
+    return Dump(path.stem, tuple(tokens), tuple(positions), tuple(steps), observations, str(path))
 
 
 def _ids(where: str, shape: tuple[int, ...], read: Callable[[], Array]) -> list[Any]:

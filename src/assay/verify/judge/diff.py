@@ -27,7 +27,7 @@ class NodeVerdict:
         own = {True: ", at fault itself", False: ", inherited", None: ""}[self.own]
         return f"<{self.name}: {self.verdict}{why}{own}, nmse {self.evidence.nmse:.2e}>"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         e = self.evidence
         found: dict[str, Any] = {
             "name": self.name,
@@ -92,7 +92,7 @@ class Diff:
             return f"wrong, first at {self.first_wrong.name if self.first_wrong else ''}"
         return f"noise (explained by {self.arithmetic.name})" if self.verdict == "noise" else "same"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         first = self.first_wrong
         return {
             "a": self.a,
@@ -101,7 +101,7 @@ class Diff:
             "explained_by": self.arithmetic.name if self.verdict == "noise" else None,
             "first_wrong": first.name if first else None,
             "at_fault": [n.name for n in self.at_fault],
-            "nodes": [n.to_json() for n in self.nodes],
+            "nodes": [n.to_dict() for n in self.nodes],
             "unmatched": list(self.unmatched),
             "contradictions": list(self.contradictions),
             "notes": list(self.notes),
