@@ -151,7 +151,9 @@ class Side:
         return self.model is not None and not self.engine
 
     @staticmethod
-    def of(given: Values | LanguageModel, *, truth: bool = False) -> Side:
+    def of(given: Values | LanguageModel | Opened, *, truth: bool = False) -> Side:
+        if isinstance(given, Opened):
+            return Side(given.file.path.name, given)
         if isinstance(given, LanguageModel):  # as the truth, its definition; else what its engine makes of it
             return Side(given.path.name, given, "" if truth else given.engine.name)
         if not isinstance(given, str):
@@ -167,7 +169,7 @@ class Side:
 
 
 def diff(
-    a: Values | LanguageModel,
+    a: Values | LanguageModel | Opened,
     b: Values | LanguageModel,
     *,
     model: ModelLike = None,
