@@ -71,6 +71,15 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
+def parse(verb: str, rest: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a verb."""
+    command: Sequence[str] = ()
+    if "--" in rest and getattr(load(verb), "COMMAND", False):
+        at = list(rest).index("--")
+        rest, command = rest[:at], rest[at + 1 :]
+    return verb_parser(verb).parse_args(rest, argparse.Namespace(command=list(command)))
+
+
 def overview() -> str:
     """What `assay --help` prints."""
     lines = "\n".join(f"  {verb:<10} {load(verb).HELP}" for verb in verbs())
@@ -123,12 +132,8 @@ def _dispatch(arguments: list[str]) -> int:
     verb, *rest = arguments
     if verb not in verbs():
         raise AssayError(f"{verb}: no such verb; there are {', '.join(verbs())}")
-    command: list[str] = []
-    if "--" in rest and getattr(load(verb), "COMMAND", False):
-        at = rest.index("--")
-        rest, command = rest[:at], rest[at + 1 :]
     try:
-        parsed = verb_parser(verb).parse_args(rest, argparse.Namespace(command=command))
+        parsed = parse(verb, rest)
     except SystemExit as done:  # --help
         return int(done.code or 0)
     code = int(load(verb).run(parsed))
