@@ -66,6 +66,14 @@ class Finding:
         if isinstance(self.result, tuple):
             return {"verdict": self.verdict, "checks": [check.to_dict() for check in self.result]}
         found: dict[str, Any] = self.result.to_dict()
+        if found.get("causes"):
+            from assay.verify.diagnosis.words import words
+
+            told = [words(cause, self.model, self.result.diff) for cause in self.result.causes]
+            found["causes"] = [
+                {**cause, **said.to_dict(), "fix": said.fix or said.right}
+                for cause, said in zip(found["causes"], told, strict=True)
+            ]
         return found
 
     def save_html(self, path: str | Path) -> None:
