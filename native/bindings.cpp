@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "kernels/kernels.h"
+#include "program/mapped.h"
 #include "program/program.h"
 
 namespace nb = nanobind;
@@ -154,6 +155,15 @@ NB_MODULE(_native, m) {
             "threads"_a, "isa"_a = "")
         .def_prop_ro("threads", &Pool::threads)
         .def_prop_ro("isa", [](const Pool& pool) { return pool.isa().name; });
+
+    nb::class_<Guard>(m, "Guard")
+        .def(
+            "__init__",
+            [](Guard* self, nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> view) {
+                new (self) Guard(view.data(), view.size());
+            },
+            "view"_a.noconvert(), nb::keep_alive<1, 2>())
+        .def_prop_ro("lost", &Guard::lost);
 
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
 

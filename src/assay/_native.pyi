@@ -25,6 +25,13 @@ class Pool:
     @property
     def isa(self) -> str: ...
 
+class Guard:
+    """While it lives, reading a mapped file that has become shorter gives zeros and sets `lost` (SIGBUS otherwise)."""
+
+    def __init__(self, view: NDArray[np.uint8]) -> None: ...
+    @property
+    def lost(self) -> bool: ...
+
 class Arena:
     """Memory that weights share."""
 

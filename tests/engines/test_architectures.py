@@ -1,12 +1,8 @@
-"""The cpu engine on a tiny model of every architecture: the definition at every node, and one set of bits.
-
-The files are ../shared/data/arch (llama.cpp's values stand beside them; tests/models holds the reference to those).
-"""
+"""The cpu engine on a random model of every architecture: the definition at every node, and one set of bits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,17 +16,35 @@ from assay.engines.weights import Weights
 from assay.gguf import open_file
 from assay.graph import Graph, GraphError
 from assay.models import Model, load
+from assay.models.catalogue import ARCHITECTURES
+from tests.models import others
 
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "arch"
-FILES = sorted(SHARED.glob("*.gguf"))
-pytestmark = pytest.mark.skipif(not FILES, reason="../shared/data/arch is not here")
 N = 150  # tokens: several pages, longer than every window of these files
+ONE_EACH = (
+    *ARCHITECTURES,
+    "deepseek2, whole",
+    "gemma4, experts",
+    "stablelm, one norm",
+    "gemma-embedding, dense layers",
+)
 
 
-@pytest.fixture(scope="module", params=FILES, ids=lambda path: path.stem)
-def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    with open_file(request.param) as file:
+def made(name: str, folder: pytest.TempPathFactory) -> Iterator[Model]:
+    path = folder.mktemp("arch") / "m.gguf"
+    others.make(name, path)
+    with open_file(path) as file:
         yield load(file)
+
+
+@pytest.fixture(scope="module", params=[n for n, c in others.CASES.items() if c.row.sizes.n_layer < 9])
+def any_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """Every case: other sizes, keys and tensors than the usual ones too."""
+    yield from made(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=ONE_EACH)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    yield from made(request.param, tmp_path_factory)
 
 
 def ids_of(model: Model, count: int = N) -> Array:
@@ -52,22 +66,21 @@ def nmse(found: Array, expected: Array) -> float:
     return float(np.sum((np.where(seen, found, 0.0) - expected) ** 2) / max(np.sum(expected**2), 1e-300))
 
 
-def test_every_node_on_its_own_inputs(model: Model) -> None:
+def test_every_node_on_its_own_inputs(any_model: Model) -> None:
     """Exact mode: the definition, fed this engine's values of a node's inputs, gives this engine's value."""
-    ids = ids_of(model, 40)
-    golden = np.load(SHARED / f"{model.file.path.stem}.npz")
-    shifted = golden["positions"].astype(np.int32)  # llama4's lie across the edge of a chunk
-    names = [n.name for n in model.graph]
-    weights = Weights(model.file)
+    model, weights = any_model, Weights(any_model.file)
+    steps = [chunk(ids_of(model, 40))]
+    if not model.graph.max_positions:  # across the edge of llama4's chunks; keys and positions differ
+        steps.append(chunk(ids_of(model, 9), positions=np.arange(8188, 8197, dtype=np.int32)))
     engine = CpuEngine(model, precision="exact", threads=2, n_pages=2)
-    for step in (chunk(ids), chunk(golden["tokens"].astype(np.int32), positions=shifted)):
+    for step in steps:
         positions = step.all_positions().astype(np.int64)
         env: dict[str, Array] = {
             "inp_tokens": step.tokens.astype(np.int64),
             "inp_pos": positions,
             "inp_kpos": positions,
         }
-        values = engine.forward([step], names)[0].nodes
+        values = engine.forward([step], [n.name for n in model.graph])[0].nodes
         for node in model.graph:
             env[node.name] = values[node.name].astype(np.int64 if values[node.name].dtype.kind == "i" else np.float64)
             expected = evaluate(node, [env[name] for name in node.inputs], weights)
@@ -78,18 +91,18 @@ def test_every_node_on_its_own_inputs(model: Model) -> None:
                 assert nmse(env[node.name], expected) < 1e-12, str(node)
 
 
-def test_the_whole_is_the_reference(model: Model) -> None:
-    ids = ids_of(model)
-    expected = ReferenceEngine(model, n_pages=8).forward([chunk(ids)])[0].logits
-    found = CpuEngine(model, precision="exact", threads=2, n_pages=8).forward([chunk(ids)])[0].logits
+def test_the_whole_is_the_reference(any_model: Model) -> None:
+    ids = ids_of(any_model)
+    expected = ReferenceEngine(any_model, n_pages=8).forward([chunk(ids)])[0].logits
+    found = CpuEngine(any_model, precision="exact", threads=2, n_pages=8).forward([chunk(ids)])[0].logits
     # A rounding may send a token to another expert; without experts all agree.
     rows = [nmse(a, b) for a, b in zip(found, expected, strict=True)]
     assert np.median(rows) < 1e-9
-    assert max(rows) < 1e-8 or any(n.op == "expert_linear" for n in model.graph)
+    assert max(rows) < 1e-8 or any(n.op == "expert_linear" for n in any_model.graph)
 
 
 def test_scores_are_never_stored(model: Model) -> None:
-    """Attention is one pass in every architecture, and of a cache nothing is copied out."""
+    """Attention is one pass in every architecture, and nothing is copied out of a cache."""
     plan = fuse(model.graph)
     single = [g.node for g in plan.groups if isinstance(g, Single)]
     assert not [n.name for n in single if n.op in ("kq", "attn_softmax", "kqv", "softcap") and "kq" in n.name]

@@ -104,6 +104,10 @@ def _cases() -> Iterator[tuple[str, Case]]:
             yield case(f"{name}, factors, 256 of {original}", row, extra=long)
         yield case(f"phi3, 256 of {original}", _of("phi3", {}, keys))
     yield case("qwen2, yarn", _of("qwen2", {}, YARN))
+    below = {SCALING + "type": "yarn", SCALING + "factor": 0.5, SCALING + "original_context_length": 300}
+    yield case("qwen2, yarn below 1", _of("qwen2", {}, below))
+    keys = {SCALING + "type": "linear", SCALING + "factor": 2.0, SCALING + "attn_factor": 1.3}
+    yield case("qwen2, linear with a magnitude", _of("qwen2", {}, keys))
     yield case("qwen2, output bias", _of("qwen2"), extra={"output.weight": (N_VOCAB, 72), "output.bias": (N_VOCAB,)})
     yield case("qwen3, wide heads", _of("qwen3", WIDE))
     yield case("qwen3, linear", _of("qwen3", {}, {SCALING + "type": "linear", SCALING + "factor": 2.5}))

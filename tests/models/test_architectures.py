@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.cli import main
 from assay.engines.base import Chunk, pages_for
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
@@ -152,3 +153,17 @@ def test_factors_follow_the_context_in_use(case_file: Path) -> None:
     used = {n: {w for node in model.at(n).graph for w in node.weights if "factors" in w} for n in (300, 301)}
     assert used == {300: {"rope_factors_short.weight"}, 301: {"rope_factors_long.weight"}}
     assert model.hparams.n_ctx_train == 512 and model.at(512).graph == model.graph
+
+
+def test_a_file_without_vocabulary_is_traced_by_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(golden.HERE / "qwen2.gguf")
+    trace = ["trace", file, "-o", str(tmp_path / "trace.safetensors")]
+    assert main([*trace, "--tokens", "1,2,3"]) == 0 and "49 nodes of 3 tokens" in capsys.readouterr().out
+    assert main([*trace, "-p", "text"]) == 2 and "the file has no vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3"])
+def test_a_dump_with_heads_apart_is_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp's q and k have an axis of heads where the graph has them side by side."""
+    file = golden.path(name)
+    assert main(["diff", str(file), str(file.with_suffix(".npz"))]) == 0, capsys.readouterr().err

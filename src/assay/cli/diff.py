@@ -65,7 +65,7 @@ def _two_files(args: argparse.Namespace) -> int:
     from assay.runtime.opening import open_model
 
     a, b = open_model(args.a), open_model(args.b)
-    prompt = chosen_tokens(args, a.tokenizer)
+    prompt = chosen_tokens(args, a)
     text = Path(args.text).read_text("utf-8") if args.text else None
     found = two_files(a, b, tokens=prompt, text=text, window=args.window, stage=_stage)
     emit(args, found.to_dict(), lambda: found.words(args.all))

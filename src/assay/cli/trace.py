@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids, whole
+from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids, whole
 from assay.errors import AssayError
 from assay.system.files import write
 from assay.verify.conformance.sample import PROMPT
 
 if TYPE_CHECKING:
-    from assay.text import Tokenizer
+    from assay.runtime.opening import Opened
 
 HELP = "write every node's value to a file, on any engine"
 EXAMPLE = """\
@@ -57,11 +57,13 @@ def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
 
 
-def chosen_tokens(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
+def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
     """The ids that -p or --tokens give."""
     if args.prompt is not None and args.tokens is not None:
         raise AssayError("give -p TEXT or --tokens IDS, not both")
-    ids = args.tokens if args.tokens is not None else tokenizer.encode(PROMPT if args.prompt is None else args.prompt)
+    ids = args.tokens
+    if ids is None:
+        ids = found.tokenizer.encode(PROMPT if args.prompt is None else args.prompt)
     if not ids:
         raise AssayError("no tokens to feed; give a text with -p or ids with --tokens")
     return list(ids)
@@ -93,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")
-    _file, model, tokenizer = open_model(args)
-    tokens = chosen_tokens(args, tokenizer)
+    found = opened(args)
+    model, tokens = found.model, chosen_tokens(args, found)
     steps = steps_of(len(tokens), args.decode)
     choose(model.graph, args.nodes)  # complain before the engine is made
     once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is needed twice

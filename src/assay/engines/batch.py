@@ -89,16 +89,16 @@ def whole(batch: Sequence[Chunk]) -> list[Step]:
 
 
 def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[Step]:
-    """The batch in steps of at most `limit` tokens, in order; chunks that must not be `cut` may be longer, alone."""
+    """The batch in steps of at most `limit` tokens, in order; a chunk that must not be `cut` may be longer, alone."""
     found: list[list[Piece]] = [[]]
     room = limit
     for chunk in batch:
-        begin = 0
+        begin, whole = 0, not cut or not chunk.ascending
         while begin < chunk.n_tokens:
-            if not room or (not cut and chunk.n_tokens > room and found[-1]):
+            if not room or (whole and chunk.n_tokens > room and found[-1]):
                 found.append([])
                 room = limit
-            end = min(chunk.n_tokens, begin + room) if cut else chunk.n_tokens
+            end = chunk.n_tokens if whole else min(chunk.n_tokens, begin + room)
             found[-1].append(Piece(chunk, begin, end))
             room = max(0, room - (end - begin))
             begin = end

@@ -111,9 +111,12 @@ class Graph:
 
     @cached_property
     def whole(self) -> bool:
-        """A sequence must be run at once: a token sees a later one, or the output is pooled."""
-        needed = self.ancestors([self.output])
-        return not self.causal or any(node.op == "pool" and node.name in needed for node in self.nodes)
+        """A sequence must be run at once: a token sees a later one, keys are not cached, or the output is pooled."""
+        pooled = any(self[name].op == "pool" for name in self.ancestors([self.output]) if name in self)
+        return pooled or any(
+            node.op == "attn_softmax" and (not node.attr("causal") or self.shapes[node.name][-1] == "T")
+            for node in self.nodes
+        )
 
     @cached_property
     def max_positions(self) -> int | None:

@@ -284,7 +284,10 @@ def _symbols(row: Arch, layer: int) -> dict[str, int]:
         "k": keys.get("attention.key_length_mla", z.n_embd_head),
         "w": keys.get("attention.value_length_mla", z.n_embd_head_v),
     }  # fmt: skip
-    arrays = {"h": "attention.head_count", "g": "attention.head_count_kv", "f": "feed_forward_length"}
+    arrays = {
+        "h": "attention.head_count", "g": "attention.head_count_kv", "f": "feed_forward_length",
+        "x": "expert_feed_forward_length",
+    }  # fmt: skip
     found |= {symbol: keys[key][layer] for symbol, key in arrays.items() if isinstance(keys.get(key), list)}
     if "attention.key_length_swa" in keys and keys["attention.sliding_window_pattern"][layer]:
         found |= {"d": keys["attention.key_length_swa"], "v": keys["attention.value_length_swa"]}

@@ -192,7 +192,7 @@ class HParams:
 
 def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
     """Base and scaling; YaRN's magnitude is the one of most architectures, m(1)."""
-    if n_rot % 2:
+    if n_rot % 2 and "rope.dimension_count" in meta:  # heads that do not turn may have any width
         raise meta.error("rope.dimension_count", n_rot, "an even number")
     kind = meta.choice("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
     key = "rope.scaling.factor" if "rope.scaling.factor" in meta else "rope.scale_linear"
@@ -219,10 +219,10 @@ def _experts(meta: Metadata, n_layer: int) -> list[Experts | None]:
     """The number of experts and how many are used; how they are chosen is the architecture's own."""
     count = meta.count("expert_count", 0, least=0)
     used = meta.counts("expert_used_count", n_layer, 0, least=0)
-    for n in used:
-        if n > count or (count and not n):
-            raise meta.error("expert_used_count", n, f"1 to expert_count {count}")
-    return [Experts(count, n) if count else None for n in used]
+    most = max(used)
+    if most > count or (count and not most):
+        raise meta.error("expert_used_count", most, f"1 to expert_count {count}")
+    return [Experts(count, n) if n else None for n in used]  # a layer that uses none is dense
 
 
 def _blocks(meta: Metadata, tensors: Collection[str]) -> int:

@@ -5,8 +5,8 @@ here first, under the box's limits, with the same vocabulary and the same fuel; 
 is compiled again for use.
 
 A request is `{"vocabulary": name, "lark" or "gbnf": text}`. An answer is `{"lark": text}`, `{"fault": "grammar",
-"message": str}`, or `{"fault": "vocabulary"}` where the vocabulary has not been sent yet. Then the request comes again
-with it: `"tokens": [base64, …], "special": [id, …], "bos": id, "eos": [id, …]`.
+"message": str}`, or `{"fault": "untaught"}` where the vocabulary has not been sent yet: it comes once, as
+`{"vocabulary": name, "tokens": [base64, …], "special": [id, …], "bos": id, "eos": [id, …]}`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def compiled(tokenizer: Any, lark: str) -> Any:
 
 def warm() -> None:
     tokens = [base64.b64encode(bytes([i])).decode() for i in range(256)]
-    told = {"tokens": tokens, "special": [], "bos": None, "eos": [0]}
-    answer({"vocabulary": "", "lark": "start: /[a-z]+/", **told})
+    answer({"vocabulary": "", "tokens": tokens, "special": [], "bos": None, "eos": [0]})
+    answer({"vocabulary": "", "lark": "start: /[a-z]+/"})
     answer({"vocabulary": "", "gbnf": 'root ::= "a" [0-9]*'})
     answer({"vocabulary": "", "lark": 'start: %json {"type": "object", "properties": {"a": {"type": "integer"}}}'})
     answer({"vocabulary": "", "lark": "nonsense ::"})
@@ -61,8 +61,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
             _known.clear()
         wrapped = llguidance.TokenizerWrapper(Vocabulary(request))
         _known[name] = llguidance.LLTokenizer(wrapped, n_vocab=len(request["tokens"]), eos_token=request["eos"])
+        return {}
     if name not in _known:
-        return {"fault": "vocabulary"}
+        return {"fault": "untaught"}
     try:
         lark = any_to_lark(request["gbnf"]) if "gbnf" in request else request["lark"]
     except Exception as error:  # the converter raises whatever it meets

@@ -28,7 +28,6 @@ from assay.system.terminal import printable
 from assay.text import Tokenizer
 
 _KEPT = 32  # grammars a model remembers
-_TELLING_S = 20.0  # for the box to take in a vocabulary
 _box = Box("grammar", Path(__file__).with_name("compiler.py"))
 # One way to space JSON: a model that may write blanks between any two tokens can write them for ever.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -133,16 +132,19 @@ class Grammars:
         return sorted(self._tokenizer.eog, key=lambda token: token != first)
 
     def _try(self, kind: str, text: str) -> dict[str, Any]:
-        """The compilation on trial. A process that does not know the vocabulary yet is told it first."""
-        request = {"vocabulary": self._name, kind: text}
-        reply = _box.ask(request)
-        if reply.get("fault") != "vocabulary":
-            return reply
+        """The compilation on trial."""
+        return _box.ask({"vocabulary": self._name, kind: text}, teach=self._lesson)
+
+    def _lesson(self) -> dict[str, Any]:
+        """The vocabulary, for a process that does not know it yet."""
         assert self._vocabulary is not None
-        tokens = [base64.b64encode(token).decode() for token in self._vocabulary.tokens]
-        special, bos = self._vocabulary.special_token_ids, self._vocabulary.bos_token_id
-        told = {"vocabulary": self._name, "tokens": tokens, "special": special, "bos": bos, "eos": self._ends()}
-        return _box.ask(told | {kind: text}, seconds=_TELLING_S + _box.limits.seconds)
+        return {
+            "vocabulary": self._name,
+            "tokens": [base64.b64encode(token).decode() for token in self._vocabulary.tokens],
+            "special": self._vocabulary.special_token_ids,
+            "bos": self._vocabulary.bos_token_id,
+            "eos": self._ends(),
+        }
 
 
 def _complaint(reply: Mapping[str, Any]) -> str:

@@ -53,7 +53,6 @@ class Opened:
         self.file = file
         self.options = options
         model = load(file)
-        self.tokenizer = Tokenizer.from_gguf(file)
         trained = model.hparams.n_ctx_train
         asked = options.ctx_size
         if asked is not None and asked > MAX_CTX:
@@ -62,6 +61,11 @@ class Opened:
         self.model: Model = model.at(self.n_ctx)
         positions = max(SHARED_CACHE if options.cache_size is None else options.cache_size, self.n_ctx)
         self.n_pages = pages_for(positions)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Made when it is asked for: a file without a vocabulary can be run on ids."""
+        return Tokenizer.from_gguf(self.file)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
