@@ -38,8 +38,8 @@ sanitize: $(VENV)/.test-installed
 # llama.cpp itself: its values for a small model against the recorded ones, and the live tests. Builds it once, 10 min.
 witness: $(VENV)/.test-installed
 	$(BIN)/pip install -q -e ".[llamacpp]" --no-build-isolation
-	$(BIN)/python tests/verify/golden.py
-	$(BIN)/python -m pytest tests/verify/test_witness.py -q
+	$(BIN)/python tests/verify/witness/golden.py
+	$(BIN)/python -m pytest tests/verify/witness/test_witness.py -q
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py

@@ -20,10 +20,10 @@ from assay.gguf import codecs, open_file
 from assay.models import Model, load
 from assay.runtime import hub
 from assay.text import Tokenizer
-from assay.verify.contradictions import contradictions
-from assay.verify.dumps import read_dump
+from assay.verify.dumps.contradictions import contradictions
+from assay.verify.dumps.load import read_dump
+from assay.verify.dumps.observation import inputs_of
 from assay.verify.faults import FAULTS, Context, planted
-from assay.verify.sweep import inputs_of
 
 ROOT = Path(__file__).resolve().parent.parent
 BOS = (1,)

@@ -31,7 +31,7 @@ from tests.synthetic import make_kquant  # noqa: E402
 from assay.engines.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
 from assay.verify.faults import FAULTS  # noqa: E402
 
 GOALS = {

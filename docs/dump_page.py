@@ -40,7 +40,7 @@ NumPy. Then the values, or anything that is known about them:
 | `first`, `last` | the values at that end |
 | `at` | pairs `[index, value]`, the index counting flat |
 | `top` | pairs `[token id, logit]` of the largest logits |
-| `rms`, `mean`, `min`, `max`, `sum` | one number |
+| `rms`, `mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean` | one number |
 
 With `row`, they describe the row of one token. Several may stand in one line. Numbers must be finite: a NaN is
 a result of its own, and assay says where it stands instead of comparing on.
@@ -58,21 +58,30 @@ Twenty lines each: [C](../examples/emitters/emit.c), [Rust](../examples/emitters
 
 - `.npz`, `.safetensors`, or a folder of `.npy`: one array a node, and the ids as an array `tokens`.
 - The text that `llama-eval-callback` prints.
-- Log lines, through patterns.
+- Printed text: any line with a word for a node and numbers.
 
-## Patterns for log lines
+## Printed text
+
+Print what you have; no format is asked for. These and their like are understood:
+
+```
+layer 0: [-0.147467, 0.233105, 0.018274]            Layer 0 output first 5 values: [..., ...]
+[engine] after block 0: -0.147467 0.233105          l_out-0 = tensor([-0.1475,  0.2331, ...], device='cuda:0')
+blk.0.attn_norm rms=1.0312 min=-4.1 max=3.9         {"layer": 0, "rms": 1.0312, "values": [-0.1475, 0.2331]}
+12:30:01 INFO layer 0 last token: [-0.147467, ...]  | layer | rms | mean |
+```
+
+Colours, times, levels and places in the code before a line are passed over. A heading ("Layer 3:") is about the
+lines below it. Arrays may run over several lines and leave out the middle. Lists and columns are values; `rms`,
+`mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean` are statistics; ids with logits are logits. A printed
+number stands for all numbers that round to it. Which token's row was printed, and which of two nodes a word means,
+is told by the values where the text does not say. What was understood is shown first.
+
+Where a line was not understood, the message quotes it with the `--pattern` that would take it.
 
 """
 
 TAIL = """\
-
-Built in:
-
-```
-{patterns}
-```
-
-Your own go before them:
 
 ```
 assay diff tinyllama run.log --tokens 1,450,7483 --pattern "layer {{layer}} out: rms={{rms}} head=[{{first}}]"
@@ -91,10 +100,8 @@ evidence.
 
 
 def dump_page() -> str:
-    from assay.verify import logs
+    from assay.verify.dumps import patterns
 
-    language = (logs.__doc__ or "").split("\n\n", 1)[1].rstrip()
-    first, table, rest = language.split("\n\n")
+    first, language, table, _ = (patterns.__doc__ or "").split("\n\n")
     table = "\n".join(line.removeprefix("  ") for line in table.splitlines())
-    patterns = "\n".join(logs.BUILT_IN)
-    return HEAD + f"{first}\n\n```\n{table}\n```\n\n{rest}\n" + TAIL.format(patterns=patterns)
+    return HEAD + f"{first}\n\n{language}\n\n```\n{table}\n```\n" + TAIL.format()

@@ -21,7 +21,7 @@ def names_page() -> str:
     """Node names of every builder, and the operations."""
     from assay.graph import OPS
     from assay.models.catalogue import VARIANTS
-    from assay.verify import names as foreign_names
+    from assay.verify.dumps import names as foreign_names
 
     out = [
         "# Nodes and operations\n",

@@ -99,6 +99,8 @@ double on_all_threads(unsigned threads, const std::function<double(unsigned)>& m
 
 NB_MODULE(_native, m) {
     m.doc() = "assay's native engine: matrix kernels, cache, and programs compiled from graphs";
+    m.attr("PAGE") = kPage;
+    m.attr("ARITHMETIC") = 1;  // the version of what the bits are: a change of any result bit is another one
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
         try {
             std::rethrow_exception(p);

@@ -16,11 +16,10 @@ import numpy as np
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.models import Model
-from assay.verify.dumps import load_dump
-from assay.verify.explain import Diagnosis
+from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.load import load_dump
+from assay.verify.dumps.observation import Dump, inputs_of, token_axis
 from assay.verify.faults import FAULTS, Context, planted
-from assay.verify.observe import Dump, token_axis
-from assay.verify.sweep import inputs_of
 from tests.second_engine import Engine
 
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.verify.dumps import load_dump
+from assay.verify.dumps.load import load_dump
 
 EMITTERS = Path(__file__).parents[1] / "examples" / "emitters"
 VALUES = [[0.1, -2.5, 3e-7], [4.0, 5.25, -6.0]]

@@ -5,6 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+PAGE: int  # positions per page of the cache
+ARITHMETIC: int  # version of the definition of every result bit
+
 def isa() -> str:
     """The instruction set in use; ValueError if ASSAY_ISA names one that this machine lacks."""
 

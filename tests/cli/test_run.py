@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from assay.gguf import open_file
-from assay.runtime import generate, sampler
+from assay.runtime import sampler, sequence
 from assay.text import Tokenizer
 from tests import tiny
 from tests.cli.conftest import Assay, environment
@@ -165,7 +165,7 @@ def test_ctrl_c_keeps_the_partial_answer(here: Assay, base_model: Path, monkeypa
             signal.raise_signal(signal.SIGINT)
         return drawn[-1]
 
-    monkeypatch.setattr(generate, "sample", draw)
+    monkeypatch.setattr(sequence, "sample", draw)
     done = here("run", base_model, "-p", "hi", "--temp", "0", "--ignore-eos", "--json")
     assert done.returncode == 130
     found = json.loads(done.stdout)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE, Chunk
+from assay.engines.base import PAGE, Chunk, pages_for
 from assay.engines.reference import Hooks, ReferenceEngine, interpret
 from assay.engines.weights import Weights
 from assay.errors import AssayError
@@ -18,7 +18,7 @@ from assay.models import load
 
 def chunk(ids: list[int], start: int = 0, *, outputs: str = "all", page: int = 0) -> Chunk:
     """Tokens start.. of a sequence whose cache begins at `page`."""
-    pages = np.arange(page, page + -(-len(ids) // PAGE), dtype=np.int32)
+    pages = np.arange(page, page + pages_for(len(ids)), dtype=np.int32)
     return Chunk(np.array(ids[start:], np.int32), start, pages, outputs)
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from assay.errors import AssayError
 from assay.runtime import sampler
-from assay.runtime.sampler import GREEDY, Candidates, SamplerParams, dry_breakers, make_rng, sample
+from assay.runtime.draws import Draws
+from assay.runtime.sampler import GREEDY, Candidates, SamplerParams, dry_breakers, sample
 
 OFF = SamplerParams(temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
 RNG = np.random.default_rng(0)
@@ -29,8 +30,7 @@ def kept(stage: sampler.Filter, logits: np.ndarray, params: SamplerParams) -> li
 
 
 def drawn(logits: np.ndarray, params: SamplerParams, n: int = 4000) -> dict[int, float]:
-    rng = make_rng(replace(params, seed=7))
-    counts = Counter(sample(logits, [], params, rng).id for _ in range(n))
+    counts = Counter(sample(logits, [], params, Draws(7, i)).id for i in range(n))
     return {token: count / n for token, count in counts.items()}
 
 
@@ -65,11 +65,9 @@ def test_top_p_sees_what_top_k_renormalised() -> None:
 
 
 def test_one_draw_per_step() -> None:
-    """Two steps from one generator use two numbers; the same generator afresh gives the same pair."""
-    rng = make_rng(SamplerParams(seed=3))
-    pair = [sample(np.zeros(1000), [], OFF, rng).id for _ in range(2)]
-    expected = [math.floor(u * 1000) for u in np.random.default_rng(3).random(2)]
-    assert pair == expected
+    """The first number of the position, and no other, decides."""
+    pair = [sample(np.zeros(1000), [], OFF, Draws(3, i)).id for i in range(2)]
+    assert pair == [math.floor(Draws(3, i).random() * 1000) for i in range(2)]
     assert pair[0] != pair[1]
 
 
@@ -298,8 +296,7 @@ def test_a_seed_repeats_and_a_token_always_comes(
     history = list(range(min(len(row), 9))) * 2
     runs = []
     for _ in range(2):
-        rng = make_rng(params)
-        runs.append([sample(row, history, params, rng).id for _ in range(3)])
+        runs.append([sample(row, history, params, Draws(params.seed or 0, i)).id for i in range(3)])
     assert runs[0] == runs[1]
     assert all(0 <= token < len(row) for token in runs[0])
 
@@ -309,7 +306,7 @@ def test_greedy_ignores_filters_and_seed(row: np.ndarray, params: SamplerParams)
     quiet = replace(
         params, temp=0.0, repeat_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, dry_multiplier=0.0
     )
-    assert sample(row, [0, 0, 0], quiet, make_rng(quiet)).id == int(row.argmax())
+    assert sample(row, [0, 0, 0], quiet, Draws(0, 0)).id == int(row.argmax())
 
 
 @given(rows, st.integers(0, 30))

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +33,8 @@ import asyncio, json, sys
 from pathlib import Path
 from assay.cli import _fault
 from assay.errors import AssayError
+from assay.runtime.opening import Options
 from assay.serve.limits import Limits
-from assay.serve.models import Options
 from assay.serve.server import Config, run
 given = json.loads(sys.argv[1])
 config = Config(
@@ -130,11 +129,3 @@ def server(tiny: Path) -> Iterator[Server]:
     found = start_server([("tiny", tiny)])
     yield found
     assert found.end() == 0
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    """Until it holds; a generous end, so that a slow machine does not fail a test."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.02)

@@ -17,8 +17,9 @@ import httpx
 import pytest
 
 from assay.serve.errors import KINDS
-from tests.serve.conftest import Server, Start, wait_until
+from tests.serve.conftest import Server, Start
 from tests.tiny import make
+from tests.waiting import wait_until
 
 ASK = [{"role": "user", "content": "hello"}]
 

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serve.conftest import Server, Start, wait_until
+from tests.serve.conftest import Server, Start
 from tests.serve.test_hardening import metric
+from tests.waiting import wait_until
 
 TOKENS = 24
 

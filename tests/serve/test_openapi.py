@@ -9,8 +9,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from assay.serve.api.routes import ROUTES
 from assay.serve.errors import KINDS
-from assay.serve.routes import ROUTES
 from tests.serve.conftest import Server, start_server
 from tests.tiny import make
 

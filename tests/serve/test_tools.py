@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.serve.tools import FORMATS, Call, ToolText, format_of
+from assay.serve.api.tools import FORMATS, Call, ToolText, format_of
 
 BY_NAME = {form.name: form for form in FORMATS}
 CASES = [

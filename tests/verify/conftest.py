@@ -13,9 +13,9 @@ import pytest
 from assay.engines.reference import Hooks, ReferenceEngine
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.arithmetic import round_to
-from assay.verify.observe import Dump
-from assay.verify.trace import take_trace
+from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.trace import take_trace
+from assay.verify.judge.arithmetic import round_to
 from tests import tiny
 
 TOKENS = [1, 300, 297, 12, 300, 77]

@@ -13,7 +13,7 @@ import pytest
 from assay.cli import main
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.observe import Dump
+from assay.verify.dumps.observation import Dump
 from tests import tiny
 from tests.verify.conftest import TOKENS, changed
 
@@ -93,7 +93,7 @@ def test_check_finds_a_cache_fault(model: Model) -> None:
     """An engine that is right in prefill and forgets a position when it decodes."""
     from assay.engines.base import Chunk
     from assay.engines.reference import ReferenceEngine
-    from assay.verify.check import check_engine
+    from assay.verify.conformance.check import check_engine
 
     class Forgetful(ReferenceEngine):
         def _chunk(self, i: int, chunk: Chunk, keep, emit):  # type: ignore[no-untyped-def]
@@ -128,8 +128,8 @@ def test_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_streamed_kl_is_the_kl(tmp_path: Path) -> None:
     from assay.engines.reference import ReferenceEngine
-    from assay.verify.pairs import logits
-    from assay.verify.trace import take_trace
+    from assay.verify.conformance.two_files import logits
+    from assay.verify.dumps.trace import take_trace
 
     models = [load(open_file(tiny.make(tmp_path / f"{k}.gguf", type=k))) for k in ("F32", "Q8_0")]
     ids = [1, *range(30, 60)]

@@ -11,8 +11,8 @@ import pytest
 
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.diagnose import diagnose
-from assay.verify.diff import judge
+from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.judge.verdict import judge
 from assay.verify.report import content, page, write_html
 from tests import planting
 from tests.synthetic import make_kquant

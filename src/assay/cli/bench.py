@@ -11,6 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,13 @@ def run(args: argparse.Namespace) -> int:
     result: dict[str, Any] = {
         "model": str(path),
         "file_bytes": model.file.size,
-        "engine": {key: getattr(engine, key, None) for key in ("name", "precision", "kv_type", "threads", "isa")},
+        "engine": {
+            "name": engine.name,
+            "precision": engine.arithmetic.precision,
+            "kv_type": engine.arithmetic.kv_type,
+            "threads": engine.threads,
+            "isa": engine.isa,
+        },
         "load_to_first_token_s": load_seconds,
         "memory": memory(engine),
     }
@@ -127,7 +134,7 @@ def spread(count: int, measure: Callable[[], float], repeat: int) -> dict[str, A
 
 def memory(engine: Engine) -> dict[str, int]:
     """Resident bytes of this process, and what the engine says of its own."""
-    found = dict(getattr(engine, "memory", {}))
+    found = asdict(engine.memory)
     try:
         with open("/proc/self/status") as lines:
             fields = dict(line.split(":", 1) for line in lines)
@@ -163,9 +170,8 @@ def ceilings(model: Model, engine: Engine, result: dict[str, Any]) -> dict[str, 
     """What the machine can do with as many threads, and which share of it the best measured speeds are."""
     from assay import _native
 
-    threads = getattr(engine, "threads", 1)
-    peak = _native.measure_dot_peak(threads, 0.5)
-    bandwidth = _native.measure_read_bandwidth(threads, 1 << 28, 0.5)
+    peak = _native.measure_dot_peak(engine.threads, 0.5)
+    bandwidth = _native.measure_read_bandwidth(engine.threads, 1 << 28, 0.5)
     body, head, size = work(model)
     return {
         "cpus": os.cpu_count(),

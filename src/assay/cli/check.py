@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.engines.base import PAGE
-    from assay.verify.check import LENGTHS, check_engine
-    from assay.verify.diff import text
-    from assay.verify.sample import TEXT
+    from assay.verify.conformance.check import LENGTHS, check_engine
+    from assay.verify.conformance.sample import TEXT
+    from assay.verify.judge.text import text
     from assay.verify.witness import open_engine
 
     lengths = tuple(args.lengths or LENGTHS)

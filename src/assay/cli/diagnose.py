@@ -43,16 +43,16 @@ def run(args: argparse.Namespace) -> int:
             args.model, args.dump = None, args.model
         else:
             raise AssayError("no DUMP given and no --endpoint; see `assay diagnose --help`")
-    from assay.verify.answer import text
-    from assay.verify.diagnose import diagnose
-    from assay.verify.dumps import load_dump, read_map
+    from assay.verify.diagnosis.answer import text
+    from assay.verify.diagnosis.diagnose import diagnose
+    from assay.verify.dumps.load import load_dump, read_map
 
     file, model, tokenizer = open_model(args)
     names = read_map(Path(args.map)) if args.map else None
     dump = load_dump(Path(args.dump), model, names, tokens=args.tokens, patterns=args.pattern, side=args.side)
     result = diagnose(model, dump, progress=_progress)
     if args.prompt is not None:
-        from assay.verify.tokens import expected_ids, token_causes
+        from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
 
         expected, chat = expected_ids(file, tokenizer, args.prompt, chat=args.chat, system=args.system)
         causes = token_causes(tokenizer, dump, expected, args.prompt, chat)
@@ -68,12 +68,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(args: argparse.Namespace) -> int:
-    from assay.verify.answer import text
-    from assay.verify.endpoint import Server, diagnose_endpoint
+    from assay.verify.diagnosis.answer import text
+    from assay.verify.endpoint.blackbox import diagnose_endpoint
+    from assay.verify.endpoint.client import Client
 
-    file, model, tokenizer = open_model(args)
-    server = Server(args.endpoint, key=args.api_key, model=args.api_model)
-    result = diagnose_endpoint(file, model, tokenizer, server, progress=_progress)
+    _file, model, tokenizer = open_model(args)
+    client = Client(args.endpoint, tokenizer, key=args.api_key, model=args.api_model)
+    result = diagnose_endpoint(model, client, progress=_progress)
     emit(args, result.to_json(), lambda: text(result, model))
     return 0 if result else 1
 

@@ -13,7 +13,7 @@ from assay.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.models import Model
-    from assay.verify.observe import Dump
+    from assay.verify.dumps.observation import Dump
 
 HELP = "compare a trace, a dump or an engine with the truth, node by node"
 EXAMPLE = """\
@@ -78,9 +78,11 @@ def _open(name: str) -> Model:
 
 
 def _two_runs(args: argparse.Namespace, a: _Side, b: _Side) -> int:
-    from assay.verify.diff import compare, judge, text
-    from assay.verify.dumps import read_dump, read_map, resolve
-    from assay.verify.trace import take_trace
+    from assay.verify.dumps.load import read_dump, read_map
+    from assay.verify.dumps.resolve import resolve
+    from assay.verify.dumps.trace import take_trace
+    from assay.verify.judge.text import text
+    from assay.verify.judge.verdict import compare, judge
     from assay.verify.witness import open_engine
 
     raw = {s.text: read_dump(Path(s.text), args.pattern) for s in (a, b) if not s.model}
@@ -143,8 +145,8 @@ def _two_models(args: argparse.Namespace, one: str, other: str) -> int:
     from assay import engines
     from assay.engines.base import PAGE
     from assay.text import Tokenizer
-    from assay.verify import pairs
-    from assay.verify.sample import TEXT
+    from assay.verify.conformance import two_files as pairs
+    from assay.verify.conformance.sample import TEXT
 
     a, b = _open(one), _open(other)
     pairs.check_pair(a, b)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, open_model
     from assay.errors import AssayError
-    from assay.verify.kit import write_kit
+    from assay.verify.conformance.kit import write_kit
 
     if not args.output:
         raise AssayError("kit: no folder named; give one with -o DIR")
@@ -52,7 +52,7 @@ def _write(args: argparse.Namespace) -> int:
 
 def _score(args: argparse.Namespace) -> int:
     from assay.cli.common import emit
-    from assay.verify.score import score_kit
+    from assay.verify.conformance.grade import score_kit
 
     score = score_kit(Path(args.score[0]), Path(args.score[1]))
     lines = [f"{g.section}: {g.item}: wrong: {g.detail}" for g in score.grades if g.verdict == "wrong"]

@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         raise AssayError(f"serve: {error.name} is not installed; `pip install 'assay[serve]'` brings it") from None
     import asyncio
 
+    from assay.runtime.opening import Options
     from assay.serve.limits import Limits
-    from assay.serve.models import Options
     from assay.serve.server import Config
     from assay.serve.server import run as serve
 

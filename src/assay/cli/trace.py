@@ -84,7 +84,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 def run(args: argparse.Namespace) -> int:
     from assay.engines.base import PAGE
-    from assay.verify.trace import choose, steps_of, unseen, write_summary, write_trace
+    from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
     from assay.verify.witness import open_engine
 
     if args.output is None and not args.summary:
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         args.engine, model, budget=0 if once else None,
         n_pages=-(-len(tokens) // PAGE), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
-    names = choose(model.graph, args.nodes, unseen(engine))
+    names = choose(model.graph, args.nodes, engine.unseen)
     with counting(f"tracing on {engine.name}") as progress:
         if args.summary:
             with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:

@@ -7,7 +7,7 @@ that share a prefix simply name the same pages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,20 +15,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.graph import Graph
 from assay.models import Model
 
-PAGE = 32  # positions per page, the same in every engine
+try:  # positions per page, the same in every engine: the native code lays its memory out by it
+    from assay._native import PAGE as PAGE
+except ImportError:  # not built: the reference alone, to which any size is the same
+    PAGE = 32
 
 Array = NDArray[Any]
+Emit = Callable[[int, str, Array], None]  # place in the batch, node, value
+
+
+def pages_for(positions: int) -> int:
+    """How many pages hold that many positions."""
+    return -(-positions // PAGE)
 
 
 @dataclass(frozen=True)
 class Chunk:
     """One sequence's part of a step: `tokens` go to cache slots start, start+1, …
 
-    `pages` must cover start + len(tokens) slots. `outputs` says which rows of logits are wanted.
+    `pages` must cover start + n_tokens slots. `outputs` says which rows of the output are wanted.
     `positions` are the RoPE positions when they differ from the slots (probes shift them); keys keep the
-    positions they were written with.
+    positions they were written with. `rows` has a row a token for each value that the graph is `given`; where it is
+    given any, the tokens themselves may be left out.
     """
 
     tokens: NDArray[np.int32]
@@ -36,25 +47,78 @@ class Chunk:
     pages: NDArray[np.int32]
     outputs: str = "last"  # "last" | "all" | "none"
     positions: NDArray[np.int32] | None = None
+    rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
+
+    @property
+    def n_tokens(self) -> int:
+        return len(next(iter(self.rows.values()))) if self.rows else len(self.tokens)
+
+    @property
+    def end(self) -> int:
+        """The slot after its last token: how many keys that one sees."""
+        return self.start + self.n_tokens
+
+    @property
+    def n_outputs(self) -> int:
+        """How many rows of the output are wanted; always the last ones."""
+        return {"none": 0, "last": 1, "all": self.n_tokens}[self.outputs]
+
+    def all_positions(self) -> NDArray[np.int32]:
+        """The RoPE position of each token."""
+        return np.arange(self.start, self.end, dtype=np.int32) if self.positions is None else self.positions
 
 
 @dataclass(frozen=True)
 class Output:
-    """What a step gives for one chunk: logits [rows, n_vocab] and the kept nodes by name."""
+    """What a step gives for one chunk: rows of the graph's output (a whole model's logits) and kept nodes by name."""
 
     logits: Array
     nodes: dict[str, Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """What the bits of the results depend on beside file, tokens and positions: two engines that say the same of
+    themselves give the same bits."""
+
+    name: str  # whose sums and roundings: "native" is the compiled engine's, on any machine that has its bits
+    precision: str
+    kv_type: str
+    version: int = 1  # of the definition; a change of any bit is another version
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that an engine holds: weights of its own, buffers of its programs, and a page of its cache."""
+
+    weights: int = 0
+    buffers: int = 0
+    page: int = 0
+
+
 class Engine(Protocol):
-    """An engine is bound to one model. `n_pages` is the size of its cache."""
+    """An engine is bound to one model and runs its graph or another one over the same file."""
 
     name: str
     model: Model
-    n_pages: int
+    graph: Graph
+    n_pages: int  # the size of its cache
+    arithmetic: Arithmetic
+    dtype: np.dtype[Any] = np.dtype(np.float32)  # of the values it hands out
+    isa: str = ""  # the instruction set or device that computes, where it knows
+    threads: int = 0  # 0: none of its own
+    unseen: tuple[str, ...] = ()  # roles whose nodes it cannot keep
 
-    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = ()) -> list[Output]:
-        """Run one step; results in the order of the batch. Logits are float32 or wider."""
+    @property
+    def memory(self) -> Memory:
+        return Memory()
+
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        """Run one step; results in the order of the batch. Logits are float32 or wider.
+
+        With `emit`, kept nodes are handed over in the order of the graph, a few at a time, instead of collected: so a
+        trace of any length needs the memory of a few nodes.
+        """
         ...
 
     def close(self) -> None: ...
@@ -68,27 +132,55 @@ class PagedEngine(Engine, Protocol):
         ...
 
 
+def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
+    """The outputs, or with `emit` what is left of them once their nodes are handed over."""
+    if emit is None:
+        return outputs
+    for i, output in enumerate(outputs):
+        for name, value in output.nodes.items():
+            emit(i, name, value)
+    return [Output(output.logits) for output in outputs]
+
+
 def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = ()) -> None:
     """Every engine's first line: refuse what would read or write outside the cache or the vocabulary."""
-    n_vocab, graph = engine.model.hparams.n_vocab, engine.model.graph
     for i, chunk in enumerate(batch):
         where = f"chunk {i} of the batch"
-        tokens, end = chunk.tokens, chunk.start + len(chunk.tokens)
-        if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
-            raise AssayError(
-                f"{where}: tokens must be a non-empty row of integers (found {tokens.dtype}{tokens.shape})"
-            )
-        if int(tokens.min()) < 0 or int(tokens.max()) >= n_vocab:
-            bad = int(tokens[(tokens < 0) | (tokens >= n_vocab)][0])
-            raise AssayError(f"{where}: token id outside the vocabulary (found {bad}, expected 0 to {n_vocab - 1})")
-        if chunk.start < 0 or len(chunk.pages) * PAGE < end:
-            raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {end}")
+        _check_rows(engine, chunk, where)
+        if chunk.start < 0 or len(chunk.pages) * PAGE < chunk.end:
+            raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {chunk.end}")
         if int(chunk.pages.min()) < 0 or int(chunk.pages.max()) >= engine.n_pages:
             raise AssayError(f"{where}: page outside the cache (expected 0 to {engine.n_pages - 1})")
-        if chunk.positions is not None and chunk.positions.shape != tokens.shape:
+        if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
     for name in keep:
-        if name not in graph:
+        if name not in engine.graph:
             raise AssayError(f"node {name}: not in the graph of this model; `assay inspect --graph` lists them")
+
+
+def _check_rows(engine: Engine, chunk: Chunk, where: str) -> None:
+    """Tokens of the vocabulary, and a row of each given value for every token."""
+    n_vocab, given, tokens = engine.model.hparams.n_vocab, engine.graph.given, chunk.tokens
+    if chunk.rows.keys() != given.keys():
+        raise AssayError(
+            f"{where}: rows must be given for what the graph reads "
+            f"(found {', '.join(chunk.rows) or 'none'}, expected {', '.join(given) or 'none'})"
+        )
+    n_tokens = chunk.n_tokens
+    for name, rows in chunk.rows.items():
+        shape = (n_tokens, *given[name][1:])
+        if rows.dtype != engine.dtype or rows.shape != shape:
+            raise AssayError(
+                f"{where}: rows of {name} do not fit (found {rows.dtype}{rows.shape}, expected {engine.dtype}{shape})"
+            )
+    if given and n_tokens and not tokens.size and "inp_tokens" not in engine.graph.users:
+        return
+    if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind not in "iu":
+        raise AssayError(f"{where}: tokens must be a non-empty row of integers (found {tokens.dtype}{tokens.shape})")
+    if len(tokens) != n_tokens:
+        raise AssayError(f"{where}: tokens and rows differ in number (found {len(tokens)} and {n_tokens})")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= n_vocab:
+        bad = int(tokens[(tokens < 0) | (tokens >= n_vocab)][0])
+        raise AssayError(f"{where}: token id outside the vocabulary (found {bad}, expected 0 to {n_vocab - 1})")

@@ -12,27 +12,32 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay import _native
-from assay.engines.base import PAGE, Chunk, Output, check_batch
-from assay.engines.cpu_compile import Compiled, External, cache_pools, compile_program
+from assay.engines.base import (
+    Arithmetic,
+    Chunk,
+    Emit,
+    Memory,
+    Output,
+    PagedEngine,
+    check_batch,
+    hand_over,
+    pages_for,
+)
+from assay.engines.batch import Results, Step, in_turns, steps, whole
+from assay.engines.cache import KV_TYPES, cache_pools
+from assay.engines.cpu_compile import Compiled, compile_program
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
 from assay.graph import Graph
 from assay.models import Model
 
-Array = NDArray[Any]
-
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
-KV_TYPES = ("f16", "f32", "bf16", "q8_0")
-STEP = 512  # most tokens computed at once; longer batches are cut, which changes no bit
 _PROGRAMS = 8  # compiled programs kept: one for each set of kept nodes
 _F32 = by_name("F32").id
 
@@ -96,17 +101,7 @@ class _Tensors:
         return _native.acts_format(kind if _native.supported(kind) else _F32, self.exact)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Tokens [begin, end) of a chunk, run in one step; logits of its last `n_outputs`."""
-
-    chunk: Chunk
-    begin: int
-    end: int
-    n_outputs: int
-
-
-class CpuEngine:
+class CpuEngine(PagedEngine):
     """The engine contract over compiled programs."""
 
     name = "cpu"
@@ -136,8 +131,8 @@ class CpuEngine:
             raise AssayError(f"engine cpu: {error}") from None
         self.model = model
         self.graph = graph or model.graph
-        self.precision, self.kv_type, self.threads = precision, kv_type, threads
-        self.n_pages = n_pages if n_pages is not None else -(-model.hparams.n_ctx_train // PAGE)
+        self.arithmetic, self.threads = Arithmetic("native", precision, kv_type, _native.ARITHMETIC), threads
+        self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         if self.n_pages < 1:
             raise AssayError(f"engine cpu: the cache needs at least one page (found {self.n_pages})")
         if pack is None:
@@ -153,40 +148,38 @@ class CpuEngine:
         except MemoryError as error:
             raise AssayError(f"{model.file.path}: {error}; use fewer pages or pack=False") from None
 
-    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = ()) -> list[Output]:
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """One step; results in the order of the batch. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
-        compiled = self._compiled(frozenset(keep))
-        whole = any(e.domain in ("keys", "scores") for e in compiled.externals)
-        arrays = _Arrays(compiled.externals, batch)
-        for parts in [_whole(batch)] if whole else _steps(batch):
-            self._run(compiled, parts, arrays)
-        return arrays.outputs(self.graph, compiled, frozenset(keep), batch)
+        outputs: list[Output] = []
+        for names in in_turns(self.graph, keep, batch) if emit else (keep,):
+            outputs = hand_over(self._forward(batch, frozenset(names)), emit)
+        return outputs
+
+    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
+        compiled = self._compiled(keep)
+        scores = any(e.domain in ("keys", "scores") for e in compiled.externals)
+        results = Results(compiled.externals, batch)
+        for step in whole(batch) if scores else steps(batch):
+            self._run(compiled, step, results.take(step))
+        return results.outputs(self.graph, keep, compiled.aliases)
 
     def _compiled(self, keep: frozenset[str]) -> Compiled:
         if self._tensors is None:
             raise AssayError("engine cpu: it has been closed")
         found = self._programs.pop(keep, None)
         if found is None:
-            exact = self.precision == "exact"
+            exact = self.arithmetic.precision == "exact"
             found = compile_program(self.graph, self._tensors, self._pool, self._cache, keep, exact=exact)
             if len(self._programs) >= _PROGRAMS:
                 del self._programs[next(iter(self._programs))]  # the one used longest ago
         self._programs[keep] = found
         return found
 
-    def _run(self, compiled: Compiled, parts: list[_Part], arrays: _Arrays) -> None:
-        tokens = np.concatenate([p.chunk.tokens[p.begin : p.end] for p in parts]).astype(np.int32, copy=False)
-        positions = np.concatenate([_positions(p) for p in parts]).astype(np.int32, copy=False)
-        pages = np.concatenate([p.chunk.pages for p in parts]).astype(np.int32, copy=False)
-        rows, at = [], 0
-        for p in parts:
-            rows.append((p.end - p.begin, p.chunk.start + p.begin, at, len(p.chunk.pages), p.n_outputs))
-            at += len(p.chunk.pages)
+    def _run(self, compiled: Compiled, step: Step, arrays: list[NDArray[np.float32]]) -> None:
         interruptible = threading.current_thread() is threading.main_thread()
-        slices = arrays.take(len(tokens), sum(p.n_outputs for p in parts))
         try:
-            compiled.program.run(tokens, positions, np.array(rows, np.int32), pages, slices, interruptible)
+            compiled.program.run(step.tokens(), step.positions(), step.table(), step.pages(), arrays, interruptible)
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
 
@@ -199,93 +192,7 @@ class CpuEngine:
         self._tensors = None
 
     @property
-    def memory(self) -> dict[str, int]:
-        """Bytes by purpose: interleaved weights, buffers of compiled programs, and a page of the cache."""
+    def memory(self) -> Memory:
         weights = sum(w.bytes for w in self._tensors.matrices.values()) if self._tensors else 0
         buffers = sum(c.program.arena_bytes for c in self._programs.values())
-        return {"weights": weights, "buffers": buffers, "page": self._cache.page_bytes}
-
-
-def _positions(part: _Part) -> Array:
-    if part.chunk.positions is not None:
-        return part.chunk.positions[part.begin : part.end]
-    return np.arange(part.chunk.start + part.begin, part.chunk.start + part.end)
-
-
-def _outputs(chunk: Chunk, begin: int, end: int) -> int:
-    """How many of the tokens [begin, end) give logits; always the last ones."""
-    return {"none": 0, "all": end - begin, "last": int(end == len(chunk.tokens))}[chunk.outputs]
-
-
-def _whole(batch: Sequence[Chunk]) -> list[_Part]:
-    return [_Part(c, 0, len(c.tokens), _outputs(c, 0, len(c.tokens))) for c in batch]
-
-
-def _steps(batch: Sequence[Chunk]) -> list[list[_Part]]:
-    """The batch cut into steps of at most STEP tokens, in order."""
-    steps: list[list[_Part]] = [[]]
-    room = STEP
-    for chunk in batch:
-        begin = 0
-        while begin < len(chunk.tokens):
-            if not room:
-                steps.append([])
-                room = STEP
-            end = min(len(chunk.tokens), begin + room)
-            steps[-1].append(_Part(chunk, begin, end, _outputs(chunk, begin, end)))
-            room -= end - begin
-            begin = end
-    return steps
-
-
-class _Arrays:
-    """The memory that a forward pass writes its results to, filled step by step."""
-
-    def __init__(self, externals: tuple[External, ...], batch: Sequence[Chunk]) -> None:
-        tokens = [len(c.tokens) for c in batch]
-        keys = [c.start + len(c.tokens) for c in batch]
-        self.counts = {
-            "tokens": tokens,
-            "outputs": [_outputs(c, 0, len(c.tokens)) for c in batch],
-            "keys": keys,
-            "scores": [t * k for t, k in zip(tokens, keys, strict=True)],
-        }
-        self.externals = externals
-        self.flat = [np.empty(e.width * sum(self.counts[e.domain]), np.float32) for e in externals]
-        self.done = {"tokens": 0, "outputs": 0}
-
-    def take(self, n_tokens: int, n_outputs: int) -> list[NDArray[np.float32]]:
-        """What is left of each array, from the rows of this step on."""
-        left = [flat[self.done.get(e.domain, 0) * e.width :] for e, flat in zip(self.externals, self.flat, strict=True)]
-        self.done["tokens"] += n_tokens
-        self.done["outputs"] += n_outputs
-        return left
-
-    def outputs(self, graph: Graph, compiled: Compiled, keep: frozenset[str], batch: Sequence[Chunk]) -> list[Output]:
-        index = {e.node: i for i, e in enumerate(self.externals)}
-        ends = {domain: [0, *accumulate(counts)] for domain, counts in self.counts.items()}
-
-        def rows(name: str, i: int) -> tuple[External, Array]:
-            e = self.externals[index[compiled.aliases.get(name, name)]]
-            first, last = ends[e.domain][i : i + 2]
-            return e, self.flat[index[e.node]][first * e.width : last * e.width]
-
-        found = []
-        for i, chunk in enumerate(batch):
-            e, flat = rows(graph.output, i)
-            logits = flat.reshape(-1, e.width)
-            logits = logits[len(logits) - _outputs(chunk, 0, len(chunk.tokens)) :]
-            sizes = {"T": len(chunk.tokens), "S": chunk.start + len(chunk.tokens)}
-            nodes = {name: _shaped(graph, name, rows(name, i)[1], sizes) for name in keep}
-            found.append(Output(logits, nodes))
-        return found
-
-
-def _shaped(graph: Graph, name: str, flat: Array, sizes: dict[str, int]) -> Array:
-    """A node's rows in the shape the graph gives it."""
-    shape = [sizes[d] if isinstance(d, str) else d for d in graph.shapes[name]]
-    if graph[name].op == "kqv":  # stored token by token
-        heads, tokens, width = shape
-        return flat.reshape(tokens, heads, width).transpose(1, 0, 2)
-    value = flat.reshape(shape)
-    return value.astype(np.int64) if graph[name].op in ("argsort", "topk") else value
+        return Memory(weights, buffers, self._cache.page_bytes)

@@ -1,28 +1,22 @@
-"""From a graph to a native program: which nodes are computed together, on which rows, in which memory.
+"""From the plan of a graph to a native program: every group becomes native steps, in order.
 
-Every node becomes native steps in graph order. Three kinds of nodes are folded into others where nobody else
-reads them, which changes when they are computed and never how:
-
-    linears of one input          one step, no waiting between them; a bias or a residual add after one joins it
-    gate, up and their product    one step
-    kq, (softcap,) softmax, kqv   one pass over the cache
-
-Rows: what only the logits need is computed for the rows whose logits are asked for. A kept node is given memory
-of the caller and is then written by the same step, for all tokens.
+A kept node is given memory of the caller and is then written by the same step, for all tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay._native import Cache, Pool, Program, Vector, Weight
+from assay.engines.batch import External
+from assay.engines.cache import cache_pools
 from assay.engines.functions import rope_angles
+from assay.engines.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 
@@ -37,43 +31,12 @@ class Tensors(Protocol):
 
 
 @dataclass(frozen=True)
-class External:
-    """A result array the caller provides: `width` floats for each row of `domain`."""
-
-    node: str
-    domain: str  # "tokens" | "outputs" | "keys" | "scores"
-    width: int
-
-
-@dataclass(frozen=True)
 class Compiled:
     """A program and the arrays it writes, in the order it wants them."""
 
     program: Program
     externals: tuple[External, ...]
     aliases: Mapping[str, str]  # kept nodes that are another node's values
-
-
-@dataclass(frozen=True)
-class CachePool:
-    """One `cache` node: its place among the pools and the shape of a position."""
-
-    index: int
-    keys: bool  # read by kq, hence stored transposed
-    heads: int
-    dim: int
-
-
-def cache_pools(graph: Graph) -> dict[str, CachePool]:
-    """The pools a graph needs; the same for every program of the graph."""
-    pools: dict[str, CachePool] = {}
-    for node in graph:
-        if node.op == "cache":
-            readers = [graph[user] for user in graph.users.get(node.name, ())]
-            keys = any(r.op == "kq" and r.inputs[1] == node.name for r in readers)
-            heads, dim = graph.shapes[node.name][1:]
-            pools[node.name] = CachePool(len(pools), keys, int(heads), int(dim))
-    return pools
 
 
 def compile_program(
@@ -92,36 +55,6 @@ def compile_program(
 
 
 @dataclass
-class _Attention:
-    """The nodes that one pass over the cache computes."""
-
-    kq: Node
-    capped: Node | None
-    softmax: Node
-    kqv: Node
-
-
-@dataclass
-class _Product:
-    """A linear node with what joins it."""
-
-    linear: Node
-    bias: Node | None = None
-    add: Node | None = None
-
-    @property
-    def last(self) -> Node:
-        return self.add or self.bias or self.linear
-
-    @property
-    def residual(self) -> str | None:
-        if self.add is None:
-            return None
-        own = (self.bias or self.linear).name
-        return next(name for name in self.add.inputs if name != own)
-
-
-@dataclass
 class _Compiler:
     graph: Graph
     tensors: Tensors
@@ -131,102 +64,27 @@ class _Compiler:
     aliases: dict[str, str] = field(default_factory=dict)
 
     def compile(self) -> None:
-        graph = self.graph
-        self.pools = cache_pools(graph)
-        self.needed = self._ancestors({graph.output, *self.pools, *self.keep})
-        self.order = {node.name: i for i, node in enumerate(graph)}
+        plan = fuse(self.graph, self.keep, self.tensors.format)
+        self.domains = plan.domains
+        self.pools = cache_pools(self.graph)
         self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value
         self.acts: dict[tuple[str, str, str], int] = {}  # (node, domain, format) -> prepared activations
         self.tables: dict[tuple[Any, ...], int] = {}
-        self.attentions = {a.kqv.name: a for node in graph if (a := self._match_attention(node))}
-        self.gated = {n.name: pair for n in graph if n.name in self.needed and (pair := self._match_glu(n))}
-        folded = {name: {n.name for n in pair} for name, pair in self.gated.items()}
-        folded |= {name: {n.name for n in (a.kq, a.capped, a.softmax) if n} for name, a in self.attentions.items()}
-        inside = set().union(*folded.values())
-        # What must exist for every token: what the cache and the trace depend on, and scores outside a fused pass.
-        loose = {n.name for n in graph if n.op in ("kq", "attn_softmax", "kqv", "embed") and n.name in self.needed}
-        loose -= inside | self.attentions.keys()
-        loose |= {name for name, parts in folded.items() if parts & self.keep}
-        self.full = self._ancestors({*self.pools, *self.keep, *loose})
-        self.products = self._match_products(inside)
-        done = inside | {n.name for p in self.products.values() for n in (p.bias, p.add) if n}
-        for node in graph:
-            if node.name in self.needed and node.name not in done:
-                self._emit(node, done)
-
-    def _ancestors(self, targets: Collection[str]) -> set[str]:
-        found: set[str] = set()
-        for node in reversed(self.graph.nodes):
-            if node.name in targets or node.name in found:
-                found.add(node.name)
-                found.update(node.inputs)
-        return found
-
-    # -- what is computed together -------------------------------------------------------------------------
-
-    def _only_reader(self, name: str, reader: str) -> bool:
-        return [u for u in self.graph.users.get(name, ()) if u in self.needed] == [reader]
-
-    def _match_attention(self, kqv: Node) -> _Attention | None:
-        if kqv.op != "kqv" or kqv.name not in self.needed:
-            return None
-        softmax, v = (self.graph.by_name.get(name) for name in kqv.inputs)
-        if not softmax or softmax.op != "attn_softmax" or not v or v.op != "cache":
-            return None
-        capped: Node | None = None
-        kq = self.graph.by_name.get(softmax.inputs[0])
-        if kq and kq.op == "softcap":
-            capped, kq = kq, self.graph.by_name.get(kq.inputs[0])
-        if not kq or kq.op != "kq" or softmax.inputs[1:] != ("inp_pos", "inp_kpos"):
-            return None
-        k = self.graph.by_name.get(kq.inputs[1])
-        chain = [n for n in (kq, capped, softmax, kqv) if n]
-        alone = all(self._only_reader(a.name, b.name) for a, b in pairwise(chain))
-        keys_and_values = k is not None and k.op == "cache" and not self.pools[v.name].keys
-        queries = self.graph.shapes[kq.inputs[0]][0] == "T" if kq else False
-        return _Attention(kq, capped, softmax, kqv) if alone and keys_and_values and queries else None
-
-    def _match_glu(self, glu: Node) -> tuple[Node, Node] | None:
-        if glu.op != "glu":
-            return None
-        gate, up = (self.graph.by_name.get(name) for name in glu.inputs)
-        if not gate or not up or gate is up or gate.op != "linear" or up.op != "linear":
-            return None
-        if gate.inputs != up.inputs or self.tensors.format(gate.weights[0]) != self.tensors.format(up.weights[0]):
-            return None
-        alone = self._only_reader(gate.name, glu.name) and self._only_reader(up.name, glu.name)
-        return (gate, up) if alone else None
-
-    def _match_products(self, inside: set[str]) -> dict[str, _Product]:
-        """Each loose linear with the bias and the residual that join it. A kept node ends its chain."""
-        found = {}
-        for node in self.graph:
-            if node.op != "linear" or node.name not in self.needed or node.name in inside:
-                continue
-            product = _Product(node)
-            for kind in ("bias", "add"):
-                last = product.last
-                readers = [self.graph[u] for u in self.graph.users.get(last.name, ()) if u in self.needed]
-                if len(readers) != 1 or readers[0].op != kind or last.name in self.keep:
-                    continue
-                if (last.name in self.full) != (readers[0].name in self.full):
-                    continue
-                if kind == "bias":
-                    product.bias = readers[0]
-                elif readers[0].inputs.count(last.name) == 1:
-                    (other,) = (n for n in readers[0].inputs if n != last.name)
-                    if self.order.get(other, -1) < self.order[node.name]:
-                        product.add = readers[0]
-            found[node.name] = product
-        return found
+        for name in self.graph.given:
+            self.externals.append(External(name, "tokens", self._width(name), given=True))
+            self.values[name, "tokens"] = self.program.value(self._width(name), "tokens", external=True)
+        for group in plan.groups:
+            match group:
+                case Single(node):
+                    self._emit(node)
+                case Products(products):
+                    self._products(products)
+                case Gated():
+                    self._gated(group)
+                case Attention():
+                    self._attention(group)
 
     # -- values --------------------------------------------------------------------------------------------
-
-    def _domain(self, name: str) -> str:
-        shape = self.graph.shapes[name]
-        if "S" in shape:
-            return "scores" if len(shape) == 3 and shape[2] == "S" else "keys"
-        return "tokens" if name in self.full else "outputs"
 
     def _width(self, name: str) -> int:
         width = 1
@@ -236,7 +94,7 @@ class _Compiler:
 
     def _new(self, name: str) -> int:
         """The value of a node about to be computed: the caller's memory if it is kept or is the logits."""
-        domain, width = self._domain(name), self._width(name)
+        domain, width = self.domains[name], self._width(name)
         external = name in self.keep or name == self.graph.output
         if external:
             self.externals.append(External(name, domain, width))
@@ -269,7 +127,7 @@ class _Compiler:
 
     # -- steps ---------------------------------------------------------------------------------------------
 
-    def _emit(self, node: Node, done: set[str]) -> None:
+    def _emit(self, node: Node) -> None:
         special: dict[str, Callable[[Node], None]] = {
             "embed": self._embed,
             "rms_norm": self._rms_norm,
@@ -287,18 +145,16 @@ class _Compiler:
             "expert_sum": self._expert_sum,
         }
         unary = {"scale": "factor", "softcap": "cap", "clamp_min": "lo", "softmax": "", "argsort": "", "row_sum": ""}
-        if node.op == "linear":
-            self._linears(node, done)
-        elif node.op in special:
+        if node.op in special:
             special[node.op](node)
         elif node.op in unary:
             if node.op in ("softmax", "argsort", "row_sum") and len(self.graph.shapes[node.inputs[0]]) != 2:
                 raise AssayError(f"node {node.name}: the cpu engine has {node.op} for rows only")
             argument = float(node.attr(unary[node.op])) if unary[node.op] else 0.0
-            x = self._get(node.inputs[0], self._domain(node.name))
+            x = self._get(node.inputs[0], self.domains[node.name])
             self.program.unary(node.op, x, argument, self._new(node.name))
         elif node.op in ("add", "gather", "div", "expert_scale"):
-            a, b = (self._get(name, self._domain(node.name)) for name in node.inputs)
+            a, b = (self._get(name, self.domains[node.name]) for name in node.inputs)
             self.program.binary(node.op, a, b, self._new(node.name))
         else:
             raise AssayError(f"node {node.name}: the cpu engine does not know the operation {node.op}")
@@ -311,66 +167,48 @@ class _Compiler:
     def _rms_norm(self, node: Node) -> None:
         shape = self.graph.shapes[node.inputs[0]]
         parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
-        x = self._get(node.inputs[0], self._domain(node.name))
+        x = self._get(node.inputs[0], self.domains[node.name])
         w = self.tensors.vector(node.weights[0])
         self.program.rms_norm(x, w, float(node.attr("eps")), parts, self._new(node.name))
 
     def _bias(self, node: Node) -> None:
-        x = self._get(node.inputs[0], self._domain(node.name))
+        x = self._get(node.inputs[0], self.domains[node.name])
         self.program.bias(x, self.tensors.vector(node.weights[0]), self._new(node.name))
 
     def _slice(self, node: Node, start: int) -> None:
-        self.program.slice(self._get(node.inputs[0], self._domain(node.name)), start, self._new(node.name))
+        self.program.slice(self._get(node.inputs[0], self.domains[node.name]), start, self._new(node.name))
 
     def _expert_sum(self, node: Node) -> None:
-        self.program.expert_sum(self._get(node.inputs[0], self._domain(node.name)), self._new(node.name))
+        self.program.expert_sum(self._get(node.inputs[0], self.domains[node.name]), self._new(node.name))
 
-    def _linears(self, first: Node, done: set[str]) -> None:
-        """This linear and all later ones of the same input and rows, as one step."""
-        domain, form = self._domain(first.name), self.tensors.format(first.weights[0])
-        group = [
-            p
-            for p in self.products.values()
-            if p.linear.inputs == first.inputs
-            and p.linear.name not in done
-            and self._domain(p.linear.name) == domain
-            and self.tensors.format(p.linear.weights[0]) == form
-            and (p.residual is None or self.order.get(p.residual, -1) < self.order[first.name])
-        ]
-        acts = self._prepared(first.inputs[0], domain, form)
+    def _products(self, products: tuple[Product, ...]) -> None:
+        first = products[0].linear
+        domain = self.domains[first.name]
+        acts = self._prepared(first.inputs[0], domain, self.tensors.format(first.weights[0]))
         rows = []
-        for p in group:
-            done.add(p.linear.name)
+        for p in products:
             bias = self.tensors.vector(p.bias.weights[0]) if p.bias else None
             residual = self._get(p.residual, domain) if p.residual else -1
             rows.append((self.tensors.matrix(p.linear.weights[0]), self._new(p.last.name), bias, residual))
         self.program.products(acts, rows)
 
     def _glu(self, node: Node) -> None:
-        domain = self._domain(node.name)
-        if node.name not in self.gated:
-            a, b = (self._get(name, domain) for name in node.inputs)
-            self.program.binary("glu", a, b, self._new(node.name), node.attr("act"))
-            return
-        gate, up = self.gated[node.name]
-        acts = self._prepared(gate.inputs[0], domain, self.tensors.format(gate.weights[0]))
+        a, b = (self._get(name, self.domains[node.name]) for name in node.inputs)
+        self.program.binary("glu", a, b, self._new(node.name), node.attr("act"))
+
+    def _gated(self, group: Gated) -> None:
+        gate, up, glu = group.gate, group.up, group.glu
+        acts = self._prepared(gate.inputs[0], self.domains[glu.name], self.tensors.format(gate.weights[0]))
         gate_out, up_out = (self._new(n.name) if n.name in self.keep else -1 for n in (gate, up))
-        self.program.glu_products(
-            acts,
-            self.tensors.matrix(gate.weights[0]),
-            self.tensors.matrix(up.weights[0]),
-            gate_out,
-            up_out,
-            self._new(node.name),
-            node.attr("act"),
-        )
+        gate_weight, up_weight = (self.tensors.matrix(n.weights[0]) for n in (gate, up))
+        self.program.glu_products(acts, gate_weight, up_weight, gate_out, up_out, self._new(glu.name), glu.attr("act"))
 
     def _expert_linear(self, node: Node) -> None:
-        x, idx = (self._get(name, self._domain(node.name)) for name in node.inputs)
+        x, idx = (self._get(name, self.domains[node.name]) for name in node.inputs)
         self.program.expert_product(x, idx, self.tensors.matrix(node.weights[0]), self._new(node.name))
 
     def _rope(self, node: Node) -> None:
-        domain = self._domain(node.name)
+        domain = self.domains[node.name]
         rows = {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
@@ -405,25 +243,25 @@ class _Compiler:
         self.program.attn_softmax(x, float(node.attr("scale")), node.attr("window"), self._new(node.name))
 
     def _kqv(self, node: Node) -> None:
-        fused = self.attentions.get(node.name)
-        if fused is None:
-            p, v = self._get(node.inputs[0], "scores"), self._get(node.inputs[1], "keys")
-            self.program.kqv(p, v, int(self.graph.shapes[node.inputs[1]][1]), self._new(node.name))
-            return
+        p, v = self._get(node.inputs[0], "scores"), self._get(node.inputs[1], "keys")
+        self.program.kqv(p, v, int(self.graph.shapes[node.inputs[1]][1]), self._new(node.name))
+
+    def _attention(self, group: Attention) -> None:
+        kq, capped, softmax, kqv = group.kq, group.capped, group.softmax, group.kqv
         kept = {
             role: self._new(n.name)
-            for role, n in (("kq", fused.kq), ("capped", fused.capped), ("soft_max", fused.softmax))
+            for role, n in (("kq", kq), ("capped", capped), ("soft_max", softmax))
             if n and n.name in self.keep
         }
         self.program.attention(
-            q=self._get(fused.kq.inputs[0], self._domain(node.name)),
-            k_pool=self.pools[fused.kq.inputs[1]].index,
-            v_pool=self.pools[node.inputs[1]].index,
-            n_head=int(self.graph.shapes[fused.kq.inputs[0]][1]),
-            scale=float(fused.softmax.attr("scale")),
-            cap=float(fused.capped.attr("cap")) if fused.capped else 0.0,
-            window=int(fused.softmax.attr("window")),
-            out=self._new(node.name) if node.name in self.keep else self._heads(node),
+            q=self._get(kq.inputs[0], self.domains[kqv.name]),
+            k_pool=self.pools[kq.inputs[1]].index,
+            v_pool=self.pools[kqv.inputs[1]].index,
+            n_head=int(self.graph.shapes[kq.inputs[0]][1]),
+            scale=float(softmax.attr("scale")),
+            cap=float(capped.attr("cap")) if capped else 0.0,
+            window=int(softmax.attr("window")),
+            out=self._new(kqv.name) if kqv.name in self.keep else self._heads(kqv),
             **kept,
         )
 
@@ -433,13 +271,13 @@ class _Compiler:
             if user in self.keep and self.graph[user].op == "merge_heads":
                 self.aliases[kqv.name] = user
                 value = self._new(user)
-                self.values[kqv.name, self._domain(kqv.name)] = value
+                self.values[kqv.name, self.domains[kqv.name]] = value
                 return value
         return self._new(kqv.name)
 
     def _merge_heads(self, node: Node) -> None:
         """Nothing to do: kqv is stored token by token, heads side by side."""
-        domain, source = self._domain(node.name), node.inputs[0]
+        domain, source = self.domains[node.name], node.inputs[0]
         if (node.name, domain) in self.values:
             return
         self.values[node.name, domain] = self._get(source, domain)

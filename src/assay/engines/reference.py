@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from assay.engines.base import PAGE, Chunk, Output, check_batch
+from assay.engines.base import PAGE, Arithmetic, Chunk, Emit, Output, PagedEngine, check_batch, pages_for
 from assay.engines.functions import FUNCTIONS
 from assay.engines.weights import DEFAULT_BUDGET, Weights
 from assay.graph import Graph, Node
@@ -82,7 +82,7 @@ def interpret(
     With `emit`, each target is handed over as soon as it is known and not kept, so a trace of any length needs the
     memory of a few nodes.
     """
-    needed = _ancestors(graph, targets, env)
+    needed = graph.ancestors(targets, env)
     last_use = {name: i for i, node in enumerate(graph) if node.name in needed for name in node.inputs}
     values = dict(env)
     found: dict[str, Array] = {}
@@ -111,15 +111,6 @@ def interpret(
     return found
 
 
-def _ancestors(graph: Graph, targets: Collection[str], env: Mapping[str, Array]) -> set[str]:
-    needed: set[str] = set()
-    for node in reversed(graph.nodes):
-        if (node.name in targets or node.name in needed) and node.name not in env:
-            needed.add(node.name)
-            needed.update(node.inputs)
-    return needed
-
-
 class _PagedCache:
     """One chunk's view of the engine's pools."""
 
@@ -139,7 +130,7 @@ class _PagedCache:
         return pool[self.slots]
 
 
-class ReferenceEngine:
+class ReferenceEngine(PagedEngine):
     """The engine contract over `interpret`. Sequences of a batch are computed one after the other."""
 
     name = "reference"
@@ -156,38 +147,36 @@ class ReferenceEngine:
         hooks: Hooks | None = None,
     ) -> None:
         self.model = model
-        self.n_pages = n_pages if n_pages is not None else -(-model.hparams.n_ctx_train // PAGE)
+        self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         self.graph = graph or model.graph
         self.weights = weights or Weights(model.file, dtype, budget)
+        self.dtype = self.weights.dtype
+        kind = f"f{8 * self.dtype.itemsize}"
+        self.arithmetic = Arithmetic("reference", kind, kind)
         self.hooks = hooks
         self._pools: dict[str, Array] = {}
         self._caches = [node.name for node in self.graph if node.op == "cache"]
 
-    def forward(
-        self,
-        batch: Sequence[Chunk],
-        keep: Collection[str] = (),
-        emit: Callable[[int, str, Array], None] | None = None,
-    ) -> list[Output]:
-        """One step. With `emit`, kept nodes are handed over as they are computed instead of collected."""
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        """One step. With `emit`, each kept node is handed over as soon as it is computed."""
         check_batch(self, batch, keep)
         return [self._chunk(i, chunk, set(keep), emit) for i, chunk in enumerate(batch)]
 
-    def _chunk(self, i: int, chunk: Chunk, keep: set[str], emit: Callable[[int, str, Array], None] | None) -> Output:
-        n_tokens, end = len(chunk.tokens), chunk.start + len(chunk.tokens)
-        at = np.arange(end)
+    def _chunk(self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None) -> Output:
+        at = np.arange(chunk.end)
         slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
         cache = _PagedCache(self._pools, slots, chunk.start, self.n_pages * PAGE)
-        positions = np.arange(chunk.start, end) if chunk.positions is None else chunk.positions.astype(np.int64)
+        positions = chunk.all_positions().astype(np.int64)
         env = {
             "inp_tokens": chunk.tokens.astype(np.int64),
             "inp_pos": positions,
             "inp_kpos": cache.append("inp_kpos", positions),
+            **chunk.rows,
         }
         output = self.graph.output
         head = {output} if chunk.outputs != "none" else set()
         nodes: dict[str, Array] = {}
-        logits = np.empty((0, self.model.hparams.n_vocab), self.weights.dtype)
+        logits = np.empty((0, *map(int, self.graph.shapes[output][1:])), self.dtype)
 
         def take(name: str, value: Array) -> None:
             nonlocal logits
@@ -201,7 +190,6 @@ class ReferenceEngine:
 
         targets = keep | head | set(self._caches)
         interpret(self.graph, self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
-        assert n_tokens == len(positions)
         return Output(logits, nodes)
 
     def copy_page(self, source: int, to: int) -> None:

@@ -8,19 +8,17 @@ be in memory together: a tensor's `data` may be a function, called when its turn
         Tensor("large", (4096, 4096), by_name("Q8_0"), lambda: encode(...)),
     ])
 
-The file appears under its name only when it is whole: it is written beside it and renamed.
+The file appears under its name only when it is whole (`assay.system.files`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +27,7 @@ from assay.errors import AssayError
 from assay.gguf.metadata import MAX_KEY
 from assay.gguf.reader import DEFAULT_ALIGNMENT, MAGIC, MAX_ALIGNMENT, MAX_DIMS
 from assay.gguf.types import SCALARS, GGMLType, Typed, ValueType
+from assay.system.files import NewFile
 
 Data = bytes | npt.NDArray[Any]
 """Blocks as bytes (little-endian), or an array of the type's own elements."""
@@ -71,12 +70,10 @@ class Writer:
         table = list(tensors)
         alignment = _alignment(metadata)
         header = self._header(metadata, table, alignment)
-        with _replacing(Path(path)) as handle:
-            handle.write(header)
-            _pad(handle, alignment)
+        with NewFile(path, sum(_padded(n, alignment) for n in (len(header), *(t.nbytes for t in table)))) as file:
+            _put(file, header, alignment)
             for tensor in table:
-                handle.write(self._blocks(tensor).data)
-                _pad(handle, alignment)
+                _put(file, self._blocks(tensor).data, alignment)
 
     def _header(self, metadata: Mapping[str, object], tensors: list[Tensor], alignment: int) -> bytes:
         out = Packer("<" if self.byteorder == "little" else ">")
@@ -103,7 +100,7 @@ class Writer:
                 out.number("Q", n)
             out.number("I", tensor.type.id)
             out.number("Q", offset)
-            offset += -(-tensor.nbytes // alignment) * alignment
+            offset += _padded(tensor.nbytes, alignment)
         return bytes(out.data)
 
     def _blocks(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
@@ -253,22 +250,10 @@ def _check(tensor: Tensor) -> None:
         raise AssayError(f"{tensor.name}: shape {list(tensor.shape)} (expected 1 to {MAX_DIMS} positive dimensions)")
 
 
-def _pad(handle: BinaryIO, alignment: int) -> None:
-    handle.write(bytes(-handle.tell() % alignment))
+def _padded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
 
 
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends well, and vanishes when it does not."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        if path.is_dir():
-            raise AssayError(f"{path}: is a directory; name a file")
-        with open(part, "wb") as handle:
-            yield handle
-        os.replace(part, path)
-    except OSError as error:
-        raise AssayError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
+def _put(file: NewFile, data: bytes | memoryview, alignment: int) -> None:
+    file.write(data)
+    file.write(bytes(-memoryview(data).nbytes % alignment))

@@ -6,12 +6,13 @@ Building, checking and rewriting are pure functions of these frozen objects; an 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from assay.errors import AssayError
+from assay.graph.names import split
 from assay.graph.ops import OPS, REQUIRED, Shape, ShapeError
 
 # The values a step is given. They are named like nodes and never computed.
@@ -50,15 +51,25 @@ class Node:
 
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in execution order. `weights` maps each GGUF tensor name to its row-major shape."""
+    """Nodes in execution order. `weights` maps each GGUF tensor name to its row-major shape.
+
+    `given` are the values that the caller brings beside `INPUTS`, with their shapes: a part of a larger graph reads
+    what the parts before it have computed.
+    """
 
     nodes: tuple[Node, ...]
     weights: Mapping[str, tuple[int, ...]]
     output: str = "result_output"
+    given: Mapping[str, Shape] = field(default_factory=dict)
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
         return {node.name: node for node in self.nodes}
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """The place of every node; an input has none."""
+        return {node.name: i for i, node in enumerate(self.nodes)}
 
     def __getitem__(self, name: str) -> Node:
         return self.by_name[name]
@@ -91,6 +102,49 @@ class Graph:
                 found.setdefault(name, []).append(node.name)
         return {name: tuple(users) for name, users in found.items()}
 
+    def ancestors(self, targets: Collection[str], known: Collection[str] = ()) -> set[str]:
+        """The targets and every value they are computed from, back to the inputs or to what is `known`."""
+        found = set(targets)
+        for node in reversed(self.nodes):
+            if node.name in found and node.name not in known:
+                found.update(node.inputs)
+        return found
+
+    @cached_property
+    def layers(self) -> range:
+        """The layers that its nodes belong to."""
+        found = [layer for node in self.nodes if (layer := split(node.name)[1]) is not None]
+        return range(min(found), max(found) + 1) if found else range(0)
+
+    def part(self, first: int, last: int) -> Graph:
+        """Layers [first, last) as a graph of its own: what it reads from outside is `given`, its last node the output.
+
+        What comes before the first layer goes with it, what comes after the last layer with that. The parts of a graph
+        run one after the other compute what the graph computes; a cut that keys or values would have to cross is
+        refused, because the cache of a part is its own.
+        """
+        layers = self.layers
+        if not layers.start <= first < last <= layers.stop:
+            raise GraphError(
+                f"graph: no layers {first} to {last - 1} (found {last - first} from {first}, "
+                f"expected some of {layers.start} to {layers.stop - 1})"
+            )
+        chosen: list[Node] = []
+        layer = layers.start
+        for node in self.nodes:
+            own = split(node.name)[1]
+            layer = layer if own is None else own
+            if first <= layer < last:
+                chosen.append(node)
+        inside = {node.name for node in chosen}
+        outside = [n for node in chosen for n in node.inputs if n not in inside and n not in INPUTS]
+        given = {name: self.shapes[name] for name in outside}
+        for name, shape in given.items():
+            if "S" in shape:
+                raise GraphError(f"node {name}: read by layers {first} to {last - 1} from outside; cut elsewhere")
+        output = self.output if self.output in inside else chosen[-1].name
+        return replace(self, nodes=tuple(chosen), output=output, given=given)
+
     def rewrite(self, change: Callable[[Node], Node | Iterable[Node] | None]) -> Graph:
         """The graph with every node replaced by what `change` gives: a node, several, or None to leave it."""
         out: list[Node] = []
@@ -122,7 +176,7 @@ class Graph:
 
 
 def _check(graph: Graph) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = dict(INPUTS)
+    shapes: dict[str, Shape] = {**INPUTS, **graph.given}
     for node in graph.nodes:
         where = f"node {node.name}"
         op = OPS.get(node.op)

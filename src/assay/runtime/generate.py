@@ -1,4 +1,4 @@
-"""The generation loop of one sequence at a time: prompt in, events out, a result at the end.
+"""Generation in the caller's own thread: prompt in, events out, a result at the end.
 
     generator = Generator(engine, tokenizer)
     generation = generator.generate(tokenizer.encode("Once upon a time"), GREEDY, max_tokens=32)
@@ -6,31 +6,31 @@
         print(event.text, end="")
     print(generation.result.finish_reason)
 
-The prompt is computed in chunks; what an earlier prompt left in the cache is not computed again. The token that
-was drawn last has been shown but not yet computed: it goes into the cache with the next step.
+Every generation is a sequence of one scheduler, which whoever waits for an event steps: several that are under way
+at once share their steps, in one thread or in many.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-import numpy as np
-
-from assay.engines.base import Array, Chunk, PagedEngine
+from assay.engines.base import PagedEngine
 from assay.errors import AssayError
-from assay.runtime.pages import Lease, Pages
+from assay.runtime.pages import Pages
 from assay.runtime.params import SamplerParams
-from assay.runtime.sampler import Choice, Ranked, make_rng, sample
-from assay.runtime.stops import StopStrings
+from assay.runtime.sampler import Choice, Ranked
+from assay.runtime.scheduler import RUNNING, Scheduler, deliver
+from assay.runtime.sequence import ENDS, Constraint, Job, Update
 from assay.text import Tokenizer
 
+_AHEAD = 1024  # results of a batch that may wait for one before them
+
 FINISH_REASONS = {
-    "eos": "the model ended its answer",
-    "stop": "a stop string came",
-    "length": "the number of tokens asked for was reached",
-    "context": "the context is full",
+    **{reason: ENDS[reason] for reason in ("eos", "stop", "grammar", "length", "context")},
     "interrupted": "the user ended it",
 }
 
@@ -67,29 +67,68 @@ class Timing:
         return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """A finished generation. `ids` include a token that ended it; `text` has neither that nor a stop string."""
+    """A finished generation. `ids` include a token that ended it; `text` has neither that nor a stop string.
+
+    Of a resumed one, `ids`, `text` and `logprobs` are what was added. `seed` is the one that was used, also where none
+    was given: with it, the prompt and any part of the ids, the rest can be had again.
+    """
 
     prompt_ids: list[int]
     ids: list[int]
     text: str
     finish_reason: str  # one of FINISH_REASONS
     timing: Timing
+    seed: int
     logprobs: list[Choice] | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        shown = self.text if len(self.text) <= 200 else self.text[:199] + "…"
+        speed = f", {self.timing.rate:.1f}/s" if self.timing.rate else ""
+        return f"<Result {shown!r}: {len(self.ids)} tokens{speed}, ended by {self.finish_reason}, seed {self.seed}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        found: dict[str, Any] = {
+            "prompt_ids": self.prompt_ids,
+            "ids": self.ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "timing": asdict(self.timing),
+        }
+        if self.logprobs is not None:
+            found["logprobs"] = [
+                {"id": c.id, "logprob": c.logprob, "top": [r._asdict() for r in c.top]} for c in self.logprobs
+            ]
+        return found
 
 
 class Generator:
-    """One engine, one tokenizer, one cache: generations one after the other, prefixes reused."""
+    """One engine, one tokenizer, one cache: generations one after the other or together, prefixes reused."""
 
     def __init__(
-        self, engine: PagedEngine, tokenizer: Tokenizer, *, n_ctx: int | None = None, chunk: int = 512
+        self,
+        engine: PagedEngine,
+        tokenizer: Tokenizer,
+        *,
+        n_ctx: int | None = None,
+        chunk: int = 512,
+        running: int = RUNNING,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.pages = Pages(engine.n_pages, copy=engine.copy_page)
-        self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
-        self.chunk = chunk
+        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk)
+        self.n_ctx = self.scheduler.n_ctx
+        self.lock = threading.RLock()  # of the scheduler, its pages and the engine
+
+    @property
+    def pages(self) -> Pages:
+        return self.scheduler.pages
 
     def generate(
         self,
@@ -100,35 +139,76 @@ class Generator:
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         ignore_eos: bool = False,
+        constraint: Callable[[], Constraint] | None = None,
+        answered: Sequence[int] = (),
     ) -> Generation:
-        """Prepare a generation; it runs as it is iterated. `max_tokens` -1 is as many as the context takes."""
-        ids = [int(token) for token in prompt_ids]
+        """Prepare a generation; it runs as it is iterated. `max_tokens` -1 is as many as the context takes.
+
+        `answered` are ids of the answer that came before, from the same prompt, settings and seed: the generation
+        goes on exactly as that one would have.
+        """
+        job = Job(
+            self.checked(prompt_ids, answered),
+            params or SamplerParams(),
+            None if max_tokens < 0 else max_tokens,
+            tuple(stop),
+            logprobs,
+            constraint=constraint,
+            ignore_eos=ignore_eos,
+            answered=tuple(int(token) for token in answered),
+        )
+        return Generation(self, job)
+
+    def probe(self, prompt_ids: Sequence[int], node: str) -> Generation:
+        """Prepare to keep one node of a prompt, a row for every token; nothing is generated."""
+        return Generation(self, Job(self.checked(prompt_ids), keep=(node,)))
+
+    def checked(self, prompt_ids: Sequence[int], answered: Sequence[int] = ()) -> tuple[int, ...]:
+        """The prompt's ids, if the model can take them."""
+        ids = tuple(int(token) for token in prompt_ids)
         n_vocab = self.engine.model.hparams.n_vocab
+        total = len(ids) + len(answered)
         if not ids:
             raise AssayError("prompt: has no tokens; give some text (this model adds no BOS token to an empty one)")
-        if wrong := [token for token in ids if not 0 <= token < n_vocab]:
+        if wrong := [token for token in (*ids, *answered) if not 0 <= token < n_vocab]:
             raise AssayError(f"prompt: token {wrong[0]} is not in the vocabulary of {n_vocab}")
-        if len(ids) > self.n_ctx:
+        if total > self.n_ctx:
             trained = self.engine.model.hparams.n_ctx_train
             raise AssayError(
-                f"prompt: {len(ids)} tokens do not fit the context of {self.n_ctx}; shorten it by "
-                f"{len(ids) - self.n_ctx}, or use a larger --ctx-size (the model was trained on {trained})"
+                f"prompt: {total} tokens do not fit the context of {self.n_ctx}; shorten it by "
+                f"{total - self.n_ctx}, or use a larger --ctx-size (the model was trained on {trained})"
             )
-        options = _Options(params or SamplerParams(), max_tokens, tuple(stop), logprobs, ignore_eos)
-        return Generation(self, ids, options)
+        return ids
 
+    def together(self, generations: Iterable[Generation]) -> Iterator[Generation]:
+        """Run them all, sharing steps; each is given when it and those before it have ended, or failed.
 
-@dataclass(frozen=True)
-class _Options:
-    params: SamplerParams
-    max_tokens: int
-    stop: tuple[str, ...]
-    logprobs: int | None
-    ignore_eos: bool
+        They are taken from the iterable as room for them comes, so it may be long.
+        """
+        source = iter(generations)
+        begun: deque[Generation] = deque()
+        try:
+            while True:
+                while len(begun) < _AHEAD and len(self.scheduler.waiting) < self.scheduler.most:
+                    generation = next(source, None)
+                    if generation is None:
+                        break
+                    begun.append(generation)
+                    generation.begin()
+                if not begun:
+                    return
+                if begun[0].over:
+                    yield begun.popleft()
+                else:
+                    self.step()
+        finally:
+            for generation in begun:
+                generation.cancel()
 
-
-class _Interrupted(Exception):
-    """Leaves the loop from inside a step."""
+    def step(self) -> None:
+        """Compute once, for everybody."""
+        with self.lock:
+            deliver(self.scheduler.step())
 
 
 class Generation:
@@ -138,37 +218,64 @@ class Generation:
     KeyboardInterrupt while the engine computes ends it too: what has been shown is kept either way.
     """
 
-    def __init__(self, generator: Generator, prompt_ids: list[int], options: _Options) -> None:
+    def __init__(self, generator: Generator, job: Job) -> None:
         self._generator = generator
-        self._options = options
+        self._sequence = generator.scheduler.make(job, self._sink)
+        self._news: deque[Update] = deque()
         self._started = False
         self._stop_requested = False
         self._choices: list[Choice] = []
         self._text: list[str] = []
-        self._timing = Timing(prompt_tokens=len(prompt_ids))
         self._finish: str | None = None
-        self.prompt_ids = prompt_ids
-        self.computing = False  # whether the engine is at work this moment
+        self._error: Exception | None = None
+        self.prompt_ids = list(job.ids)
+        self.seed = self._sequence.seed
 
     def interrupt(self) -> None:
         self._stop_requested = True
+
+    @property
+    def computing(self) -> bool:
+        """Whether the engine is at work this moment."""
+        return self._generator.scheduler.computing
 
     @property
     def ended(self) -> bool:
         return self._finish is not None
 
     @property
+    def over(self) -> bool:
+        """Whether there is a result or an error."""
+        return self.ended or self._error is not None
+
+    @property
     def result(self) -> Result:
+        if self._error is not None:
+            raise self._error
         if self._finish is None:
             raise RuntimeError("the generation has not ended: iterate it first")
+        sequence, times = self._sequence, self._sequence.times
+        done = len(self._choices)
         return Result(
             prompt_ids=self.prompt_ids,
             ids=[choice.id for choice in self._choices],
             text="".join(self._text),
             finish_reason=self._finish,
-            timing=self._timing,
-            logprobs=self._choices if self._options.logprobs is not None else None,
+            timing=Timing(
+                prompt_tokens=len(sequence.ids) - done,
+                cached_tokens=sequence.cached,
+                prompt_seconds=(times.prompted or times.admitted) - times.admitted,
+                tokens=done,
+                seconds=times.last - times.prompted,
+            ),
+            seed=self.seed,
+            logprobs=self._choices if sequence.job.logprobs is not None else None,
         )
+
+    @property
+    def nodes(self) -> dict[str, list[Any]]:
+        """What a probe has kept, chunk by chunk."""
+        return self._sequence.nodes
 
     def run(self) -> Result:
         """To the end, without looking."""
@@ -176,87 +283,51 @@ class Generation:
             pass
         return self.result
 
-    def __iter__(self) -> Iterator[Event]:
+    def begin(self) -> None:
+        """Join the queue; whoever steps the generator computes it."""
         if self._started:
             raise RuntimeError("a generation can be iterated once")
         self._started = True
-        lease = self._generator.pages.open(self.prompt_ids)
-        self._timing = replace(self._timing, cached_tokens=lease.length)
+        with self._generator.lock:
+            self._generator.scheduler.add([self._sequence])
+
+    def cancel(self) -> None:
+        """Let go of what it holds. It ends as interrupted, if it had not ended."""
+        with self._generator.lock:
+            self._generator.scheduler.cancel([self._sequence])
+            deliver(self._generator.scheduler.news())
+
+    def __iter__(self) -> Iterator[Event]:
+        self.begin()
         try:
-            yield from self._events(lease)
-        except GeneratorExit:  # the reader has had enough
-            self._finish = self._finish or "interrupted"
-            raise
+            while not self.over or self._news:
+                while self._news:
+                    choice, text = (update := self._news.popleft()).choice, update.text
+                    if choice is not None:
+                        yield Event(choice.id, text, choice.logprob, choice.top)
+                if not self.over:
+                    self._step()
         finally:
-            self._generator.pages.close(lease)
+            if not self.over:  # the reader has had enough
+                self.cancel()
+        if self._error is not None:
+            raise self._error
 
-    def _events(self, lease: Lease) -> Iterator[Event]:
-        options, tokenizer = self._options, self._generator.tokenizer
-        detokenizer = tokenizer.detokenizer(special=False)
-        stops = StopStrings(options.stop)
-        rng = make_rng(options.params)
-        history = list(self.prompt_ids)
-        try:
-            logits = self._prefill(lease)
-            start = time.perf_counter()
-            while options.max_tokens < 0 or len(self._choices) < options.max_tokens:
-                choice = sample(logits, history, options.params, rng, logprobs=options.logprobs)
-                history.append(choice.id)
-                self._choices.append(choice)
-                now = time.perf_counter()
-                self._timing = replace(self._timing, tokens=len(self._choices), seconds=now - start)
-                ended = choice.id in tokenizer.eog and not options.ignore_eos
-                text = stops.push("" if ended else detokenizer.push(choice.id))
-                finish = self._why_stop(ended, stops, lease)
-                if finish:
-                    if stops.found is None:
-                        text += stops.push(detokenizer.flush()) + stops.flush()
-                    self._finish = finish
-                self._text.append(text)
-                yield Event(choice.id, text, choice.logprob, choice.top)
-                if finish:
-                    return
-                logits = self._forward(lease, [choice.id])
-            self._finish = "length"  # no tokens were asked for
-        except _Interrupted:
-            self._finish = "interrupted"
-            self._text.append(stops.push(detokenizer.flush()) + stops.flush())
-
-    def _why_stop(self, ended: bool, stops: StopStrings, lease: Lease) -> str | None:
-        if ended:
-            return "eos"
-        if stops.found is not None:
-            return "stop"
-        if len(self._choices) == self._options.max_tokens:
-            return "length"
-        if lease.length >= self._generator.n_ctx:
-            return "context"
-        return None
-
-    def _prefill(self, lease: Lease) -> Array:
-        """The logits after the prompt, of which the lease may already have a part."""
-        start = time.perf_counter()
-        logits: Array = np.empty(0)
-        while lease.length < len(self.prompt_ids):
-            part = self.prompt_ids[lease.length : lease.length + self._generator.chunk]
-            last = lease.length + len(part) == len(self.prompt_ids)
-            logits = self._forward(lease, part, "last" if last else "none")
-        self._timing = replace(self._timing, prompt_seconds=time.perf_counter() - start)
-        return logits
-
-    def _forward(self, lease: Lease, tokens: list[int], outputs: str = "last") -> Array:
-        pages = self._generator.pages
+    def _step(self) -> None:
         if self._stop_requested:
-            raise _Interrupted
-        pages.reserve(lease, len(tokens))
-        chunk = Chunk(np.array(tokens, dtype=np.int32), lease.length, lease.pages, outputs)
+            self.cancel()
+            return
         try:
-            self.computing = True
-            output = self._generator.engine.forward([chunk])[0]
-            self.computing = False
+            self._generator.step()
         except KeyboardInterrupt:
-            raise _Interrupted from None
-        finally:
-            self.computing = False
-        pages.commit(lease, tokens)
-        return output.logits[-1] if outputs != "none" else output.logits
+            self.cancel()
+
+    def _sink(self, update: Update) -> None:
+        if update.choice is not None:
+            self._choices.append(update.choice)
+        self._text.append(update.text)
+        self._news.append(update)
+        if update.error is not None:
+            self._error = update.error
+        elif update.finish:
+            self._finish = "interrupted" if update.finish == "cancelled" else update.finish

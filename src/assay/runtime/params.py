@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from assay.errors import AssayError
 
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]  # DRY sequence breakers: first token to what may follow it
+DEFAULT_CTX = 8192  # positions, unless asked otherwise: a model trained on more would want gigabytes for its cache
 DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default strings
 
 

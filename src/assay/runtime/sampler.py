@@ -1,9 +1,9 @@
 """The sampler: logits and history in, one token out.
 
-`sample` is a pure function but for the generator it draws from. The stages, their order and meaning are
-llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature, a draw.
-Each stage takes and gives `Candidates`; probabilities are the softmax over the candidates that are left, so a
-later filter sees what an earlier one renormalised. Arithmetic is float64.
+`sample` is a pure function but for the numbers it draws, which `draws.py` makes of seed and position. The stages,
+their order and meaning are llama.cpp's: logit bias, penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC,
+temperature, a draw. Each stage takes and gives `Candidates`; probabilities are the softmax over the candidates that
+are left, so a later filter sees what an earlier one renormalised. Arithmetic is float64.
 
 No filter removes the most probable token, but for two that exist to do so: typical sampling (which keeps the
 tokens whose surprise is near the entropy) and XTC (which drops the likely ones).
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from assay.errors import AssayError
 from assay.runtime.params import GREEDY, Breakers, SamplerParams
 
-__all__ = ["GREEDY", "Candidates", "Choice", "Ranked", "SamplerParams", "dry_breakers", "make_rng", "sample", "scores"]
+__all__ = ["GREEDY", "Candidates", "Choice", "Ranked", "SamplerParams", "dry_breakers", "sample", "scores"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -88,15 +88,17 @@ def _bound(x: Floats, k: int, block: int = 64) -> float:
     return float(np.partition(x, len(x) - k)[len(x) - k])
 
 
-def make_rng(params: SamplerParams) -> np.random.Generator:
-    return np.random.default_rng(params.seed)
+class Random(Protocol):
+    """Where numbers in [0, 1) come from."""
+
+    def random(self) -> float: ...
 
 
 def sample(
     logits: ArrayLike,
     history: Sequence[int],
     params: SamplerParams,
-    rng: np.random.Generator,
+    rng: Random,
     *,
     logprobs: int | None = None,
 ) -> Choice:
@@ -160,7 +162,7 @@ def _greedy(values: Floats) -> int:
     return int(values.argmax())  # the first of equals: the lower id
 
 
-def _draw(values: Floats, params: SamplerParams, rng: np.random.Generator) -> int:
+def _draw(values: Floats, params: SamplerParams, rng: Random) -> int:
     allowed = np.arange(len(values)) if values.min() > -np.inf else np.flatnonzero(values > -np.inf)
     candidates = Candidates(allowed, values if len(allowed) == len(values) else values[allowed])
     for stage in FILTERS:
@@ -266,19 +268,19 @@ def _since_breaker(tokens: Ints, breakers: Breakers) -> int:
 # Filters: candidates in, fewer candidates out, never none.
 
 
-def top_n_sigma(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+def top_n_sigma(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
     """Keep x >= max - n * standard deviation of the logits."""
     if params.top_n_sigma <= 0:
         return c
     return c.where(c.logits >= c.logits.max() - params.top_n_sigma * c.logits.std())
 
 
-def top_k(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+def top_k(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
     """Keep the k largest."""
     return c.largest(params.top_k) if 0 < params.top_k < len(c.ids) else c
 
 
-def typical(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+def typical(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
     """Keep the tokens whose surprise -log p is nearest the entropy, until their mass exceeds the limit."""
     if params.typical >= 1:
         return c
@@ -292,7 +294,7 @@ def typical(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> C
     return c.where(keep)
 
 
-def top_p(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+def top_p(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
     """Keep the fewest of the most probable whose mass reaches p; the one that crosses p stays."""
     if params.top_p >= 1:
         return c
@@ -309,14 +311,14 @@ def top_p(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Can
     return Candidates(head.ids[:count], head.logits[:count], sorted=True)
 
 
-def min_p(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+def min_p(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
     """Keep p >= min_p * the largest p."""
     if params.min_p <= 0:
         return c
     return c.where(c.logits >= c.logits.max() + math.log(params.min_p))
 
 
-def xtc(c: Candidates, params: SamplerParams, rng: np.random.Generator) -> Candidates:
+def xtc(c: Candidates, params: SamplerParams, rng: Random) -> Candidates:
     """By chance, drop every token with p >= threshold except the least probable of them."""
     if params.xtc_probability <= 0 or params.xtc_threshold > 0.5 or len(c.ids) < 2:
         return c
@@ -332,7 +334,7 @@ def temperature(c: Candidates, params: SamplerParams) -> Candidates:
     return Candidates(c.ids, c.logits / params.temp, c.sorted)
 
 
-Filter = Callable[[Candidates, SamplerParams, np.random.Generator], Candidates]
+Filter = Callable[[Candidates, SamplerParams, Random], Candidates]
 FILTERS: tuple[Filter, ...] = (top_n_sigma, top_k, typical, top_p, min_p, xtc)
 
 

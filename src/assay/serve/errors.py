@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
+
+from assay.errors import AssayError
+from assay.runtime.errors import DeadlinePassed, EngineFailed, GrammarError, NoGrammars, QueueFull
+
+log = logging.getLogger("assay.serve")
 
 
 @dataclass(frozen=True)
@@ -65,3 +71,26 @@ class ApiError(Exception):
 
     def __str__(self) -> str:
         return self.message
+
+
+# The runtime's errors on the wire; of an error's classes the nearest counts.
+CODES: dict[type[BaseException], str] = {
+    QueueFull: "rate_limit_exceeded",
+    DeadlinePassed: "deadline_exceeded",
+    EngineFailed: "internal_error",
+    NoGrammars: "unsupported",
+    GrammarError: "invalid_grammar",
+    AssayError: "invalid_value",
+}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What a client is told. A fault of ours is logged, and says nothing of the inside."""
+    if isinstance(error, ApiError):
+        return error
+    code = next((CODES[kind] for kind in type(error).__mro__ if kind in CODES), None)
+    if code is None:
+        log.error("a request failed", exc_info=error)
+        return ApiError("internal_error", "the server failed; its log says why")
+    headers = {"Retry-After": str(error.retry_after)} if isinstance(error, QueueFull) else {}
+    return ApiError(code, str(error), error.param if isinstance(error, GrammarError) else None, headers)

@@ -1,4 +1,4 @@
-"""The two encoders: text without special tokens in, ids out.
+"""The encoders that merge pairs: text without special tokens in, ids out.
 
 Both cut the text into pieces that cannot influence one another and remember each piece's ids, so English runs
 at the speed of a dictionary. For byte-level BPE the pieces are the words of the pre-tokenizer. A
@@ -41,7 +41,7 @@ class Encoder(Protocol):
     def encode_bytes(self, data: bytes) -> list[int]: ...
 
 
-class _Remembered(dict[str, tuple[int, ...]]):
+class Remembered(dict[str, tuple[int, ...]]):
     """Ids per piece, computed when first asked for; long pieces are not kept, and the whole stays bounded."""
 
     def __init__(self, compute: Callable[[str], tuple[int, ...]]) -> None:
@@ -137,7 +137,7 @@ class ByteLevelBPE:
         self._ids = vocab.ids
         self._pre = pre
         self._merges = _read_merges(file, vocab)
-        self._words = _Remembered(self._word)
+        self._words = Remembered(self._word)
 
     def encode(self, text: str) -> list[int]:
         return self._words.of(self._pre.split(text))
@@ -149,7 +149,7 @@ class ByteLevelBPE:
         """The same merges on words made by another row."""
         other = copy(self)
         other._pre = pre
-        other._words = _Remembered(other._word)
+        other._words = Remembered(other._word)
         return other
 
     @cached_property
@@ -224,7 +224,7 @@ class ScoredMerges:
         self._vocab = vocab
         self._ids = vocab.ids
         self._cuts = SafeCuts(vocab.tokens)
-        self._pieces = _Remembered(self._piece)
+        self._pieces = Remembered(self._piece)
 
     def encode(self, text: str) -> list[int]:
         return self._pieces.of(self._cuts.words(text.replace(" ", SPACE)))

@@ -28,7 +28,7 @@ Split = Callable[[str], list[str]]
 _PLACEHOLDER = {"N": "\xd1", "L": "\xd2", "P": "\xd3", "M": "\xd4", "S": "\xd5"}
 _HAN_LETTER, _HAN_OTHER, _OTHER, _SPACE = "\xd6", "\xd7", "\xd0", "\x0b"
 
-_WHITE_SPACE = frozenset("\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
+WHITE_SPACE = frozenset("\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(c) for c in range(0x2000, 0x200B)}
 _HAN_BLOCKS = (
     (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF),
     (0x2A700, 0x2EBEF), (0x2F800, 0x2FA1F),
@@ -38,7 +38,7 @@ _HAN_BLOCKS = (
 _SINCE_14 = """
 M:CF3-CF3 M:ECE-ECE S:2FFC-2FFF S:31EF-31EF M:10EFD-10EFF L:1123F-11240 M:11241-11241 P:11B00-11B09
 M:11F00-11F01 L:11F02-11F02 M:11F03-11F03 L:11F04-11F10 L:11F12-11F33 M:11F34-11F3A M:11F3E-11F42
-P:11F43-11F4F N:11F50-11F59 L:1342F-1342F M:13440-13440 L:13441-13446 M:13447-13455 L:1B132-1B132
+P:11F43-11F4F N:11F50-11F59 L:1342F-1342F C:13439-1343F M:13440-13440 L:13441-13446 M:13447-13455 L:1B132-1B132
 L:1B155-1B155 N:1D2C0-1D2D3 L:1DF25-1DF2A L:1E030-1E06D M:1E08F-1E08F L:1E4D0-1E4EB M:1E4EC-1E4EF
 N:1E4F0-1E4F9 S:1F6DC-1F6DC S:1F774-1F776 S:1F77B-1F77F S:1F7D9-1F7D9 S:1FA75-1FA77 S:1FA87-1FA88
 S:1FAAD-1FAAF S:1FABB-1FABD S:1FABF-1FABF S:1FACE-1FACF S:1FADA-1FADB S:1FAE8-1FAE8 S:1FAF7-1FAF8
@@ -64,15 +64,24 @@ def _added_since_14() -> tuple[tuple[int, int, str], ...]:
     return tuple((int(r.split("-")[0], 16), int(r.split("-")[1], 16), category) for category, r in rows)
 
 
+def category(code: int) -> str:
+    """A character's major category in Unicode 15.1: one of `LMNPSZC`, or `-` where none is assigned."""
+    found = unicodedata.category(chr(code))
+    if found == "Cn":
+        return next((kind for first, last, kind in _added_since_14() if first <= code <= last), "-")
+    return found[0]
+
+
+def is_white(character: str) -> bool:
+    """Whether a character is Unicode white space; the separators among the control codes are not."""
+    return character in WHITE_SPACE or character in " \t\n\v\f\r"
+
+
 def _placeholder(code: int) -> str:
     """The placeholder for one character outside ASCII."""
-    character = chr(code)
-    if character in _WHITE_SPACE:
+    if chr(code) in WHITE_SPACE:
         return _SPACE
-    category = unicodedata.category(character)
-    kind = category[0]
-    if category == "Cn":
-        kind = next((k for first, last, k in _added_since_14() if first <= code <= last), kind)
+    kind = category(code)
     if any(first <= code <= last for first, last in _HAN_BLOCKS):
         return _HAN_LETTER if kind == "L" else _HAN_OTHER
     return _PLACEHOLDER.get(kind, _OTHER)
@@ -87,7 +96,7 @@ class _Collapse(dict[int, str]):
 
 
 _COLLAPSE = _Collapse()
-_SPACES = {ord(c): _SPACE for c in _WHITE_SPACE}
+_SPACES = {ord(c): _SPACE for c in WHITE_SPACE}
 
 
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")

@@ -1,18 +1,13 @@
-"""The process in which chat templates run; started by `assay.text.template`, never imported.
+"""What renders chat templates, inside the box (`assay.system.box`); never imported.
 
-A template is a program out of a stranger's file. Jinja's sandbox keeps it from reaching Python; it does not
-keep it from looping for ever or doubling a string until the machine swaps. No check inside an interpreter
-catches every way to do that, so the whole interpreter is put in a box: this process may take so much memory,
-open no file, write none and start nothing, and its parent kills it when time is up.
-
-One request a line on stdin, `{"template": str, "variables": object}`; one answer a line on stdout,
-`{"text": str}` or `{"fault": kind, "message": str}`. It depends on nothing but Jinja.
+A template is a program out of a stranger's file. Jinja's sandbox keeps it from reaching Python; the box keeps it from
+everything else. A request is `{"template": str, "variables": object}`, an answer `{"text": str}` or
+`{"fault": kind, "message": str}`. It depends on nothing but Jinja.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -23,9 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_MEMORY = 1 << 29
 MAX_OUTPUT = 1 << 25  # characters
-MAX_SECONDS = 60  # of CPU time a request; the parent's clock is shorter
 
 
 class Refused(Exception):
@@ -88,10 +81,9 @@ def render(source: str, variables: dict[str, Any]) -> str:
     return "".join(parts)
 
 
-def answer(line: str) -> dict[str, str]:
+def answer(request: dict[str, Any]) -> dict[str, str]:
     """One request to one answer; whatever the template does, it is an answer."""
     try:
-        request = json.loads(line)
         return {"text": render(request["template"], request["variables"])}
     except Refused as error:
         return {"fault": "refused", "message": str(error)}
@@ -104,7 +96,7 @@ def answer(line: str) -> dict[str, str]:
     except UndefinedError as error:
         return {"fault": "undefined", "message": str(error)}
     except MemoryError:
-        return {"fault": "memory", "message": f"more than {MAX_MEMORY >> 20} MiB"}
+        raise
     except RecursionError:
         return {"fault": "recursion", "message": "nested too deeply"}
     except TemplateError as error:
@@ -113,46 +105,8 @@ def answer(line: str) -> dict[str, str]:
         return {"fault": "template", "message": f"{type(error).__name__}: {error}"}
 
 
-def _confine() -> None:
-    """Give up what rendering does not need; where the system has no such limits the parent's clock remains."""
-    try:
-        import resource
-    except ImportError:
-        return
-    limits = {"RLIMIT_AS": MAX_MEMORY, "RLIMIT_FSIZE": 0, "RLIMIT_NOFILE": 3, "RLIMIT_CORE": 0, "RLIMIT_NPROC": 0}
-    for name, limit in limits.items():
-        try:
-            resource.setrlimit(getattr(resource, name), (limit, limit))
-        except (AttributeError, ValueError, OSError):
-            continue
-
-
-def _allow(seconds: int) -> None:
-    """So much CPU time from here on: the last resort, should the parent be gone when its clock would ring."""
-    try:
-        import resource
-
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + seconds, hard))
-    except (ImportError, ValueError, OSError):
-        return
-
-
-def main() -> None:
-    """Serve until stdin closes."""
-    warm = "{% for m in x %}{{ m|tojson }}{{ m.a|trim }}{% endfor %}{{ strftime_now('%d %b %Y') }}{{ x|length }}"
-    render(warm, {"x": [{"a": " b "}]})  # whatever is imported late is imported before the doors close,
-    answer('{"template": "{{ raise_exception(1) }}", "variables": {}}')  # for failing, too
-    _confine()
-    for line in sys.stdin:
-        _allow(MAX_SECONDS)
-        reply = json.dumps(answer(line))
-        if "\n" in reply:
-            raise AssertionError("an answer is one line")
-        sys.stdout.write(reply + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+def warm() -> None:
+    """Render once what imports late, for failing, too."""
+    source = "{% for m in x %}{{ m|tojson }}{{ m.a|trim }}{% endfor %}{{ strftime_now('%d %b %Y') }}{{ x|length }}"
+    render(source, {"x": [{"a": " b "}]})
+    answer({"template": "{{ raise_exception(1) }}", "variables": {}})

@@ -1,29 +1,22 @@
 """Chat templates: a list of messages to the text the model was trained on.
 
-The template comes out of the file and is run in a process of its own (see `assay.text.sandbox`), which is
-killed when it takes too long. The process is started once, serves every template and every thread one request
-at a time, and ends with us.
+The template comes out of the file and is run in the box (`assay.system.box`), by `assay.text.sandbox`.
 """
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
+from assay.system.box import LIMITS, Box
 from assay.text.builtin import TEMPLATES
 from assay.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
-TIMEOUT_S = 10.0
+TIMEOUT_S = LIMITS["template"].seconds
 MAX_TEMPLATE = 1 << 20
 
 Message = Mapping[str, Any]
@@ -41,67 +34,7 @@ _WHAT_HAPPENED = {
 }
 
 
-class _Sandbox:
-    """The one process that renders. A lock serves one request at a time; they take milliseconds."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[str] | None = None
-
-    def start(self) -> subprocess.Popen[str]:
-        """The running process; starting one returns before it is ready."""
-        if self._process is None or self._process.poll() is not None:
-            script = str(Path(__file__).with_name("sandbox.py"))
-            path = os.pathsep.join(p for p in sys.path if p)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", script],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path, "PYTHONIOENCODING": "utf-8:surrogatepass"},
-                encoding="utf-8",
-                errors="surrogatepass",
-                start_new_session=True,  # Ctrl-C is for us
-            )
-        return self._process
-
-    def stop(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.communicate()
-
-    def ask(self, request: dict[str, Any], seconds: float) -> dict[str, str]:
-        """The answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when the process died of
-        it. A process that somebody else ended, unnoticed while it was idle, is replaced once."""
-        line = json.dumps(request)
-        with self._lock:
-            answer = self._exchange(line, seconds)
-            return self._exchange(line, seconds) if answer.get("fault") == "died" else answer
-
-    def _exchange(self, line: str, seconds: float) -> dict[str, str]:
-        process = self.start()
-        assert process.stdin is not None and process.stdout is not None
-        alarm = threading.Timer(seconds, process.kill)
-        alarm.start()
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            reply = process.stdout.readline()
-        except (BrokenPipeError, OSError):
-            reply = ""
-        finally:
-            in_time = alarm.is_alive()
-            alarm.cancel()
-        if not reply.endswith("\n"):
-            self.stop()
-            return {"fault": "died" if in_time else "time"}
-        answer: dict[str, str] = json.loads(reply)
-        return answer
-
-
-_sandbox = _Sandbox()
-atexit.register(_sandbox.stop)
+_box = Box("template", Path(__file__).with_name("sandbox.py"))
 
 
 class ChatTemplate:
@@ -160,7 +93,7 @@ class ChatTemplate:
     @staticmethod
     def warm() -> None:
         """Start the rendering process now, so that the first `render` need not wait for it."""
-        _sandbox.start()
+        _box.warm()
 
     def render(
         self,
@@ -199,7 +132,7 @@ class ChatTemplate:
     def _ask(self, variables: dict[str, Any], timeout: float) -> dict[str, str]:
         try:
             source = self.tool_source if variables["tools"] else self.source
-            return _sandbox.ask({"template": source, "variables": variables}, timeout)
+            return _box.ask({"template": source, "variables": variables}, timeout)
         except (TypeError, ValueError, RecursionError) as error:
             raise AssayError(f"chat template: arguments must be plain data ({error})") from None
 

@@ -12,7 +12,9 @@ from assay.gguf import GGUFFile
 from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, PlainBPE, ScoredMerges
 from assay.text.pretokenize import PreTokenizer
 from assay.text.special import SpecialTokens
+from assay.text.unigram import Unigram
 from assay.text.vocab import Kind, Vocab, read_vocab
+from assay.text.wordpiece import WordPiece
 
 
 class Tokenizer:
@@ -60,11 +62,25 @@ class Tokenizer:
         return self.vocab.add_eos and self.eos is not None
 
     @cached_property
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """What `add_special` puts in front of a text and behind it."""
+        first = [self.bos] if self.add_bos and self.bos is not None else []
+        last = [self.eos] if self.add_eos and self.eos is not None else []
+        if self.vocab.model == "bert":  # whatever the flags say
+            roles = self.vocab.special
+            first, last = ([roles[role]] if role in roles else [] for role in ("bos", "sep"))
+        return first, last
+
+    @cached_property
     def _encoder(self) -> Encoder:
         pre = self.vocab.pre
-        if pre is None:
-            return ScoredMerges(self.vocab)
-        return (ByteLevelBPE if pre.byte_encode else PlainBPE)(self._file, self.vocab, pre)
+        if pre is not None:
+            return (ByteLevelBPE if pre.byte_encode else PlainBPE)(self._file, self.vocab, pre)
+        if self.vocab.model == "bert":
+            return WordPiece(self.vocab)
+        if self.vocab.model == "t5":
+            return Unigram(self._file, self.vocab)
+        return ScoredMerges(self.vocab)
 
     def with_pre(self, pre: PreTokenizer) -> Tokenizer:
         """A byte-level vocabulary with another pre-tokenizer: what an engine that took the wrong one would do."""
@@ -80,8 +96,9 @@ class Tokenizer:
         the text; user-defined tokens are always recognised.
         """
         text, valid = _as_text(text)
-        prefix = self.vocab.pre is None and self.vocab.add_space_prefix
-        ids = [self.bos] if add_special and self.add_bos and self.bos is not None else []
+        prefix = self.vocab.model == "llama" and self.vocab.add_space_prefix
+        first, last = self._frame if add_special else ([], [])
+        ids = list(first)
         after_special = True
         for fragment in self._special.split(text, parse_special):
             if isinstance(fragment, int):
@@ -95,9 +112,7 @@ class Tokenizer:
                 ids += self._encoder.encode(fragment)
             else:
                 ids += self._encoder.encode_bytes(fragment.encode("utf-8", "surrogateescape"))
-        if add_special and self.add_eos and self.eos is not None:
-            ids.append(self.eos)
-        return ids
+        return ids + last
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; they need not be whole UTF-8 characters."""

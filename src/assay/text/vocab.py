@@ -8,6 +8,7 @@ length) is an error that names the key.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +75,32 @@ _ID_KEYS = {
     "fim_sep": "fim_sep_token_id",
 }  # fmt: skip
 _NO_ID = (1 << 32) - 1  # how some converters write "none"
-_SPM_DEFAULTS = {"bos": 1, "eos": 2, "unk": 0}
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What llama.cpp takes for granted of a `tokenizer.ggml.model` where the file is silent."""
+
+    special: Mapping[str, int]
+    add_bos: bool
+    add_eos: bool = False
+    add_space_prefix: bool = False
+
+
+_MODELS = {
+    "llama": _Model({"bos": 1, "eos": 2, "unk": 0}, add_bos=True, add_space_prefix=True),
+    "bert": _Model({"bos": 101, "sep": 102, "unk": 100}, add_bos=True),
+    "t5": _Model({"eos": 1, "unk": 2}, add_bos=False, add_eos=True),
+}
+_BYTE_PAIRS = _Model({}, add_bos=False)
+_MERGING = ("gpt2", "gemma4")  # whose words a pre-tokenizer makes
 
 
 @dataclass(frozen=True)
 class Vocab:
     """All the tokenizers need to know. `ids` maps a token's text to its id."""
 
-    model: str  # "llama" or "gpt2"
+    model: str  # "llama", "gpt2", "bert" or "t5"
     tokens: list[str]
     ids: dict[str, int]
     kinds: bytes  # Kind per token
@@ -94,6 +113,9 @@ class Vocab:
     add_eos: bool
     add_space_prefix: bool
     notes: tuple[str, ...]  # what a user should hear about this vocabulary
+    lowercase: bool = True  # bert: normalisation
+    strip_accents: bool = True
+    remove_extra_whitespaces: bool = False  # t5
 
 
 def read_vocab(file: GGUFFile) -> Vocab:
@@ -104,34 +126,33 @@ def read_vocab(file: GGUFFile) -> Vocab:
             f"{file.path.name}: tokenizer.ggml.model: the file has no vocabulary (found "
             f"{'none' if model is None else repr(model)}); give token ids instead of text"
         )
-    if model == "gemma4":
-        pre_name: str | None = "gemma4"
-    elif model in ("llama", "gpt2"):
-        pre_name = file.get_str("tokenizer.ggml.pre", None)
-    else:
+    if model not in _MODELS and model not in _MERGING:
         raise AssayError(
             f"{file.path.name}: tokenizer.ggml.model: unsupported tokenizer (found {model!r:.60}, expected "
-            "'llama', 'gpt2' or 'gemma4'); give token ids instead of text"
+            f"one of {', '.join((*_MODELS, *_MERGING))}); give token ids instead of text"
         )
     tokens, ids = _tokens(file)
     kinds = _kinds(file, len(tokens))
     notes: list[str] = []
-    pre: PreTokenizer | None = None
-    if model != "llama":
+    pre, pre_name = None, file.get_str("tokenizer.ggml.pre", None) or ""
+    if model in _MERGING:
+        pre_name = "gemma4" if model == "gemma4" else pre_name
         if not pre_name:
             notes.append(
                 "tokenizer.ggml.pre is missing: the 'default' pre-tokenizer is used, as llama.cpp does; ids of "
                 "numbers and punctuation may be wrong for this model"
             )
         pre = by_name(pre_name or "default")
-    special = _special_ids(file, len(tokens), _SPM_DEFAULTS if model == "llama" else {})
+    known = _MODELS.get(model, _BYTE_PAIRS)
+    special = _special_ids(file, len(tokens), known.special)
     eog = _end_of_generation(ids, kinds, special)
-    _strip_rules(file, ids, kinds, pre_name or "")
-    add_bos = file.get_bool("tokenizer.ggml.add_bos_token", pre.add_bos if pre else True)
+    _strip_rules(file, ids, kinds, pre_name)
+    add_bos = file.get_bool("tokenizer.ggml.add_bos_token", pre.add_bos if pre else known.add_bos)
     if pre_name in ("gemma4", "granite-embed-multi-311m"):
         add_bos = True  # llama.cpp overrides the file here: early conversions said otherwise
+    lowercase = file.get_bool("tokenizer.ggml.normalizer.lowercase", True)
     return Vocab(
-        model="llama" if model == "llama" else "gpt2",
+        model="gpt2" if pre else model,
         tokens=tokens,
         ids=ids,
         kinds=kinds.tobytes(),
@@ -141,9 +162,12 @@ def read_vocab(file: GGUFFile) -> Vocab:
         special=special,
         eog=eog,
         add_bos=add_bos,
-        add_eos=file.get_bool("tokenizer.ggml.add_eos_token", False),
-        add_space_prefix=file.get_bool("tokenizer.ggml.add_space_prefix", model == "llama"),
+        add_eos=file.get_bool("tokenizer.ggml.add_eos_token", known.add_eos),
+        add_space_prefix=file.get_bool("tokenizer.ggml.add_space_prefix", known.add_space_prefix),
         notes=tuple(notes),
+        lowercase=lowercase,
+        strip_accents=file.get_bool("tokenizer.ggml.normalizer.strip_accents", lowercase),
+        remove_extra_whitespaces=file.get_bool("tokenizer.ggml.remove_extra_whitespaces", False),
     )
 
 
@@ -205,7 +229,7 @@ def _scores(file: GGUFFile, n_tokens: int) -> npt.NDArray[np.float32] | None:
     return scores
 
 
-def _special_ids(file: GGUFFile, n_tokens: int, defaults: dict[str, int]) -> dict[str, int]:
+def _special_ids(file: GGUFFile, n_tokens: int, defaults: Mapping[str, int]) -> dict[str, int]:
     special: dict[str, int] = {}
     for role, name in _ID_KEYS.items():
         key = f"tokenizer.ggml.{name}"

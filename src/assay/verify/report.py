@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from assay.engines.weights import Weights
 from assay.graph import Node, split
 from assay.models import Model
-from assay.verify.diff import Diff, NodeVerdict
-from assay.verify.explain import Cause, Diagnosis
+from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.dumps.observation import Dump, inputs_of, measure, patch, token_axis
 from assay.verify.faults import FAULTS
-from assay.verify.observe import Dump, measure, patch, token_axis
-from assay.verify.sweep import Last, evaluate_all, inputs_of, sweep
+from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.sweep import Last, evaluate_all, sweep
 
 Array = NDArray[Any]
 _SHOWN = 12  # values of a node side by side

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from assay.engines.functions import linear
 from assay.graph import Node
+from assay.verify.dumps.observation import hf_order
 from assay.verify.faults.base import Array, Change, Context, Search, plant, role, standard, with_weight
-from assay.verify.observe import hf_order
 
 
 def transposed(c: Context, name: str) -> Array:

@@ -1,0 +1,50 @@
+"""Random numbers as a function of (seed, position): Philox4x64-10, counter-based.
+
+    key = (seed, 0), counter = (position, 0, 0, 0): four words of 64 bits for each token of a sequence
+
+`position` is the place that the token will have in the whole sequence, prompt included. There is no state to carry
+along: a stream that was cut anywhere goes on with the same draws, in another process or on another machine. The
+constants and rounds are those of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); NumPy's
+`Philox` gives the same words.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+_WORD = (1 << 64) - 1
+_MULTIPLY = 0xD2E7470EE14C6C93, 0xCA5A826395121157
+_WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_ROUNDS = 10
+SEEDS = 1 << 64  # a seed is a word
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+    """The four words of a counter."""
+    k0, k1 = key
+    a, b, c, d = counter
+    for _ in range(_ROUNDS):
+        x, y = a * _MULTIPLY[0], c * _MULTIPLY[1]
+        a, b, c, d = (y >> 64) ^ b ^ k0, y & _WORD, (x >> 64) ^ d ^ k1, x & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return a, b, c, d
+
+
+def fresh_seed() -> int:
+    """A seed nobody has chosen."""
+    return secrets.randbits(64)
+
+
+def seed_of(seed: int | None, index: int) -> int | None:
+    """The seed of answer `index` of several to one request: each is what its seed gives alone."""
+    return None if seed is None else (seed + index) % SEEDS
+
+
+class Draws:
+    """The numbers in [0, 1) for one token, at most four."""
+
+    def __init__(self, seed: int, position: int) -> None:
+        self._words = iter(philox((seed, 0), (position, 0, 0, 0)))
+
+    def random(self) -> float:
+        return (next(self._words) >> 11) / (1 << 53)

@@ -1,0 +1,98 @@
+"""Open a model and an engine: the one place. The command line, the server and the library all come through here.
+
+    opened = open_model("smollm2", Options(engine="cpu", ctx_size=2048))
+    engine = opened.engine()
+
+Opening reads metadata and maps the file: a file that cannot work is refused here. What costs time and memory is the
+engine (weights and cache).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from assay import engines
+from assay.engines.base import PAGE, PagedEngine
+from assay.errors import AssayError
+from assay.gguf import GGUFFile, open_file
+from assay.models import Model, load
+from assay.runtime import hub
+from assay.runtime.catalogue import Progress, silent
+from assay.runtime.grammar import Grammars
+from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
+from assay.runtime.sampler import dry_breakers
+from assay.text import ChatTemplate, Tokenizer
+
+MAX_CTX = 1 << 26  # far beyond any model; page numbers stay small
+SHARED_CACHE = 16384  # positions for all sequences together, unless one context is larger
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is opened; None leaves a choice to the engine or the file."""
+
+    engine: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    kv_type: str | None = None
+    ctx_size: int | None = None  # positions of one sequence; 0: all the model was trained on
+    cache_size: int | None = None  # positions of all sequences together, at least one context
+    template: str | None = None  # a chat template by name or file, instead of the file's own
+
+
+class Opened:
+    """A file and what is made of it without computing: the graph, the tokenizer, the template, the sizes."""
+
+    def __init__(self, file: GGUFFile, options: Options) -> None:
+        self.file = file
+        self.options = options
+        self.model: Model = load(file)
+        self.tokenizer = Tokenizer.from_gguf(file)
+        trained = self.model.hparams.n_ctx_train
+        asked = options.ctx_size
+        if asked is not None and asked > MAX_CTX:
+            raise AssayError(f"--ctx-size: too large (found {asked}, at most {MAX_CTX})")
+        self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
+        positions = max(SHARED_CACHE if options.cache_size is None else options.cache_size, self.n_ctx)
+        self.n_pages = -(-positions // PAGE)
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template asked for, else the file's own, if it has one."""
+        if self.options.template is not None:
+            return ChatTemplate.named(self.options.template, self.tokenizer)
+        return ChatTemplate.from_gguf(self.file, self.tokenizer)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.model.hparams.n_vocab)
+
+    @cached_property
+    def dry_breakers(self) -> Breakers:
+        """llama.cpp's default sequence breakers, in this vocabulary."""
+        return self.breakers(DRY_BREAKERS)
+
+    def breakers(self, strings: Sequence[str]) -> Breakers:
+        """Every way to spell DRY's sequence breakers in tokens."""
+        pieces = [self.tokenizer.piece(token) for token in range(self.tokenizer.n_vocab)]
+        return dry_breakers(
+            pieces, lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False), strings
+        )
+
+    def engine(self) -> PagedEngine:
+        """Slow: the weights are read and brought into the engine's form."""
+        o = self.options
+        return engines.create(
+            o.engine or engines.default_name(), self.model,
+            n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
+        )  # fmt: skip
+
+
+def open_model(
+    model: str | Path | None = None, options: Options | None = None, *, progress: Progress = silent
+) -> Opened:
+    """The model that an argument names (`hub.resolve`), fetched if need be."""
+    return Opened(open_file(hub.resolve(model, progress=progress)), options or Options())

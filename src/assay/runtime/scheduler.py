@@ -1,0 +1,281 @@
+"""Continuous batching: every sequence at once through one engine, step after step.
+
+A step takes the next token of every sequence that decodes and at most one chunk of prompt tokens, so a long
+prompt delays nobody by more than a chunk. Sequences start in the order of arrival. When the cache is full the
+youngest gives its pages back and goes to the front of the queue; later its prompt and answer are computed again.
+Because the engine gives the same bits however a sequence is cut into steps and whoever shares them, neither
+batching nor chunks nor preemption nor the prefix cache change a token.
+
+The scheduler has no thread: whoever wants tokens calls `step`. `worker.py` gives it one, `generate.py` steps it in
+the caller's. A step that is broken off by an exception has changed nothing that the next one does not repeat.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine
+from assay.errors import AssayError
+from assay.runtime.errors import DeadlinePassed, EngineFailed
+from assay.runtime.pages import OutOfPages, Pages
+from assay.runtime.sampler import scores
+from assay.runtime.sequence import Job, Sequence, Sink, Update
+from assay.text import Tokenizer
+
+RUNNING = 32  # sequences that run at once, unless told otherwise
+News = list[tuple[Sequence, Update]]
+
+
+def deliver(news: News) -> None:
+    """Each update to whom it concerns."""
+    for sequence, update in news:
+        sequence.sink(update)
+
+
+class Meter:
+    """What a scheduler tells of its work. This one listens to nothing."""
+
+    def step(self, n_tokens: int, n_sequences: int, engine_s: float, sampling_s: float) -> None: ...
+
+    def state(self, running: int, waiting: int, pages: Pages) -> None: ...
+
+    def preempted(self) -> None: ...
+
+    def token(self, sequence: Sequence, now: float) -> None: ...
+
+    def finished(self, sequence: Sequence, reason: str) -> None: ...
+
+
+class Scheduler:
+    """Add jobs, call `step` while it is `busy`. Not for several threads at once."""
+
+    def __init__(
+        self,
+        engine: PagedEngine,
+        tokenizer: Tokenizer,
+        *,
+        n_ctx: int | None = None,
+        running: int = RUNNING,
+        chunk: int = 128,
+        meter: Meter | None = None,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.meter = meter or Meter()
+        self.pages = Pages(engine.n_pages, copy=engine.copy_page)
+        self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
+        self.most, self.chunk = running, chunk
+        self.computing = False  # whether the engine is at work this moment
+        self.running: list[Sequence] = []  # by arrival
+        self.waiting: deque[Sequence] = deque()
+        self._news: News = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running or self.waiting or self._news)
+
+    def make(self, job: Job, sink: Sink) -> Sequence:
+        """A sequence that can be added."""
+        return Sequence(job, self.tokenizer, self.n_ctx, sink)
+
+    def add(self, sequences: Iterable[Sequence]) -> None:
+        """To the end of the queue."""
+        for sequence in sequences:
+            self.waiting.append(sequence)
+            if sequence.over:
+                text, reason = sequence.over
+                self._finish(sequence, Update(None, text, reason))
+
+    def cancel(self, sequences: Iterable[Sequence]) -> None:
+        """Free what they hold. Finished ones are left alone."""
+        for sequence in sequences:
+            if not sequence.finished:
+                self._finish(sequence, Update(None, sequence.rest(), "cancelled"))
+
+    def fail(self, sequences: Iterable[Sequence], error: Exception) -> None:
+        """End them with an error."""
+        for sequence in list(sequences):
+            self._finish(sequence, Update(finish="error", error=error))
+
+    def step(self) -> News:
+        """Compute once, if there is anything to compute; what there is to tell since the last step."""
+        self._reap()
+        plan = self._plan()
+        if plan:
+            self._compute(plan)
+        return self.news()
+
+    def news(self) -> News:
+        """What has not been told yet."""
+        told, self._news = self._news, []
+        return told
+
+    def _reap(self) -> None:
+        """Let go of those whose time is up."""
+        now = time.monotonic()
+        for sequence in [s for s in (*self.running, *self.waiting) if now > s.job.deadline]:
+            took = now - sequence.times.arrived
+            message = f"the request took longer than it may ({took:.1f} s, {sequence.generated} tokens generated)"
+            self.fail([sequence], DeadlinePassed(message))
+
+    def _compute(self, plan: dict[Sequence, int]) -> None:
+        chunks = {
+            sequence: Chunk(sequence.part(n), sequence.computed, sequence.lease.pages, sequence.outputs(n))
+            for sequence, n in plan.items()
+            if sequence.lease
+        }
+        started = time.monotonic()
+        together = [sequence for sequence in chunks if not sequence.job.keep]
+        outputs: list[tuple[Sequence, Output]] = []
+        if together:
+            outputs += zip(together, self._forward([chunks[s] for s in together]), strict=True)
+        for sequence in chunks:
+            if sequence.job.keep:  # by itself: its nodes, and its faults, are nobody else's business
+                try:
+                    outputs.append((sequence, self._forward([chunks[sequence]], sequence.job.keep)[0]))
+                except AssayError as error:
+                    self.fail([sequence], error)
+        computed = time.monotonic()
+        for sequence, output in outputs:
+            try:
+                self._advance(sequence, plan[sequence], output)
+            except AssayError as error:  # NaN logits, a bias that forbids everything, a grammar at its limit
+                self.fail([sequence], EngineFailed(str(error)))
+        self.meter.step(sum(plan.values()), len(plan), computed - started, time.monotonic() - computed)
+
+    def _forward(self, chunks: list[Chunk], keep: tuple[str, ...] = ()) -> list[Output]:
+        try:
+            self.computing = True
+            return self.engine.forward(chunks, keep)
+        finally:
+            self.computing = False
+
+    # --- who computes what in the next step
+
+    def _plan(self) -> dict[Sequence, int]:
+        """How many tokens of each sequence to compute; room for them is reserved."""
+        plan: dict[Sequence, int] = {}
+        for sequence in list(self.running):
+            if sequence.pending == 1 and sequence in self.running and not self._reserve(sequence, 1, plan):
+                self._preempt(sequence, plan)
+        budget = self.chunk
+        for sequence in list(self.running):
+            n = self._share(sequence, budget)
+            if n and sequence.pending > 1 and sequence in self.running:
+                budget -= n * self._reserve(sequence, n, plan)
+        while budget and self.waiting and len(self.running) < self.most:
+            sequence = self.waiting[0]
+            if not self._share(sequence, budget) or not self._admit(sequence, plan):
+                break
+            self.waiting.popleft()
+            n = self._share(sequence, budget)
+            budget -= n * self._reserve(sequence, n, plan)
+        return plan
+
+    def _share(self, sequence: Sequence, budget: int) -> int:
+        """How much of the step's budget it takes. A probe waits for a whole chunk rather than be cut smaller; a
+        prompt that is scored takes less, for every row of it costs a pass over the vocabulary."""
+        if sequence.job.keep and budget < min(sequence.pending, self.chunk):
+            return 0
+        scored = sequence.job.prompt_logprobs is not None
+        return min(sequence.pending, budget, max(self.chunk // 4, 1) if scored else budget)
+
+    def _reserve(self, sequence: Sequence, n: int, plan: dict[Sequence, int]) -> bool:
+        """Room for n more tokens, if need be at the cost of younger sequences."""
+        assert sequence.lease
+        while True:
+            try:
+                self.pages.reserve(sequence.lease, n)
+                plan[sequence] = n
+                return True
+            except OutOfPages:
+                youngest = self.running[-1]
+                if youngest is sequence:
+                    return False
+                self._preempt(youngest, plan)
+
+    def _preempt(self, sequence: Sequence, plan: dict[Sequence, int]) -> None:
+        """Back to the front of the queue. Tokens and text so far stay; only the cache is given up."""
+        assert sequence.lease
+        self.pages.close(sequence.lease)
+        sequence.lease = None
+        sequence.prompt_choices.clear()
+        sequence.nodes.clear()
+        sequence.preempted += 1
+        self.running.remove(sequence)
+        self.waiting.appendleft(sequence)
+        plan.pop(sequence, None)
+        self.meter.preempted()
+
+    def _admit(self, sequence: Sequence, plan: dict[Sequence, int]) -> bool:
+        """Start it, unless the cache has too little room, or this very step computes a prefix it could share."""
+        fresh = sequence.job.prompt_logprobs is not None or sequence.job.keep  # all rows are wanted
+        lease = self.pages.open([] if fresh else sequence.ids)
+        needed = -(-(len(sequence.ids) + 1) // PAGE) - lease.n_pages
+        spare = len(self.running)  # each of them may want another page soon
+        if (self.running and needed + spare > self.pages.available) or self._twin(sequence, lease.length, plan):
+            self.pages.close(lease)
+            return False
+        sequence.lease = lease
+        if not sequence.times.admitted:
+            sequence.times.admitted = time.monotonic()
+            sequence.cached = lease.length
+        at = len(self.running)  # a preempted one comes back to its place among its elders
+        while at and self.running[at - 1].times.arrived > sequence.times.arrived:
+            at -= 1
+        self.running.insert(at, sequence)
+        return True
+
+    def _twin(self, sequence: Sequence, start: int, plan: dict[Sequence, int]) -> bool:
+        """Whether another sequence of this step completes the page that this one would compute first."""
+        end = start - start % PAGE + PAGE
+        if end >= len(sequence.ids):
+            return False
+        return any(
+            other.computed < end <= other.computed + n and other.ids[:end] == sequence.ids[:end]
+            for other, n in plan.items()
+        )
+
+    # --- what came of it
+
+    def _advance(self, sequence: Sequence, n: int, output: Output) -> None:
+        assert sequence.lease
+        start = sequence.computed
+        self.pages.commit(sequence.lease, sequence.ids[start : start + n])
+        for name, value in output.nodes.items():
+            sequence.nodes.setdefault(name, []).append(value)
+        if sequence.job.prompt_logprobs is not None and start < sequence.n_prompt:
+            self._score_prompt(sequence, start, output.logits)
+        if sequence.pending:
+            return
+        if sequence.job.max_tokens == 0:
+            self._finish(sequence, Update(None, "", "length"))
+            return
+        update = sequence.draw(output.logits[-1])
+        now = time.monotonic()
+        self.meter.token(sequence, now)
+        sequence.times.first = sequence.times.first or now
+        sequence.times.last = now
+        if update.finish:
+            self._finish(sequence, update)
+        else:
+            self._news.append((sequence, update))
+
+    def _score_prompt(self, sequence: Sequence, start: int, logits: Array) -> None:
+        top = sequence.job.prompt_logprobs or 0
+        for row, token in zip(logits, sequence.ids[start + 1 : sequence.n_prompt], strict=False):
+            sequence.prompt_choices.append(scores(row, token, top))
+
+    def _finish(self, sequence: Sequence, update: Update) -> None:
+        assert update.finish
+        if sequence.lease:
+            self.pages.close(sequence.lease)
+            sequence.lease = None
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.finished = True
+        self.meter.finished(sequence, update.finish)
+        self._news.append((sequence, update))

@@ -1,0 +1,186 @@
+"""One sequence: what was asked, how far it came, and what a row of logits makes of it.
+
+Drawing, the end of an answer, stop strings, lengths, log-probabilities and grammars are decided here and nowhere
+else; whoever steps the scheduler (a loop, a server, a batch) gets `Update`s.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from assay.engines.base import Array
+from assay.errors import AssayError
+from assay.runtime.draws import Draws, fresh_seed
+from assay.runtime.pages import Lease
+from assay.runtime.params import GREEDY, SamplerParams
+from assay.runtime.sampler import Choice, sample, scores
+from assay.runtime.stops import StopStrings
+from assay.text import Tokenizer
+
+ENDS = {
+    "eos": "the model ended its answer",
+    "stop": "a stop string came",
+    "grammar": "the grammar allows nothing more",
+    "length": "the number of tokens asked for was reached",
+    "context": "the context is full",
+    "cancelled": "nobody wants the rest",
+    "error": "it could not go on",
+}
+
+
+class Constraint(Protocol):
+    """What the next token may be. One object for one sequence."""
+
+    def mask(self, logits: Array) -> Array:
+        """The logits with -inf where a token is not allowed."""
+        ...
+
+    def accept(self, token: int) -> None: ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing may follow."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for. `keep` makes it a probe: nodes are kept and nothing is generated.
+
+    `answered` are tokens of the answer that were drawn before, elsewhere: the rest is what would have followed them.
+    """
+
+    ids: tuple[int, ...]
+    params: SamplerParams = GREEDY
+    max_tokens: int | None = 0  # of the whole answer; None: as many as the context takes
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    keep: tuple[str, ...] = ()
+    constraint: Callable[[], Constraint] | None = None
+    show_special: bool = False
+    ignore_eos: bool = False
+    deadline: float = math.inf  # of time.monotonic()
+    answered: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Update:
+    """One token, or the end, or both. `text` is what may be shown now."""
+
+    choice: Choice | None = None
+    text: str = ""
+    finish: str | None = None  # one of ENDS
+    error: Exception | None = None
+
+
+Sink = Callable[[Update], None]
+
+
+@dataclass
+class Times:
+    """Moments of time.monotonic(); 0 where it has not come to that."""
+
+    arrived: float = field(default_factory=time.monotonic)
+    admitted: float = 0.0
+    prompted: float = 0.0  # the prompt's last logits were there
+    first: float = 0.0
+    last: float = 0.0
+
+
+class Sequence:
+    """`ids` are prompt and answer; those behind `lease.length` are still to be computed.
+
+    A sequence that decodes has one such token, one that is prefilled has many, one that was preempted or resumed has
+    all: there is no other difference between them.
+    """
+
+    def __init__(self, job: Job, tokenizer: Tokenizer, n_ctx: int, sink: Sink) -> None:
+        self.job = job
+        self.sink = sink
+        self.seed = job.params.seed if job.params.seed is not None else fresh_seed()
+        self.ids = list(job.ids)
+        self.n_prompt = len(job.ids)
+        self.lease: Lease | None = None
+        self.prompt_choices: list[Choice] = []  # of prompt tokens 1, 2, …, when asked for
+        self.nodes: dict[str, list[Array]] = {}
+        self.cached = 0  # given tokens that the cache had
+        self.preempted = 0
+        self.finished = False
+        self.times = Times()
+        self._n_ctx = n_ctx
+        self._eog = frozenset() if job.ignore_eos else tokenizer.eog
+        self._detokenizer = tokenizer.detokenizer(special=job.show_special)
+        self._stops = StopStrings(job.stop)
+        self._constraint = job.constraint() if job.constraint else None
+        self.over: tuple[str, str] | None = None  # last text and reason, where the answer given had ended already
+        for i, token in enumerate(job.answered):
+            text, finish = self._take(token)
+            if finish and i + 1 < len(job.answered):
+                raise AssayError(f"resume: the answer ends at its token {i} ({ENDS[finish]}); leave the rest out")
+            self.over = (text, finish) if finish else None
+
+    @property
+    def computed(self) -> int:
+        return self.lease.length if self.lease else 0
+
+    @property
+    def pending(self) -> int:
+        return len(self.ids) - self.computed
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - self.n_prompt
+
+    def part(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+        """The next n tokens to compute."""
+        return np.array(self.ids[self.computed : self.computed + n], dtype=np.int32)
+
+    def outputs(self, n: int) -> str:
+        """Which rows of logits a chunk of n tokens must give."""
+        if self.job.prompt_logprobs is not None and self.computed < self.n_prompt:
+            return "all"
+        return "last" if n == self.pending and self.job.max_tokens != 0 else "none"
+
+    def draw(self, logits: Array) -> Update:
+        """The next token, its text, and whether it is the last. A function of logits, tokens so far and seed."""
+        job, constraint = self.job, self._constraint
+        self.times.prompted = self.times.prompted or time.monotonic()
+        allowed = constraint.mask(logits) if constraint else logits
+        token = sample(allowed, self.ids, job.params, Draws(self.seed, len(self.ids))).id
+        choice = Choice(token) if job.logprobs is None else scores(logits, token, job.logprobs)
+        text, finish = self._take(token)
+        return Update(choice, text, finish)
+
+    def rest(self) -> str:
+        """Text that was held back, for a character or a stop string that did not come to its end."""
+        if self._stops.found is not None:
+            return ""
+        return self._stops.push(self._detokenizer.flush()) + self._stops.flush()
+
+    def _take(self, token: int) -> tuple[str, str | None]:
+        """Go past a token of the answer: its text, and why the answer ends there, if it does."""
+        self.ids.append(token)
+        if self._constraint:
+            self._constraint.accept(token)
+        ended = token in self._eog
+        text = self._stops.push("" if ended else self._detokenizer.push(token))
+        finish = self._why_ended(ended)
+        return (text + self.rest(), finish) if finish else (text, None)
+
+    def _why_ended(self, ended: bool) -> str | None:
+        if ended:
+            return "eos"
+        if self._stops.found is not None:
+            return "stop"
+        if self._constraint and self._constraint.complete:
+            return "grammar"
+        if self.job.max_tokens is not None and self.generated >= self.job.max_tokens:
+            return "length"
+        return "context" if len(self.ids) > self._n_ctx else None

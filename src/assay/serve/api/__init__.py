@@ -1,0 +1,1 @@
+"""What clients say and hear: schemas, routes and the handlers behind them."""

@@ -1,0 +1,120 @@
+"""What chat and completions share: from a request's settings to jobs, and from sequences to usage and timings."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from assay import __version__
+from assay.runtime.draws import seed_of
+from assay.runtime.sampler import Choice, Ranked, SamplerParams
+from assay.runtime.sequence import Constraint, Sequence
+from assay.serve.api.schemas import Sampling
+from assay.serve.errors import ApiError
+from assay.serve.limits import Limits
+from assay.serve.pool.models import Entry
+
+_SAME_NAME = (
+    "top_p", "top_k", "min_p", "typical", "top_n_sigma", "repeat_penalty", "repeat_last_n", "frequency_penalty",
+    "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "xtc_probability",
+    "xtc_threshold",
+)  # fmt: skip
+LOWEST = -9999.0  # a log-probability of minus infinity, as OpenAI writes it
+
+
+def sampler_params(request: Sampling, entry: Entry, index: int) -> SamplerParams:
+    """The settings of choice `index`: each of the n has a seed of its own."""
+    given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
+    given["temp"] = request.temperature
+    if request.seed is not None:
+        given["seed"] = seed_of(request.seed, index)
+    if request.logit_bias:
+        given["logit_bias"] = tuple((int(token), bias) for token, bias in request.logit_bias.items())
+        n_vocab = entry.model.hparams.n_vocab
+        for token, _ in given["logit_bias"]:
+            if token >= n_vocab:
+                raise ApiError(
+                    "invalid_value", f"logit_bias: token {token} is not in the vocabulary of {n_vocab}", "logit_bias"
+                )
+    if request.dry_multiplier:
+        given["dry_breakers"] = entry.dry_breakers
+    return SamplerParams(**{key: value for key, value in given.items() if value is not None})
+
+
+def stops(request: Sampling) -> tuple[str, ...]:
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+
+
+def deadline(limits: Limits, asked: float | None = None) -> float:
+    """When a request that arrives now must be done."""
+    return time.monotonic() + min(asked or limits.request_s, limits.request_s)
+
+
+async def compile_grammar(make: Callable[[], Callable[[], Constraint]], limits: Limits) -> Callable[[], Constraint]:
+    """Compile off the event loop, for at most so long."""
+    try:
+        async with asyncio.timeout(limits.grammar_s):
+            return await asyncio.to_thread(make)
+    except TimeoutError:
+        raise ApiError("invalid_grammar", f"the grammar did not compile within {limits.grammar_s:g} s") from None
+
+
+def heading(kind: str, prefix: str, model: str) -> dict[str, Any]:
+    """The fields that every response and every chunk of one request begins with."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": f"assay-{__version__}",
+    }
+
+
+def usage(sequences: Seq[Sequence]) -> dict[str, Any]:
+    """Tokens of all choices; a prompt that several choices share counts once."""
+    prompts = {sequence.job.ids: sequence.cached for sequence in reversed(sequences)}
+    prompt = sum(map(len, prompts))
+    answer = sum(sequence.generated for sequence in sequences)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": answer,
+        "total_tokens": prompt + answer,
+        "prompt_tokens_details": {"cached_tokens": sum(prompts.values())},
+    }
+
+
+def timings(sequences: Seq[Sequence]) -> dict[str, float]:
+    times = [sequence.times for sequence in sequences]
+    begun, first = min(t.arrived for t in times), min(t.first or t.arrived for t in times)
+    took = max(t.last for t in times) - first
+    later = sum(sequence.generated for sequence in sequences) - len(sequences)
+    return {
+        "queued_s": round(min(t.admitted for t in times) - begun, 6),
+        "first_token_s": round(first - begun, 6),
+        "tokens_per_second": round(later / took, 3) if took > 0 and later > 0 else 0.0,
+    }
+
+
+def token_logprob(entry: Entry, choice: Choice) -> dict[str, Any]:
+    """One token with its alternatives, in the chat form. `id` is an extension."""
+    own = Ranked(choice.id, choice.logprob or 0.0)
+    return _ranked(entry, own) | {"top_logprobs": [_ranked(entry, item) for item in choice.top]}
+
+
+def _ranked(entry: Entry, item: Ranked) -> dict[str, Any]:
+    piece = piece_of(entry, item.id)
+    return {
+        "token": piece.decode("utf-8", "replace"),
+        "id": item.id,
+        "logprob": max(item.logprob, LOWEST),
+        "bytes": list(piece),
+    }
+
+
+def piece_of(entry: Entry, token: int) -> bytes:
+    """A token's bytes; none for an id the model has and the vocabulary does not."""
+    return entry.tokenizer.piece(token) if token < entry.tokenizer.n_vocab else b""

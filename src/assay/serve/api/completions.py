@@ -1,0 +1,175 @@
+"""`/v1/completions`: text or ids in, text out; with `echo` and `logprobs` the prompt itself is scored."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from assay.runtime.sampler import Choice
+from assay.runtime.sequence import Job, Sequence, Update
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import CompletionRequest
+from assay.serve.api.state import Call
+from assay.serve.errors import ApiError
+from assay.serve.http.exchange import Events, Reply, json_reply
+from assay.serve.limits import Limits
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
+
+DEFAULT_TOKENS = 16
+
+
+async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
+    state = call.state
+    entry = state.models.find(request.model)
+    limits = state.limits
+    n = request.n or 1
+    if request.best_of not in (None, n):
+        raise ApiError("invalid_value", "best_of: must equal n", "best_of")
+    given = await prompts.prompt_ids(state, entry, request.prompt)
+    if len(given) * n > limits.prompts:
+        raise ApiError(
+            "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"
+        )
+    jobs = await _jobs(request, entry, given, n, limits)
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer))
+    if request.stream:
+        with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        return Events(_chunks(entry, request, reader, with_usage))
+    answers = [_Answer(entry, request) for _ in jobs]
+    async for index, update in reader:
+        answers[index].take(update)
+    head = common.heading("text_completion", "cmpl", entry.id)
+    return json_reply(
+        head
+        | {
+            "choices": [a.choice(i, s) for i, (a, s) in enumerate(zip(answers, reader.sequences, strict=True))],
+            "usage": common.usage(reader.sequences),
+            "timings": common.timings(reader.sequences),
+        }
+    )
+
+
+async def _jobs(request: CompletionRequest, entry: Entry, given: list[list[int]], n: int, limits: Limits) -> list[Job]:
+    asked = request.max_tokens if request.max_tokens is not None else DEFAULT_TOKENS
+    text = request.grammar
+    constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(text), limits) if text else None
+    until = common.deadline(limits, request.timeout)
+    jobs = []
+    for ids in given:
+        prompts.check(ids, entry, room=min(asked, 1))
+        for index in range(n):
+            jobs.append(
+                Job(
+                    ids=tuple(ids),
+                    params=common.sampler_params(request, entry, index),
+                    max_tokens=min(asked, entry.n_ctx - len(ids)),
+                    stop=common.stops(request),
+                    logprobs=request.logprobs,
+                    prompt_logprobs=request.logprobs if request.echo else None,
+                    constraint=constraint,
+                    ignore_eos=bool(request.ignore_eos),
+                    deadline=until,
+                )
+            )
+    return jobs
+
+
+async def _chunks(
+    entry: Entry, request: CompletionRequest, reader: Reader, with_usage: bool
+) -> AsyncIterator[dict[str, Any]]:
+    head = common.heading("text_completion", "cmpl", entry.id)
+    if with_usage:
+        head["usage"] = None
+    scored = request.logprobs is not None
+    written = [0] * len(reader.sequences)  # characters so far, for text_offset
+    async for index, update in reader:
+        sequence = reader.sequences[index]
+        text, logprobs = update.text, _Logprobs(entry, written[index])
+        if request.echo and not written[index]:
+            before = entry.tokenizer.decode(sequence.job.ids)
+            text = before + text
+            if scored:
+                logprobs.prompt(sequence)
+        if scored and update.choice:
+            logprobs.add(update.choice)
+        written[index] += len(text)
+        if text or update.finish or scored:
+            shown = logprobs.value(request.logprobs or 0) if scored else None
+            choice = {"index": index, "text": text, "logprobs": shown, "finish_reason": update.finish}
+            yield head | {"choices": [choice]}
+    if with_usage:
+        totals = {"usage": common.usage(reader.sequences), "timings": common.timings(reader.sequences)}
+        yield head | {"choices": []} | totals
+
+
+class _Answer:
+    """One choice as it grows."""
+
+    def __init__(self, entry: Entry, request: CompletionRequest) -> None:
+        self._entry = entry
+        self._request = request
+        self._text: list[str] = []
+        self._choices: list[Choice] = []
+        self._finish: str | None = None
+
+    def take(self, update: Update) -> None:
+        self._text.append(update.text)
+        if update.choice:
+            self._choices.append(update.choice)
+        self._finish = update.finish
+
+    def choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
+        text, logprobs = "".join(self._text), _Logprobs(self._entry, 0)
+        if self._request.echo:
+            text = self._entry.tokenizer.decode(sequence.job.ids) + text
+            if self._request.logprobs is not None:
+                logprobs.prompt(sequence)
+        shown = None
+        if self._request.logprobs is not None:
+            for choice in self._choices:
+                logprobs.add(choice)
+            shown = logprobs.value(self._request.logprobs)
+        return {"index": index, "text": text, "logprobs": shown, "finish_reason": self._finish}
+
+
+class _Logprobs:
+    """The older form: parallel lists, with the character at which each token begins."""
+
+    def __init__(self, entry: Entry, offset: int) -> None:
+        self._entry = entry
+        self._offset = offset
+        self._rows: list[tuple[str, float | None, dict[str, float] | None, int, int]] = []
+
+    def prompt(self, sequence: Sequence) -> None:
+        """The prompt's tokens; the first has nothing before it that could predict it."""
+        self.add(Choice(sequence.job.ids[0]))
+        for choice in sequence.prompt_choices:
+            self.add(choice)
+
+    def add(self, choice: Choice) -> None:
+        text = self._text(choice.id)
+        scored = choice.logprob is not None
+        top = {self._text(r.id): max(r.logprob, common.LOWEST) for r in reversed(choice.top)} if scored else None
+        value = max(choice.logprob, common.LOWEST) if choice.logprob is not None else None
+        self._rows.append((text, value, top, self._offset, choice.id))
+        self._offset += len(text)
+
+    def _text(self, token: int) -> str:
+        """The token's text; bytes that are no text are spelt out."""
+        piece = common.piece_of(self._entry, token)
+        try:
+            return piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+    def value(self, top: int) -> dict[str, Any]:
+        return {
+            "tokens": [row[0] for row in self._rows],
+            "token_logprobs": [row[1] for row in self._rows],
+            "top_logprobs": [row[2] for row in self._rows] if top else None,
+            "text_offset": [row[3] for row in self._rows],
+            "ids": [row[4] for row in self._rows],
+        }

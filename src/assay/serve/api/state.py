@@ -1,0 +1,32 @@
+"""What the handlers of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from assay.serve.http import exchange
+from assay.serve.limits import Limits
+from assay.serve.pool.meter import Metrics
+from assay.serve.pool.models import Models
+
+
+@dataclass
+class State:
+    """One server."""
+
+    models: Models
+    limits: Limits
+    registry: CollectorRegistry
+    metrics: Metrics
+    key: str | None = None
+    any_host: bool = False  # whether the Host header may name anything
+    openapi: dict[str, Any] = field(default_factory=dict)
+    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large texts one at a time
+    lens: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+
+
+Call = exchange.Call[State]

@@ -1,0 +1,116 @@
+"""The routes about text and vectors: tokens and back, the rendered prompt, embeddings, the list of models."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from assay.runtime.sequence import Job
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import DetokenizeRequest, EmbeddingRequest, TemplateRequest, TokenizeRequest
+from assay.serve.api.state import Call
+from assay.serve.errors import ApiError
+from assay.serve.http.exchange import Reply, json_reply
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
+
+POOLED = "result_norm"  # what the head reads, and so the most that the model knows of a token
+
+
+async def models(call: Call, _: None) -> Reply:
+    cards = [_card(entry) for entry in call.state.models.entries.values()]
+    return json_reply({"object": "list", "data": cards})
+
+
+def _card(entry: Entry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "object": "model",
+        "created": entry.created,
+        "owned_by": "assay",
+        "loaded": entry.worker is not None,
+        "context_length": entry.n_ctx,
+        "n_params": entry.n_params,
+        "size": entry.file.size,
+        "template": entry.template is not None,
+    }
+
+
+async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
+    entry = call.state.models.find(request.model)
+    ids = await prompts.text_ids(
+        call.state, entry, request.content, bounded=False,
+        add_special=bool(request.add_special), parse_special=request.parse_special is not False,
+    )  # fmt: skip
+    return json_reply({"tokens": ids, "pieces": pieces(entry, ids) if request.with_pieces else None})
+
+
+def pieces(entry: Entry, ids: list[int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": token,
+            "piece": (piece := common.piece_of(entry, token)).decode("utf-8", "replace"),
+            "bytes": list(piece),
+            "special": token < entry.tokenizer.n_vocab and entry.tokenizer.is_special(token),
+        }
+        for token in ids
+    ]
+
+
+async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
+    entry = call.state.models.find(request.model)
+    n_vocab = entry.tokenizer.n_vocab
+    wrong = next((token for token in request.tokens if token >= n_vocab), None)
+    if wrong is not None:
+        raise ApiError("invalid_value", f"tokens: {wrong} is not in the vocabulary of {n_vocab}", "tokens")
+    return json_reply({"content": entry.tokenizer.decode(request.tokens)})
+
+
+async def apply_template(call: Call, request: TemplateRequest) -> Reply:
+    """The prompt as text and as the ids that `/v1/chat/completions` would compute."""
+    entry = call.state.models.find(request.model)
+    given = (call.state, entry, request.messages, request.tools, request.chat_template_kwargs)
+    prompted = request.add_generation_prompt is not False
+    ids = await prompts.chat_ids(*given, add_generation_prompt=prompted)
+    text = await prompts.chat_text(*given, add_generation_prompt=prompted)
+    return json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids)})
+
+
+async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
+    """One vector of length 1 for each text: the mean over its tokens, or its last token."""
+    state = call.state
+    entry = state.models.find(request.model)
+    width = entry.model.hparams.n_embd
+    if POOLED not in entry.model.graph:
+        raise ApiError("unsupported", f"the model {entry.id} gives no embeddings")
+    if request.dimensions not in (None, width):
+        raise ApiError("unsupported", f"dimensions: this model's vectors have {width}", "dimensions")
+    texts = await prompts.prompt_ids(state, entry, request.input)
+    for ids in texts:
+        prompts.check(ids, entry, room=0, param="input")
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    until = common.deadline(state.limits)
+    jobs = [Job(ids=tuple(ids), keep=(POOLED,), deadline=until) for ids in texts]
+    reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer))
+    async for _ in reader:
+        pass
+    as_text = request.encoding_format == "base64"
+    data = []
+    for index, sequence in enumerate(reader.sequences):
+        rows = np.concatenate(sequence.nodes[POOLED]).astype(np.float64)
+        vector = rows[-1] if request.pooling == "last" else rows.mean(axis=0)
+        vector = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
+        value = base64.b64encode(vector.tobytes()).decode() if as_text else vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": value})
+    total = sum(map(len, texts))
+    return json_reply(
+        {
+            "object": "list",
+            "data": data,
+            "model": entry.id,
+            "usage": {"prompt_tokens": total, "total_tokens": total},
+        }
+    )

@@ -1,0 +1,1 @@
+"""The wire: connections, bodies within limits, replies and event streams, the guard. It knows no model."""

@@ -1,0 +1,154 @@
+"""Requests in, replies out: bodies read within limits and checked, JSON and event streams written.
+
+    handler(call, body) -> Reply
+
+`endpoint` makes an ASGI application of a handler. It watches the connection while the handler works: when the
+client goes away the handler is cancelled, and its `finally` blocks free what it held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from assay.serve.errors import ApiError, as_api_error
+from assay.serve.http.body import parse, read
+from assay.serve.limits import Limits
+
+log = logging.getLogger("assay.serve")
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Bytes with a type."""
+
+    body: bytes
+    type: str = "application/json"
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Events:
+    """Server-sent events; the last one is `[DONE]`. An error on the way is an event of its own."""
+
+    events: AsyncIterator[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Call(Generic[State]):
+    """One request: what the handlers share, its headers, and a stack that is unwound when the reply has been sent."""
+
+    state: State
+    headers: Mapping[str, str]
+    stack: AsyncExitStack
+
+
+Handler = Callable[[Call[Any], Any], Awaitable[Reply | Events]]
+
+
+def dumps(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def json_reply(value: Any) -> Reply:
+    return Reply(dumps(value.model_dump(exclude_none=False) if isinstance(value, BaseModel) else value))
+
+
+def error_reply(error: ApiError) -> Reply:
+    return Reply(dumps(error.body()), status=error.status, headers=error.headers)
+
+
+def endpoint(state: Any, limits: Limits, handler: Handler, model: type[BaseModel] | None) -> ASGIApp:
+    """The ASGI application of one route; `state` is what its handler gets to see of the server."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            body = None if model is None else parse(await read(headers, receive, limits), model)
+        except ApiError as error:
+            # The rest of the body is not waited for.
+            await write(error_reply(error), send, close=error.status in (408, 413))
+            return
+        work = asyncio.create_task(_answer(state, limits, handler, headers, body, send))
+        watch = asyncio.create_task(_gone(receive))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            if not work.done():
+                work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+
+    return app
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(state: Any, limits: Limits, handler: Handler, headers: dict[str, str], body: Any, send: Send) -> None:
+    async with AsyncExitStack() as stack:
+        try:
+            reply = await handler(Call(state, headers, stack), body)
+        except Exception as error:
+            reply = error_reply(as_api_error(error))
+        if isinstance(reply, Events):
+            await _stream(reply, send, limits)
+        else:
+            await write(reply, send)
+
+
+async def write(reply: Reply, send: Send, *, close: bool = False) -> None:
+    headers = [(b"content-type", reply.type.encode()), (b"content-length", str(len(reply.body)).encode())]
+    headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
+    if close:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def _stream(reply: Events, send: Send, limits: Limits) -> None:
+    """The status is sent with the first event, so an error before it is still a proper response."""
+    started = False
+
+    async def put(data: bytes, more: bool = True) -> None:
+        nonlocal started
+        try:
+            async with asyncio.timeout(limits.stall_s):
+                if not started:
+                    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+                    await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    started = True
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+        except TimeoutError:
+            raise _Stalled from None
+
+    try:
+        async for event in reply.events:
+            await put(b"data: " + dumps(event) + b"\n\n")
+        await put(b"data: [DONE]\n\n", more=False)
+    except _Stalled:
+        log.info("a reader took nothing for %s s and was dropped", limits.stall_s)
+    except Exception as error:
+        fault = as_api_error(error)
+        if not started:
+            await write(error_reply(fault), send)
+        else:
+            with suppress(_Stalled):
+                await put(b"data: " + dumps(fault.body()) + b"\n\ndata: [DONE]\n\n", more=False)
+
+
+class _Stalled(Exception):
+    """The client's side of the connection is full and stays so."""

@@ -1,0 +1,113 @@
+"""The guard before every route."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import ipaddress
+from collections.abc import Callable, Collection
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from assay.serve.errors import ApiError, as_api_error
+from assay.serve.http.exchange import error_reply, write
+
+_CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = (
+    (b"content-security-policy", _CSP.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class Guard:
+    """Before everything: counts responses, checks the key and the Host header, puts the security headers on
+    everything. Errors that Starlette finds get OpenAI's shape here."""
+
+    def __init__(
+        self, inner: ASGIApp, paths: Collection[str], count: Callable[[str, int], None], key: str | None, any_host: bool
+    ) -> None:
+        self._inner = inner
+        self._paths = paths  # those that are counted by name
+        self._count = count
+        self._key = key
+        self._any_host = any_host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = False
+
+        async def guarded(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message["headers"], *_HEADERS]
+                route = scope["path"] if scope["path"] in self._paths else "other"
+                self._count(route, message["status"])
+            await send(message)
+
+        try:
+            self._check(scope)
+            scope["app"] = self  # or Starlette would answer what it does not know by itself
+            await self._inner(scope, receive, guarded)
+        except Exception as error:
+            if started:
+                raise
+            await write(error_reply(self._fault(error, scope)), guarded)
+
+    def _check(self, scope: Scope) -> None:
+        if scope["path"] == "/health":
+            return
+        headers = dict(scope["headers"])
+        if not self._any_host and not _local(headers.get(b"host", b"").decode("latin-1")):
+            raise ApiError("forbidden_host", "the Host header must name this machine; use --api-key to allow others")
+        if self._key is not None and not _has_key(headers.get(b"authorization", b""), self._key):
+            raise ApiError(
+                "invalid_api_key",
+                "the key is missing or wrong; send it as `Authorization: Bearer KEY`",
+                headers={"WWW-Authenticate": 'Basic realm="assay", charset="UTF-8"'},
+            )
+
+    def _fault(self, error: Exception, scope: Scope) -> ApiError:
+        if not isinstance(error, HTTPException):
+            return as_api_error(error)
+        where = f"{scope['method']} {scope['path']!r:.100}"
+        if error.status_code == 405:
+            allow = (error.headers or {}).get("Allow", "")
+            return ApiError("method_not_allowed", f"{where}: the route takes {allow}", headers={"Allow": allow})
+        return ApiError("not_found", f"{where}: no such route")
+
+
+def _local(host: str) -> bool:
+    """Whether a Host header can only mean this machine: a web page elsewhere cannot make a browser send one."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    name = name.strip("[]").lower()
+    if name in ("", "localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _has_key(header: bytes, key: str) -> bool:
+    """Bearer, or Basic with the key as the password so that a browser can ask for it. Takes the same time for every
+    wrong key of a length."""
+    scheme, _, value = header.partition(b" ")
+    given = value.strip()
+    if scheme.lower() == b"basic":
+        try:
+            given = base64.b64decode(given, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            given = b""
+    elif scheme.lower() != b"bearer":
+        given = b""
+    return hmac.compare_digest(given, key.encode())

@@ -1,0 +1,201 @@
+"""The models a server has: opened at the start, loaded when wanted, put out again when memory is short and they idle.
+
+An entry's file, graph, tokenizer and template are there from the start, so a file that cannot work is refused
+before the first request. What costs memory is the engine (weights and cache).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from assay.engines.base import PAGE
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.runtime.opening import Opened, Options
+from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.worker import Worker
+from assay.serve.errors import ApiError
+from assay.serve.limits import Limits
+from assay.serve.pool.meter import Metrics
+
+
+class Entry(Opened):
+    """One model, loaded or not."""
+
+    def __init__(self, name: str, path: Path, options: Options) -> None:
+        super().__init__(open_file(path), options)
+        self.id = name
+        _ = self.template  # one that cannot work is refused now
+        self.created = int(path.stat().st_mtime)
+        self.n_params = sum(t.n_elements for t in self.file.tensors.values())
+        weights = sum(t.nbytes for t in self.file.tensors.values())
+        hp = self.model.hparams
+        position = 2 * hp.n_layer * hp.n_head_kv * (hp.n_embd_head + hp.n_embd_head_v)  # a half each
+        self.bytes = weights + self.n_pages * PAGE * position
+        self.worker: Worker | None = None
+        self.loading = False
+        self.users = 0
+        self.used = 0.0
+
+    def load(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Worker:
+        """Build the engine and start its thread. Slow: not for the event loop."""
+        scheduler = Scheduler(
+            self.engine(), self.tokenizer, n_ctx=self.n_ctx,
+            running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
+        )  # fmt: skip
+        return Worker(scheduler, waiting=limits.waiting, post=post)
+
+
+def unload(worker: Worker, error: ApiError) -> None:
+    """End the thread, then let go of the weights."""
+    worker.stop(error)
+    worker.join()
+    worker.scheduler.engine.close()
+
+
+def open_models(paths: Sequence[tuple[str, Path]], options: Options) -> list[Entry]:
+    """Entries under unique names."""
+    entries: dict[str, Entry] = {}
+    for name, path in paths:
+        if name in entries:
+            raise AssayError(f"{path}: a second model called {name}; rename one of the files")
+        entries[name] = Entry(name, path, options)
+    return list(entries.values())
+
+
+class Models:
+    """Which models are in memory. All methods run on the event loop; `budget` is in bytes."""
+
+    def __init__(self, entries: Sequence[Entry], limits: Limits, metrics: Metrics, budget: int) -> None:
+        self.entries = {entry.id: entry for entry in entries}
+        self.default = entries[0]
+        self._limits = limits
+        self._metrics = metrics
+        self._budget = budget
+        self._one = asyncio.Lock()  # loads or puts out a model
+        self._changed = asyncio.Condition()
+        self.closing: ApiError | None = None
+        largest = max(entries, key=lambda entry: entry.bytes)
+        if largest.bytes > budget:
+            raise AssayError(
+                f"{largest.id}: needs about {largest.bytes >> 20} MiB, more than the memory for models "
+                f"({budget >> 20} MiB); raise --models-memory or use a smaller --cache-size"
+            )
+
+    def find(self, name: str | None) -> Entry:
+        entry = self.entries.get(name) if name is not None else self.default
+        if entry is None:
+            known = ", ".join(self.entries)
+            raise ApiError("model_not_found", f"the model {name!r:.80} does not exist; there are {known}", "model")
+        return entry
+
+    @property
+    def ready(self) -> bool:
+        return self.closing is None and any(entry.worker for entry in self.entries.values())
+
+    @asynccontextmanager
+    async def use(self, entry: Entry) -> AsyncIterator[Worker]:
+        """The model's worker, loaded if need be; it stays in memory until the end of the block."""
+        worker = await self._acquire(entry)
+        try:
+            yield worker
+        finally:
+            entry.users -= 1
+            entry.used = time.monotonic()
+            self._tell()
+
+    async def _acquire(self, entry: Entry) -> Worker:
+        try:
+            async with asyncio.timeout(self._limits.load_s):
+                while True:
+                    if self.closing:
+                        raise self.closing
+                    if entry.worker:
+                        entry.users += 1
+                        return entry.worker
+                    async with self._one:
+                        if not entry.worker and not entry.loading and await self._make_room(entry):
+                            await self._load(entry)
+                    async with self._changed:
+                        if not entry.worker:
+                            await self._changed.wait()
+        except TimeoutError:
+            raise ApiError(
+                "model_not_loaded",
+                f"the model {entry.id} is not loaded and there is no memory for it now; try again later",
+                headers={"Retry-After": "10"},
+            ) from None
+
+    async def _make_room(self, entry: Entry) -> bool:
+        """Put out idle models, the longest unused first, until this one fits."""
+        while self._used() + entry.bytes > self._budget:
+            idle = [e for e in self.entries.values() if e.worker and not e.users]
+            if not idle:
+                return False
+            await self._evict(min(idle, key=lambda e: e.used))
+        return True
+
+    def _used(self) -> int:
+        used = sum(e.bytes for e in self.entries.values() if e.worker or e.loading)
+        self._metrics.models_loaded.set(sum(e.worker is not None for e in self.entries.values()))
+        self._metrics.models_bytes.set(used)
+        return used
+
+    async def _load(self, entry: Entry) -> None:
+        loop = asyncio.get_running_loop()
+
+        def post(news: News) -> None:
+            loop.call_soon_threadsafe(deliver, news)
+
+        entry.loading = True
+        try:
+            # Shielded: a client that goes away does not leave a model half loaded.
+            task = asyncio.ensure_future(asyncio.to_thread(entry.load, self._limits, self._metrics, post))
+            task.add_done_callback(lambda done: self._loaded(entry, done))
+            await asyncio.shield(task)
+        except AssayError as error:
+            raise ApiError("model_load_failed", str(error), "model") from None
+
+    def _loaded(self, entry: Entry, task: asyncio.Task[Worker]) -> None:
+        entry.loading = False
+        if not task.cancelled() and task.exception() is None:
+            entry.worker = task.result()
+            entry.used = time.monotonic()
+        self._used()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for a model or for room."""
+
+        async def tell() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        self._telling = asyncio.ensure_future(tell())  # kept: a task nobody holds may be collected
+
+    async def _evict(self, entry: Entry) -> None:
+        worker, entry.worker = entry.worker, None
+        if worker:
+            entry.loading = True  # its memory is still taken
+            try:
+                await asyncio.to_thread(unload, worker, ApiError("internal_error", "the model was put out"))
+            finally:
+                entry.loading = False
+                self._used()
+
+    def abort(self, error: ApiError) -> None:
+        """Everything that still runs gets `error`."""
+        self.closing = self.closing or error
+        for entry in self.entries.values():
+            if entry.worker:
+                entry.worker.stop(error)
+
+    async def close(self) -> None:
+        self.closing = self.closing or ApiError("shutting_down", "the server is shutting down")
+        for entry in self.entries.values():
+            if entry.worker:
+                await self._evict(entry)

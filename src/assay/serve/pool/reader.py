@@ -1,0 +1,64 @@
+"""From the worker's thread to a request's coroutine: a bounded queue, and the clean-up when either side ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from assay.runtime.sequence import Job, Update
+from assay.runtime.worker import Worker
+from assay.serve.errors import ApiError
+
+# How OpenAI's clients call the ends of an answer; the others keep their names.
+REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
+
+
+class Reader:
+    """The updates of one request's sequences. Use it as a context: leaving cancels what is not finished.
+
+    Its sinks are called on the event loop. When more than `limit` updates wait, the client does not read: its
+    sequences are cancelled, so what it can make the server hold is bounded.
+    """
+
+    def __init__(self, worker: Worker, jobs: Sequence[Job], limit: int) -> None:
+        self._worker = worker
+        self._queue: deque[tuple[int, Update]] = deque()
+        self._news = asyncio.Event()
+        self._limit = limit
+        self._open = len(jobs)
+        self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
+
+    def _put(self, index: int, update: Update) -> None:
+        self._queue.append((index, update))
+        self._news.set()
+        if len(self._queue) == self._limit:
+            self.close()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Update]]:
+        """(sequence, update) until every sequence has finished; the first error is raised."""
+        while self._open:
+            await self._news.wait()
+            self._news.clear()
+            while self._queue:
+                index, update = self._queue.popleft()
+                if update.error:
+                    raise update.error
+                if update.finish == "cancelled":
+                    raise ApiError("internal_error", "cancelled: the answer was not read")
+                if update.finish:
+                    self._open -= 1
+                    update = replace(update, finish=REASONS.get(update.finish, update.finish))
+                yield index, update
+
+    def close(self) -> None:
+        self._worker.cancel(self.sequences)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._open:
+            self.close()

@@ -1,0 +1,48 @@
+"""The process inside the box; started by `assay.system.box`, never imported.
+
+    python -I -S boxed.py  '{"script": path, "paths": […], "memory": bytes, "cpu_s": s, "threads": bool}'
+
+It loads the script, lets it warm up, gives up every right it does not need (`confine.py`), and then answers: one
+request a line on stdin, one answer a line on stdout. The script has `warm()` and `answer(request) -> reply`, both of
+plain data; an answer never raises, except that it may run out of memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    """Serve until stdin closes."""
+    given = json.loads(sys.argv[1])
+    sys.path[:] = given["paths"]
+    confine = load(Path(__file__).with_name("confine.py"))
+    task = load(Path(given["script"]))
+    task.warm()  # whatever is imported late is imported before the doors close
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    confine.confine(given["memory"], threads=given["threads"])
+    for line in source:
+        confine.allow_cpu(given["cpu_s"])
+        try:
+            reply = json.dumps(task.answer(json.loads(line)))
+        except MemoryError:
+            reply = json.dumps({"fault": "memory", "message": f"more than {given['memory'] >> 20} MiB"})
+        sink.write(reply.encode() + b"\n")
+        sink.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""`bert`: words, then the longest match from the left.
+
+Text is normalised character by character (accents off, lower case, control characters gone), cut at white space
+and around punctuation, and each word is covered by tokens: U+2581 and the word, longest token first. A word that
+cannot be covered is one unknown token.
+
+llama.cpp decides the ids. It parts from BERT's own tokenizer in two places: a decomposed character keeps its
+first part only, which is all of a Latin letter but only the first consonant of a Korean syllable, and a word of
+more than 100 characters is cut like any other.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+from assay.errors import AssayError
+from assay.text.models import SPACE, Remembered, decode_leniently
+from assay.text.pretokenize import category, is_white
+from assay.text.vocab import TOKENS, Vocab
+
+MAX_LENGTH = 256  # characters a token may have: with it the time is linear in the text
+_IDEOGRAPHS = (
+    (0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF), (0x2F800, 0x2FA1F),
+)  # fmt: skip
+
+
+class _Normalise(dict[int, str]):
+    """A `str.translate` table that fills itself: a character to what is left of it, a space for white space,
+    spaces around what is a word of its own."""
+
+    def __init__(self, *, lowercase: bool, strip_accents: bool) -> None:
+        self._lowercase, self._strip_accents = lowercase, strip_accents
+
+    def __missing__(self, code: int) -> str:
+        result = self[code] = self._normalised(code)
+        return result
+
+    def _normalised(self, code: int) -> str:
+        character = unicodedata.normalize("NFD", chr(code))[0] if self._strip_accents else chr(code)
+        if is_white(character):
+            return " "
+        kind = category(ord(character))
+        if kind == "C" or character == "\ufffd" or (kind == "M" and self._strip_accents):
+            return ""
+        shown = character.lower()[0] if self._lowercase else character
+        alone = kind == "P" or (kind == "S" and character.isascii()) or _is_ideograph(ord(character))
+        return f" {shown} " if alone else shown
+
+
+def _is_ideograph(code: int) -> bool:
+    return any(first <= code <= last for first, last in _IDEOGRAPHS)
+
+
+class WordPiece:
+    """Ids of words; remembered, for most words come again."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        longest = max(map(len, vocab.tokens))
+        if longest > MAX_LENGTH:
+            raise AssayError(
+                f"{TOKENS}: a token is too long for WordPiece (found {longest} characters, at most {MAX_LENGTH})"
+            )
+        self._ids = vocab.ids
+        self._lengths = sorted({len(text) for text in vocab.tokens}, reverse=True)
+        self._unknown = vocab.special.get("unk")
+        self._table = _Normalise(lowercase=vocab.lowercase, strip_accents=vocab.strip_accents)
+        self._words = Remembered(self._word)
+
+    def encode(self, text: str) -> list[int]:
+        return self._words.of([word for word in text.translate(self._table).split(" ") if word])
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        return self.encode(decode_leniently(data))
+
+    def _word(self, word: str) -> tuple[int, ...]:
+        text, at, ids = SPACE + word, 0, []
+        while at < len(text):
+            for length in self._lengths:
+                token = self._ids.get(text[at : at + length])
+                if token is not None and at + length <= len(text):
+                    ids.append(token)
+                    at += length
+                    break
+            else:
+                return (self._unknown_id(),)
+        return tuple(ids)
+
+    def _unknown_id(self) -> int:
+        if self._unknown is None:
+            raise AssayError(
+                f"{TOKENS}: the text has a word that no tokens cover, and there is no unknown token; "
+                "this vocabulary cannot hold the text"
+            )
+        return self._unknown

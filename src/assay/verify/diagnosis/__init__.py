@@ -1,0 +1,1 @@
+"""Which known mistake gives these very values: the faults tried on, what they explain, the answer in words."""

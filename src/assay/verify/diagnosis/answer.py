@@ -1,0 +1,101 @@
+"""The diagnosis in words that a tired person can read: the place, the cause, the evidence, what is right, what next."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from assay.graph import split
+from assay.models import Model
+from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.faults import FAULTS
+
+PAGE = "docs/faults.md"
+_WIDTH = 100
+
+
+def text(d: Diagnosis, model: Model | None = None) -> str:
+    """The answer for a terminal."""
+    return "\n".join(_lines(d, model))
+
+
+def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
+    if d.verdict == "healthy":
+        yield "healthy: nothing is wrong that arithmetic does not explain"
+        yield from _notes(d)
+        return
+    yield _headline(d)
+    if d.first_wrong and d.diff is not None:
+        yield from _place(d, model)
+    for i, cause in enumerate(d.causes):
+        yield ""
+        yield from _cause(cause, i + 1 if len(d.causes) > 1 else 0)
+    if d.unexplained:
+        yield ""
+        yield f"unexplained: {_names(d.unexplained)}"
+        if d.relations:
+            yield from _wrapped("what can be said: " + "; ".join(r.text for r in d.relations))
+        else:
+            yield "  no simple relation and no fault of the catalogue gives these values"
+    if d.next_observation:
+        yield ""
+        yield from _wrapped(f"next: {d.next_observation}")
+    yield from _notes(d)
+
+
+def _headline(d: Diagnosis) -> str:
+    if d.causes and d.verdict == "fault":
+        first = d.causes[0]
+        also = f" and {len(d.causes) - 1} more" if len(d.causes) > 1 else ""
+        return f"fault: {first.fault}{also} at {first.node}: {FAULTS[first.fault].wrong}"
+    where = d.first_wrong or "the run"
+    if d.verdict == "inconclusive":
+        return f"inconclusive: {where} is wrong, and what was observed does not tell why"
+    return f"unexplained: {where} is wrong, and no known fault gives its values"
+
+
+def _place(d: Diagnosis, model: Model | None) -> Iterator[str]:
+    assert d.diff is not None
+    found = next((n for n in d.diff.nodes if n.name == d.first_wrong), None)
+    if found is None:
+        return
+    e = found.evidence
+    layer = split(found.name)[1]
+    yield (
+        f"  place     {found.name}"
+        + (f" (layer {layer})" if layer is not None else "")
+        + (f", first of {len(d.wrong_nodes)} wrong on their own inputs" if len(d.wrong_nodes) > 1 else "")
+    )
+    if len(d.segment) > 1:
+        yield f"            between {d.segment[0]} and {d.segment[-1]}: {len(d.segment)} nodes, the last one dumped"
+    if model is not None and found.name in model.graph:
+        yield f"            {model.graph[found.name]}"
+    yield f"  seen      at {list(e.where)}: found {e.found:.7g}, expected {e.expected:.7g} (nmse {e.nmse:.1e})"
+
+
+def _cause(c: Cause, number: int) -> Iterator[str]:
+    fault = FAULTS[c.fault]
+    title = f"cause {number}" if number else "cause"
+    yield f"{title}: {c.fault} ({c.how})"
+    yield from _wrapped(f"wrong: {fault.wrong}", "  ")
+    yield from _wrapped(f"right: {fault.right}", "  ")
+    yield f"  evidence: deviation {c.before:.3g} times the noise, {c.after:.2g} with the fault planted; " + (
+        f"explains {_names(c.nodes)}"
+    )
+    yield f"  confidence {c.confidence:.2f}" + (
+        f"; gives the same values as {', '.join(c.equivalent)}" if c.equivalent else ""
+    )
+    yield f"  see {PAGE}#{c.fault}"
+
+
+def _notes(d: Diagnosis) -> Iterator[str]:
+    for note in dict.fromkeys(d.notes):
+        yield f"  note: {note}"
+
+
+def _names(names: tuple[str, ...], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _wrapped(line: str, indent: str = "") -> Iterator[str]:
+    yield from textwrap.wrap(line, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ")

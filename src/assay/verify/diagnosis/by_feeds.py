@@ -1,0 +1,138 @@
+"""Right mathematics on other tokens: a prompt fed twice, a token doubled, a cache that still holds the last request.
+
+Such a run is no edit of the graph: it is the definition on another sequence, of which the dump shows some rows. So
+each feed names the sequence that was really computed and, for every row of the dump, the row of that run it shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.engines.reference import interpret
+from assay.verify.diagnosis.candidates import confidence
+from assay.verify.diagnosis.lab import Fit, Lab
+from assay.verify.diagnosis.result import Cause
+from assay.verify.dumps.observation import inputs_of, token_axis
+from assay.verify.judge.diff import Diff, NodeVerdict
+
+Fed = tuple[list[int], list[int]]  # tokens that were computed, and the row shown for each row of the dump
+
+
+@dataclass(frozen=True)
+class Feed:
+    """`make` gives the sequence from (tokens, tokens in the prompt), or None where it would change nothing."""
+
+    fault: str
+    label: str
+    make: Callable[[list[int], int], Fed | None]
+
+
+def _last_again(tokens: list[int], prompt: int) -> Fed | None:
+    if prompt >= len(tokens):
+        return None
+    rows = [*range(prompt), *range(prompt + 1, len(tokens) + 1)]
+    return [*tokens[:prompt], tokens[prompt - 1], *tokens[prompt:]], rows
+
+
+def _all_again(tokens: list[int], prompt: int) -> Fed | None:
+    if prompt >= len(tokens):
+        return None
+    return [*tokens[:prompt], *tokens], [*range(prompt), *range(2 * prompt, len(tokens) + prompt)]
+
+
+def _first_again(tokens: list[int], prompt: int) -> Fed | None:
+    if prompt + 1 >= len(tokens):
+        return None
+    rows = [*range(prompt + 1), *range(prompt + 2, len(tokens) + 1)]
+    return [*tokens[: prompt + 1], *tokens[prompt:]], rows
+
+
+def _after_itself(tokens: list[int], prompt: int) -> Fed | None:
+    return [*tokens, *tokens], list(range(len(tokens), 2 * len(tokens)))
+
+
+def _doubled_start(tokens: list[int], prompt: int) -> Fed | None:
+    return [tokens[0], *tokens], list(range(1, len(tokens) + 1))
+
+
+def _without_start(tokens: list[int], prompt: int) -> Fed | None:
+    return (tokens[1:], [0, *range(len(tokens) - 1)]) if len(tokens) > 2 else None
+
+
+FEEDS = (
+    Feed("kv-refeed", "the prompt's last token is fed again", _last_again),
+    Feed("kv-refeed", "the whole prompt is fed again", _all_again),
+    Feed("gen-double-first", "the first generated token is fed twice", _first_again),
+    Feed("kv-stale-request", "the cache still holds the same request", _after_itself),
+    Feed("bos-double", "the first token is fed twice", _doubled_start),
+    Feed("bos-missing", "the first token is not fed", _without_start),
+)
+_SCORES = ("kq", "attn_softmax", "cache")  # their width is the number of keys: rows of another run do not fit
+
+
+def other_feed(lab: Lab, diff: Diff, say: Callable[[str], None]) -> Cause | None:
+    """The feed that explains everything observed, if one does."""
+    tokens, prompt = list(lab.dump.tokens), (lab.dump.steps or (len(lab.dump.tokens),))[0]
+    names = [n.name for n in diff.nodes if lab.graph[n.name].op not in _SCORES]
+    wrong = [n for n in diff.nodes if n.verdict == "wrong" and n.name in names]
+    if not wrong:
+        return None
+    say("trying other feeds of the same tokens")
+    was, lab.carried = lab.carried, True
+    try:
+        return _matching(lab, names, wrong, tokens, prompt)
+    finally:
+        lab.carried = was
+
+
+def _matching(lab: Lab, names: list[str], wrong: list[NodeVerdict], tokens: list[int], prompt: int) -> Cause | None:
+    plain = compare_feed(lab, names, tokens, range(len(tokens)))
+    deviation = sum(plain[n.name].residual for n in wrong)
+    for feed in FEEDS:
+        made = feed.make(tokens, prompt)
+        if made is None:
+            continue
+        fits = compare_feed(lab, names, *made, skip=1 if feed.fault == "bos-missing" else 0)
+        share = np.mean([fits[n.name].explained for n in wrong])
+        left = sum(fits[n.name].residual for n in wrong)
+        if share >= 0.9 and left < 0.1 * deviation and fits[wrong[0].name].explained:
+            first = wrong[0]
+            after = fits[first.name]
+            before = Fit(float(first.evidence.carried[lab.arithmetic]), first.evidence.nmse, after.count)
+            explained = tuple(n.name for n in wrong if fits[n.name].explained)
+            return Cause(
+                fault=feed.fault,
+                node=first.name,
+                how=feed.label,
+                nodes=explained,
+                confidence=confidence(before, after, len(FEEDS), False),
+                explains=float(share),
+                equivalent=(),
+                before=before.ratio,
+                after=after.ratio,
+            )
+    return None
+
+
+def compare_feed(
+    lab: Lab, names: Sequence[str], tokens: Sequence[int], rows: Sequence[int], skip: int = 0
+) -> dict[str, Fit]:
+    """Observations against the definition's run on other tokens; the first `skip` rows are not judged."""
+    values = interpret(lab.graph, lab.weights, inputs_of(tokens, range(len(tokens))), names)
+    fits = {}
+    for name in names:
+        axis = token_axis(lab.graph, name)
+        shown = np.take(values[name], rows, axis=axis)
+        if skip:
+            whole = lab.dump.values(name)
+            if whole is None:
+                fits[name] = Fit(np.inf, np.inf, 0)
+                continue
+            head = [slice(None)] * shown.ndim
+            head[axis] = slice(0, skip)
+            shown[tuple(head)] = whole[tuple(head)]
+        fits[name] = lab.compare(name, shown, own=shown)
+    return fits

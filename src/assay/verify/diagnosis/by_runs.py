@@ -1,0 +1,109 @@
+"""Diagnosis from partial evidence: ten printed values, an rms, the best five logits, of a run from the tokens on.
+
+Nothing was dumped whole, so nothing can be judged on its own inputs: every hypothesis is run from the tokens. It is
+held against the first wrong observation first, which for most faults lies in layer 0 and costs one layer; the few
+that explain it are run to the end and held against everything that was observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from assay.engines.reference import interpret
+from assay.graph import split
+from assay.verify.diagnosis.advice import splitting
+from assay.verify.diagnosis.by_nodes import BENIGN
+from assay.verify.diagnosis.candidates import SINGLE, Candidate, candidates_at, make_cause
+from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.thresholds import FEW, TIE
+
+Progress = Callable[[str], None]
+
+
+def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress) -> Diagnosis:
+    """The search on runs of the whole model."""
+    lab.theirs = interpret(lab.graph, lab.weights, lab.given, [n.name for n in lab.graph]) | lab.given
+    everything = tuple(node.name for node in lab.graph)
+    unit = Unit(first.name, everything)
+    lab.carried = True
+    before = lab.before(unit)
+    found = candidates_at(lab, unit, before)
+    layer = split(first.name)[1]
+    if not found[0] and layer:
+        start = next(i for i, name in enumerate(everything) if split(name)[1] == layer)
+        say(f"nothing explains it everywhere; trying from layer {layer} on")
+        unit = Unit(first.name, everything[start:])
+        found = candidates_at(lab, unit, before)
+    candidates, tried = found
+    held = _hold(lab, unit, diff, candidates)
+    wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
+    result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=_segment(diff, lab, first.name))
+    if not held:
+        return replace(result, next_observation=_bisect(result.segment, first.name))
+    best = held[0]
+    same = [c for c in held if c.hypothesis.fault != best.hypothesis.fault and _as_good(best, c)]
+    faults = {c.hypothesis.fault for c in same}
+    if len(faults) > FEW:
+        text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
+        return replace(result, verdict="inconclusive", next_observation=text)
+    cause = make_cause(best, same, first.name, _explained_by(lab, unit, diff, best.hypothesis), before, tried)
+    if cause.fault in BENIGN:
+        return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
+    if cause.confidence * (1 + len(faults)) < 0.5:
+        return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
+    advice = splitting(lab, unit, cause, sorted(faults)) if faults else ""
+    return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
+
+
+def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list[Candidate]:
+    """Every candidate against everything observed."""
+    held = []
+    names = [n.name for n in diff.nodes]
+    wrong = {n.name for n in diff.nodes if n.verdict == "wrong"}
+    for c in candidates:
+        values = lab.predict(c.hypothesis, unit, [n for n in names if n in unit.segment])
+        base = lab.base(unit)
+        explained = contradicted = 0
+        for name in names:
+            value = values.get(name, base.get(name))
+            if value is None:
+                continue
+            fit = lab.after(unit, name, value)
+            if name in wrong:
+                explained += fit.explained
+            else:
+                contradicted += not fit.explained
+        against = 0 if c.hypothesis.fault in SINGLE else contradicted
+        held.append(replace(c, explained=explained, contradicted=against))
+    held.sort(key=lambda c: (*c.rank, c.fit.ratio))
+    return held
+
+
+def _as_good(best: Candidate, other: Candidate) -> bool:
+    near = other.explained >= best.explained - 0.02 * max(best.explained, 1)
+    same = other.contradicted <= best.contradicted and other.fit.exact == best.fit.exact
+    return near and same and other.fit.ratio <= max(1.0, TIE * best.fit.ratio)
+
+
+def _explained_by(lab: Lab, unit: Unit, diff: Diff, h: Hypothesis) -> list[str]:
+    names = [n.name for n in diff.nodes if n.verdict == "wrong"]
+    values = lab.predict(h, unit, [n for n in names if n in unit.segment])
+    return [n for n in names if n in values and lab.after(unit, n, values[n]).explained]
+
+
+def _segment(diff: Diff, lab: Lab, first: str) -> tuple[str, ...]:
+    """From after the last right observation to the first wrong one."""
+    order = [node.name for node in lab.graph]
+    right = [
+        order.index(n.name) for n in diff.nodes if n.verdict != "wrong" and order.index(n.name) < order.index(first)
+    ]
+    return tuple(order[max(right, default=-1) + 1 : order.index(first) + 1])
+
+
+def _bisect(segment: tuple[str, ...], first: str) -> str:
+    if len(segment) < 2:
+        return f"dump {first} and its inputs whole, for all tokens"
+    return f"dump {segment[(len(segment) - 1) // 2]} whole: the fault lies between {segment[0]} and {first}"

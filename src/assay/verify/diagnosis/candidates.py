@@ -1,0 +1,190 @@
+"""Which hypotheses explain a unit of evidence, and how sure that makes us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from assay.graph import split
+from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.result import Cause
+from assay.verify.diagnosis.screen import Screen
+from assay.verify.dumps.observation import token_axis
+from assay.verify.faults import FAULTS, decode_only
+from assay.verify.judge.arithmetic import ARITHMETICS
+from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
+
+SECOND_NAMES = {  # faults that other rows name more plainly
+    "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
+}  # fmt: skip
+SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A hypothesis that explains the first unit, with how it fares elsewhere."""
+
+    hypothesis: Hypothesis
+    fit: Fit
+    explained: int = 0
+    contradicted: int = 0
+
+    @property
+    def fitted(self) -> bool:
+        h = self.hypothesis
+        return h.variant.search is not None and h.p not in h.variant.search.common
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        family = self.hypothesis.variant.search is not None
+        second = self.hypothesis.fault in SECOND_NAMES
+        return (not self.fit.exact, -self.explained, self.contradicted, self.fitted, second, family)
+
+
+def representatives(units: Sequence[Unit]) -> list[Unit]:
+    """A few units that stand for all: the first and the last of each role."""
+    by_role: dict[str, list[Unit]] = {}
+    for unit in units:
+        by_role.setdefault(split(unit.target)[0], []).append(unit)
+    return [many[0] for many in by_role.values()] + [many[-1] for many in by_role.values() if len(many) > 1]
+
+
+def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
+    """Everything in the catalogue that can be planted in the segment: fixed mistakes, families, misread weights where
+    a whole model of them must be decoded for each, and last the same in the decode steps alone."""
+    families: list[Hypothesis] = []
+    misread: list[Hypothesis] = []
+    for fault in FAULTS.values():
+        if lab.subtle and "b" in fault.kind:
+            continue
+        for variant in fault.variants:
+            if variant.search is not None:
+                families.append(Hypothesis(fault.id, variant))
+            elif lab.touches(variant, unit):
+                if costly(fault.id, unit):
+                    misread.append(Hypothesis(fault.id, variant))
+                else:
+                    yield Hypothesis(fault.id, variant)
+    yield from families
+    yield from misread
+    if decode:
+        for fault in FAULTS.values():
+            for variant in fault.variants:
+                if variant.search is None and lab.touches(variant, unit):
+                    yield Hypothesis("path-split", replace(decode_only(variant), label=f"{fault.id}: {variant.label}"))
+
+
+def costly(fault: str, unit: Unit) -> bool:
+    return FAULTS[fault].stage in ("gguf parsing", "dequantisation") and len(unit.segment) >= LONG_RUN
+
+
+def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tuple[list[Candidate], int]:
+    """The hypotheses that explain the unit, and how many were tried. Families are scanned if nothing simple fits."""
+    found: list[Candidate] = []
+    rough: list[Candidate] = []
+    scans: list[Hypothesis] = []
+    tried = 0
+    screen = Screen(lab, unit)
+    for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
+        if h.fault == "path-split" and found:
+            break
+        if costly(h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
+            continue  # a misread file does not look like a mistake in a formula, to that many digits
+        tried += 1
+        if h.variant.search is None:
+            fit = screen.fit(h)
+        else:
+            h, fit = screen.search(h, deep=False)
+            scans.append(replace(h, p=0.0))
+        if better(fit, before):
+            found.append(Candidate(h, fit))
+        elif fit.residual < COARSE * before.residual:
+            rough.append(Candidate(h, fit))
+    if not found and lab.guessed and not lab.subtle:
+        found = _coarser(lab, rough)
+    if not found and deep:
+        for h in scans:
+            tried += 1
+            h, fit = screen.search(h, deep=affordable(lab, unit, h))
+            if better(fit, before):
+                found.append(Candidate(h, fit))
+    return found, tried
+
+
+def _coarser(lab: Lab, rough: list[Candidate]) -> list[Candidate]:
+    """Where the arithmetic was a guess: the next coarser one under which some hypothesis explains the unit."""
+    for i in range(lab.arithmetic + 1, len(ARITHMETICS)):
+        found = [replace(c, fit=replace(c.fit, ratio=c.fit.every[i])) for c in rough if c.fit.every[i] <= ACCEPT]
+        if found:
+            lab.arithmetic = i
+            return found
+    return []
+
+
+def better(fit: Fit, before: Fit) -> bool:
+    return fit.explained and fit.residual < GAIN * before.residual
+
+
+def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
+    """A scan of a weight's layout decodes it at every point of the grid: not for large tables."""
+    search = h.variant.search
+    if "b" not in FAULTS[h.fault].kind or search is None:
+        return True
+    sizes = [int(np.prod(lab.graph.weights[w])) for name in unit.segment for w in lab.graph[name].weights]
+    return sum(sizes) * search.points < MOST_DECODED
+
+
+def only_decode(lab: Lab, unit: Unit) -> bool:
+    """Is the unit's target right in the prompt and wrong in later steps?"""
+    whole = lab.dump.values(unit.target)
+    if whole is None or len(lab.dump.steps) < 2:
+        return False
+    axis = token_axis(lab.graph, unit.target)
+    own = lab.base(unit)[unit.target]
+    error = np.moveaxis(np.abs(whole - own), axis, 0).reshape(len(lab.dump.tokens), -1).max(1)
+    prompt = lab.dump.steps[0]
+    return bool(error[:prompt].max() < 1e-2 * error[prompt:].max())
+
+
+def tied(best: Candidate, other: Candidate) -> bool:
+    if other.hypothesis.fault == best.hypothesis.fault:
+        return False
+    if (other.explained, other.contradicted, other.fit.exact) != (best.explained, best.contradicted, best.fit.exact):
+        return False
+    return other.fit.ratio <= max(1.0, TIE * best.fit.ratio)
+
+
+def make_cause(
+    best: Candidate, same: Sequence[Candidate], node: str, nodes: Sequence[str], before: Fit, tried: int
+) -> Cause:
+    h = best.hypothesis
+    equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same))
+    if h.fault == "path-split":
+        equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
+    certainty = confidence(before, best.fit, tried, best.fitted, len(nodes))
+    return Cause(
+        fault=h.fault,
+        node=node,
+        how=str(h),
+        nodes=tuple(nodes),
+        confidence=certainty / (1 + len(set(equivalent) - {h.fault} - SECOND_NAMES)),
+        explains=max(0.0, 1 - best.fit.residual / max(before.residual, 1e-300)),
+        equivalent=equivalent,
+        before=before.ratio,
+        after=best.fit.ratio,
+        fitted=best.fitted,
+    )
+
+
+def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1) -> float:
+    """How sure, as in a code: bits by which the fault shortens the description, less what naming it costs.
+
+    Each number that was observed is described more shortly by log2(deviation before / after); choosing among the
+    hypotheses tried costs log2 of their number, a solved parameter ten bits more; every further node that it explains
+    is worth a bit.
+    """
+    gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5))
+    bits = float(min(after.count, 64) * max(gain, 0.0) / 2 - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1)
+    return float(min(0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))

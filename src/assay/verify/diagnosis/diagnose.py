@@ -1,0 +1,102 @@
+"""Naming the bug: which operation is wrong, which known mistake gives these very values, what would be right.
+
+The nodes that are wrong on their own inputs come from `diff`. At each, the faults of the catalogue are tried on the
+stranger's own values (`search`); a fault explains a node when what remains is the noise of the engine's arithmetic.
+Those that explain it are held against the other wrong nodes, and against the right ones: a fault that would have
+shown elsewhere did not happen. What is still wrong afterwards is another fault, and the search goes on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from assay.engines.weights import Weights
+from assay.models import Model
+from assay.verify.diagnosis.by_feeds import other_feed
+from assay.verify.diagnosis.by_nodes import by_nodes
+from assay.verify.diagnosis.by_runs import by_runs
+from assay.verify.diagnosis.lab import Lab
+from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.observation import Dump
+from assay.verify.judge.arithmetic import ARITHMETICS
+from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.verdict import decide, judge
+from assay.verify.thresholds import ACCEPT, ARITHMETIC_KNOWN, FEEDS_FIRST
+
+Progress = Callable[[str], None]
+
+
+def diagnose(
+    model: Model,
+    dump: Dump,
+    *,
+    weights: Weights | None = None,
+    progress: Progress | None = None,
+    cache: bool = True,
+) -> Diagnosis:
+    """The whole search on a resolved dump. Hypotheses that overflow do not match; nobody need be told."""
+    with np.errstate(all="ignore"):
+        return _diagnose(model, dump, weights, progress or (lambda _: None), cache)
+
+
+def _diagnose(model: Model, dump: Dump, weights: Weights | None, say: Progress, cache: bool) -> Diagnosis:
+    diff = judge(model, dump, cache=cache)
+    if diff.first_wrong is None:
+        hidden = _hidden(model, dump, diff, weights, say)
+        return _healthy(diff) if hidden is None else hidden
+    lab = Lab(model, dump, diff, weights)
+    wrong = _clearly_wrong(diff) or [diff.first_wrong]
+    say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
+    long = len(wrong[0].evidence.segment) > FEEDS_FIRST  # every hypothesis is a run: six other feeds are the cheapest
+    result = _by_feed(lab, diff, wrong, say) if long else None
+    if result is None:
+        result = by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say)
+        if not long and result.verdict in ("unexplained", "inconclusive"):
+            fed = _by_feed(lab, diff, wrong, say)
+            result = result if fed is None else fed
+    return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
+
+
+def _by_feed(lab: Lab, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
+    cause = other_feed(lab, diff, say)
+    names = tuple(n.name for n in wrong)
+    return None if cause is None else Diagnosis("fault", names[0], names, (cause,), "")
+
+
+def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
+    """Nodes wrong on their own inputs. Where some are far out, those barely above the noise are its tail."""
+    i = ARITHMETICS.index(diff.arithmetic)
+    wrong = [n for n in diff.nodes if n.own]
+    return [n for n in wrong if n.evidence.local[i] > ACCEPT] or wrong
+
+
+def _healthy(diff: Diff) -> Diagnosis:
+    notes = (f"deviations are the noise of {diff.arithmetic.name}",) if diff.verdict == "noise" else ()
+    return Diagnosis("healthy", None, (), (), "", notes=(*notes, *diff.notes), diff=diff)
+
+
+def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress) -> Diagnosis | None:
+    """A small fault that a coarse arithmetic would excuse.
+
+    With few nodes dumped the arithmetic is inferred from little. If one fault makes the deviation vanish to the bits of
+    float32, the fault is what happened and the coarse arithmetic is not.
+    """
+    if diff.verdict != "noise" or (len(diff.nodes) > ARITHMETIC_KNOWN and diff.nodes[0].evidence.whole):
+        return None
+    exact = ARITHMETICS[0]
+    nodes = decide(model, dump, [n.evidence for n in diff.nodes], exact)
+    strict = replace(diff, arithmetic=exact, nodes=tuple(nodes))
+    wrong = [n for n in nodes if n.own] or [n for n in nodes if n.verdict == "wrong"]
+    if not wrong or strict.first_wrong is None:
+        return None
+    lab = Lab(model, dump, strict, weights)
+    lab.subtle = True
+    if wrong[0].evidence.whole:
+        result = by_nodes(lab, strict, wrong, say, most_unexplained=1)
+    else:
+        result = by_runs(lab, strict, wrong[0], say)
+    sure = result.verdict == "fault" and not result.unexplained and all(c.after <= ACCEPT for c in result.causes)
+    return replace(result, notes=(*result.notes, *diff.notes), diff=strict) if sure else None

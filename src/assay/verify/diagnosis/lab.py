@@ -1,0 +1,247 @@
+"""Trying faults on: what would the stranger's values be, had he made this mistake?
+
+A `Lab` holds what a dump gives to work with. A *unit* of evidence is an observed node and the segment of the graph
+between it and the nearest nodes that were dumped whole: one node in a full dump, a layer where only layer outputs
+were kept, the whole model for logits alone. A hypothesis is tried by planting it in the segment, starting from the
+stranger's own values; what lies before its first effect is computed once and shared by all hypotheses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import evaluate, interpret
+from assay.engines.weights import Weights
+from assay.graph import Graph
+from assay.models import Model
+from assay.verify.dumps.observation import Dump, inputs_of, token_axis
+from assay.verify.faults import Context, Variant
+from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
+from assay.verify.judge.diff import Diff
+from assay.verify.judge.evidence import deviation, ratios
+from assay.verify.judge.noise import Level, visible
+from assay.verify.thresholds import ACCEPT, AMPLIFIED, ARITHMETIC_GUESSED, NEAR_Q8, NEAR_UNITS, RUN, STEP
+
+Array = NDArray[Any]
+_CHEAP = ("cache", "merge_heads")  # moving numbers about: such nodes are filled in where they were not dumped
+_TINY = 1e-300
+
+
+@dataclass(frozen=True)
+class Unit:
+    """An observed node and the nodes recomputed to reach it."""
+
+    target: str
+    segment: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How well a value accounts for the observations of a node."""
+
+    ratio: float  # residual over allowed noise: up to ACCEPT is explained
+    residual: float  # sum of squares, relative to the size of what was observed
+    count: int  # numbers compared
+    strict: float = np.inf  # as `ratio`, against the noise of float32 alone
+    every: tuple[float, ...] = ()  # as `ratio`, for each arithmetic
+
+    @property
+    def explained(self) -> bool:
+        return self.ratio <= ACCEPT
+
+    @property
+    def exact(self) -> bool:
+        """Explained to the last bits: no coarser arithmetic needs to be called on."""
+        return self.strict <= ACCEPT
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A way to commit a fault, with its parameter."""
+
+    fault: str
+    variant: Variant
+    p: float = 0.0
+
+    def __str__(self) -> str:
+        return self.variant.text(self.p)
+
+
+class Lab:
+    """A dump on the bench."""
+
+    def __init__(self, model: Model, dump: Dump, diff: Diff, weights: Weights | None = None) -> None:
+        self.model, self.dump, self.diff = model, dump, diff
+        self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
+        self.evidence = {n.name: n.evidence for n in diff.nodes}
+        self.arithmetic = ARITHMETICS.index(diff.arithmetic)
+        self.context = Context(model, dump.steps)
+        self.weights = weights or Weights(model.file)
+        self.given = inputs_of(dump.tokens, dump.positions)
+        self.hidden = ~visible(self.given["inp_pos"], self.given["inp_kpos"])
+        self.theirs = self._theirs()
+        wholes = sum(e.whole for e in self.evidence.values())
+        self.guessed = wholes < ARITHMETIC_GUESSED  # the arithmetic was inferred from little
+        self.subtle = False  # look for small faults only: weights read wrongly are never small
+        self.carried = False  # judge by the noise of whole runs, not of single steps
+        self._before: dict[tuple[Unit, str], Fit] = {}
+        kind = diff.arithmetic
+        self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
+        self._bases: dict[Unit, dict[str, Array]] = {}
+
+    def _theirs(self) -> dict[str, Array]:
+        """The stranger's whole tensors, and what follows from them by moving numbers about."""
+        found = dict(self.given)
+        for node in self.model.graph:
+            whole = self.dump.values(node.name) if node.name in self.dump.by_name else None
+            if whole is not None:
+                found[node.name] = whole.astype(np.float64) if whole.dtype.kind == "f" else whole
+            elif node.op in _CHEAP and all(i in found for i in node.inputs):
+                found[node.name] = evaluate(node, [found[i] for i in node.inputs], self.weights)
+        return found
+
+    @cached_property
+    def graph(self) -> Graph:
+        return self.model.graph
+
+    def base(self, unit: Unit) -> dict[str, Array]:
+        """The definition's values in the unit's segment, from the stranger's own inputs to it."""
+        if unit not in self._bases:
+            env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
+            with np.errstate(all="ignore"):
+                self._bases[unit] = interpret(self.graph, self.weights, env, unit.segment)
+            if len(self._bases) > 4:
+                self._bases.pop(next(iter(self._bases)))
+        return self._bases[unit]
+
+    def touches(self, variant: Variant, unit: Unit, p: float = 0.0) -> bool:
+        return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)
+
+    def predict(self, h: Hypothesis, unit: Unit, targets: Iterable[str] = ()) -> dict[str, Array]:
+        """The values of the unit's target (or of others in its segment) with the fault in the segment."""
+        return self.predict_all([h], unit, targets)
+
+    def predict_all(self, faults: Sequence[Hypothesis], unit: Unit, targets: Iterable[str] = ()) -> dict[str, Array]:
+        wanted = set(targets) or {unit.target}
+        graph, functions, touched = self._plant(faults, unit)
+        base = self.base(unit)
+        changed = _downstream(graph, touched, unit)
+        env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
+        env |= {k: v for k, v in base.items() if k not in changed}
+        with np.errstate(all="ignore"):
+            return interpret(graph, self.weights, env, wanted, functions=functions)
+
+    def changed(self, faults: Sequence[Hypothesis], unit: Unit) -> set[str]:
+        """The nodes of the segment that the faults touch, and what follows from them."""
+        graph, _, touched = self._plant(faults, unit)
+        return _downstream(graph, touched, unit)
+
+    def _plant(self, faults: Sequence[Hypothesis], unit: Unit) -> tuple[Graph, dict[str, Any], set[str]]:
+        """The segment alone as a graph, with the faults in it."""
+        nodes, functions, touched = [], {}, set()
+        for name in unit.segment:
+            node = self.graph[name]
+            for h in faults:
+                change = h.variant.at(self.context, node, h.p)
+                if change is None:
+                    continue
+                node = replace(change.node, name=name)
+                touched.add(name)
+                if change.function is not None:
+                    functions[name] = change.function
+                    break  # a function is the whole of the node: nothing can be added to it
+            nodes.append(node)
+        return replace(self.graph, nodes=tuple(nodes)), functions, touched
+
+    def compare(self, name: str, value: Array, own: Array | None = None) -> Fit:
+        """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
+        axis, evidence = token_axis(self.graph, name), self.evidence[name]
+        level = evidence.noise_carried if self.carried else evidence.noise_local
+        if own is not None and own.shape == value.shape:
+            level = _noise_of(value, own, axis, level)
+        hide = self.hidden if self.graph[name].op == "kq" else None
+        every, residual, count = np.zeros(len(ARITHMETICS)), 0.0, 0
+        for obs in self.dump.by_name[name]:
+            if value.shape[axis] < len(self.dump.tokens):
+                return Fit(np.inf, np.inf, 0)
+            with np.errstate(all="ignore"):
+                error, expected = deviation(obs, value, axis, self.model.hparams.n_embd_head, hide)
+                if not np.isfinite(error).all():
+                    return Fit(np.inf, np.inf, error.size)
+                if value.dtype.kind != "f":
+                    every = np.maximum(every, np.inf if error.any() else 0.0)
+                else:
+                    factor = RUN if self.carried else STEP
+                    every = np.maximum(every, ratios(obs, error, expected, value, axis, level, factor))
+            size = float(np.sum((error + expected) ** 2)) + _TINY
+            residual += float(np.sum(error**2)) / size
+            count += error.size
+        return Fit(float(every[self.arithmetic]), residual, count, float(every[0]), tuple(every.tolist()))
+
+    def before(self, unit: Unit, name: str | None = None) -> Fit:
+        """The observations against the definition."""
+        key = (unit, name or unit.target)
+        if key not in self._before:
+            self._before[key] = self.compare(key[1], self.base(unit)[key[1]])
+        return self._before[key]
+
+    def after(self, unit: Unit, name: str, value: Array) -> Fit:
+        """The observations against a hypothesis. Inside a segment a fault may amplify noise beyond what was simulated:
+        a value that accounts for all but a 10,000th of a large deviation is explained as well."""
+        fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
+        if fit.residual > AMPLIFIED * before.residual:
+            return fit
+        n = len(self.dump.by_name[name])
+        ratio = min(fit.ratio, ACCEPT) if fit.residual <= self._near * n else fit.ratio
+        strict = min(fit.strict, ACCEPT) if fit.residual <= (NEAR_UNITS * UNIT["f32"]) ** 2 * n else fit.strict
+        return replace(fit, ratio=ratio, strict=strict)
+
+    def fit(self, h: Hypothesis, unit: Unit) -> Fit:
+        """The observations of the unit's target against the hypothesis."""
+        if self._hopeless(h, unit):
+            return Fit(np.inf, np.inf, 0)
+        try:
+            value = self.predict(h, unit)[unit.target]
+        except (ValueError, IndexError, KeyError):  # shapes or inputs that this fault cannot have here
+            return Fit(np.inf, np.inf, 0)
+        return self.after(unit, unit.target, value)
+
+    def _hopeless(self, h: Hypothesis, unit: Unit) -> bool:
+        """Does a glance at the first features of a large product already rule the guess out?"""
+        node = self.graph[unit.target]
+        found = self.dump.values(unit.target) if len(unit.segment) == 1 and node.op == "linear" else None
+        change = h.variant.at(self.context, node, h.p) if found is not None else None
+        if found is None or change is None or change.preview is None:
+            return False
+        guess = change.preview(*(self.theirs[i] for i in change.node.inputs))
+        seen, own = found[:, : guess.shape[1]], self.base(unit)[unit.target][:, : guess.shape[1]]
+        with np.errstate(all="ignore"):
+            return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
+
+
+def _downstream(graph: Graph, touched: set[str], unit: Unit) -> set[str]:
+    changed: set[str] = set()
+    for name in unit.segment:
+        if name in touched or any(i in changed for i in graph[name].inputs):
+            changed.add(name)
+    return changed
+
+
+def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
+    """The noise of a faulty value: as much larger as the value itself, and never less than rounding it once.
+
+    The definition's noise can be nothing at all, as for a rotation by zero, where the fault's is not.
+    """
+    faulty, plain = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (value, own))
+    with np.errstate(all="ignore"):
+        size, before = (np.sqrt(np.mean(r * r, axis=1)) for r in (faulty, plain))
+        growth = np.clip(np.nan_to_num(size / before, nan=1.0, posinf=1e6), 1.0, 1e6)
+        units = np.array([a.unit for a in ARITHMETICS])[:, None]
+        largest = units * np.abs(faulty).max(axis=1)
+        return Level(np.maximum(level.rms * growth, units * size), np.maximum(level.top * growth, largest))

@@ -1,0 +1,78 @@
+"""The answer of a diagnosis: the causes, each a fault that reproduces the wrong values, and what is left open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from assay.graph import split
+from assay.verify.diagnosis.relations import Relation
+from assay.verify.faults import FAULTS
+from assay.verify.judge.diff import Diff
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A fault that reproduces the wrong values."""
+
+    fault: str
+    node: str  # the first it explains
+    how: str  # the variant in words, with its parameter
+    nodes: tuple[str, ...]
+    confidence: float  # that this very fault happened, not one of its equivalents
+    explains: float  # share of the deviation at its nodes
+    equivalent: tuple[str, ...]
+    before: float  # deviation over noise, under the definition
+    after: float  # and with the fault planted
+    fitted: bool = False  # a parameter was solved for
+
+    @property
+    def fix(self) -> str:
+        return FAULTS[self.fault].right
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "fault": self.fault,
+            "node": self.node,
+            "how": self.how,
+            "nodes": list(self.nodes),
+            "confidence": round(self.confidence, 4),
+            "explains": round(self.explains, 6),
+            "equivalent": list(self.equivalent),
+            "fix": self.fix,
+            "deviation_before": self.before,
+            "deviation_after": self.after,
+        }
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer; true when nothing is wrong."""
+
+    verdict: str  # "healthy" | "fault" | "unexplained" | "inconclusive"
+    first_wrong: str | None
+    wrong_nodes: tuple[str, ...]
+    causes: tuple[Cause, ...]
+    next_observation: str
+    unexplained: tuple[str, ...] = ()
+    relations: tuple[Relation, ...] = ()  # what can be said of the first unexplained (else first wrong) node
+    segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
+    notes: tuple[str, ...] = ()
+    diff: Diff | None = None
+
+    def __bool__(self) -> bool:
+        return self.verdict == "healthy"
+
+    def to_json(self) -> dict[str, Any]:
+        first = self.first_wrong
+        return {
+            "verdict": self.verdict,
+            "first_wrong": None if first is None else {"node": first, "layer": split(first)[1]},
+            "wrong_nodes": list(self.wrong_nodes),
+            "causes": [cause.to_json() for cause in self.causes],
+            "next_observation": self.next_observation,
+            "unexplained": list(self.unexplained),
+            "relations": [r.text for r in self.relations],
+            "segment": list(self.segment),
+            "notes": list(self.notes),
+        }

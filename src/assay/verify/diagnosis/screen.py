@@ -1,0 +1,171 @@
+"""Ruling hypotheses out cheaply, where trying one means running the whole model.
+
+Two short cuts, both exact in what they claim. A fault would have *shown earlier*: it changes a node that was observed
+on the way and found right. And a run is *causal*: the first rows of the logits depend on the first tokens alone, so a
+hypothesis that fails on them, in float32, fails. Faults that let a token see later ones are noticed by computing the
+first node they touch both ways, and are run in full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import evaluate
+from assay.engines.weights import Table, Weights
+from assay.graph import split
+from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.parameter import search_parameter
+from assay.verify.faults import FAULTS, Context
+from assay.verify.judge.diff import NodeVerdict
+from assay.verify.judge.noise import Level
+from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LONG_RUN, ROUGH, RULED_OUT
+
+Array = NDArray[Any]
+NEVER = Fit(np.inf, np.inf, 0)
+
+
+class Narrow(Weights):
+    """Other weights in float32, converted once."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights.file, np.float32, budget=0)
+        self._wide = weights
+        self._narrow: dict[str, Array | Table] = {}
+
+    def __getitem__(self, name: str) -> Array | Table:
+        if name not in self._narrow:
+            wide = self._wide[name]
+            self._narrow[name] = wide.astype(np.float32) if isinstance(wide, np.ndarray) else wide
+        return self._narrow[name]
+
+
+class Screen:
+    """The hypotheses about one unit, with a sieve before the full run."""
+
+    def __init__(self, lab: Lab, unit: Unit) -> None:
+        self.lab, self.unit = lab, unit
+
+    def fit(self, h: Hypothesis) -> Fit:
+        if self._shown_earlier(h) or self._fails_at_once(h):
+            return NEVER
+        return self.lab.fit(h, self.unit)
+
+    def search(self, h: Hypothesis, *, deep: bool) -> tuple[Hypothesis, Fit]:
+        """The best member of a family. A scan is done on the first rows where they are wrong, then refined on all."""
+        if not deep or not self._telling_head:
+            return search_parameter(self.lab, h, self.unit, self.fit, deep=deep)
+        head = self.head
+        assert head is not None
+        best, short = search_parameter(head, h, self.unit, lambda x: head.fit(x, self.unit))
+        if not self._causal(best):
+            return search_parameter(self.lab, h, self.unit, self.fit)
+        if not self._possible(short):
+            return best, NEVER
+        full = self.lab.fit(best, self.unit)
+        if full.explained or best.variant.search is None or best.variant.search.whole:
+            return best, full
+        return search_parameter(self.lab, best, self.unit, around=AROUND)
+
+    # -- it would have shown earlier -------------------------------------------------------------------------------
+
+    def _shown_earlier(self, h: Hypothesis) -> bool:
+        lab, unit = self.lab, self.unit
+        if not self._observed_right:
+            return False
+        changed = lab.changed([h], unit)
+        first = next((name for name in unit.segment if name in changed and name in lab.dump.by_name), None)
+        if first not in self._observed_right:
+            return False
+        try:
+            value = lab.predict(h, unit, [first])[first]
+        except (ValueError, IndexError, KeyError):
+            return True
+        return lab.after(unit, first, value).ratio > RULED_OUT * ACCEPT
+
+    @cached_property
+    def _observed_right(self) -> set[str]:
+        """Right nodes on the way to the target; short ways are not worth looking."""
+        segment = self.unit.segment
+        on_the_way = set(segment[: segment.index(self.unit.target)])
+        return (on_the_way & self.lab.right) if len(segment) >= LONG_RUN else set()
+
+    # -- it fails on the first rows --------------------------------------------------------------------------------
+
+    def _fails_at_once(self, h: Hypothesis) -> bool:
+        return self.head is not None and not self._possible(self.head.fit(h, self.unit)) and self._causal(h)
+
+    def _possible(self, fit: Fit) -> bool:
+        """Might it be explained on all rows, be it by a coarser arithmetic than the one guessed?"""
+        lab = self.lab
+        near = lab.guessed and not lab.subtle and fit.residual < ROUGH * lab.before(self.unit).residual
+        return min(fit.ratio, *(fit.every if near else ()), np.inf) <= RULED_OUT * ACCEPT
+
+    @cached_property
+    def _telling_head(self) -> bool:
+        return self.head is not None and not self.head.before(self.unit).explained
+
+    @cached_property
+    def head(self) -> Lab | None:
+        """The same question about the first rows of the run."""
+        lab, target = self.lab, self.unit.target
+        whole = lab.dump.values(target)
+        short = len(self.unit.segment) < LONG_RUN or any(i not in lab.given for i in self._inputs())
+        if whole is None or short or (lab.dump.steps or (len(lab.dump.tokens),))[0] <= HEAD:
+            return None
+        obs = replace(lab.dump.by_name[target][0], data=self._cut(target, whole), shape=None)
+        dump = replace(
+            lab.dump, tokens=lab.dump.tokens[:HEAD], positions=lab.dump.positions[:HEAD], steps=(HEAD,),
+            observations=(obs,),
+        )  # fmt: skip
+        seen = lab.evidence[target]
+        local, carried = (_first_rows(level) for level in (seen.noise_local, seen.noise_carried))
+        node = NodeVerdict(target, "wrong", None, None, replace(seen, noise_local=local, noise_carried=carried))
+        found = Lab(lab.model, dump, replace(lab.diff, nodes=(node,)), Narrow(lab.weights))
+        found.guessed, found.subtle, found.carried = lab.guessed, lab.subtle, lab.carried
+        found.arithmetic = lab.arithmetic
+        return found
+
+    def _inputs(self) -> set[str]:
+        inside = set(self.unit.segment)
+        return {i for name in inside for i in self.lab.graph[name].inputs} - inside
+
+    def _cut(self, name: str, value: Array) -> Array:
+        """The rows (and keys) of the first tokens."""
+        shape = self.lab.graph.shapes.get(name, ("T",))
+        return value[tuple(slice(0, HEAD) if isinstance(d, str) else slice(None) for d in shape)]
+
+    def _causal(self, h: Hypothesis) -> bool:
+        """Are the first rows of the nodes it touches, one of each kind, the same when computed alone?"""
+        if "b" in FAULTS[h.fault].kind:  # weights know nothing of rows
+            return True
+        lab, base = self.lab, self.lab.base(self.unit)
+        short, seen = Context(lab.model, (HEAD,)), set[str]()
+        for name in self.unit.segment:
+            node = lab.graph[name]
+            whole, part = (h.variant.at(context, node, h.p) for context in (lab.context, short))
+            if whole is None or split(name)[0] in seen:
+                continue
+            seen.add(split(name)[0])
+            if part is None:
+                return False
+            values = []
+            for change, cut in ((whole, False), (part, True)):
+                inputs = [(i, base[i] if i in base else lab.given[i]) for i in change.node.inputs]
+                operands = [self._cut(i, x) if cut else x for i, x in inputs]
+                with np.errstate(all="ignore"):
+                    try:
+                        values.append(evaluate(change.node, operands, lab.weights, function=change.function))
+                    except (ValueError, IndexError, KeyError):
+                        return False
+            if not np.allclose(self._cut(name, values[0]), values[1], rtol=1e-6, atol=0, equal_nan=True):
+                return False
+        return True
+
+
+def _first_rows(level: Level) -> Level:
+    return Level(level.rms[:, :HEAD], level.top[:, :HEAD])

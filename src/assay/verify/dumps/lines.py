@@ -1,0 +1,294 @@
+"""One printed line as pieces: words, numbers with the precision they were printed in, lists of them, and marks.
+
+Nothing here knows models. A line is stripped of what loggers put before it (colours, time, level, place in the code),
+cut into pieces by one pass, and its brackets become lists. Every step takes time in proportion to the line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+MOST = 1 << 18  # characters read of one line, or of one array printed over several lines
+MOST_PIECES = 1 << 14
+_DEEPEST = 8  # brackets inside brackets
+
+_COLOUR = re.compile(r"\x1b(?:\[[0-9;:?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-Z\\-_])")
+_TIME = r"(?:\d{4}[-/]\d\d[-/]\d\d)?[ T]?\d\d?:\d\d:\d\d(?:[.,:]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+_LEVEL = r"(?:TRACE|DEBUG|DBG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|trace|debug|info|warn|warning|error|log|LOG)"
+_PREFIXES = tuple(
+    re.compile(p)
+    for p in (
+        r"\s*[\[(<]?" + _TIME + r"[\])>]?\s*(?:[-|:]\s+)?",  # a time, alone or in brackets
+        r"\s*[\[(<]\s{0,20}" + _LEVEL + r"\s{0,20}[\])>]:?\s*",  # [INFO]
+        r"\s*" + _LEVEL + r"(?:\s{1,20}|:\s*|\()(?=\S)",  # INFO, debug:
+        r"\s*[IWEFD]\d{4}\s+\S{1,40}\s+\d{1,10}\s+[\w./-]{1,200}:\d{1,7}\]\s*",  # glog
+        r"\s*\d+\.\d\d\.\d{3}\.\d{3}\s+[A-Z]\s+",  # llama.cpp's clock and level
+        r"\s*\[\s*\d{1,8}\.\d{3,9}s?\]\s+(?=\S)",  # seconds since the start
+        r"\s*[\[(]?(?:[\w.-]{1,80}/){0,20}[\w.-]{1,80}\.(?:rs|c|cc|cpp|cu|h|hpp|go|zig|py|js|mjs|ts|swift|m|mm|java)"
+        r":\d{1,7}(?::\d{1,5})?[\])]?:?\s*(?:[-|]\s+)?",  # src/model.rs:42:
+        r"\s*[>*•·-]\s+",  # a quote, an item of a list
+    )
+)
+
+_NUMBER = (
+    r"[-+\u2212]?(?>\d[\d_]{0,60}(?:\.\d{0,60})?|\.\d{1,60})(?:[eE][-+]?\d{1,6})?"
+    r"(?:_?(?:f16|f32|f64|bf16|[fFhL])(?!\w))?+"
+)
+_PIECE = re.compile(
+    r"(?P<space>\s++)"
+    r"|(?P<dots>\.{2,}|…|\u22ef)"
+    rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
+    r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?)"
+    r"|(?P<word>[^\W\d](?:\w|[.]\w|::\w|/\w|-(?=[^\W\d])\w|-(?=\d{1,5}(?![\w.]))\w|\[\d{1,5}\](?=[.\w])|\[\d{1,5}\](?=\s*[:=]))*+)"
+    r"|(?P<id>\d\w{0,80})"
+    r"|(?P<text>\"(?:[^\"\\]|\\.){0,64}+\"|'(?:[^'\\]|\\.){0,64}+'|`[^`]{0,64}+`)"
+    r"|(?P<open>[\[({<])"
+    r"|(?P<close>[\])}>])"
+    r"|(?P<assign>=>|->|→|:=|==|[=:：≈~])"
+    r"|(?P<mark>[,;|&\t])"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A printed number: its value, and half a unit of its last printed digit."""
+
+    text: str
+    value: float
+    half: float
+
+    @property
+    def whole(self) -> bool:
+        """Printed like a count."""
+        return self.text.lstrip("+-\u2212").isdigit()
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Letters, with the dots, dashes and indices that belong to a name."""
+
+    text: str
+    quoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """`=` for anything that assigns, `,` for anything that separates, `…`, or another sign."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What stands between brackets."""
+
+    bracket: str
+    items: tuple[Piece, ...]
+
+    def numbers(self) -> list[Number]:
+        return [p for p in self.items if isinstance(p, Number)]
+
+
+Piece = Number | Word | Mark | Group
+DOTS = Mark("…")
+ASSIGN = Mark("=")
+COMMA = Mark(",")
+BAR = Mark("|")
+SLASH = Mark("/")
+_MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
+_CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
+
+
+def half_unit(text: str) -> float:
+    """Half a unit of the last printed digit."""
+    mantissa, _, exponent = text.lower().partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    return 0.5 * 10.0 ** max(-320, min(int(exponent or 0) - decimals, 308))
+
+
+def number(text: str) -> Number:
+    """A number as people print them: `1.5`, `-2e-3`, `.5`, `1_000`, `0.5f32`, with a real minus sign."""
+    plain = text.replace("\u2212", "-").replace("_", "").lower()
+    for suffix in ("bf16", "f16", "f32", "f64", "f", "h", "l"):
+        plain = plain.removesuffix(suffix)
+    return Number(plain, float(plain), half_unit(plain))
+
+
+def odd_number(text: str) -> Number:
+    """NaN and infinities; JSON's null is how many write them."""
+    plain = text.lower().removesuffix("(ind)").removesuffix("f") if text.lower() != "inf" else "inf"
+    sign = -1.0 if plain.startswith(("-", "\u2212")) else 1.0
+    value = sign * math.inf if "in" in plain and "nan" not in plain else math.nan
+    return Number(text, value, 0.0)
+
+
+def strip(line: str) -> str:
+    """The line without colours and without what a logger put before it."""
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
+    for _ in range(4):
+        for prefix in _PREFIXES:
+            m = prefix.match(line)
+            if m and m.end() and m.end() < len(line):
+                line = line[m.end() :]
+                break
+        else:
+            break
+    return line
+
+
+def pieces(line: str) -> tuple[Piece, ...]:
+    """The line cut up, brackets made into groups. A bracket that does not close ends with the line."""
+    stack: list[tuple[str, list[Piece]]] = [("", [])]
+    for count, piece in enumerate(_cut(line)):
+        if count > MOST_PIECES:
+            break
+        if type(piece) is not Mark:
+            stack[-1][1].append(piece)
+        elif piece.text in "[({":
+            if len(stack) <= _DEEPEST:
+                stack.append((piece.text, []))
+        elif piece.text in "])}":
+            if stack[-1][0] == _CLOSES[piece.text]:
+                _close(stack)
+        else:
+            stack[-1][1].append(piece)
+    while len(stack) > 1:
+        _close(stack)
+    return tuple(stack[0][1])
+
+
+def _close(stack: list[tuple[str, list[Piece]]]) -> None:
+    bracket, items = stack.pop()
+    stack[-1][1].append(Group(bracket, tuple(items)))
+
+
+def _cut(line: str) -> Iterator[Piece]:
+    for m in _PIECE.finditer(line[:MOST]):
+        kind, text = m.lastgroup, m[0]
+        if kind == "number":
+            yield number(text)
+        elif kind == "odd":
+            yield odd_number(text)
+        elif kind in ("word", "id"):
+            yield Word(text)
+        elif kind == "text":
+            yield _quoted(text[1:-1])
+        elif kind == "dots":
+            yield DOTS
+        elif kind == "assign":
+            yield ASSIGN
+        elif kind == "mark":
+            yield COMMA if text in ",;&\t" else BAR
+        elif kind in ("open", "close", "other"):
+            yield _MARKS.get(text) or Mark(text)
+
+
+_WHOLE_NUMBER = re.compile(_NUMBER)
+
+
+def _quoted(text: str) -> Piece:
+    return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
+
+
+def open_brackets(line: str) -> int:
+    """How many square or round brackets the line leaves open; below 0 where it closes more than it opens."""
+    depth = 0
+    for c in line:
+        if c in "[(":
+            depth += 1
+        elif c in "])":
+            depth -= 1
+    return depth
+
+
+@dataclass(frozen=True)
+class Values:
+    """A printed list of numbers, perhaps with the middle left out."""
+
+    first: tuple[Number, ...]
+    last: tuple[Number, ...] = ()
+    cut: bool = False  # an ellipsis stood somewhere
+
+    @property
+    def all(self) -> tuple[Number, ...]:
+        return self.first + self.last
+
+    @property
+    def whole(self) -> bool:
+        """Counts, ids or a shape rather than values of a tensor."""
+        return all(n.whole for n in self.all)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Lists inside a list: rows from the front, and from the back where the middle was left out."""
+
+    first: tuple[Values, ...]
+    last: tuple[Values, ...] = ()
+    cut: bool = field(default=False)
+
+
+def listed(items: Sequence[Piece]) -> Values | Rows | None:
+    """The numbers of a bracket or of columns: one list, or rows of lists; None where something else stands there."""
+    items = [p for p in items if p is not COMMA and p is not BAR]
+    while len(items) == 1 and isinstance(items[0], Group):
+        items = [p for p in items[0].items if p is not COMMA]
+    if not items:
+        return None
+    if all(isinstance(p, Number) or p is DOTS for p in items) and any(isinstance(p, Number) for p in items):
+        return _values(items)
+    if all(isinstance(p, Group) or p is DOTS for p in items):
+        rows: list[list[Values]] = [[], []]
+        cut = False
+        for p in items:
+            if not isinstance(p, Group):
+                cut = True
+                continue
+            row = listed(p.items)
+            if isinstance(row, Rows) and len(row.first) == 1 and not row.cut:
+                row = row.first[0]
+            if not isinstance(row, Values):
+                return None
+            rows[cut].append(row)
+        return Rows(tuple(rows[0]), tuple(rows[1]), cut) if rows[0] else None
+    return None
+
+
+def _values(items: Sequence[Piece]) -> Values:
+    halves: list[list[Number]] = [[], []]
+    cut = False
+    for p in items:
+        if isinstance(p, Number):
+            halves[cut].append(p)
+        else:
+            cut = True
+    return Values(tuple(halves[0]), tuple(halves[1]), cut)
+
+
+def sharpened(numbers: Sequence[Number]) -> tuple[float, ...]:
+    """Half a unit of each number of one list, where the format left trailing zeros out.
+
+    `%g` and shortest prints drop zeros at the end, rounding to so many decimals and printing the result does too.
+    Where the numbers of a list have different numbers of decimals, the longest tells how many digits or decimals
+    were printed; the coarser of the two readings is taken, so that no number is trusted further than it was printed.
+    """
+    plain = [n for n in numbers if n.half and "e" not in n.text]
+    decimals = {len(n.text.partition(".")[2]) for n in plain}
+    if len(plain) < 2 or len(decimals) < 2:
+        return tuple(n.half for n in numbers)
+    digits = max(len(n.text.replace(".", "").lstrip("+-0")) for n in plain)
+    fixed = 0.5 * 10.0 ** -max(decimals)
+    found = []
+    for n in numbers:
+        if not n.half or "e" in n.text:
+            found.append(n.half)
+            continue
+        lead = math.floor(math.log10(abs(n.value))) + 1 if n.value else -max(decimals) + digits
+        found.append(min(n.half, max(fixed, 0.5 * 10.0 ** (lead - digits))))
+    return tuple(found)

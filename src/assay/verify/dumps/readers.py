@@ -1,0 +1,338 @@
+"""Reading dumps: assay's JSON lines, .npz, a folder of .npy, .safetensors. Names and layouts stay as they are here.
+
+Dumps come from strangers. Sizes are checked against what is really there before anything is allocated, numbers must
+be finite, and every complaint names the line or the member.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import AssayError
+from assay.verify.dumps.lines import Number, half_unit, sharpened
+from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
+from assay.verify.dumps.safetensors import read_safetensors
+from assay.verify.dumps.trace import read_trace
+
+Array = NDArray[Any]
+MAX_LINE = 1 << 28
+MAX_TOKENS = 1 << 20
+_RAW = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
+_FIELDS = {"name", "shape", "row", "file", "dtype", *KINDS}
+
+
+# -- JSON lines ----------------------------------------------------------------------------------------------
+
+
+def read_json_lines(path: Path) -> Dump:
+    """A header `{"assay_dump": 1, …}` begins each step; the lines after it are observations of that step."""
+    engine, tokens, positions, steps = "", list[int](), list[int](), list[int]()
+    found: list[Observation] = []
+    for where, item in _json_lines(path):
+        if "assay_dump" in item:
+            new, at = _header(where, item, len(tokens))
+            engine = engine or str(item.get("engine", "unnamed"))
+            tokens += new
+            positions += at
+            steps.append(len(new))
+        elif not steps:
+            raise AssayError(f'{where}: the first line must be the header {{"assay_dump": 1, "tokens": […]}}')
+        else:
+            found += _observations(path, where, item, len(tokens) - steps[-1], steps[-1], len(steps) == 1)
+    if not steps:
+        raise AssayError(f"{path}: empty; the first line must be a header")
+    if len(steps) > 1:  # "the whole tensor" of the first step was not the whole sequence
+        found = [_in_first_step(o, steps[0]) for o in found]
+    return _unique(Dump(engine, tuple(tokens), tuple(positions), tuple(steps), tuple(found), str(path)))
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with open(path, "rb") as file:
+        for number in range(1, 1 << 31):
+            line = file.readline(MAX_LINE)
+            where = f"{path}: line {number}"
+            if not line:
+                return
+            if len(line) == MAX_LINE:
+                raise AssayError(f'{where}: longer than {MAX_LINE >> 20} MiB; put the values into a file with "file"')
+            if not line.strip():
+                continue
+            try:
+                item = json.loads(line, parse_float=_Printed)
+            except (ValueError, RecursionError) as error:
+                raise AssayError(
+                    f"{where}: not JSON ({str(error).lower()}); the dump is truncated or damaged"
+                ) from None
+            if not isinstance(item, dict):
+                raise AssayError(f"{where}: must be a JSON object (found {type(item).__name__})")
+            yield where, item
+
+
+def _header(where: str, item: dict[str, Any], done: int) -> tuple[list[int], list[int]]:
+    if item["assay_dump"] != 1:
+        raise AssayError(f"{where}: dump version {item['assay_dump']!r} is not known (expected 1)")
+    tokens = _integers(where, "tokens", item.get("tokens"))
+    positions = _integers(where, "positions", item.get("positions", list(range(done, done + len(tokens)))))
+    if len(positions) != len(tokens):
+        raise AssayError(f"{where}: {len(positions)} positions for {len(tokens)} tokens")
+    if item.get("phase", "prefill") not in ("prefill", "decode"):
+        raise AssayError(f"{where}: phase must be prefill or decode (found {item['phase']!r})")
+    if not done and item.get("phase") == "decode" and positions[0] > 0:
+        raise AssayError(
+            f"{where}: the dump begins at position {positions[0]}, so the tokens before it are unknown; "
+            "put a header with them (and no observations) before this one"
+        )
+    return tokens, positions
+
+
+def _integers(where: str, what: str, found: Any) -> list[int]:
+    if not isinstance(found, list) or not found or len(found) > MAX_TOKENS:
+        raise AssayError(f"{where}: {what} must be a list of 1 to {MAX_TOKENS} whole numbers")
+    if not all(isinstance(t, int) and not isinstance(t, bool) and 0 <= t < 2**31 for t in found):
+        raise AssayError(f"{where}: {what} must be whole numbers from 0 to 2147483647")
+    return found
+
+
+class _Printed(float):
+    """A number that remembers how it was printed."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> _Printed:
+        made = super().__new__(cls, text)
+        made.text = text.lower()
+        return made
+
+
+def _printed(data: Any) -> tuple[float, ...]:
+    """Half a unit of the last printed digit of every number."""
+    texts = [x.text if isinstance(x, _Printed) else str(x) for x in data]
+    return sharpened([Number(text, float(text), half_unit(text)) for text in texts])
+
+
+def _number(where: str, what: str, x: Any) -> float:
+    if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x):
+        raise AssayError(f"{where}: {what}: not a finite number (found {x!r})")
+    return float(x)
+
+
+def _observations(
+    path: Path, where: str, item: dict[str, Any], start: int, n_rows: int, only: bool
+) -> Iterator[Observation]:
+    name = item.get("name")
+    if not isinstance(name, str) or not name:
+        raise AssayError(f'{where}: has no "name"')
+    where = f"{where}: {name}"
+    unknown = set(item) - _FIELDS
+    if unknown:
+        raise AssayError(f"{where}: unknown field {sorted(unknown)[0]!r}; known are {', '.join(sorted(_FIELDS))}")
+    shape = _shape(where, item["shape"]) if "shape" in item else None
+    rows: tuple[int, int] | None = None if only else (start, start + n_rows)
+    if "row" in item:
+        row = item["row"]
+        if not isinstance(row, int) or isinstance(row, bool) or not -n_rows <= row < n_rows:
+            raise AssayError(f"{where}: row {row!r} is outside the {n_rows} tokens of this step")
+        rows = (start + row % n_rows, start + row % n_rows + 1)
+    common: dict[str, Any] = {"rows": rows, "shape": shape, "foreign": name, "where": where}
+    n = 0
+    if "file" in item:
+        yield Observation(name, "values", _raw_file(path, where, item, shape), **common)
+        n += 1
+    for kind in KINDS:
+        if kind in item:
+            data = _data(where, kind, item[kind], shape)
+            printed = () if kind == "values" else _printed(_texts(kind, item[kind]))
+            yield Observation(name, kind, data, printed=printed, **common)
+            n += 1
+    if not n:
+        raise AssayError(f"{where}: says nothing; give values, file or any of {', '.join(KINDS[1:])}")
+
+
+def _texts(kind: str, data: Any) -> list[Any]:
+    """The numbers of an item, as they were printed."""
+    if kind in STATISTICS:
+        return [data]
+    return [pair[1] for pair in data] if kind in ("at", "top") else list(data)
+
+
+def _shape(where: str, shape: Any) -> tuple[int, ...]:
+    if not isinstance(shape, list) or not all(isinstance(n, int) and n > 0 for n in shape) or len(shape) > 6:
+        raise AssayError(f"{where}: shape must be up to 6 positive whole numbers (found {shape!r})")
+    return tuple(shape)
+
+
+def _data(where: str, kind: str, data: Any, shape: tuple[int, ...] | None) -> Any:
+    if kind in STATISTICS:
+        return _number(where, kind, data)
+    if not isinstance(data, list) or not data:
+        raise AssayError(f"{where}: {kind} must be a list that is not empty")
+    if kind in ("at", "top"):
+        pairs = []
+        for pair in data:
+            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int) or pair[0] < 0:
+                raise AssayError(f"{where}: {kind} must hold pairs [index, value] (found {pair!r})")
+            pairs.append((pair[0], _number(where, f"{kind}[{pair[0]}]", pair[1])))
+        return tuple(pairs)
+    if kind != "values":
+        return tuple(_number(where, f"{kind}[{i}]", x) for i, x in enumerate(data))
+    try:
+        array = np.asarray(data, np.float64)
+    except (ValueError, TypeError, OverflowError):
+        raise AssayError(f"{where}: values must be numbers, flat or nested evenly") from None
+    _finite(where, array)
+    if shape is not None:
+        if array.size != math.prod(shape):
+            raise AssayError(f"{where}: {array.size} values for shape {list(shape)}, which has {math.prod(shape)}")
+        array = array.reshape(shape)
+    return array
+
+
+def _raw_file(path: Path, where: str, item: dict[str, Any], shape: tuple[int, ...] | None) -> Callable[[], Array]:
+    name, kind = item["file"], item.get("dtype", "f32")
+    if kind not in _RAW:
+        raise AssayError(f"{where}: dtype must be f32, f16 or f64 (found {kind!r})")
+    if shape is None:
+        raise AssayError(f'{where}: a "file" needs a "shape"')
+    if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise AssayError(f"{where}: file must be a name beside the dump (found {name!r})")
+    file = path.parent / name
+    size = file.stat().st_size if file.is_file() else -1
+    wanted = math.prod(shape) * np.dtype(_RAW[kind]).itemsize
+    if size != wanted:
+        found = "no such file" if size < 0 else f"{size} bytes"
+        raise AssayError(f"{where}: {name}: {found}, expected {wanted} for shape {list(shape)} of {kind}")
+    return partial(_checked, where, partial(np.memmap, file, _RAW[kind], "r", 0, shape))
+
+
+# -- arrays --------------------------------------------------------------------------------------------------
+
+
+def read_npz(path: Path) -> Dump:
+    """Arrays by name; the ids as `tokens`, and `positions` if they do not count from 0."""
+    try:
+        archive = zipfile.ZipFile(path)  # stays open while a member may still be read
+        members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+        names = [m.filename[:-4] for m in members]
+        if len(set(names)) < len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise AssayError(f"{path}: {twice}: the name appears twice")
+        arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]] = {}
+        for member, name in zip(members, names, strict=True):
+            with archive.open(member) as file:
+                shape, dtype = _npy_header(f"{path}: {name}", file)
+            _claims(f"{path}: {name}", shape, dtype, member.file_size)
+            arrays[name] = shape, partial(_npz_member, archive, member)
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+        raise AssayError(f"{path}: not a whole .npz file ({str(error).lower()})") from None
+    return _from_arrays(path, arrays)
+
+
+def read_npy_folder(path: Path) -> Dump:
+    """A folder of .npy files, named after the nodes; `tokens.npy` holds the ids."""
+    arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]] = {}
+    for file in sorted(path.glob("*.npy")):
+        with open(file, "rb") as handle:
+            shape, dtype = _npy_header(str(file), handle)
+        _claims(str(file), shape, dtype, file.stat().st_size)
+        arrays[file.stem] = shape, partial(np.load, file, mmap_mode="r", allow_pickle=False)
+    if not arrays:
+        raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
+    return _from_arrays(path, arrays)
+
+
+def read_tensors(path: Path) -> Dump:
+    """A safetensors file: our own trace, or anybody's tensors with the ids as `tokens`."""
+    trace = read_trace(path)
+    if trace is not None:
+        return trace
+    readers, entries, _ = read_safetensors(path)
+    return _from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
+
+
+def _npz_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with archive.open(member) as file:
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _npy_header(where: str, file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except (ValueError, TypeError, EOFError, KeyError, OverflowError) as error:
+        raise AssayError(f"{where}: not an array file ({str(error).splitlines()[0].lower()})") from None
+    if dtype.kind not in "fiu":
+        raise AssayError(f"{where}: must hold numbers (found dtype {dtype})")
+    return shape, dtype
+
+
+def _claims(where: str, shape: tuple[int, ...], dtype: np.dtype[Any], present: int) -> None:
+    claimed = math.prod(shape) * dtype.itemsize
+    if any(n < 0 for n in shape) or claimed > present:
+        raise AssayError(
+            f"{where}: claims {claimed} bytes for shape {list(shape)} but the file has {present}; it is truncated"
+        )
+
+
+def _from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]]) -> Dump:
+    ids = [np.asarray(arrays[k][1]()).reshape(-1).tolist() if k in arrays else None for k in ("tokens", "positions")]
+    tokens = _integers(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
+    positions = _integers(f"{path}: positions", "positions", ids[1]) if ids[1] is not None else list(range(len(tokens)))
+    if len(positions) != len(tokens):
+        raise AssayError(f"{path}: {len(positions)} positions for {len(tokens)} tokens")
+    observations = tuple(
+        Observation(name, "values", partial(_checked, f"{path}: {name}", read), shape=shape, foreign=name, where=name)
+        for name, (shape, read) in arrays.items()
+        if name not in ("tokens", "positions")
+    )
+    steps = (len(tokens),) if tokens else ()
+    return Dump(path.stem, tuple(tokens), tuple(positions), steps, observations, str(path))
+
+
+# -- common --------------------------------------------------------------------------------------------------
+
+
+def _checked(where: str, read: Callable[[], Array]) -> Array:
+    try:
+        array = np.asarray(read())
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise AssayError(f"{where}: cannot be read ({str(error).splitlines()[0].lower()})") from None
+    _finite(where, array)
+    return array
+
+
+def _finite(where: str, array: Array) -> None:
+    """NaN and +inf are never values of a right run; -inf is what masked scores hold."""
+    bad = ~(np.isfinite(array) | np.isneginf(array)) if array.dtype.kind == "f" else np.zeros(1, bool)
+    if bad.any():
+        at = [int(i) for i in np.argwhere(bad)[0]]
+        raise AssayError(
+            f"{where}: {int(bad.sum())} of {array.size} values are not finite, the first at {at}; "
+            "find where the engine overflows or reads unset memory"
+        )
+
+
+def _in_first_step(obs: Observation, n: int) -> Observation:
+    from dataclasses import replace
+
+    return replace(obs, rows=(0, n)) if obs.rows is None else obs
+
+
+def _unique(dump: Dump) -> Dump:
+    seen: set[tuple[Any, ...]] = set()
+    for obs in dump.observations:
+        key = (obs.foreign, obs.op, obs.kind, obs.rows, obs.side)
+        if key in seen:
+            raise AssayError(f"{obs.where}: the {obs.kind} of this name was given before; one name, one value")
+        seen.add(key)
+    return dump

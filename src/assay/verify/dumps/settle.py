@@ -1,0 +1,179 @@
+"""What words leave open, settled by the values: which of several nodes a phrase means, and which token's row is shown.
+
+People print "layer 3: [...]" and do not say of which token. One answer is sought for the whole log, because a print
+statement does the same in every layer: the reading that brings the values nearest to the definition's. A faulty engine
+is near to nothing in most layers, but what it computed before the fault decides.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.graph import split
+from assay.models import Model
+from assay.verify.dumps.observation import STATISTICS, Dump, Observation, measure, rows_of, token_axis
+
+Array = NDArray[Any]
+Rows = tuple[int, int] | None
+_CLOSEST = 1e-7  # distances below this are the same: an exact match of a few digits proves no more
+_ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
+
+
+def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
+    """Whether the layers of a log run from 1 to n_layer."""
+    layers = {int(layer) for o in observations for layer in [split(o.name)[1]] if layer is not None}
+    return bool(layers) and max(layers) == n_layer and 0 not in layers
+
+
+def settle(
+    observations: Sequence[Observation],
+    model: Model,
+    n: int,
+    truth: Callable[[Collection[str]], dict[str, Array]],
+) -> tuple[list[Observation], list[str]]:
+    """Partial observations with one name and one row each, and what was assumed."""
+    counted = [_from_the_end(o, n) for o in observations]
+    if not any(_open(o, n) for o in counted):
+        return counted, []
+    graph, width = model.graph, model.hparams.n_embd_head
+    values = truth({name for o in counted if _open(o, n) for name in (o.name, *o.others)})
+
+    def distance(obs: Observation, rows: Rows) -> float:
+        value, axis = values[obs.name], token_axis(graph, obs.name)
+        expected = measure(replace(obs, rows=rows), value, axis, width)
+        if len(expected) != len(obs.target()):
+            return math.inf
+        scale = float(np.sqrt(np.mean(np.square(rows_of(value, axis, rows), dtype=np.float64)))) + 1e-30
+        error = float(np.mean(np.abs(obs.target() - expected))) / scale
+        return max(error, _CLOSEST) if math.isfinite(error) else math.inf
+
+    found, notes = [], dict[str, str]()
+    votes = _vote([o for o in counted if _open(o, n)], n, distance)
+    for obs in counted:
+        if not _open(obs, n):
+            found.append(obs)
+            continue
+        options = [
+            (distance(mine, rows), i, name, rows, label)
+            for i, name in enumerate((obs.name, *obs.others))
+            for mine in [replace(obs, name=name)]
+            for label, rows in _rows(obs, n)
+            if label in (votes.get(_class(obs)), "fixed")
+        ] or [(0.0, 0, obs.name, obs.rows, "all")]
+        near = min(options)[0]
+        _, i, name, rows, label = min(options, key=lambda o: (o[0] > 3 * near, o[1]))  # the likeliest, if as near
+        found.append(replace(obs, name=name, others=(), rows=rows, perhaps=None))
+        role = split(name)[0]
+        if _ROW_WORDS.get(label) and role not in notes:
+            notes[role] = f"{name}: read as {_ROW_WORDS[label]}"
+        if i:
+            notes[role + "!"] = f"{obs.foreign}: read as {name}, whose values are nearer than {obs.name}'s"
+    return found, list(notes.values())
+
+
+def _from_the_end(obs: Observation, n: int) -> Observation:
+    """Rows counted from the last one, as (-1, 0), counted from the first."""
+    if obs.rows is None or obs.rows[0] >= 0 or obs.kind == "values":
+        return obs
+    start = max(obs.rows[0] + n, 0)
+    return replace(obs, rows=(start, start + 1))
+
+
+def _open(obs: Observation, n: int) -> bool:
+    return obs.kind != "values" and (bool(obs.others) or (obs.rows is None and obs.shape is None and n > 1))
+
+
+def _class(obs: Observation) -> str:
+    """Lists and statistics are often of different rows."""
+    return "statistic" if obs.kind in STATISTICS else "top" if obs.kind == "top" else "list"
+
+
+def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
+    if obs.rows is not None or obs.shape is not None or n == 1:
+        return [("fixed", obs.rows)]
+    found: list[tuple[str, Rows]] = [("all", None), ("last", (n - 1, n)), ("first", (0, 1))]
+    if obs.perhaps is not None and obs.perhaps < n:
+        found.append(("said", (obs.perhaps, obs.perhaps + 1)))
+    return found
+
+
+def _vote(
+    observations: Sequence[Observation], n: int, distance: Callable[[Observation, Rows], float]
+) -> dict[str, str]:
+    """For lists and for statistics: the reading of rows with the least sum of the logarithms of its distances."""
+    totals: dict[str, dict[str, float]] = {}
+    for obs in observations:
+        options = _rows(obs, n)
+        if options[0][0] == "fixed":
+            continue
+        for label, rows in options:
+            best = min(distance(replace(obs, name=name), rows) for name in (obs.name, *obs.others))
+            totals.setdefault(_class(obs), {}).setdefault(label, 0.0)
+            totals[_class(obs)][label] += math.log(min(best, 1e3))
+        if len(options) < 4 and "said" in totals.get(_class(obs), {}):
+            totals[_class(obs)]["said"] += math.log(1e3)
+    order = {"all": 0, "first": 1, "last": 2, "said": 3}
+    return {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
+
+
+# -- what was understood -----------------------------------------------------------------------------------------
+
+
+def understood(dump: Dump, n: int) -> list[str]:
+    """The reading of a log, a line each kind: "l_out-0 … l_out-29 (30 nodes): last row, 5 values and an rms each"."""
+    lines: dict[str, dict[str, list[Observation]]] = {}
+    for obs in dump.observations:
+        lines.setdefault(obs.name, {}).setdefault(_shown(obs, n), []).append(obs)
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, kinds in lines.items():
+        rows = next(iter(kinds))
+        what = _what([o for many in kinds.values() for o in many])
+        key = (split(name)[0], f"{rows if len(kinds) == 1 else f'{len(kinds)} rows'}, {what}")
+        groups.setdefault(key, []).append(name)
+    found = []
+    for (_, what), names in groups.items():
+        said = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)} nodes)"
+        found.append(f"{said}: {what}{' each' if len(names) > 1 else ''}")
+    return found
+
+
+def _shown(obs: Observation, n: int) -> str:
+    if obs.rows is None or obs.rows == (0, n):
+        return "the only row" if n == 1 else "all rows"
+    if obs.rows == (n - 1, n):
+        return "last row"
+    return f"row {obs.rows[0]}"
+
+
+def _what(observations: Sequence[Observation]) -> str:
+    parts: dict[str, int] = {}
+    for obs in observations:
+        if obs.kind in STATISTICS:
+            parts[("an " if obs.kind[0] in "aeiour" else "a ") + obs.kind] = 1
+        else:
+            word = {"first": "values", "last": "last values", "at": "single values", "top": "best logits"}[obs.kind]
+            parts[word] = max(parts.get(word, 0), len(obs.data))
+    words = [k if k.startswith(("a ", "an ")) else f"{v} {k}" for k, v in parts.items()]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+_LIST = re.compile(r"[\[({]\s{0,20}[-+.\d][^\[\](){}a-df-zA-Z]{0,4000}[\])}]")
+_NAMED = re.compile(r"\b(layer|block|blk|l)([\s_.:#-]{0,3})\d{1,4}\b", re.IGNORECASE)
+_FLOAT = re.compile(r"(?<![\w.])[-+]?\d{1,40}\.\d{0,40}(?:[eE][-+]?\d{1,4})?")
+
+
+def suggestion(line: str) -> str:
+    """The --pattern that would take a line which speaks of no known node."""
+    text = _LIST.sub(lambda m: m[0][0] + "{first}" + m[0][-1], line, count=1)
+    text = _NAMED.sub(r"\1\2{layer}", text, count=1)
+    if "{first}" not in text:
+        text = _FLOAT.sub("{rms}", text, count=1)
+    text = _FLOAT.sub("*", text)
+    return text if "{layer}" in text else re.sub(r"^\s*[^\W\d][\w .-]{0,40}?(?=[:=\[])", "{name}", text, count=1)

@@ -1,0 +1,98 @@
+"""The result of a comparison: a verdict for every observed node, and what follows from all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from assay.verify.judge.arithmetic import Arithmetic
+from assay.verify.judge.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class NodeVerdict:
+    """`own` is True where the node itself is at fault, False where it only passes on what it was given, and None where
+    the dump does not hold enough to tell, or where nothing is wrong."""
+
+    name: str
+    verdict: str  # "same" | "noise" | "wrong"
+    own: bool | None
+    explained_by: str | None
+    evidence: Evidence
+
+    def to_json(self) -> dict[str, Any]:
+        e = self.evidence
+        found: dict[str, Any] = {
+            "name": self.name,
+            "nmse": e.nmse,
+            "cosine": e.cosine,
+            "verdict": self.verdict,
+            "own": self.own,
+            "explained_by": self.explained_by,
+            "max_error": e.worst,
+            "at": list(e.where),
+            "found": e.found,
+            "expected": e.expected,
+            "own_nmse": e.own_nmse,
+        }
+        if len(e.segment) > 1:
+            found["segment"] = list(e.segment)
+        if e.top1 is not None:
+            found["same_best_token"] = e.top1
+        return found
+
+
+@dataclass(frozen=True)
+class Diff:
+    """The result; true when nothing is wrong."""
+
+    a: str
+    b: str
+    arithmetic: Arithmetic
+    nodes: tuple[NodeVerdict, ...]
+    unmatched: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.verdict != "wrong"
+
+    @property
+    def verdict(self) -> str:
+        found = {n.verdict for n in self.nodes}
+        return next(v for v in ("wrong", "noise", "same") if v in found)
+
+    @property
+    def first_wrong(self) -> NodeVerdict | None:
+        return next((n for n in self.nodes if n.verdict == "wrong"), None)
+
+    @property
+    def at_fault(self) -> tuple[NodeVerdict, ...]:
+        return tuple(n for n in self.nodes if n.own)
+
+    def beside(self, other: Diff) -> Diff:
+        """This result, where the other side was judged as well: a wrong one of the two is the result."""
+        worse = other if self and not other else self
+        fine = self if worse is other else other
+        return replace(worse, a=fine.b, notes=(*worse.notes, f"{fine.b} against the definition: {fine.summary}"))
+
+    @property
+    def summary(self) -> str:
+        if self.verdict == "wrong":
+            return f"wrong, first at {self.first_wrong.name if self.first_wrong else ''}"
+        return f"noise (explained by {self.arithmetic.name})" if self.verdict == "noise" else "same"
+
+    def to_json(self) -> dict[str, Any]:
+        first = self.first_wrong
+        return {
+            "a": self.a,
+            "b": self.b,
+            "verdict": self.verdict,
+            "explained_by": self.arithmetic.name if self.verdict == "noise" else None,
+            "first_wrong": first.name if first else None,
+            "at_fault": [n.name for n in self.at_fault],
+            "nodes": [n.to_json() for n in self.nodes],
+            "unmatched": list(self.unmatched),
+            "contradictions": list(self.contradictions),
+            "notes": list(self.notes),
+        }

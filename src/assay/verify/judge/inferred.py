@@ -1,0 +1,51 @@
+"""Which arithmetic an engine computes in, inferred once for the whole dump from what its nodes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from assay.models import Model
+from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic
+from assay.verify.judge.evidence import Evidence
+from assay.verify.thresholds import RUN, TOO_GOOD
+
+
+def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
+    """The strictest arithmetic that explains what the nodes have in common.
+
+    Whole tensors: storage, quantised operands and cache are inferred apart, each by the majority of the nodes that it
+    concerns, judged on their own inputs. Partial evidence: the one that explains the most observations from the first
+    on, but none that is far too coarse for the first one: who agrees to six digits there does not compute in bfloat16.
+    """
+    whole = [e for e in evidence if e.whole and len(e.segment) <= 3]
+    if len(whole) >= 8:
+        return _by_majority(model, whole)
+    early = [e for e in evidence if e.name != "embd"]
+    best = ARITHMETICS[0]
+    longest = 0
+    for i, arithmetic in enumerate(ARITHMETICS):
+        explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
+        if explained > longest and RUN * early[0].local[i] > TOO_GOOD:
+            best, longest = arithmetic, explained
+    return best if longest else ARITHMETICS[0]
+
+
+def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
+    def explained(ops: Collection[str], inside: bool, candidates: list[Arithmetic]) -> Arithmetic:
+        votes = [e.local for e in whole if (model.graph[e.name].op in ops) == inside]
+        share = [sum(v[ARITHMETICS.index(c)] <= 1 for v in votes) for c in candidates]
+        for c, n in zip(candidates, share, strict=True):
+            if 2 * n >= len(votes):
+                return c
+        return candidates[int(np.argmax(share))]
+
+    plain, kv, q8, both, f16, bf16 = ARITHMETICS
+    attention = ("kq", "kqv")
+    storage = explained((*MATRIX, *attention, "cache"), False, [plain, f16, bf16])
+    if storage is not plain:
+        return storage
+    quantised = explained(MATRIX, True, [plain, q8]) is q8
+    cached = kv in (explained(attention, True, [plain, kv]), explained(("cache",), True, [plain, kv]))
+    return {(False, False): plain, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]

@@ -1,0 +1,230 @@
+"""The noise floor: what each legitimate arithmetic does to every node of this model on these tokens.
+
+Two figures per node, arithmetic and token row, each as rms and as largest deviation:
+  carried   the deviation of a whole run in that arithmetic: what separates its value from the definition's. Simulated
+            once per model and tokens, and remembered on disk.
+  local     the deviation of one step: the node (or the smallest segment between observed nodes) computed in that
+            arithmetic and exactly, both from the stranger's own values. It is far smaller than the carried noise, so
+            a fault that carried noise would hide stands out.
+Both come from running the definition with roundings (`arithmetic`). A simulation is one draw, and where a few large
+activations decide a sum it may be a lucky one; so no figure is less than what the standard deviations of the roundings
+give, which for sums of products are known value by value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.weights import Weights
+from assay.graph import Node
+from assay.models import Model
+from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, patch, token_axis
+from assay.verify.dumps.remembered import cache_dir, fingerprint, remember
+from assay.verify.judge.arithmetic import (
+    ARITHMETICS,
+    MATRIX,
+    SUMS,
+    WITH_MINIMUM,
+    Arithmetic,
+    operand,
+    q8_1_slip,
+    rounding_variance,
+    stored,
+    summation,
+    summed,
+)
+from assay.verify.judge.sweep import Last, Squares, evaluate_all
+
+Array = NDArray[Any]
+VERSION = 5  # of the noise model; part of the cache key
+
+
+@dataclass(frozen=True)
+class Level:
+    """Noise of one node, [arithmetic, token row], absolute; and of what was observed of it, where that was a part."""
+
+    rms: Array
+    top: Array
+    parts: Mapping[Any, Array] = field(default_factory=dict)  # by `part_key`, [arithmetic, value]
+
+
+def part_key(obs: Observation) -> tuple[Any, ...]:
+    return obs.foreign, obs.kind, obs.rows
+
+
+def by_rows(value: Array, axis: int) -> Array:
+    """[rows, everything else]."""
+    moved = np.moveaxis(value, axis, 0)
+    return moved.reshape(len(moved), -1)
+
+
+def visible(positions: Array, key_positions: Array) -> Array:
+    """Which keys a query may see, [T, S]; scores elsewhere mean nothing."""
+    return np.asarray(key_positions[None, :] <= positions[:, None])
+
+
+class NoiseRuns:
+    """Visitor: the definition beside one run per arithmetic, all in float32.
+
+    With a dump, its values replace the node's in every run: what is measured is the noise of one step from there.
+    Without, it is that of the whole run.
+    """
+
+    def __init__(self, model: Model, tokens: Sequence[int], positions: Sequence[int], dump: Dump | None = None) -> None:
+        self.graph, self.file = model.graph, model.file
+        self.observed = dump.by_name if dump else {}
+        self.head_width = model.hparams.n_embd_head
+        given = inputs_of(tokens, positions)
+        self.exact: dict[str, Array] = dict(given)
+        self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
+        self.seen = visible(given["inp_pos"], given["inp_kpos"])
+        self.n_tokens = len(tokens)
+        self.last = Last(model.graph)
+        self.levels: dict[str, Level] = {}
+
+    def visit(self, node: Node, weights: Weights) -> None:
+        lanes: list[list[Array]] = [[self.exact[i] for i in node.inputs]]
+        same: dict[Any, Array] = {}  # equal roundings of equal inputs stay one array, and are computed once
+        for a, run in zip(ARITHMETICS, self.runs, strict=True):
+            lanes.append([self._operand(a, node, i, run[name], same) for i, name in enumerate(node.inputs)])
+        exact, *values = (_narrow(v) for v in evaluate_all(node, lanes, weights))
+        values = self._slip(node, values, weights)
+        sums, operands = self._variances(node, weights)
+        values = [
+            summed(self.graph, node, v, None if s is None else np.sqrt(s)) for s, v in zip(sums, values, strict=True)
+        ]
+        observed = self.observed.get(node.name, ())
+        whole = any(o.kind == "values" and o.rows is None for o in observed)
+        if not whole or node.op == "cache":  # else rounding the result is allowed for where it is judged
+            values = [stored(a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)]
+        spread = [
+            None if s is None else s + operands if a.q8 and operands is not None else s
+            for a, s in zip(ARITHMETICS, sums, strict=True)
+        ]
+        self.levels[node.name] = self._level(node, exact, values, observed, spread)
+        axis = token_axis(self.graph, node.name)
+        self.exact[node.name] = _narrow(patch(observed, exact, axis))
+        for run, value in zip(self.runs, values, strict=True):
+            run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
+        self.last.forget(node, self.exact, *self.runs)
+
+    def _variances(self, node: Node, weights: Weights) -> tuple[list[Array | None], Array | None]:
+        """Of each value of a sum: by summing, for each arithmetic, and by quantising a matrix's operand."""
+        if node.op not in SUMS:
+            return [None] * len(ARITHMETICS), None
+        operands: Array | None = None
+        inputs = [self.exact[name] for name in node.inputs]
+        if node.op in MATRIX:
+            x = inputs[0].reshape(len(inputs[0]), -1) if node.op == "linear" else inputs[0]
+            rounded = rounding_variance(self.file, node.weights[0], x)
+            lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
+            squares, *more = evaluate_all(node, lanes, Squares(weights))
+            operands = more[0] if more else None
+        elif node.op == "bias":
+            squares = inputs[0] ** 2 + np.square(weights[node.weights[0]][:])
+        else:
+            squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
+        size = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
+        return [squares * s**2 for s in size], operands
+
+    def _slip(self, node: Node, values: list[Array], weights: Weights) -> list[Array]:
+        """Q8_1: the blocks' minima times the rounding of the operand's block sums."""
+        if node.op != "linear" or self.file.tensors[node.weights[0]].type.name not in WITH_MINIMUM:
+            return values
+        matrix = weights[node.weights[0]]
+        if not isinstance(matrix, np.ndarray):
+            return values
+        least = matrix.reshape(matrix.shape[0], -1, 32).min(-1)
+        out, seen = [], dict[int, Array]()
+        for a, run, value in zip(ARITHMETICS, self.runs, values, strict=True):
+            x = run[node.inputs[0]]
+            if a.q8 and id(x) not in seen:
+                seen[id(x)] = q8_1_slip(x) @ least.T
+            out.append(value + seen[id(x)] if a.q8 else value)
+        return out
+
+    def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
+        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache)
+        if key not in same:
+            same[key] = operand(a, self.file, node, i, x)
+        return same[key]
+
+    def _level(
+        self,
+        node: Node,
+        exact: Array,
+        values: list[Array],
+        observed: Sequence[Observation],
+        variances: Sequence[Array | None],
+    ) -> Level:
+        """Noise of each row; at least what rows of this size show on average, for one row may have been lucky."""
+        axis = token_axis(self.graph, node.name)
+        rows = by_rows(exact.astype(np.float32), axis)
+        scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
+        rms, top = [], []
+        for value, variance in zip(values, variances, strict=True):
+            difference = by_rows(self._shown(node, value.astype(np.float32) - exact), axis)
+            one = np.sqrt(np.mean(difference * difference, axis=1))
+            peak = np.abs(difference).max(axis=1)
+            if variance is not None:
+                usual, largest = _expected(by_rows(self._shown(node, variance.copy()), axis))
+                one, peak = np.maximum(one, usual), np.maximum(peak, largest)
+            rms.append(np.maximum(one, scale * np.sqrt(np.mean((one / scale) ** 2))))
+            top.append(np.maximum(peak, scale * np.sqrt(np.mean((peak / scale) ** 2))))
+        parts = {
+            part_key(o): np.stack([self._seen_as(o, v, axis) - self._seen_as(o, exact, axis) for v in values])
+            for o in observed
+            if o.kind != "values"
+        }
+        return Level(np.stack(rms), np.stack(top), parts)
+
+    def _seen_as(self, obs: Observation, value: Array, axis: int) -> Array:
+        return measure(obs, value, axis, self.head_width).astype(np.float64)
+
+    def _shown(self, node: Node, difference: Array) -> Array:
+        if node.op == "kq":
+            difference[:, ~self.seen] = 0
+        return difference
+
+
+def _expected(variance: Array) -> tuple[Array, Array]:
+    """Rms and largest deviation of rows of independent errors: three deviations of the mean square, two of a value.
+
+    The mean square of many equal errors hardly varies; where one value is far noisier than the rest, it does.
+    """
+    n = variance.shape[1]
+    mean, spread = variance.mean(axis=1), np.sqrt(2 * np.sum(variance * variance, axis=1)) / n
+    return np.sqrt(mean + 3 * spread), 2 * np.sqrt(variance.max(axis=1))
+
+
+def _narrow(value: Array) -> Array:
+    return value.astype(np.float32, copy=False) if value.dtype.kind == "f" else value
+
+
+def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
+    """Where the carried noise for these tokens is kept."""
+    key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
+    return cache_dir() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
+
+
+def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
+    """Levels kept earlier, or None."""
+    try:
+        blocks = np.load(path, allow_pickle=False)  # [node, rms or top, arithmetic, token row]
+        return {node.name: Level(*block) for node, block in zip(model.graph, blocks, strict=True)}
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
+def save_levels(path: Path, levels: Mapping[str, Level]) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, np.stack([np.stack([v.rms, v.top]) for v in levels.values()]))
+    remember(path, buffer.getvalue())

@@ -1,0 +1,56 @@
+"""A comparison in words: the headline, the nodes at fault, the table around the first wrong node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.models import Model
+from assay.verify.judge.diff import Diff, NodeVerdict
+
+
+def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
+    """The result for a person: the headline, the nodes at fault, then the table around the first wrong node."""
+    first = diff.first_wrong
+    counts = {v: sum(n.verdict == v for n in diff.nodes) for v in ("same", "noise", "wrong")}
+    lines = []
+    if first is None:
+        excuse = f" (explained by {diff.arithmetic.name})" if diff.verdict == "noise" else ""
+        lines.append(f"{diff.verdict}{excuse}: {len(diff.nodes)} nodes of {diff.b} against {diff.a}")
+    else:
+        lines.append(f"wrong: {first.name} is the first wrong node of {diff.b}; {_blame(first)}")
+        e = first.evidence
+        lines.append(f"  at {list(e.where)}: found {e.found:.9g}, expected {e.expected:.9g} (nmse {e.nmse:.2e})")
+        if model is not None:
+            lines.append(f"  {model.graph[first.name]}")
+        others = [n.name for n in diff.at_fault if n is not first]
+        if others:
+            lines.append(f"  also at fault themselves: {_some(others)}")
+    lines.append("  " + ", ".join(f"{n} {v}" for v, n in counts.items() if n))
+    lines += [f"  contradiction: {c}" for c in diff.contradictions]
+    lines += [f"  note: {n}" for n in diff.notes]
+    if diff.unmatched:
+        lines.append(f"  {len(diff.unmatched)} names matched no node: {_some(diff.unmatched)}")
+    lines.append("")
+    lines.append(f"{'node':<24}{'verdict':<10}{'fault':<11}{'nmse':>10}{'cosine':>12}{'max error':>11}")
+    at = diff.nodes.index(first) if first else 0
+    shown = diff.nodes if len(diff.nodes) <= rows else diff.nodes[max(0, at - 3) : max(0, at - 3) + rows]
+    for n in shown:
+        e = n.evidence
+        whose = {True: "own", False: "inherited", None: "unknown" if n.verdict == "wrong" else ""}[n.own]
+        lines.append(f"{n.name:<24}{n.verdict:<10}{whose:<11}{e.nmse:>10.2e}{e.cosine:>12.8f}{e.worst:>11.2e}")
+    if len(shown) < len(diff.nodes):
+        lines.append(f"… {len(diff.nodes) - len(shown)} more; --all shows every node")
+    return "\n".join(lines)
+
+
+def _blame(n: NodeVerdict) -> str:
+    segment = n.evidence.segment
+    if len(segment) > 1:
+        return (
+            f"the fault lies between {segment[0]} and {n.name}, {len(segment)} nodes of which only the last was dumped"
+        )
+    return "recomputed from the dump's own inputs it differs, so the fault is its own"
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

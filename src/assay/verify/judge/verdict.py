@@ -1,0 +1,104 @@
+"""Comparing a dump with the definition: the verdicts, the first wrong node, and how to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from assay.errors import AssayError
+from assay.models import Model
+from assay.verify.dumps.contradictions import contradictions
+from assay.verify.dumps.observation import Dump
+from assay.verify.judge.arithmetic import ARITHMETICS, Arithmetic
+from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.evidence import Evidence, examine, follows
+from assay.verify.judge.inferred import infer
+from assay.verify.judge.noise import Level
+from assay.verify.thresholds import CLEARLY_OWN
+
+
+def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True) -> Diff:
+    """The verdict on a resolved dump."""
+    if not dump.by_name:
+        known = ", ".join(node.name for node in list(model.graph)[:20])
+        theirs = ", ".join(dump.unmatched[:20]) or "none"
+        raise AssayError(
+            f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
+        )
+    evidence = examine(model, dump, progress, cache)
+    arithmetic = infer(model, evidence)
+    return Diff(
+        a=f"{model.file.path.name}@definition",
+        b=dump.source,
+        arithmetic=arithmetic,
+        nodes=tuple(decide(model, dump, evidence, arithmetic)),
+        unmatched=dump.unmatched,
+        notes=dump.notes,
+        contradictions=tuple(contradictions(dump)),
+    )
+
+
+def compare(a: Dump, b: Dump) -> Diff:
+    """Two files of values without a model: what agrees to float32, and no more than that can be said."""
+    if a.tokens and b.tokens and a.tokens != b.tokens:
+        raise AssayError(
+            f"{a.source} and {b.source}: hold other tokens ({list(a.tokens)[:8]} and {list(b.tokens)[:8]})"
+        )
+    common = [o for o in b.observations if o.kind == "values" and (x := a.values(o.name)) is not None
+              and x.shape == o.array().shape]  # fmt: skip
+    if not common:
+        names = [", ".join(sorted(d.by_name)[:20]) for d in (a, b)]
+        raise AssayError(f"{a.source} and {b.source}: no name and shape in common (found {names[0]} and {names[1]})")
+    nodes, none = [], np.zeros(0)
+    for obs in common:
+        x, y = np.asarray(a.values(obs.name), np.float64), obs.array().astype(np.float64)
+        error = np.abs(y - x)
+        at = np.unravel_index(int(error.argmax()), error.shape)
+        base = float(np.sum(x * x))
+        nmse = float(np.sum(error**2)) / (base + 1e-30)
+        evidence = Evidence(
+            obs.name, nmse, float(np.sum(x * y) / (np.sqrt(base * np.sum(y * y)) + 1e-30)), float(error.max()),
+            tuple(map(int, at)), float(y[at]), float(x[at]), none, none, nmse, None, True, (obs.name,),
+            Level(none, none), Level(none, none),
+        )  # fmt: skip
+        verdict = "same" if nmse < 1e-10 and error.max() <= 1e-4 * np.sqrt(base / x.size) else "wrong"
+        nodes.append(NodeVerdict(obs.name, verdict, None, None, evidence))
+    left = tuple(n for n in b.by_name if n not in {o.name for o in common})
+    note = "no model is known, so neither noise nor whose fault it is can be told; give --model"
+    return Diff(a.source, b.source, ARITHMETICS[0], tuple(nodes), left, (note,), tuple(contradictions(b)))
+
+
+def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
+    """One verdict per node, for a run whose arithmetic is known.
+
+    A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from
+    legitimate values are legitimate, however far the noise has carried them. A node that clearly does not follow
+    is wrong even where the noise of a whole run would hide it: a rotation left out that turns by 1e-4. Nor is a
+    node to blame that follows from what a faulty input should have been: then the input's print is wrong and not
+    what was computed with.
+    """
+    i = ARITHMETICS.index(arithmetic)
+    wrong: set[str] = set()
+    faulty: set[str] = set()
+    found = []
+    for e in evidence:
+        sources = {name for part in e.segment for name in model.graph[part].inputs} | set(e.segment[:-1])
+        suspect = faulty & sources
+        verdict: str
+        own: bool | None = None
+        if e.carried[0] <= 1 and not (e.whole and e.local[i] > CLEARLY_OWN):
+            verdict = "same"
+        elif e.local[i] > 1 and not (suspect and follows(model, dump, e, suspect)[i] <= 1):
+            verdict = "wrong"
+            own = None if wrong & set(e.segment[:-1]) else True  # a part of the segment was wrong already
+        elif wrong & sources and e.carried[i] > 1:
+            verdict, own = "wrong", False
+        else:
+            verdict = "noise" if e.carried[0] > 1 else "same"
+        if verdict == "wrong":
+            wrong.add(e.name)
+            if own and any(o.kind == "values" for o in dump.by_name[e.name]):
+                faulty.add(e.name)  # its values stand in for what the definition gives: they may be misprinted
+        found.append(NodeVerdict(e.name, verdict, own, arithmetic.name if verdict == "noise" else None, e))
+    return found

@@ -1,0 +1,66 @@
+"""Every number that decides, with its reason. Two that look alike and mean different things have different names.
+
+Ratios are deviation over simulated noise (`judge.noise`), shares are of a squared deviation, counts are of nodes.
+"""
+
+from __future__ import annotations
+
+# -- dumps: a name that nobody knows is matched by its values ---------------------------------------------------------
+
+MATCHED = 0.05  # nmse below which a tensor may be a node's value: coarse arithmetic stays below, other nodes lie near 1
+RIVAL = 10.0  # no other node may come within this factor of the best, or the name stays open
+
+# -- judge: what is excused as noise -----------------------------------------------------------------------------------
+
+# Measured on llama.cpp, deviation over simulated noise: up to 1.7 for one step from the same values; after 17 to 30
+# layers up to 3.2 as rms and 10 at a single value, where a rounding that fell otherwise has tipped a softmax.
+STEP, RUN = 3.0, 5.0
+PEAK = {STEP: 3.0, RUN: 20.0}  # for single values
+SHORT = 4  # nodes of a segment that still count as one step
+TOO_GOOD = 0.05  # times the noise: a first observation this near was not computed so coarsely
+LUCK = 0.3  # times the noise of a row: the least that is allowed to the few values that were printed of it
+CLEARLY_OWN = 3.0  # times what one step is allowed: wrong even where the noise of the whole run would hide it
+
+# -- diagnosis: when a fault explains a deviation ----------------------------------------------------------------------
+
+ACCEPT = 3.0  # times the allowed noise that may be left: a fault may amplify noise
+GAIN = 0.25  # of the squared deviation at most, or it explains nothing that was not nearly right before
+AMPLIFIED = 1e-4  # of the squared deviation left: so much is explained even where the fault has amplified the noise,
+NEAR_UNITS, NEAR_Q8 = (
+    64,
+    0.02,
+)  # up to this relative error: so many half-units of the arithmetic, or this with Q8 operands
+TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
+COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
+ENOUGH = 1e-4  # of the squared deviation left: no need to try what is costly and unlike
+CLOSE = 1e-3  # relative residual (rms) up to which a simple relation is said to hold
+SURE_OF_IDS = 0.95  # ids are compared exactly; what may be wrong is the name of the mistake
+FEW = 8  # more hypotheses than this that fit equally well name nothing
+MOST_CAUSES = 5  # ports with one fault usually have three
+MOST_UNEXPLAINED = 12  # nodes that nothing explains before the search ends
+
+# How well the arithmetic is known. Both count nodes that were dumped whole.
+ARITHMETIC_GUESSED = 20  # below: a layer's worth of nodes; a coarser arithmetic than the inferred one stays possible
+ARITHMETIC_KNOWN = 60  # above: several layers agree on it; no small fault can hide in it
+
+# How long a segment is. Both count its nodes.
+FEEDS_FIRST = 40  # above: two layers or more, every hypothesis is a run; six other feeds of the tokens are the cheapest
+LONG_RUN = 150  # from here: many layers, and a run of the first rows pays before one of all
+
+# -- diagnosis: what the search may cost -------------------------------------------------------------------------------
+
+HEAD = 3  # tokens of the short run: one at position 0, one that turns, one more
+RULED_OUT = 3.0  # times ACCEPT on the first rows: float32 and other rows do not bring it back
+ROUGH = 0.1  # of the squared deviation that may be left on the first rows where the arithmetic is a guess
+AROUND = 0.03  # relative: where a parameter found on the first rows is looked for on all
+PROMISING = 0.95  # of the squared deviation left after a rough scan: more, and a refinement finds nothing
+MOST_DECODED = 150_000_000  # elements decoded in one scan of a weight's layout
+
+# -- endpoint: log-probabilities, in nats ------------------------------------------------------------------------------
+
+ALLOWED = 4.0  # times the noise of the coarsest arithmetic: a server rounds as it likes
+FLOOR = 0.02  # nats: what nobody calls a fault
+PRINTED = 0.001  # nats: digits that servers print
+CHANCE = 1e-7  # that right draws look wrong
+RARE = 0.08  # share of draws below which a token is too rare to wait for
+SWAPPED = 0.1  # nats: two tokens this near may change places by a server's noise

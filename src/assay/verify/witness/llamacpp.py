@@ -1,0 +1,169 @@
+"""The witness `llamacpp`: llama.cpp itself as an engine, every node seen through its evaluation callback.
+
+Needs `llama-cpp-python` (`pip install 'assay[llamacpp]'`). Flash attention is switched off, so that the scores exist,
+and logits are asked for all tokens, so that no rows are cut. ggml's names repeat; name and operation together tell the
+value (`names`). What is kept is copied out of ggml's buffers while the callback runs, by its strides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.base import PAGE, Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
+from assay.errors import AssayError
+from assay.models import Model
+from assay.verify.dumps.names import translate
+
+Array = NDArray[Any]
+KV_TYPES = {"f32": 0, "f16": 1}  # ggml's numbers
+_SCALARS: dict[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 26: np.dtype("<i4")}
+MAX_CTX = 4096
+
+
+class _Tensor(ctypes.Structure):
+    """The head of `struct ggml_tensor`, as far as it has not moved since 2023."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+    )
+
+
+class LlamaCppEngine(Engine):
+    """One sequence at a time; a chunk that does not begin at 0 continues the one before."""
+
+    name = "llamacpp"
+    unseen = ("cache_k", "cache_v")  # views of its buffers, not values of the graph
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        threads: int = 2,
+        kv_type: str = "f16",
+        n_pages: int | None = None,
+        precision: str | None = None,
+    ) -> None:
+        try:
+            llama_cpp = import_module("llama_cpp")
+        except ImportError:
+            raise AssayError(
+                "engine llamacpp: llama-cpp-python is not installed; install it with pip install 'assay[llamacpp]'"
+            ) from None
+        if kv_type not in KV_TYPES or precision not in (None, "f32"):
+            raise AssayError("engine llamacpp: keys and values are f32 or f16, arithmetic is its own (--precision f32)")
+        self.model, self.graph, self.threads, self._lib = model, model.graph, threads, llama_cpp
+        self.arithmetic = Arithmetic(self.name, "f32", kv_type)
+        n_ctx = min(model.hparams.n_ctx_train, MAX_CTX, n_pages * PAGE if n_pages else MAX_CTX)
+        self.n_pages = pages_for(n_ctx)
+        self._ggml = _ggml(Path(llama_cpp.__file__ or "").parent / "lib")
+        self._wanted: set[str] = set()
+        self._kept: dict[str, Array] = {}
+        self._seen = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(self._callback)
+        quiet = llama_cpp.llama_log_callback(lambda *_: None)
+        llama_cpp.llama_log_set(quiet, None)
+        self._quiet = quiet
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        path = model.file.parts[0].path
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise AssayError(f"{path}: llama.cpp cannot load the file")
+        context = llama_cpp.llama_context_default_params()
+        context.n_ctx = context.n_batch = context.n_ubatch = n_ctx
+        context.n_threads = context.n_threads_batch = threads
+        context.type_k = context.type_v = KV_TYPES[kv_type]
+        context.flash_attn_type = 0
+        context.cb_eval = ctypes.cast(self._seen, llama_cpp.ggml_backend_sched_eval_callback)
+        self._context = llama_cpp.llama_init_from_model(self._model, context)
+        if not self._context:
+            raise AssayError(f"{path}: llama.cpp cannot make a context of {n_ctx} tokens")
+
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        check_batch(self, batch, keep)
+        return hand_over([self._chunk(chunk, set(keep)) for chunk in batch], emit)
+
+    def _chunk(self, chunk: Chunk, keep: set[str]) -> Output:
+        lib, n = self._lib, len(chunk.tokens)
+        lib.llama_memory_seq_rm(lib.llama_get_memory(self._context), 0, chunk.start, -1)
+        positions = chunk.positions if chunk.positions is not None else np.arange(chunk.start, chunk.start + n)
+        request = lib.llama_batch_init(n, 0, 1)
+        try:
+            request.n_tokens = n
+            for i in range(n):
+                request.token[i], request.pos[i] = int(chunk.tokens[i]), int(positions[i])
+                request.n_seq_id[i], request.seq_id[i][0], request.logits[i] = 1, 0, 1
+            self._wanted, self._kept = keep, {}
+            status = lib.llama_decode(self._context, request)
+        finally:
+            lib.llama_batch_free(request)
+        if status:
+            raise AssayError(f"engine llamacpp: llama_decode gave {status} for {n} tokens at {chunk.start}")
+        n_vocab = self.model.hparams.n_vocab
+        logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), (n, n_vocab)).copy()
+        nodes = {name: self._shaped(name, value, chunk.start + n) for name, value in self._kept.items()}
+        return Output(logits[-1:] if chunk.outputs == "last" else logits, nodes)
+
+    def _callback(self, pointer: int, ask: bool, _data: int | None) -> bool:
+        name = self._ggml.ggml_get_name(pointer).decode("utf-8", "replace")
+        op = self._ggml.ggml_op_desc(pointer).decode()
+        found = translate(name, op, self.model.graph)
+        if found is None or found[0] not in self._wanted:
+            return not ask
+        if not ask and found[0] not in self._kept:
+            self._kept[found[0]] = self._copy(pointer)
+        return True
+
+    def _copy(self, pointer: int) -> Array:
+        tensor = _Tensor.from_address(pointer)
+        size = self._ggml.ggml_nbytes(pointer)
+        raw = np.empty(size, np.uint8)
+        self._ggml.ggml_backend_tensor_get(pointer, raw.ctypes.data, 0, size)
+        kind = _SCALARS[tensor.type]
+        shape, strides = tuple(reversed(list(tensor.ne))), tuple(reversed(list(tensor.nb)))
+        view = np.lib.stride_tricks.as_strided(raw.view(kind), shape, strides)
+        return np.array(view, np.float32 if kind.kind == "f" else np.int32)
+
+    def _shaped(self, name: str, value: Array, n_keys: int) -> Array:
+        """ggml has four axes and pads the keys."""
+        symbolic = self.model.graph.shapes[name]
+        if symbolic[-1] == "S":
+            value = value[..., :n_keys]
+        n_tokens = value.size // math.prod(n_keys if d == "S" else int(d) for d in symbolic if d != "T")
+        return value.reshape([n_tokens if d == "T" else n_keys if d == "S" else int(d) for d in symbolic])
+
+    def close(self) -> None:
+        if self._context:
+            self._lib.llama_free(self._context)
+            self._lib.llama_model_free(self._model)
+            self._context = self._model = None
+
+
+def _ggml(folder: Path) -> ctypes.CDLL:
+    """ggml's own functions, from the library that llama-cpp-python has loaded."""
+    found = sorted(folder.glob("*ggml-base*"), key=lambda p: len(p.name))
+    if not found:
+        raise AssayError(f"engine llamacpp: no ggml library in {folder}; install llama-cpp-python 0.3.16 or newer")
+    lib = ctypes.CDLL(str(found[0]))
+    pointer = ctypes.c_void_p
+    for name, arguments, result in (
+        ("ggml_get_name", [pointer], ctypes.c_char_p),
+        ("ggml_op_desc", [pointer], ctypes.c_char_p),
+        ("ggml_nbytes", [pointer], ctypes.c_size_t),
+        ("ggml_backend_tensor_get", [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t], None),
+    ):
+        function = getattr(lib, name)
+        function.argtypes, function.restype = arguments, result
+    return lib
