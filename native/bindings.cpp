@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "kernels/kernels.h"
-#include "program.h"
+#include "program/program.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -53,7 +53,8 @@ int known_or_none(const Program& program, int value) { return value < 0 ? -1 : k
 void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions, Array<int32_t, 2> chunks,
          Array<int32_t, 1> pages, const std::vector<Result>& externals, bool interruptible) {
     if (chunks.shape(1) != 5) throw std::invalid_argument("batch: chunks must have 5 columns");
-    if (positions.shape(0) != tokens.shape(0)) throw std::invalid_argument("batch: positions and tokens differ in number");
+    if (positions.shape(0) != tokens.shape(0))
+        throw std::invalid_argument("batch: positions and tokens differ in number");
     Batch batch;
     batch.n_tokens = static_cast<int32_t>(tokens.shape(0));
     batch.tokens = tokens.data();
@@ -62,8 +63,8 @@ void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions
     for (size_t i = 0; i < chunks.shape(0); ++i) {
         const int32_t* c = chunks.data() + 5 * i;  // n_tokens, start, first page, number of pages, n_outputs
         const int64_t end = int64_t(c[0]) + c[1];
-        if (c[0] < 1 || c[1] < 0 || end > INT32_MAX || c[2] < 0 || c[3] < 0 || int64_t(c[2]) + c[3] > int64_t(pages.shape(0)) ||
-            int64_t(c[3]) * kPage < end)
+        if (c[0] < 1 || c[1] < 0 || end > INT32_MAX || c[2] < 0 || c[3] < 0 ||
+            int64_t(c[2]) + c[3] > int64_t(pages.shape(0)) || int64_t(c[3]) * kPage < end)
             throw std::invalid_argument("batch: chunk " + std::to_string(i) + " does not fit its pages");
         batch.chunks.push_back({row, c[0], c[1], pages.data() + c[2], c[4]});
         if (int64_t(row) + c[0] > batch.n_tokens) throw std::invalid_argument("batch: chunks do not fit the tokens");
@@ -115,75 +116,112 @@ NB_MODULE(_native, m) {
         return kernels::isa();
     });
     m.def("isa_available", &kernels::isa_available, "name"_a);
-    m.def("acts_format", [](uint32_t type, bool exact) {
-        return kernels::acts_format(kernels::Type(type), exact) == kernels::Acts::Q8 ? "q8" : "f32";
-    }, "type"_a, "exact"_a);
-    m.def("supported", [](uint32_t type) { return kernels::supported(kernels::Type(type)); }, "type"_a);
-    m.def("measure_dot_peak", [](unsigned threads, double seconds) {
-        return on_all_threads(threads, [=](unsigned) { return kernels::measure_dot_peak(seconds); });
-    }, "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
-    m.def("measure_read_bandwidth", [](unsigned threads, size_t bytes, double seconds) {
-        Pages room(bytes * threads, "bandwidth test");
-        std::memset(room.data(), 1, room.size());
-        return on_all_threads(threads, [&](unsigned i) {
-            return kernels::measure_read_bandwidth(room.data() + i * bytes, bytes, seconds);
-        });
-    }, "threads"_a, "bytes"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "acts_format",
+        [](uint32_t type, bool exact) {
+            return kernels::acts_format(kernels::Type(type), exact) == kernels::Acts::Q8 ? "q8" : "f32";
+        },
+        "type"_a, "exact"_a);
+    m.def(
+        "supported", [](uint32_t type) { return kernels::supported(kernels::Type(type)); }, "type"_a);
+    m.def(
+        "measure_dot_peak",
+        [](unsigned threads, double seconds) {
+            return on_all_threads(threads, [=](unsigned) { return kernels::measure_dot_peak(seconds); });
+        },
+        "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
+    m.def(
+        "measure_read_bandwidth",
+        [](unsigned threads, size_t bytes, double seconds) {
+            Pages room(bytes * threads, "bandwidth test");
+            std::memset(room.data(), 1, room.size());
+            return on_all_threads(threads, [&](unsigned i) {
+                return kernels::measure_read_bandwidth(room.data() + i * bytes, bytes, seconds);
+            });
+        },
+        "threads"_a, "bytes"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Pool>(m, "Pool").def(nb::init<unsigned>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
 
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
 
     nb::class_<Weight>(m, "Weight")
-        .def("__init__", [](Weight* self, Arena& arena, Pool& pool, nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> raw,
-                            uint32_t type, std::tuple<int64_t, int64_t, int64_t> shape, bool pack, bool mapped) {
-            const auto [count, rows, columns] = shape;
-            const auto kind = kernels::Type(type);
-            const int64_t block = kernels::block_size(kind);
-            if (block < 1 || count < 1 || rows < 1 || columns < 1 || columns % block ||
-                raw.size() != kernels::row_bytes(kind, columns) * size_t(rows) * size_t(count))
-                throw std::invalid_argument("weight: " + std::to_string(raw.size()) + " bytes are not " + std::to_string(count) +
-                                            " x " + std::to_string(rows) + " x " + std::to_string(columns) +
-                                            " values of ggml type " + std::to_string(type));
-            nb::gil_scoped_release release;
-            new (self) Weight(arena, pool, raw.data(), type, count, rows, columns, pack);
-            if (mapped && self->packed()) forget_mapped(raw.data(), raw.size());
-        }, "arena"_a, "pool"_a, "raw"_a.noconvert(), "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 4>())
+        .def(
+            "__init__",
+            [](Weight* self, Arena& arena, Pool& pool,
+               nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> raw, uint32_t type,
+               std::tuple<int64_t, int64_t, int64_t> shape, bool pack, bool mapped) {
+                const auto [count, rows, columns] = shape;
+                const auto kind = kernels::Type(type);
+                const int64_t block = kernels::block_size(kind);
+                if (block < 1 || count < 1 || rows < 1 || columns < 1 || columns % block ||
+                    raw.size() != kernels::row_bytes(kind, columns) * size_t(rows) * size_t(count))
+                    throw std::invalid_argument("weight: " + std::to_string(raw.size()) + " bytes are not " +
+                                                std::to_string(count) + " x " + std::to_string(rows) + " x " +
+                                                std::to_string(columns) + " values of ggml type " +
+                                                std::to_string(type));
+                nb::gil_scoped_release release;
+                new (self) Weight(arena, pool, raw.data(), type, count, rows, columns, pack);
+                if (mapped && self->packed()) forget_mapped(raw.data(), raw.size());
+            },
+            "arena"_a, "pool"_a, "raw"_a.noconvert(), "type"_a, "shape"_a, "pack"_a, "mapped"_a, nb::keep_alive<1, 4>())
         .def_prop_ro("packed", &Weight::packed)
         .def_prop_ro("bytes", &Weight::bytes);
 
-    nb::class_<Vector>(m, "Vector").def("__init__", [](Vector* self, Array<float, 1> values) {
-        new (self) Vector{std::make_shared<const std::vector<float>>(values.data(), values.data() + values.size())};
-    }, "values"_a.noconvert());
+    nb::class_<Vector>(m, "Vector")
+        .def(
+            "__init__",
+            [](Vector* self, Array<float, 1> values) {
+                new (self)
+                    Vector{std::make_shared<const std::vector<float>>(values.data(), values.data() + values.size())};
+            },
+            "values"_a.noconvert());
 
     nb::class_<Cache>(m, "Cache")
-        .def("__init__", [](Cache* self, int n_pages, const std::string& type,
-                            const std::vector<std::tuple<bool, int, int>>& pools) {
-            const KvType kind = choose(kv_types, type, "kv type");
-            std::vector<PageShape> shapes;
-            for (const auto& [keys, heads, dim] : pools) shapes.push_back({kind, keys, heads, dim});
-            new (self) Cache(n_pages, std::move(shapes));
-        }, "n_pages"_a, "type"_a, "pools"_a)
+        .def(
+            "__init__",
+            [](Cache* self, int n_pages, const std::string& type,
+               const std::vector<std::tuple<bool, int, int>>& pools) {
+                const KvType kind = choose(kv_types, type, "kv type");
+                std::vector<PageShape> shapes;
+                for (const auto& [keys, heads, dim] : pools) shapes.push_back({kind, keys, heads, dim});
+                new (self) Cache(n_pages, std::move(shapes));
+            },
+            "n_pages"_a, "type"_a, "pools"_a)
         .def_prop_ro("page_bytes", &Cache::page_bytes)
         .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Program>(m, "Program")
         .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<Cache>, bool>(), "pool"_a, "cache"_a, "exact"_a)
-        .def("value", [](Program& p, int64_t width, const std::string& domain, bool external) {
-            const Domain d = choose(domains, domain, "domain");
-            return external ? p.external(width, d) : p.value(width, d);
-        }, "width"_a, "domain"_a, "external"_a = false)
-        .def("acts", [](Program& p, int64_t width, const std::string& domain, const std::string& format) {
-            return p.acts(width, choose(domains, domain, "domain"), choose(formats, format, "format"));
-        }, "width"_a, "domain"_a, "format"_a)
+        .def(
+            "value",
+            [](Program& p, int64_t width, const std::string& domain, bool external) {
+                const Domain d = choose(domains, domain, "domain");
+                return external ? p.external(width, d) : p.value(width, d);
+            },
+            "width"_a, "domain"_a, "external"_a = false)
+        .def(
+            "acts",
+            [](Program& p, int64_t width, const std::string& domain, const std::string& format) {
+                return p.acts(width, choose(domains, domain, "domain"), choose(formats, format, "format"));
+            },
+            "width"_a, "domain"_a, "format"_a)
         .def("embed", &Program::embed, "table"_a, "out"_a)
-        .def("rms_norm", [](Program& p, int x, const Vector& w, float eps, int parts, int out) {
-            p.rms_norm(x, w.values, eps, parts, out);
-        }, "x"_a, "w"_a, "eps"_a, "parts"_a, "out"_a)
-        .def("bias", [](Program& p, int x, const Vector& b, int out) { p.bias(x, b.values, out); }, "x"_a, "b"_a, "out"_a)
-        .def("binary", [](Program& p, const std::string& op, int a, int b, int out, const std::string& act) {
-            p.binary(op, a, b, out, choose(activations, act, "activation"));
-        }, "op"_a, "a"_a, "b"_a, "out"_a, "act"_a = "silu")
+        .def(
+            "rms_norm",
+            [](Program& p, int x, const Vector& w, float eps, int parts, int out) {
+                p.rms_norm(x, w.values, eps, parts, out);
+            },
+            "x"_a, "w"_a, "eps"_a, "parts"_a, "out"_a)
+        .def(
+            "bias", [](Program& p, int x, const Vector& b, int out) { p.bias(x, b.values, out); }, "x"_a, "b"_a,
+            "out"_a)
+        .def(
+            "binary",
+            [](Program& p, const std::string& op, int a, int b, int out, const std::string& act) {
+                p.binary(op, a, b, out, choose(activations, act, "activation"));
+            },
+            "op"_a, "a"_a, "b"_a, "out"_a, "act"_a = "silu")
         .def("unary", &Program::unary, "op"_a, "x"_a, "argument"_a, "out"_a)
         .def("slice", &Program::slice, "x"_a, "start"_a, "out"_a)
         .def("expert_sum", &Program::expert_sum, "x"_a, "out"_a)
@@ -196,26 +234,40 @@ NB_MODULE(_native, m) {
         .def("kq", &Program::kq, "q"_a, "k"_a, "heads"_a, "kv_heads"_a, "out"_a)
         .def("attn_softmax", &Program::attn_softmax, "x"_a, "scale"_a, "window"_a, "out"_a)
         .def("kqv", &Program::kqv, "p"_a, "v"_a, "kv_heads"_a, "out"_a)
-        .def("products", [](Program& p, int acts, const std::vector<std::tuple<std::shared_ptr<Weight>, int, const Vector*, int>>& list) {
-            std::vector<Product> products;
-            for (const auto& [weight, out, bias, residual] : list)
-                products.push_back({weight, known(p, out), bias ? bias->values : Floats(), known_or_none(p, residual)});
-            p.products(known(p, acts), std::move(products));
-        }, "acts"_a, "products"_a)
-        .def("glu_products", [](Program& p, int acts, std::shared_ptr<Weight> gate, std::shared_ptr<Weight> up, int gate_out,
-                                int up_out, int out, const std::string& act) {
-            p.glu_products(known(p, acts), gate, up, known_or_none(p, gate_out), known_or_none(p, up_out), known(p, out),
-                           choose(activations, act, "activation"));
-        }, "acts"_a, "gate"_a, "up"_a, "gate_out"_a, "up_out"_a, "out"_a, "act"_a)
-        .def("expert_product", [](Program& p, int x, int idx, std::shared_ptr<Weight> weight, int out) {
-            p.expert_product(known(p, x), known(p, idx), weight, known(p, out));
-        }, "x"_a, "idx"_a, "weight"_a, "out"_a)
-        .def("attention", [](Program& p, int q, int k_pool, int v_pool, int n_head, float scale, float cap, int window,
-                             int out, int kq, int capped, int soft_max) {
-            p.attention({known(p, q), known(p, out), k_pool, v_pool, n_head, scale, cap, window, known_or_none(p, kq),
-                         known_or_none(p, capped), known_or_none(p, soft_max)});
-        }, "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "scale"_a, "cap"_a, "window"_a, "out"_a, "kq"_a = -1,
-             "capped"_a = -1, "soft_max"_a = -1)
+        .def(
+            "products",
+            [](Program& p, int acts,
+               const std::vector<std::tuple<std::shared_ptr<Weight>, int, const Vector*, int>>& list) {
+                std::vector<Product> products;
+                for (const auto& [weight, out, bias, residual] : list)
+                    products.push_back(
+                        {weight, known(p, out), bias ? bias->values : Floats(), known_or_none(p, residual)});
+                p.products(known(p, acts), std::move(products));
+            },
+            "acts"_a, "products"_a)
+        .def(
+            "glu_products",
+            [](Program& p, int acts, std::shared_ptr<Weight> gate, std::shared_ptr<Weight> up, int gate_out, int up_out,
+               int out, const std::string& act) {
+                p.glu_products(known(p, acts), gate, up, known_or_none(p, gate_out), known_or_none(p, up_out),
+                               known(p, out), choose(activations, act, "activation"));
+            },
+            "acts"_a, "gate"_a, "up"_a, "gate_out"_a, "up_out"_a, "out"_a, "act"_a)
+        .def(
+            "expert_product",
+            [](Program& p, int x, int idx, std::shared_ptr<Weight> weight, int out) {
+                p.expert_product(known(p, x), known(p, idx), weight, known(p, out));
+            },
+            "x"_a, "idx"_a, "weight"_a, "out"_a)
+        .def(
+            "attention",
+            [](Program& p, int q, int k_pool, int v_pool, int n_head, float scale, float cap, int window, int out,
+               int kq, int capped, int soft_max) {
+                p.attention({known(p, q), known(p, out), k_pool, v_pool, n_head, scale, cap, window,
+                             known_or_none(p, kq), known_or_none(p, capped), known_or_none(p, soft_max)});
+            },
+            "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "scale"_a, "cap"_a, "window"_a, "out"_a, "kq"_a = -1,
+            "capped"_a = -1, "soft_max"_a = -1)
         .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "chunks"_a.noconvert(),
              "pages"_a.noconvert(), "externals"_a.noconvert(), "interruptible"_a)
         .def_prop_ro("arena_bytes", &Program::arena_bytes);

@@ -213,7 +213,7 @@ void tq1_0(const uint8_t* row, int64_t b, Block32& o) {
     const uint8_t* p = row + b / 8 * 54;
     scale(o, f16(p + 52));
     for (int i = 0; i < 32; i++) {
-        const int e = int(b % 8) * 32 + i;   // weight within the 256
+        const int e = int(b % 8) * 32 + i;  // weight within the 256
         const int n = e < 160 ? e / 32 : e < 240 ? (e - 160) / 16 : (e - 240) / 4;
         const int byte = e < 160 ? e % 32 : e < 240 ? 32 + (e - 160) % 16 : 48 + (e - 240) % 4;
         o.q[i] = int8_t((uint8_t(p[byte] * power[n]) * 3 >> 8) - 1);

@@ -10,8 +10,8 @@ namespace assay::kernels {
 
 struct Block32 {
     int8_t q[32];
-    float d[2];   // scale of each half
-    float m[2];   // minimum of each half (0 for types without)
+    float d[2];  // scale of each half
+    float m[2];  // minimum of each half (0 for types without)
 };
 
 using Unpack = void (*)(const uint8_t* row, int64_t block32, Block32& out);
@@ -19,22 +19,22 @@ using Unpack = void (*)(const uint8_t* row, int64_t block32, Block32& out);
 struct TypeInfo {
     Type type;
     const char* name;
-    int block_size;   // weights per block of the file
+    int block_size;  // weights per block of the file
     int block_bytes;
-    Unpack unpack;    // nullptr: F32, F16, BF16
+    Unpack unpack;  // nullptr: F32, F16, BF16
 };
 
-const TypeInfo* type_info(Type type);   // nullptr if unknown
+const TypeInfo* type_info(Type type);  // nullptr if unknown
 
 float f16_to_f32(uint16_t h);
 inline float bf16_to_f32(uint16_t h) { return __builtin_bit_cast(float, uint32_t(h) << 16); }
-float e8m0_half(uint8_t e);   // 2^(e-128): MXFP4's scale for its doubled table
+float e8m0_half(uint8_t e);  // 2^(e-128): MXFP4's scale for its doubled table
 
 // Four-bit code books.
 extern const int8_t iq4_values[16];
-extern const int8_t mxfp4_values[16];   // doubled, so that they are integers
+extern const int8_t mxfp4_values[16];  // doubled, so that they are integers
 
-void decode(Type type, const uint8_t* row, int64_t k, float* out);   // a row of the file as float32
+void decode(Type type, const uint8_t* row, int64_t k, float* out);  // a row of the file as float32
 
 // A row's F32, F16 or BF16 weights [begin, end) as float32.
 void decode_float(Type type, const uint8_t* row, int64_t begin, int64_t end, float* out);

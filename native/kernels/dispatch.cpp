@@ -29,7 +29,7 @@ bool has_dotprod() {
     constexpr unsigned long fphp = 1ul << 9, asimddp = 1ul << 20;
     return (getauxval(AT_HWCAP) & (fphp | asimddp)) == (fphp | asimddp);
 #elif defined(__aarch64__) && defined(__APPLE__)
-    return true;   // every Apple arm64 Mac
+    return true;  // every Apple arm64 Mac
 #else
     return false;
 #endif
@@ -37,7 +37,7 @@ bool has_dotprod() {
 
 bool has_avx2() {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");   // F16C came with FMA on every such machine
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // F16C came with FMA on every such machine
 #else
     return false;
 #endif
@@ -53,7 +53,8 @@ bool has_avx512vnni() {
 #endif
 }
 
-constexpr Candidate candidates[] = {   // best first
+constexpr Candidate candidates[] = {
+    // best first
     {"avx512vnni", isa_avx512vnni, has_avx512vnni},
     {"avx2", isa_avx2, has_avx2},
     {"neon", isa_neon, has_dotprod},
@@ -106,10 +107,22 @@ bool supported(Type type) { return type_info(type) != nullptr; }
 
 bool packable(Type type) {
     switch (type) {
-        case Type::F32: case Type::F16: case Type::BF16:
-        case Type::Q4_0: case Type::Q4_1: case Type::Q5_0: case Type::Q5_1: case Type::Q8_0:
-        case Type::Q2_K: case Type::Q3_K: case Type::Q4_K: case Type::Q5_K: case Type::Q6_K:
-        case Type::IQ4_NL: case Type::IQ4_XS: case Type::MXFP4: return true;
+        case Type::F32:
+        case Type::F16:
+        case Type::BF16:
+        case Type::Q4_0:
+        case Type::Q4_1:
+        case Type::Q5_0:
+        case Type::Q5_1:
+        case Type::Q8_0:
+        case Type::Q2_K:
+        case Type::Q3_K:
+        case Type::Q4_K:
+        case Type::Q5_K:
+        case Type::Q6_K:
+        case Type::IQ4_NL:
+        case Type::IQ4_XS:
+        case Type::MXFP4: return true;
         default: return false;
     }
 }
@@ -137,20 +150,23 @@ void pack(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, in
 }
 
 void decode_row(const Matrix& w, int64_t row, float* out) {
-    if (w.packed) in_use().decode_packed(w, row, out);
-    else decode(w.type, w.data + size_t(row) * row_bytes(w.type, w.k), w.k, out);
+    if (w.packed)
+        in_use().decode_packed(w, row, out);
+    else
+        decode(w.type, w.data + size_t(row) * row_bytes(w.type, w.k), w.k, out);
 }
 
 size_t acts_bytes(Acts format, int64_t m, int64_t k) {
     if (format == Acts::F32) return size_t(m * ((k + 15) / 16 * 16)) * 4;
-    return size_t((m + 3) / 4 * (k / 32)) * 192;   // panel.h: Group
+    return size_t((m + 3) / 4 * (k / 32)) * 192;  // panel.h: Group
 }
 
 void prepare(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst) {
     in_use().prepare(format, x, ldx, m, k, begin, end, dst);
 }
 
-void gemm(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
+void gemm(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
+          int64_t end) {
     in_use().gemm(w, format, acts, m, out, ldo, begin, end);
 }
 
@@ -165,7 +181,7 @@ double measure_dot_peak(double seconds) {
     constexpr int64_t batch = 20000;
     double best = 0;
     table.dot_loop(batch);
-    for (const double start = now(); now() - start < seconds;) {   // the best of short batches: the undisturbed rate
+    for (const double start = now(); now() - start < seconds;) {  // the best of short batches: the undisturbed rate
         const double t = now();
         table.dot_loop(batch);
         const double rate = table.dot_ops * double(batch) / (now() - t);

@@ -65,14 +65,10 @@ void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, co
         const float* a = x + t * ldx + first;
         at_edge(rows, tokens, first > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
             switch (tokens) {
-                case 1:
-                    return panel_f32<W, 1>(weights, columns, a, ldx, first > 0, to, ld);
-                case 2:
-                    return panel_f32<W, 2>(weights, columns, a, ldx, first > 0, to, ld);
-                case 3:
-                    return panel_f32<W, 3>(weights, columns, a, ldx, first > 0, to, ld);
-                default:
-                    return panel_f32<W, 4>(weights, columns, a, ldx, first > 0, to, ld);
+                case 1: return panel_f32<W, 1>(weights, columns, a, ldx, first > 0, to, ld);
+                case 2: return panel_f32<W, 2>(weights, columns, a, ldx, first > 0, to, ld);
+                case 3: return panel_f32<W, 3>(weights, columns, a, ldx, first > 0, to, ld);
+                default: return panel_f32<W, 4>(weights, columns, a, ldx, first > 0, to, ld);
             }
         });
     }
@@ -155,8 +151,8 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
         const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
         each_panel(begin, end, [&](const Rows& rows) {
             panel_floats(w, rows.first, c, columns, room);
-            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(room.floats), c, float_columns(columns), x, ldx,
-                                   m, out, ldo, rows);
+            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(room.floats), c, float_columns(columns), x, ldx, m,
+                                   out, ldo, rows);
         });
     }
 }

@@ -16,7 +16,8 @@ struct Book {
     constexpr Book(const uint16_t (&codes)[Count], const std::array<int, 8>& values) {
         constexpr int bits = 16 / N;
         for (size_t e = 0; e < Count; e++)
-            for (int i = 0; i < N; i++) entry[e][size_t(i)] = int8_t(values[codes[e] >> (bits * i) & ((1 << bits) - 1)]);
+            for (int i = 0; i < N; i++)
+                entry[e][size_t(i)] = int8_t(values[codes[e] >> (bits * i) & ((1 << bits) - 1)]);
     }
 };
 
@@ -24,7 +25,7 @@ constexpr std::array<int, 8> eights{8, 25, 43};
 constexpr Book<8, 256> book2_xxs(iq2_xxs_codes, eights);
 constexpr Book<8, 512> book2_xs(iq2_xs_codes, eights);
 constexpr Book<8, 1024> book2_s(iq2_s_codes, eights);
-constexpr Book<8, 2048> book1_plus(iq1_codes, {-7, 1, 9}), book1_minus(iq1_codes, {-9, -1, 7});   // 8 trit +- 1
+constexpr Book<8, 2048> book1_plus(iq1_codes, {-7, 1, 9}), book1_minus(iq1_codes, {-9, -1, 7});  // 8 trit +- 1
 constexpr Book<4, 256> book3_xxs(iq3_xxs_codes, {4, 12, 20, 28, 36, 44, 52, 62});
 constexpr Book<4, 512> book3_s(iq3_s_codes, {1, 3, 5, 7, 9, 11, 13, 15});
 
@@ -127,8 +128,8 @@ void iq3_xxs(const uint8_t* row, int64_t b, Block32& o) {
     scale(o, d, d);
     const uint8_t* qs = p + 2 + 8 * j;
     for (int i = 0; i < 4; i++)
-        store44(book3_xxs.entry[qs[2 * i]].data(), book3_xxs.entry[qs[2 * i + 1]].data(), even.mask[tail >> (7 * i) & 127],
-                o.q + 8 * i);
+        store44(book3_xxs.entry[qs[2 * i]].data(), book3_xxs.entry[qs[2 * i + 1]].data(),
+                even.mask[tail >> (7 * i) & 127], o.q + 8 * i);
 }
 
 // IQ3_S: f16 d; 64 low bytes of entries; 8 bytes of ninth bits; 32 bytes of signs; 4 bytes of two scales per 32

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstdint>
 
+// clang-format off
 namespace assay::kernels {
 
 // values: 8, 25, 43

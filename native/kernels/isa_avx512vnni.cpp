@@ -181,10 +181,10 @@ struct V : NoBlock {
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         const __m512i q = bytes(w), act = _mm512_loadu_si512(a);
 #define DOT(n) "vpdpbusd %1, %0, %%zmm" #n "\n"
-#define DOTS                                                                                                        \
-    DOT(16)                                                                                                         \
-    DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) \
-        DOT(31)
+#define DOTS \
+    DOT(16)  \
+    DOT(17)  \
+    DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) DOT(31)
         for (int64_t n = 0; n < iterations; n++)
             asm volatile(DOTS DOTS DOTS DOTS ::"x"(q), "x"(act)
                          : "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",

@@ -226,7 +226,10 @@ struct V {
     static constexpr bool has_block = F::is_tile || F::kind == N8 ? T == 4 : paired<F::kind>;
     // Tokens from which expanding first is faster, as measured: late where blocks need little unpacking, or none.
     template <class F>
-    static constexpr int expand_from = F::kind == N8 ? 32 : !paired<F::kind> ? 5 : F::super ? 8 : 12;
+    static constexpr int expand_from = F::kind == N8      ? 32
+                                       : !paired<F::kind> ? 5
+                                       : F::super         ? 8
+                                                          : 12;
     static constexpr bool tile_bias = true;
     template <int MULTIPLE>
     static constexpr float bias = -__builtin_bit_cast(float, magic<MULTIPLE>);
@@ -241,7 +244,7 @@ struct V {
     "sdot %[r0].4s, %[x].16b, %[a0].4b[" #g "]\nsdot %[r1].4s, %[x].16b, %[a1].4b[" #g "]\n"   \
     "sdot %[r2].4s, %[x].16b, %[a2].4b[" #g "]\nsdot %[r3].4s, %[x].16b, %[a3].4b[" #g "]\n"
 #define ACTS "ldr %q[a0], [%[q]]\nldr %q[a1], [%[q], #32]\nldr %q[a2], [%[q], #64]\nldr %q[a3], [%[q], #96]\n"
-// clang-format on
+    // clang-format on
     using Sums = I[4];
     static INLINE void restart(Sums& s, const int32_t* start) {
         asm("ldr %q0, [%4]\nldr %q1, [%4]\nldr %q2, [%4]\nldr %q3, [%4]"
@@ -287,7 +290,7 @@ struct V {
 #define SUMS(t) [s##t] "+&w"(sum[t]), [h##t] "+&w"(high[t]), [a##t] "=&w"(a[t])
 #define REST [m] "=&w"(m), [n] "=&w"(n) : [p] "r"(p), [q] "r"(q), [mask] "w"(mask) : "memory"
 #define LOAD(t) "ldr %q[a" #t "], [%[q], #32*" #t "]\n"
-// clang-format on
+    // clang-format on
     template <int T>
     static INLINE void nibbles(I (&sum)[T], I (&high)[T], const uint8_t* p, const int8_t* q) {
         A a[T];
@@ -419,10 +422,10 @@ struct V {
     static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
         const Q q = bytes(w), act = vld1q_s8(a);
 #define DOT(n) "sdot v" #n ".4s, %0.16b, %1.4b[1]\n"
-#define DOTS                                                                                                        \
-    DOT(16)                                                                                                         \
-    DOT(17) DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) \
-        DOT(31)
+#define DOTS \
+    DOT(16)  \
+    DOT(17)  \
+    DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) DOT(31)
         for (int64_t n = 0; n < iterations; n++)
             asm volatile(DOTS DOTS DOTS DOTS ::"w"(q), "w"(act)
                          : "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28",

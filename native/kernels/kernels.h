@@ -26,10 +26,33 @@ namespace assay::kernels {
 
 // ggml's type ids, as they stand in GGUF files.
 enum class Type : uint32_t {
-    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9,
-    Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15,
-    IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21, IQ2_S = 22, IQ4_XS = 23,
-    IQ1_M = 29, BF16 = 30, TQ1_0 = 34, TQ2_0 = 35, MXFP4 = 39,
+    F32 = 0,
+    F16 = 1,
+    Q4_0 = 2,
+    Q4_1 = 3,
+    Q5_0 = 6,
+    Q5_1 = 7,
+    Q8_0 = 8,
+    Q8_1 = 9,
+    Q2_K = 10,
+    Q3_K = 11,
+    Q4_K = 12,
+    Q5_K = 13,
+    Q6_K = 14,
+    Q8_K = 15,
+    IQ2_XXS = 16,
+    IQ2_XS = 17,
+    IQ3_XXS = 18,
+    IQ1_S = 19,
+    IQ4_NL = 20,
+    IQ3_S = 21,
+    IQ2_S = 22,
+    IQ4_XS = 23,
+    IQ1_M = 29,
+    BF16 = 30,
+    TQ1_0 = 34,
+    TQ2_0 = 35,
+    MXFP4 = 39,
 };
 
 // How activations are handed to gemm. Q8: int8 in blocks of 32 with float32 scales, for quantised weights.
@@ -44,14 +67,14 @@ struct Matrix {
 };
 
 // ---- types -------------------------------------------------------------------------------------------------------
-bool supported(Type type);                  // has a decoder, hence gemm and decode_row
-bool packable(Type type);                   // has an interleaved layout
-Acts acts_format(Type type, bool exact);    // what gemm wants for this type
-int64_t block_size(Type type);              // weights per block; k must be a multiple (0: unknown type)
-size_t row_bytes(Type type, int64_t k);     // bytes of one row in the file
+bool supported(Type type);                // has a decoder, hence gemm and decode_row
+bool packable(Type type);                 // has an interleaved layout
+Acts acts_format(Type type, bool exact);  // what gemm wants for this type
+int64_t block_size(Type type);            // weights per block; k must be a multiple (0: unknown type)
+size_t row_bytes(Type type, int64_t k);   // bytes of one row in the file
 
 // ---- weights -----------------------------------------------------------------------------------------------------
-int panel_rows();                           // rows interleaved together; partition rows in multiples of this
+int panel_rows();  // rows interleaved together; partition rows in multiples of this
 size_t packed_bytes(Type type, int64_t n, int64_t k);
 // Interleave rows [begin, end) of src (row_bytes apart, the file's format) into dst. begin: multiple of panel_rows();
 // end: likewise, or n.
@@ -60,24 +83,25 @@ void pack(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, in
 void decode_row(const Matrix& w, int64_t row, float* out /*[k]*/);
 
 // ---- activations -------------------------------------------------------------------------------------------------
-size_t acts_bytes(Acts format, int64_t m, int64_t k);   // of a buffer for m tokens, 64-byte aligned
+size_t acts_bytes(Acts format, int64_t m, int64_t k);  // of a buffer for m tokens, 64-byte aligned
 // Write tokens [begin, end) of x[m, k] (rows ldx apart) into dst. Tokens are independent: any partition, any order.
 void prepare(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst);
 
 // ---- product -----------------------------------------------------------------------------------------------------
 // out[t * ldo + r] for all t in [0, m) and r in [begin, end), any range. acts: written by prepare() with the same m.
-void gemm(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end);
+void gemm(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
+          int64_t end);
 
 // ---- instruction sets --------------------------------------------------------------------------------------------
 // Chosen on first use: ASSAY_ISA=portable|neon|avx2|avx512vnni, else the best one this machine has.
-const char* isa();                          // the one in use
-bool isa_available(const char* name);       // compiled in and supported by this machine
-bool select_isa(const char* name);          // false (and no change) if not available; before any pack() only
+const char* isa();                     // the one in use
+bool isa_available(const char* name);  // compiled in and supported by this machine
+bool select_isa(const char* name);     // false (and no change) if not available; before any pack() only
 // nullptr, or what is wrong with ASSAY_ISA (the portable kernels are then in use until someone complains).
 const char* isa_error();
 
 // ---- this machine, one thread; call from several threads at once for the machine's total ---------------------------
-double measure_dot_peak(double seconds);    // integer operations (2 per multiply-add) per second of isa()'s dot product
-double measure_read_bandwidth(const void* buffer, size_t bytes, double seconds);   // bytes per second; touches all
+double measure_dot_peak(double seconds);  // integer operations (2 per multiply-add) per second of isa()'s dot product
+double measure_read_bandwidth(const void* buffer, size_t bytes, double seconds);  // bytes per second; touches all
 
 }  // namespace assay::kernels

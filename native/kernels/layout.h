@@ -137,46 +137,19 @@ using IQ4_XS = Layout<Type::IQ4_XS, N4I, true, false, false>;
 template <class Function>
 bool with_layout(Type type, Function f) {
     switch (type) {
-        case Type::Q4_0:
-            f(Q4_0{});
-            return true;
-        case Type::Q4_1:
-            f(Q4_1{});
-            return true;
-        case Type::Q5_0:
-            f(Q5_0{});
-            return true;
-        case Type::Q5_1:
-            f(Q5_1{});
-            return true;
-        case Type::Q8_0:
-            f(Q8_0{});
-            return true;
-        case Type::IQ4_NL:
-            f(IQ4_NL{});
-            return true;
-        case Type::MXFP4:
-            f(MXFP4{});
-            return true;
-        case Type::Q2_K:
-            f(Q2_K{});
-            return true;
-        case Type::Q3_K:
-            f(Q3_K{});
-            return true;
-        case Type::Q4_K:
-            f(Q4_K{});
-            return true;
-        case Type::Q5_K:
-            f(Q5_K{});
-            return true;
-        case Type::Q6_K:
-            f(Q6_K{});
-            return true;
-        case Type::IQ4_XS:
-            f(IQ4_XS{});
-            return true;
-        default:
-            return false;
+        case Type::Q4_0: f(Q4_0{}); return true;
+        case Type::Q4_1: f(Q4_1{}); return true;
+        case Type::Q5_0: f(Q5_0{}); return true;
+        case Type::Q5_1: f(Q5_1{}); return true;
+        case Type::Q8_0: f(Q8_0{}); return true;
+        case Type::IQ4_NL: f(IQ4_NL{}); return true;
+        case Type::MXFP4: f(MXFP4{}); return true;
+        case Type::Q2_K: f(Q2_K{}); return true;
+        case Type::Q3_K: f(Q3_K{}); return true;
+        case Type::Q4_K: f(Q4_K{}); return true;
+        case Type::Q5_K: f(Q5_K{}); return true;
+        case Type::Q6_K: f(Q6_K{}); return true;
+        case Type::IQ4_XS: f(IQ4_XS{}); return true;
+        default: return false;
     }
 }

@@ -204,14 +204,10 @@ void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const G
         const Group* a = acts + t / TOKENS * stride + first;
         at_edge(rows, tokens, carry, out + t * ldo, ldo, [&](float* to, int64_t ld) {
             switch (tokens) {
-                case 1:
-                    return panel<F, 1>(weights, blocks, a, carry, to, ld);
-                case 2:
-                    return panel<F, 2>(weights, blocks, a, carry, to, ld);
-                case 3:
-                    return panel<F, 3>(weights, blocks, a, carry, to, ld);
-                default:
-                    return panel<F, 4>(weights, blocks, a, carry, to, ld);
+                case 1: return panel<F, 1>(weights, blocks, a, carry, to, ld);
+                case 2: return panel<F, 2>(weights, blocks, a, carry, to, ld);
+                case 3: return panel<F, 3>(weights, blocks, a, carry, to, ld);
+                default: return panel<F, 4>(weights, blocks, a, carry, to, ld);
             }
         });
     }
@@ -299,8 +295,8 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
                 const int64_t blocks = all - b < CHUNK ? all - b : CHUNK, tokens = m - t < BATCH ? m - t : BATCH;
                 each_panel(begin, end, [&](const Rows& rows) {
                     fill(rows.first, b, blocks);
-                    panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, tokens,
-                                                 out + t * ldo, ldo, rows);
+                    panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, tokens, out + t * ldo,
+                                                 ldo, rows);
                 });
             }
     };
@@ -325,8 +321,7 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
     });
     if (known) return;
     using T = Tile<true, false, AnyTile::bits, AnyTile::offset, 1>;  // every further type: no minima, scales per 16
-    expanded(T{},
-             [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, room); });
+    expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, room); });
 }
 
 #include "floats.h"

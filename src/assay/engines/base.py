@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,19 +50,19 @@ class Chunk:
     positions: NDArray[np.int32] | None = None
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
 
-    @property
+    @cached_property
     def n_tokens(self) -> int:
         return len(next(iter(self.rows.values()))) if self.rows else len(self.tokens)
 
-    @property
+    @cached_property
     def end(self) -> int:
         """The slot after its last token: how many keys that one sees."""
         return self.start + self.n_tokens
 
-    @property
+    @cached_property
     def n_outputs(self) -> int:
         """How many rows of the output are wanted; always the last ones."""
-        return {"none": 0, "last": 1, "all": self.n_tokens}[self.outputs]
+        return self.n_tokens if self.outputs == "all" else int(self.outputs == "last")
 
     def all_positions(self) -> NDArray[np.int32]:
         """The RoPE position of each token."""

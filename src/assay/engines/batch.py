@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +32,7 @@ class Piece:
     begin: int
     end: int
 
-    @property
+    @cached_property
     def n_outputs(self) -> int:
         """How many of its tokens give a row of the output; always the last ones."""
         return min(self.end - self.begin, max(0, self.end - self.chunk.n_tokens + self.chunk.n_outputs))
@@ -43,11 +44,11 @@ class Step:
 
     pieces: tuple[Piece, ...]
 
-    @property
+    @cached_property
     def n_tokens(self) -> int:
         return sum(p.end - p.begin for p in self.pieces)
 
-    @property
+    @cached_property
     def n_outputs(self) -> int:
         return sum(p.n_outputs for p in self.pieces)
 

@@ -213,7 +213,7 @@ class _Compiler:
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
         attrs = node.all_attrs()
-        heads, mode = attrs.pop("n_head"), attrs.pop("mode")
+        heads, mode, _offset = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
         factors = self.tensors.array(node.weights[0]) if node.weights else None
         angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
         key = (angles.tobytes(), magnitude)

@@ -17,9 +17,19 @@ Array = NDArray[Any]
 _BLOCK = 8192  # weight rows decoded at a time where the table does not fit in memory
 
 
+def _split(x: Array, n_head: int) -> Array:
+    """[T, H, D] of a value that has its heads side by side; one that has an axis of heads already is left."""
+    return x.reshape(x.shape[0], n_head, -1) if n_head and x.ndim == 2 else x
+
+
 def embed(tokens: Array, W: Any) -> Array:
-    """y[t] = W[token[t]]; W [V, E] gives [T, E]."""
+    """y[t] = W[token[t]]; W [V, E] gives [T, E]. A table of learned positions takes positions for tokens."""
     return np.asarray(W[tokens])
+
+
+def add_row(x: Array, W: Array, *, row: int) -> Array:
+    """y = x + W[row]."""
+    return np.asarray(x + W[row])
 
 
 def scale(x: Array, *, factor: float) -> Array:
@@ -27,15 +37,27 @@ def scale(x: Array, *, factor: float) -> Array:
     return np.asarray(x * x.dtype.type(factor))
 
 
-def rms_norm(x: Array, w: Array, *, eps: float, n_head: int) -> Array:
-    """y = w * x / sqrt(mean(x²) + eps); the mean over all features, or over each of `n_head` heads."""
-    parts = x.reshape(*x.shape[:-1], n_head, -1) if n_head and x.ndim == 2 else x
+def rms_norm(x: Array, w: Array | None = None, *, eps: float, n_head: int) -> Array:
+    """y = w * x / sqrt(mean(x²) + eps), w = 1 if not given; the mean over all features, or each of `n_head` heads'."""
+    parts = _split(x, n_head)
     mean = np.mean(parts * parts, axis=-1, keepdims=True)
-    return np.asarray((parts / np.sqrt(mean + x.dtype.type(eps)) * w).reshape(x.shape))
+    y = parts / np.sqrt(mean + x.dtype.type(eps))
+    return np.asarray((y if w is None else y * w).reshape(x.shape))
+
+
+def layer_norm(x: Array, w: Array, b: Array | None = None, *, eps: float, n_head: int) -> Array:
+    """y = w * (x - μ) / sqrt(σ² + eps) + b; μ and σ² = mean((x - μ)²) over all features, or over each head's."""
+    parts = _split(x, n_head)
+    centred = parts - np.mean(parts, axis=-1, keepdims=True)
+    variance = np.mean(centred * centred, axis=-1, keepdims=True)
+    y = centred / np.sqrt(variance + x.dtype.type(eps)) * w
+    return np.asarray((y if b is None else y + b).reshape(x.shape))
 
 
 def linear(x: Array, W: Any) -> Array:
     """y[t,o] = Σ_i W[o,i] x[t,i]; W [O, I], x [T, I] gives [T, O]."""
+    if len(W.shape) == 1:  # a matrix of one row
+        W = np.asarray(W)[None]
     flat = x.reshape(x.shape[0], -1)
     out = np.empty((x.shape[0], W.shape[0]), x.dtype)
     for start in range(0, W.shape[0], _BLOCK):
@@ -44,9 +66,16 @@ def linear(x: Array, W: Any) -> Array:
     return out
 
 
-def slice_(x: Array, *, start: int, stop: int) -> Array:
-    """y[t,:] = x[t, start:stop]."""
-    return x[:, start:stop]
+def slice_(x: Array, *, start: int, stop: int, n_head: int) -> Array:
+    """y[...,:] = x[..., start:stop]; with `n_head`, of each head: [T, H·D] gives [T, H, stop-start]."""
+    return _split(x, n_head)[..., start:stop]
+
+
+def concat(a: Array, b: Array, *, n_head: int) -> Array:
+    """y[t,h,:] = a[t,h,:] then b[t,h,:]; an operand with one head gives it to all. Gives [T, H, Da+Db]."""
+    heads = [_split(x, n_head) for x in (a, b)]
+    wide = [np.broadcast_to(x, (x.shape[0], n_head, x.shape[2])) for x in heads]
+    return np.concatenate(wide, axis=2)
 
 
 def bias(x: Array, b: Array) -> Array:
@@ -57,6 +86,21 @@ def bias(x: Array, b: Array) -> Array:
 def add(a: Array, b: Array) -> Array:
     """y = a + b."""
     return a + b
+
+
+def mul(a: Array, b: Array) -> Array:
+    """y = a · b; b [T, 1] multiplies whole rows."""
+    return a * b
+
+
+def mul_weight(x: Array, w: Array) -> Array:
+    """y = x · w; w [E] or [1]."""
+    return x * w
+
+
+def clamp(x: Array, *, lo: float, hi: float) -> Array:
+    """y = min(max(x, lo), hi)."""
+    return np.clip(x, x.dtype.type(lo), x.dtype.type(hi))
 
 
 def rope_angles(
@@ -95,8 +139,17 @@ def rope_angles(
     return theta * (freq_scale * (1 - mix) + mix), attn_factor * (1 + 0.1 * math.log(1 / freq_scale))
 
 
-def rope(x: Array, positions: Array, factors: Array | None = None, *, n_head: int, mode: str, **kw: Any) -> Array:
-    """Each pair (a, b) of a head's first n_rot values becomes (a cos θ - b sin θ, a sin θ + b cos θ).
+def rope(
+    x: Array,
+    positions: Array,
+    factors: Array | None = None,
+    *,
+    n_head: int,
+    mode: str,
+    offset: int = 0,
+    **kw: Any,
+) -> Array:
+    """Each pair (a, b) of a head's n_rot values from `offset` on becomes (a cos θ - b sin θ, a sin θ + b cos θ).
 
     Pairs are (2i, 2i+1) in mode `norm`, (i, i + n_rot/2) in mode `neox`. x [T, H·D] gives [T, H, D].
     """
@@ -107,29 +160,77 @@ def rope(x: Array, positions: Array, factors: Array | None = None, *, n_head: in
     heads = x.reshape(x.shape[0], n_head, -1)
     out = heads.copy()
     if mode == "norm":
-        first, second = slice(0, n_rot, 2), slice(1, n_rot, 2)
+        first, second = slice(offset, offset + n_rot, 2), slice(offset + 1, offset + n_rot, 2)
     else:
-        first, second = slice(0, n_rot // 2), slice(n_rot // 2, n_rot)
+        middle = offset + n_rot // 2
+        first, second = slice(offset, middle), slice(middle, offset + n_rot)
     a, b = heads[..., first], heads[..., second]
     out[..., first] = a * cos - b * sin
     out[..., second] = a * sin + b * cos
     return out
 
 
-def kq(q: Array, k: Array) -> Array:
+def pos_scale(x: Array, positions: Array, *, beta: float, unit: int, offset: int) -> Array:
+    """y[t] = x[t] · (1 + beta · ln(⌊(pos[t] + offset) / unit⌋ + 1))."""
+    factor = 1 + beta * np.log((positions.astype(np.int64) + offset) // unit + 1.0)
+    return np.asarray(x * factor.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)))
+
+
+def kq(q: Array, k: Array, *, n_head: int = 0, n_head_kv: int = 0) -> Array:
     """y[h,t,s] = Σ_d Q[t,h,d] K[s,g(h),d], g(h) = h // (H/G); before scale and mask. Gives [H, T, S]."""
+    q, k = _split(q, n_head), _split(k, n_head_kv)
     keys = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
     return np.asarray(np.matmul(q.transpose(1, 0, 2), keys.transpose(1, 2, 0)))
 
 
-def attn_softmax(x: Array, positions: Array, key_positions: Array, *, scale: float, window: int) -> Array:
-    """Softmax over s of scale·x[h,t,s]; s is masked where kpos[s] > pos[t], or kpos[s] <= pos[t] - window."""
+def alibi_slopes(n_head: int, max_bias: float) -> Array:
+    """2^(-b·j/n), j = 1…n, for the largest power of two n up to H; then 2^(-b/2·(2j+1)/n), j = 0… ."""
+    n = 1 << (n_head.bit_length() - 1)
+    first = [2.0 ** (-max_bias * j / n) for j in range(1, n + 1)]
+    return np.array(first + [2.0 ** (-max_bias / 2 * (2 * j + 1) / n) for j in range(n_head - n)])
+
+
+def attn_mask(positions: Array, key_positions: Array, *, window: int, causal: bool, chunk: int) -> Array:
+    """Which keys a query may not see, [T, S].
+
+    Keys after it (unless not `causal`); with a window, those at a distance of `window` or more, or of more than
+    half a window to either side; with chunks, those of earlier chunks of positions.
+    """
     distance = positions[:, None] - key_positions[None, :]
-    masked = distance < 0
+    masked = distance < 0 if causal else np.zeros(distance.shape, bool)
     if window:
-        masked |= distance >= window
-    scores = np.where(masked, -np.inf, x * x.dtype.type(scale))
-    return softmax(scores)
+        masked |= distance >= window if causal else np.abs(distance) > window // 2
+    if chunk:
+        masked |= key_positions[None, :] < positions[:, None] // chunk * chunk
+    return np.asarray(masked)
+
+
+def attn_softmax(
+    x: Array,
+    positions: Array,
+    key_positions: Array,
+    sinks: Array | None = None,
+    *,
+    scale: float,
+    window: int = 0,
+    causal: bool = True,
+    chunk: int = 0,
+    max_bias: float = 0.0,
+) -> Array:
+    """Softmax over the visible s of scale·x[h,t,s] - slope_h·|pos[t] - kpos[s]|.
+
+    A sink is one more score of its head, not scaled, that takes its share and gives no column.
+    """
+    scores = x * x.dtype.type(scale)
+    if max_bias:
+        distance = np.abs(positions[:, None] - key_positions[None, :])
+        scores = scores - (alibi_slopes(x.shape[0], max_bias)[:, None, None] * distance).astype(x.dtype)
+    masked = attn_mask(positions, key_positions, window=window, causal=causal, chunk=chunk)
+    scores = np.where(masked, x.dtype.type(-np.inf), scores)
+    if sinks is None:
+        return softmax(scores)
+    column = np.broadcast_to(sinks.astype(x.dtype)[:, None, None], (*x.shape[:2], 1))
+    return softmax(np.concatenate([scores, column], axis=-1))[..., :-1]
 
 
 def softmax(x: Array) -> Array:
@@ -138,8 +239,9 @@ def softmax(x: Array) -> Array:
     return np.asarray(e / np.sum(e, axis=-1, keepdims=True))
 
 
-def kqv(p: Array, v: Array) -> Array:
+def kqv(p: Array, v: Array, *, n_head_kv: int = 0) -> Array:
     """y[h,t,d] = Σ_s P[h,t,s] V[s,g(h),d]. Gives [H, T, D]."""
+    v = _split(v, n_head_kv)
     values = np.repeat(v, p.shape[0] // v.shape[1], axis=1)
     return np.asarray(np.matmul(p, values.transpose(1, 0, 2)))
 
@@ -147,6 +249,22 @@ def kqv(p: Array, v: Array) -> Array:
 def merge_heads(x: Array) -> Array:
     """y[t, h·D + d] = x[h,t,d]."""
     return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+
+
+def split_heads(x: Array, *, n_head: int) -> Array:
+    """y[h,t,d] = x[t, h·D + d]."""
+    return _split(x, n_head).transpose(1, 0, 2)
+
+
+def head_linear(x: Array, W: Any) -> Array:
+    """y[h,t,o] = Σ_i W[h,o,i] x[h,t,i]; W [H, O, I], x [H, T, I] gives [H, T, O]."""
+    return np.stack([rows @ W[h].astype(x.dtype, copy=False).T for h, rows in enumerate(x)])
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), written so that exp never overflows."""
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1 / (1 + e), e / (1 + e)))
 
 
 def silu(x: Array) -> Array:
@@ -183,9 +301,39 @@ def glu(gate: Array, up: Array, *, act: str) -> Array:
     return ACTIVATIONS[act](gate) * up
 
 
+def act(x: Array, *, act: str) -> Array:
+    """y = act(x)."""
+    return ACTIVATIONS[act](x)
+
+
+def glu_split(x: Array, *, act: str) -> Array:
+    """y = act(x[..., :F]) · x[..., F:]; the gate comes first."""
+    half = x.shape[-1] // 2
+    return ACTIVATIONS[act](x[..., :half]) * x[..., half:]
+
+
+def glu_oai(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
+    """y = g σ(alpha g) (v + 1); g = min(gate, limit), not clamped below, v = up clamped to ±limit."""
+    g, v = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    return np.asarray(g * sigmoid(alpha * g) * (v + 1))
+
+
 def softcap(x: Array, *, cap: float) -> Array:
     """y = cap · tanh(x / cap)."""
     return cap * np.tanh(x / cap)
+
+
+def group_mask(x: Array, *, groups: int, used: int) -> Array:
+    """x where its group is among the `used` with the largest sum of their two best values, else -inf.
+
+    Ties go to the lower group. x [T, n_expert], groups side by side.
+    """
+    parts = x.reshape(x.shape[0], groups, -1)
+    score = np.sum(np.sort(parts, axis=-1)[..., -2:], axis=-1)
+    best = np.argsort(-score, axis=-1, kind="stable")[:, :used]
+    kept = np.zeros(score.shape, bool)
+    np.put_along_axis(kept, best, True, axis=-1)
+    return np.where(kept[..., None], parts, x.dtype.type(-np.inf)).reshape(x.shape)
 
 
 def argsort(x: Array) -> Array:
@@ -218,6 +366,11 @@ def div(a: Array, b: Array) -> Array:
     return a / b
 
 
+def expert_input(x: Array, w: Array) -> Array:
+    """y[t,j,i] = x[t,i] w[t,j]: the experts' weights on their input."""
+    return x[:, None, :] * w[..., None]
+
+
 def expert_linear(x: Array, idx: Array, W: Any) -> Array:
     """y[t,j,o] = Σ_i W[idx[t,j],o,i] x[t,(j,)i]; W [n_expert, O, I] gives [T, k, O]."""
     tokens, k = idx.shape
@@ -227,6 +380,16 @@ def expert_linear(x: Array, idx: Array, W: Any) -> Array:
         for t, j in zip(*np.nonzero(idx == expert), strict=True):
             out[t, j] = block @ (x[t, j] if x.ndim == 3 else x[t])
     return out
+
+
+def expert_bias(x: Array, idx: Array, B: Array) -> Array:
+    """y[t,j,o] = x[t,j,o] + B[idx[t,j],o]."""
+    return np.asarray(x + np.asarray(B)[idx])
+
+
+def expert_gain(x: Array, idx: Array, s: Array) -> Array:
+    """y[t,j,o] = x[t,j,o] s[idx[t,j]]."""
+    return np.asarray(x * np.asarray(s)[idx][..., None])
 
 
 def expert_scale(x: Array, w: Array) -> Array:
@@ -239,11 +402,20 @@ def expert_sum(x: Array) -> Array:
     return np.asarray(np.sum(x, axis=1))
 
 
+def pool(x: Array, *, kind: str) -> Array:
+    """One row of all tokens: their `mean`, the `first` or the `last`. [T, E] gives [1, E]."""
+    if kind == "mean":
+        return np.asarray(np.mean(x, axis=0, keepdims=True))
+    return x[:1] if kind == "first" else x[-1:]
+
+
 # Every row of the operation table but `cache`, which is memory and not arithmetic.
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     f.__name__.rstrip("_"): f
     for f in (
-        embed, scale, rms_norm, linear, slice_, bias, add, rope, kq, attn_softmax, softmax, kqv, merge_heads, glu,
-        softcap, argsort, topk, gather, row_sum, clamp_min, div, expert_linear, expert_scale, expert_sum,
+        embed, add_row, scale, rms_norm, layer_norm, linear, slice_, concat, bias, add, mul, mul_weight, clamp, rope,
+        pos_scale, kq, attn_softmax, softmax, kqv, merge_heads, split_heads, head_linear, act, glu, glu_split, glu_oai,
+        sigmoid, softcap, group_mask, argsort, topk, gather, row_sum, clamp_min, div, expert_input, expert_linear,
+        expert_bias, expert_gain, expert_scale, expert_sum, pool,
     )
 }  # fmt: skip

@@ -53,6 +53,17 @@ def _flat(shape: Shape) -> Dim:
     return total
 
 
+def _split(shape: Shape, n_head: int) -> Shape:
+    """`[T, H, D]` of a value: as it is, or its features cut into `n_head` heads."""
+    if len(shape) == 3:
+        return shape
+    width = _flat(shape)
+    assert isinstance(width, int)
+    if n_head < 1 or width % n_head:
+        raise ShapeError(f"width {width} does not divide into {n_head} heads")
+    return (shape[0], n_head, width // n_head)
+
+
 def _same(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return ins[0]
 
@@ -62,28 +73,50 @@ def _embed(_a: Attrs, _ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
 
 
 def _norm(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
-    width = _flat(ins[0])
-    if a["n_head"]:
-        assert isinstance(width, int)
-        width //= a["n_head"]
-    if w:
-        _expect("norm weight length differs from the normalised width", w[0][0], width)
+    heads = _split(ins[0], a["n_head"])[1:] if a["n_head"] else ins[0][1:]
+    for weight in w:
+        own = heads if len(weight) == 2 else heads[-1:]  # weights [H, D]: each head has its own
+        if tuple(weight) != own:
+            raise ShapeError(f"norm weight does not fit the normalised width (found {weight}, expected {own})")
     return ins[0]
 
 
 def _linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
-    _expect("input width differs from the weight's columns", _flat(ins[0]), w[0][1])
-    return (ins[0][0], w[0][0])
+    rows, columns = (1, w[0][0]) if len(w[0]) == 1 else w[0]  # a vector is a matrix of one row
+    _expect("input width differs from the weight's columns", _flat(ins[0]), columns)
+    return (ins[0][0], rows)
 
 
 def _slice(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    if not 0 <= a["start"] < a["stop"] <= int(ins[0][1]):
-        raise ShapeError(f"columns {a['start']}..{a['stop']} lie outside the width {ins[0][1]}")
-    return (ins[0][0], a["stop"] - a["start"])
+    shape = _split(ins[0], a["n_head"]) if a["n_head"] else ins[0]
+    if not 0 <= a["start"] < a["stop"] <= int(shape[-1]):
+        raise ShapeError(f"columns {a['start']}..{a['stop']} lie outside the width {shape[-1]}")
+    return (*shape[:-1], a["stop"] - a["start"])
+
+
+def _concat(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    first, second = (_split(x, a["n_head"]) for x in ins)
+    for shape in (first, second):
+        if shape[1] not in (1, a["n_head"]):
+            raise ShapeError(f"operand must have 1 head or {a['n_head']} (found {shape[1]})")
+    return (first[0], a["n_head"], int(first[2]) + int(second[2]))
 
 
 def _bias(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     _expect("bias length differs from the input width", w[0][0], ins[0][-1])
+    return ins[0]
+
+
+def _gain(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    if w[0][0] != 1:
+        _expect("weight length differs from the input width", w[0][0], ins[0][-1])
+    return ins[0]
+
+
+def _row(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _expect("row length differs from the input width", w[0][1], ins[0][-1])
+    if not 0 <= a["row"] < int(w[0][0]):
+        raise ShapeError(f"row {a['row']} lies outside the table of {w[0][0]}")
     return ins[0]
 
 
@@ -93,17 +126,28 @@ def _pair(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return ins[0]
 
 
+def _mul(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    if ins[1] not in (ins[0], (ins[0][0], 1)):
+        raise ShapeError(f"operands differ in shape (found {ins[0]} and {ins[1]})")
+    return ins[0]
+
+
+def _halves(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    width = int(ins[0][-1])
+    if width % 2:
+        raise ShapeError(f"width {width} has no two halves")
+    return (*ins[0][:-1], width // 2)
+
+
 def _heads(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     width = _flat(ins[0])
     assert isinstance(width, int)
-    if width % a["n_head"]:
-        raise ShapeError(f"width {width} does not divide into {a['n_head']} heads")
-    return (ins[0][0], a["n_head"], width // a["n_head"])
+    return _split((ins[0][0], width), a["n_head"])
 
 
 def _rope(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     shape = _heads(a, ins, w)
-    if a["n_rot"] % 2 or not 0 < a["n_rot"] <= int(shape[2]):
+    if a["n_rot"] % 2 or a["n_rot"] < 2 or a["offset"] < 0 or a["offset"] + a["n_rot"] > int(shape[2]):
         raise ShapeError(f"n_rot must be even and at most the head width {shape[2]} (found {a['n_rot']})")
     if w:
         _expect("rope factors must be half of n_rot", w[0][0], a["n_rot"] // 2)
@@ -114,16 +158,24 @@ def _cache(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     return ("S", *_heads(a, ins, w)[1:])
 
 
-def _kq(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    q, k = ins
+def _kq(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    q, k = _split(ins[0], a["n_head"]), _split(ins[1], a["n_head_kv"])
     _expect("query and key heads differ in width", q[2], k[2])
     if int(q[1]) % int(k[1]):
         raise ShapeError(f"{q[1]} query heads cannot be shared over {k[1]} key heads")
     return (q[1], q[0], k[0])
 
 
-def _kqv(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
-    p, v = ins
+def _scores(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _expect("queries and positions differ in number", ins[0][1], ins[1][0])
+    _expect("keys and their positions differ in number", ins[0][2], ins[2][0])
+    if w:
+        _expect("one sink a head", w[0][0], ins[0][0])
+    return ins[0]
+
+
+def _kqv(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    p, v = ins[0], _split(ins[1], a["n_head_kv"])
     if int(p[0]) % int(v[1]):
         raise ShapeError(f"{p[0]} query heads cannot be shared over {v[1]} value heads")
     return (p[0], p[1], v[2])
@@ -134,10 +186,31 @@ def _merge(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return (tokens, int(heads) * int(width))
 
 
+def _unmerge(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    tokens, heads, width = _split(ins[0], a["n_head"])
+    return (heads, tokens, width)
+
+
+def _head_linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    heads, tokens, width = ins[0]
+    _expect("heads differ from the weight's", heads, w[0][0])
+    _expect("input width differs from the weight's columns", width, w[0][2])
+    return (heads, tokens, w[0][1])
+
+
 def _topk(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     if not 0 < a["k"] <= int(ins[0][1]):
         raise ShapeError(f"k must be between 1 and the {ins[0][1]} experts (found {a['k']})")
     return (ins[0][0], a["k"])
+
+
+def _groups(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    width = int(ins[0][1])
+    if a["groups"] < 1 or width % a["groups"] or width < 2 * a["groups"]:
+        raise ShapeError(f"{width} experts do not make {a['groups']} groups of two or more")
+    if not 0 < a["used"] <= a["groups"]:
+        raise ShapeError(f"used must be between 1 and the {a['groups']} groups (found {a['used']})")
+    return ins[0]
 
 
 def _gather(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
@@ -153,8 +226,22 @@ def _expert_linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape
     return (*ins[1], w[0][1])
 
 
+def _expert_vector(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    if len(w[0]) == 2:
+        _expect("bias length differs from the input width", w[0][1], ins[0][-1])
+    return ins[0]
+
+
+def _expert_input(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    return (*ins[1], ins[0][1])
+
+
 def _expert_sum(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
     return (ins[0][0], ins[0][2])
+
+
+def _pool(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
+    return (1, ins[0][1])
 
 
 _ROPE_ATTRS = {
@@ -168,86 +255,73 @@ _ROPE_ATTRS = {
     "beta_fast": 32.0,
     "beta_slow": 1.0,
     "n_ctx_orig": 0,
+    "offset": 0,  # the first value of a head that turns
 }
 
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
-        Op("embed", "y[t] = W[token[t]]", ("tokens",), ("W",), {}, _embed),
+        Op("embed", "y[t] = W[token[t]]; a table of learned positions takes positions for tokens", ("tokens",), ("W",),
+           {}, _embed),
+        Op("add_row", "y = x + W[row]", ("x",), ("W",), {"row": 0}, _row),
         Op("scale", "y = factor * x", ("x",), (), {"factor": REQUIRED}, _same),
-        Op(
-            "rms_norm",
-            "y = w * x / sqrt(mean(x^2) + eps), the mean over a token's features, or over each head's",
-            ("x",),
-            ("w",),
-            {"eps": REQUIRED, "n_head": 0},
-            _norm,
-        ),
+        Op("rms_norm", "y = w * x / sqrt(mean(x^2) + eps), the mean over a token's features, or over each head's; "
+           "without w, w = 1", ("x",), ("w?",), {"eps": REQUIRED, "n_head": 0}, _norm),
+        Op("layer_norm", "y = w * (x - mean(x)) / sqrt(var(x) + eps) + b, over a token's features, or over each "
+           "head's; w [D], or [H, D] where each head has its own", ("x",), ("w", "b?"),
+           {"eps": REQUIRED, "n_head": 0}, _norm),
         Op("linear", "y[t,o] = sum_i W[o,i] * x[t,i]", ("x",), ("W",), {}, _linear),
-        Op("slice", "y[t,:] = x[t, start:stop]", ("x",), (), {"start": REQUIRED, "stop": REQUIRED}, _slice),
+        Op("slice", "y[...,:] = x[..., start:stop]; with n_head, of each head", ("x",), (),
+           {"start": REQUIRED, "stop": REQUIRED, "n_head": 0}, _slice),
+        Op("concat", "y[t,h,:] = a[t,h,:] then b[t,h,:]; an operand with one head gives it to all n_head",
+           ("a", "b"), (), {"n_head": REQUIRED}, _concat),
         Op("bias", "y = x + b", ("x",), ("b",), {}, _bias),
         Op("add", "y = a + b", ("a", "b"), (), {}, _pair),
-        Op(
-            "rope",
-            "each pair (a, b) of a head turned by theta_i = pos * base^(-2i/n_rot) / factor_i: "
-            "(a cos - b sin, a sin + b cos)",
-            ("x", "positions"),
-            ("factors?",),
-            _ROPE_ATTRS,
-            _rope,
-        ),
-        Op(
-            "cache",
-            "rows of the earlier steps of this sequence, then this step's",
-            ("x",),
-            (),
-            {"n_head": REQUIRED},
-            _cache,
-        ),
-        Op("kq", "y[h,t,s] = sum_d Q[t,h,d] * K[s, h // (n_head / n_head_kv), d]", ("q", "k"), (), {}, _kq),
-        Op(
-            "attn_softmax",
-            "y[h,t,:] = softmax over s of scale * x[h,t,s], with s masked where kpos[s] > pos[t] "
-            "or, with a window, kpos[s] <= pos[t] - window",
-            ("x", "positions", "key_positions"),
-            (),
-            {"scale": REQUIRED, "window": 0},
-            _same,
-        ),
-        Op("kqv", "y[h,t,d] = sum_s P[h,t,s] * V[s, h // (n_head / n_head_kv), d]", ("p", "v"), (), {}, _kqv),
+        Op("mul", "y = a * b; b [T, 1] multiplies whole rows", ("a", "b"), (), {}, _mul),
+        Op("mul_weight", "y = x * w, w [E] or [1]", ("x",), ("w",), {}, _gain),
+        Op("clamp", "y = min(max(x, lo), hi)", ("x",), (), {"lo": REQUIRED, "hi": REQUIRED}, _same),
+        Op("rope", "each pair (a, b) of a head turned by theta_i = pos * base^(-2i/n_rot) / factor_i: "
+           "(a cos - b sin, a sin + b cos)", ("x", "positions"), ("factors?",), _ROPE_ATTRS, _rope),
+        Op("pos_scale", "y[t] = x[t] * (1 + beta * ln(floor((pos[t] + offset) / unit) + 1))", ("x", "positions"), (),
+           {"beta": REQUIRED, "unit": REQUIRED, "offset": 0}, _same),
+        Op("cache", "rows of the earlier steps of this sequence, then this step's", ("x",), (),
+           {"n_head": REQUIRED}, _cache),
+        Op("kq", "y[h,t,s] = sum_d Q[t,h,d] * K[s, h // (n_head / n_head_kv), d]; n_head and n_head_kv cut operands "
+           "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq),
+        Op("attn_softmax", "y[h,t,:] = softmax over s of scale * x[h,t,s] - slope_h * |pos[t] - kpos[s]|, with s "
+           "masked where kpos[s] > pos[t] (unless causal is false), with a window where kpos[s] <= pos[t] - window "
+           "(without causal: |pos[t] - kpos[s]| > window // 2), with a chunk where kpos[s] lies in an earlier chunk; a "
+           "sink adds exp(sink[h]) to the denominator; slopes by max_bias (ALiBi), 0 for none",
+           ("x", "positions", "key_positions"), ("sinks?",),
+           {"scale": REQUIRED, "window": 0, "causal": True, "chunk": 0, "max_bias": 0.0}, _scores),
+        Op("kqv", "y[h,t,d] = sum_s P[h,t,s] * V[s, h // (n_head / n_head_kv), d]; n_head_kv cuts values that have no "
+           "axis of heads", ("p", "v"), (), {"n_head_kv": 0}, _kqv),
         Op("merge_heads", "y[t, h*D + d] = x[h,t,d]", ("x",), (), {}, _merge),
-        Op(
-            "glu",
-            "y = act(gate) * up; silu(g) = g / (1 + exp(-g))",
-            ("gate", "up"),
-            (),
-            {"act": "silu"},
-            _pair,
-        ),
+        Op("split_heads", "y[h,t,d] = x[t, h*D + d]", ("x",), (), {"n_head": REQUIRED}, _unmerge),
+        Op("head_linear", "y[h,t,o] = sum_i W[h,o,i] * x[h,t,i]", ("x",), ("W",), {}, _head_linear),
+        Op("act", "y = act(x); gelu_tanh(x) = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", ("x",), (),
+           {"act": "gelu_tanh"}, _same),
+        Op("glu", "y = act(gate) * up; silu(g) = g / (1 + exp(-g))", ("gate", "up"), (), {"act": "silu"}, _pair),
+        Op("glu_split", "y = act(x[..., :F]) * x[..., F:], the gate first", ("x",), (), {"act": "silu"}, _halves),
+        Op("glu_oai", "y = g / (1 + exp(-alpha * g)) * (v + 1), g = min(gate, limit), v = up within -limit..limit",
+           ("gate", "up"), (), {"alpha": 1.702, "limit": 7.0}, _pair),
+        Op("sigmoid", "y = 1 / (1 + exp(-x))", ("x",), (), {}, _same),
         Op("softcap", "y = cap * tanh(x / cap)", ("x",), (), {"cap": REQUIRED}, _same),
         Op("softmax", "y[t,:] = softmax(x[t,:])", ("x",), (), {}, _same),
-        Op(
-            "argsort",
-            "expert ids of each token, largest value first, ties to the lower id",
-            ("x",),
-            (),
-            {},
-            _same,
-        ),
+        Op("group_mask", "x where its group is one of the `used` groups with the largest sum of their two best values, "
+           "ties to the lower group; else -inf", ("x",), (), {"groups": REQUIRED, "used": REQUIRED}, _groups),
+        Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same),
         Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk),
         Op("gather", "y[t,j] = x[t, idx[t,j]]", ("x", "idx"), (), {}, _gather),
         Op("row_sum", "y[t] = sum_j x[t,j]", ("x",), (), {}, _sum),
         Op("clamp_min", "y = max(x, lo)", ("x",), (), {"lo": REQUIRED}, _same),
         Op("div", "y[t,j] = a[t,j] / b[t]", ("a", "b"), (), {}, _same),
-        Op(
-            "expert_linear",
-            "y[t,j,o] = sum_i W[idx[t,j],o,i] * x[t,(j,)i]",
-            ("x", "idx"),
-            ("W",),
-            {},
-            _expert_linear,
-        ),
+        Op("expert_input", "y[t,j,i] = x[t,i] * w[t,j]", ("x", "w"), (), {}, _expert_input),
+        Op("expert_linear", "y[t,j,o] = sum_i W[idx[t,j],o,i] * x[t,(j,)i]", ("x", "idx"), ("W",), {}, _expert_linear),
+        Op("expert_bias", "y[t,j,o] = x[t,j,o] + B[idx[t,j],o]", ("x", "idx"), ("B",), {}, _expert_vector),
+        Op("expert_gain", "y[t,j,o] = x[t,j,o] * s[idx[t,j]]", ("x", "idx"), ("s",), {}, _expert_vector),
         Op("expert_scale", "y[t,j,o] = x[t,j,o] * w[t,j]", ("x", "w"), (), {}, _same),
         Op("expert_sum", "y[t,o] = sum_j x[t,j,o]", ("x",), (), {}, _expert_sum),
+        Op("pool", "one row of all tokens: their mean, the first or the last", ("x",), (), {"kind": REQUIRED}, _pool),
     )
-}
+}  # fmt: skip

@@ -27,8 +27,11 @@ struct Task {
 class AttentionStep : public Instruction {
 public:
     AttentionStep(const Program& program, const Attention& a)
-        : a_(a), domain_(program.domain(a.q)), k_(program.cache().shapes()[a.k_pool]),
-          v_(program.cache().shapes()[a.v_pool]), group_(a.n_head / k_.heads),
+        : a_(a),
+          domain_(program.domain(a.q)),
+          k_(program.cache().shapes()[a.k_pool]),
+          v_(program.cache().shapes()[a.v_pool]),
+          group_(a.n_head / k_.heads),
           traced_(a.kq >= 0 || a.capped >= 0 || a.soft_max >= 0) {
         reads = {a.q};
         writes = {a.out};
@@ -44,7 +47,8 @@ public:
             most_rows = std::max(most_rows, n_rows(c));
             tiles += k_.heads * ((n_rows(c) + kTileRows - 1) / kTileRows);
         }
-        // Few tiles (decoding): spread the blocks of keys over the threads, and if there are too few of those, the rows.
+        // Few tiles (decoding): spread the blocks of keys over the threads, and if there are too few of those, the
+        // rows.
         const bool split = !traced_ && tiles < 4 * threads;
         const int rows = tiles < threads ? std::max(1, most_rows * tiles / threads) : kTileRows;
         int64_t room = 0;
@@ -89,7 +93,9 @@ private:
     static bool same_rows(const Task& a, const Task& b) {
         return a.chunk == b.chunk && a.head == b.head && a.first == b.first && b.partial >= 0;
     }
-    int64_t state_size(int rows) const { return int64_t(rows) * (2 + v_.stride()); }  // m[rows], l[rows], acc[rows][stride]
+    int64_t state_size(int rows) const {
+        return int64_t(rows) * (2 + v_.stride());
+    }  // m[rows], l[rows], acc[rows][stride]
 
     void push(const Chunk& c, int head, int first, int count, bool split, int64_t& room) {
         const bool whole = traced_ || !c.regular;
@@ -117,7 +123,8 @@ private:
         for (int r = 0; r < t.count; ++r) {
             const int row = t.first + r;
             float* out = run.row(a_.out, query_row(*t.chunk, row)) + int64_t(t.head * group_ + row % group_) * v_.dim;
-            run.program.ops().scale(state + 2 * t.count + int64_t(r) * v_.stride(), 1.0f / state[t.count + r], out, v_.dim);
+            run.program.ops().scale(state + 2 * t.count + int64_t(r) * v_.stride(), 1.0f / state[t.count + r], out,
+                                    v_.dim);
         }
     }
 
@@ -229,7 +236,8 @@ void Program::attention(const Attention& a) {
     const PageShape &k = cache_->shapes()[a.k_pool], &v = cache_->shapes()[a.v_pool];
     if (!k.keys || v.keys || k.heads != v.heads || a.n_head < 1 || a.n_head % k.heads || a.window < 0 ||
         width(a.q) != int64_t(a.n_head) * k.dim || width(a.out) != int64_t(a.n_head) * v.dim ||
-        domain(a.q) != domain(a.out) || is_acts(a.q) || (domain(a.q) != Domain::tokens && domain(a.q) != Domain::outputs))
+        domain(a.q) != domain(a.out) || is_acts(a.q) ||
+        (domain(a.q) != Domain::tokens && domain(a.q) != Domain::outputs))
         throw std::invalid_argument("attention: operands do not fit together");
     for (int s : {a.kq, a.capped, a.soft_max})
         if (s >= 0 && (domain(s) != Domain::scores || width(s) != a.n_head || domain(a.q) != Domain::tokens))

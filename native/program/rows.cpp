@@ -199,7 +199,8 @@ void Program::cache_read(int pool, int out) {
     fits(width(out) == int64_t(shape.heads) * shape.dim && domain(out) == Domain::keys, "cache");
     row({Domain::keys, width(out), {}, {out}, [=](Run& run, int64_t first, int64_t last) {
              for (const Chunk& c : run.batch.chunks)
-                 for (int64_t i = std::max<int64_t>(first, c.first_key); i < std::min<int64_t>(last, c.first_key + c.n_keys()); ++i) {
+                 for (int64_t i = std::max<int64_t>(first, c.first_key);
+                      i < std::min<int64_t>(last, c.first_key + c.n_keys()); ++i) {
                      const int64_t slot = i - c.first_key;
                      run.program.ops().page_read(shape, run.program.cache().page(pool, c.pages[slot / kPage]),
                                                  static_cast<int>(slot % kPage), run.row(out, i));
@@ -220,7 +221,11 @@ void Program::prepare(int x, int acts) {
     const int64_t n = width(x);
     fits(width(acts) == n && domain(x) == domain(acts) && is_acts(acts), "prepare");
     const kernels::Acts form = format(acts);
-    row({domain(x), n, {x}, {acts}, [=](Run& run, int64_t first, int64_t last) {
+    row({domain(x),
+         n,
+         {x},
+         {acts},
+         [=](Run& run, int64_t first, int64_t last) {
              const int64_t rows = run.batch.rows(run.program.domain(x));
              for (int64_t at = first; at < last;) {
                  const int64_t tile = at / kTile, base = tile * kTile, end = std::min(last, base + kTile);
@@ -228,7 +233,8 @@ void Program::prepare(int x, int acts) {
                                   run.acts(acts, tile));
                  at = end;
              }
-         }, true});
+         },
+         true});
 }
 
 // ---- scores, one operation at a time --------------------------------------------------------------------------------
@@ -272,8 +278,8 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
         const int64_t kv = head / (heads / kv_heads);
         for (int t = 0; t < c.n_tokens; ++t)
             for (int s = 0; s < c.n_keys(); ++s)
-                score_row(run, out, c, head, t)[s] = run.program.ops().dot(
-                    run.row(q, c.first + t) + head * dim, run.row(k, c.first_key + s) + kv * dim, dim);
+                score_row(run, out, c, head, t)[s] = run.program.ops().dot(run.row(q, c.first + t) + head * dim,
+                                                                           run.row(k, c.first_key + s) + kv * dim, dim);
     }));
 }
 
@@ -281,18 +287,19 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
 void Program::attn_softmax(int x, float scale, int window, int out) {
     fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out) && !is_acts(x),
          "attn_softmax");
-    add(std::make_unique<HeadSteps>(static_cast<int>(width(x)), std::vector{x}, out, [=](Run& run, const Chunk& c, int head) {
-        const int32_t* at = run.batch.key_positions.data() + c.first_key;
-        for (int t = 0; t < c.n_tokens; ++t) {
-            const float* in = score_row(run, x, c, head, t);
-            float* y = score_row(run, out, c, head, t);
-            for (int s = 0; s < c.n_keys(); ++s) {
-                const int64_t distance = int64_t(run.batch.positions[c.first + t]) - at[s];
-                y[s] = distance < 0 || (window && distance >= window) ? -INFINITY : in[s] * scale;
+    add(std::make_unique<HeadSteps>(
+        static_cast<int>(width(x)), std::vector{x}, out, [=](Run& run, const Chunk& c, int head) {
+            const int32_t* at = run.batch.key_positions.data() + c.first_key;
+            for (int t = 0; t < c.n_tokens; ++t) {
+                const float* in = score_row(run, x, c, head, t);
+                float* y = score_row(run, out, c, head, t);
+                for (int s = 0; s < c.n_keys(); ++s) {
+                    const int64_t distance = int64_t(run.batch.positions[c.first + t]) - at[s];
+                    y[s] = distance < 0 || (window && distance >= window) ? -INFINITY : in[s] * scale;
+                }
+                run.program.ops().softmax(y, y, c.n_keys());
             }
-            run.program.ops().softmax(y, y, c.n_keys());
-        }
-    }));
+        }));
 }
 
 // y[t, h] = sum_s p[h, t, s] v[s, h / group], s ascending
@@ -309,7 +316,8 @@ void Program::kqv(int p, int v, int kv_heads, int out) {
             float* y = run.row(out, c.first + t) + head * dim;
             std::fill_n(y, dim, 0.0f);
             for (int s = 0; s < c.n_keys(); ++s)
-                run.program.ops().axpy(score_row(run, p, c, head, t)[s], run.row(v, c.first_key + s) + kv * dim, y, dim);
+                run.program.ops().axpy(score_row(run, p, c, head, t)[s], run.row(v, c.first_key + s) + kv * dim, y,
+                                       dim);
         }
     }));
 }

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "kernels/kernels.h"
-#include "pool.h"
-#include "rowops.h"
+#include "kernels/rowops.h"
+#include "program/pool.h"
 
 using namespace assay;
 
@@ -47,11 +47,18 @@ struct Bench {
     int n_rows;
 
     Bench(const RowOps& ops, KvType type, int dim, int rows)
-        : ops(ops), k{type, true, 1, dim}, v{type, false, 1, dim}, k_pages(8 * k.page_bytes()), v_pages(8 * v.page_bytes()),
-          queries(normal(size_t(rows) * dim, 3)), n_rows(rows) {
+        : ops(ops),
+          k{type, true, 1, dim},
+          v{type, false, 1, dim},
+          k_pages(8 * k.page_bytes()),
+          v_pages(8 * v.page_bytes()),
+          queries(normal(size_t(rows) * dim, 3)),
+          n_rows(rows) {
         for (int slot = 0; slot < kBlock; ++slot) {
-            ops.page_write(k, k_pages.data() + slot / kPage * k.page_bytes(), slot % kPage, normal(dim, 10 + slot).data());
-            ops.page_write(v, v_pages.data() + slot / kPage * v.page_bytes(), slot % kPage, normal(dim, 900 + slot).data());
+            ops.page_write(k, k_pages.data() + slot / kPage * k.page_bytes(), slot % kPage,
+                           normal(dim, 10 + slot).data());
+            ops.page_write(v, v_pages.data() + slot / kPage * v.page_bytes(), slot % kPage,
+                           normal(dim, 900 + slot).data());
         }
     }
     std::vector<float> read(const PageShape& s, const std::vector<uint8_t>& pages, int slot) const {
@@ -72,7 +79,8 @@ struct Bench {
             kp.push_back(k_pages.data() + page * k.page_bytes());
             vp.push_back(v_pages.data() + page * v.page_bytes());
         }
-        std::vector<float> m(count), l(count), acc(size_t(count) * v.stride()), room(attn_scratch(count, k.dim, v.stride()));
+        std::vector<float> m(count), l(count), acc(size_t(count) * v.stride()),
+            room(attn_scratch(count, k.dim, v.stride()));
         ops.attend({k, v, 0.2f, 0.0f, count, keys, q.data(), kp.data(), vp.data(), from.data(), to.data(), nullptr,
                     m.data(), l.data(), acc.data(), nullptr, room.data()});
         std::vector<float> out;
@@ -129,12 +137,12 @@ void check_attention(const RowOps& ops, KvType type, int dim) {
 // Half precision at its edges: too large is the largest, NaN stays NaN, ties go to even.
 void check_halves(const RowOps& ops) {
     const float inf = INFINITY;
-    const std::vector<float> given = {NAN, inf, -inf, 1e30f, -65520.0f, 65504.0f, 65519.0f, 6e-8f,
-                                      2e-8f, -0.0f, 2049.0f, 2051.0f, 1.0f, -3.5f, 65503.0f, 1e-5f,
-                                      NAN, -1e30f, 0.1f, 4097.0f};
-    const std::vector<float> wanted = {NAN, 65504.0f, -65504.0f, 65504.0f, -65504.0f, 65504.0f, 65504.0f, 0x1p-24f,
-                                       0.0f, -0.0f, 2048.0f, 2052.0f, 1.0f, -3.5f, 65504.0f, 0x1.5p-17f,
-                                       NAN, -65504.0f, 0x1.998p-4f, 4096.0f};
+    const std::vector<float> given = {NAN,      inf,   -inf,  1e30f,   -65520.0f, 65504.0f, 65519.0f,
+                                      6e-8f,    2e-8f, -0.0f, 2049.0f, 2051.0f,   1.0f,     -3.5f,
+                                      65503.0f, 1e-5f, NAN,   -1e30f,  0.1f,      4097.0f};
+    const std::vector<float> wanted = {NAN,      65504.0f,   -65504.0f, 65504.0f,  -65504.0f,   65504.0f, 65504.0f,
+                                       0x1p-24f, 0.0f,       -0.0f,     2048.0f,   2052.0f,     1.0f,     -3.5f,
+                                       65504.0f, 0x1.5p-17f, NAN,       -65504.0f, 0x1.998p-4f, 4096.0f};
     for (bool keys : {true, false}) {
         const PageShape shape{KvType::f16, keys, 1, static_cast<int>(given.size())};
         std::vector<uint8_t> page(shape.page_bytes());
@@ -142,7 +150,8 @@ void check_halves(const RowOps& ops) {
         ops.page_write(shape, page.data(), 5, given.data());
         ops.page_read(shape, page.data(), 5, found.data());
         for (size_t i = 0; i < given.size(); ++i)
-            expect(std::isnan(wanted[i]) ? std::isnan(found[i]) : found[i] == wanted[i], ops.isa, "a half is another", found[i]);
+            expect(std::isnan(wanted[i]) ? std::isnan(found[i]) : found[i] == wanted[i], ops.isa, "a half is another",
+                   found[i]);
     }
 }
 

@@ -56,7 +56,8 @@ private:
     void wait_for_change(uint64_t seen, bool caller);
 
     const unsigned threads_;
-    alignas(64) std::atomic<uint64_t> word_{0};     // sequence number of the step << 32 | singly << 31 | units not yet claimed
+    alignas(64) std::atomic<uint64_t> word_{
+        0};  // sequence number of the step << 32 | singly << 31 | units not yet claimed
     alignas(64) std::atomic<uint32_t> pending_{0};  // units not yet done
     alignas(64) std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> cancelled_{false}, stop_{false}, finished_{true};

@@ -145,8 +145,12 @@ inline uint16_t float_to_bf16(float f) {
 }
 
 // The element types of the cache, so that one template serves all.
-struct Half { uint16_t bits; };
-struct Brain { uint16_t bits; };
+struct Half {
+    uint16_t bits;
+};
+struct Brain {
+    uint16_t bits;
+};
 
 inline V load(const Half* p) {
 #if !defined(ASSAY_PORTABLE) && defined(__aarch64__)

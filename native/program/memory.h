@@ -35,7 +35,8 @@ public:
         const size_t page = size_t(sysconf(_SC_PAGESIZE)), present = size_t(sysconf(_SC_PHYS_PAGES)) * page;
         const size_t whole = (bytes + page - 1) / page * page, spare = bytes > kHuge ? kHuge : 0;
         void* p = MAP_FAILED;
-        if (bytes <= present) p = mmap(nullptr, whole + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (bytes <= present)
+            p = mmap(nullptr, whole + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED)
             throw OutOfMemory(purpose + ": the system has no room for " + std::to_string(bytes) + " bytes");
         data_ = static_cast<uint8_t*>(p);

@@ -233,8 +233,8 @@ const float* head_floats(const PageShape& s, const uint8_t* head, float* out) {
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-// Scores of N query rows against the 32 keys of a page, KT keys at a time: s[r][j] = sum_d q[r][d] k[d][j], d ascending.
-// Calls f for 0, 1, ... 3, as constants.
+// Scores of N query rows against the 32 keys of a page, KT keys at a time: s[r][j] = sum_d q[r][d] k[d][j], d
+// ascending. Calls f for 0, 1, ... 3, as constants.
 template <class F>
 inline __attribute__((always_inline)) void each_lane(F&& f) {
     f(std::integral_constant<int, 0>{}), f(std::integral_constant<int, 1>{});
@@ -263,7 +263,9 @@ void scores(const float* const* q, const E* k, int dim, Ahead ahead, float* s) {
             Four x[N];
             for (int r = 0; r < N; ++r) x[r] = load4(q[r] + d);
             each_lane([&](auto lane) __attribute__((always_inline)) {
-                column(d + lane, [&](int r, V key, V a) __attribute__((always_inline)) { return fma_lane<lane>(x[r], key, a); });
+                column(
+                    d + lane, [&](int r, V key, V a)
+                                  __attribute__((always_inline)) { return fma_lane<lane>(x[r], key, a); });
             });
         }
         for (; d < dim; ++d) column(d, [&](int r, V key, V a) { return fma(set1(q[r][d]), key, a); });
@@ -290,7 +292,9 @@ void weigh(const float* p, const E* v, int keys, int stride, float* acc) {
             Four w[N];
             for (int r = 0; r < N; ++r) w[r] = load4(p + size_t(r) * kBlock + j);
             each_lane([&](auto lane) __attribute__((always_inline)) {
-                row(j + lane, [&](int r, V x, V y) __attribute__((always_inline)) { return fma_lane<lane>(w[r], x, y); });
+                row(
+                    j + lane, [&](int r, V x, V y)
+                                  __attribute__((always_inline)) { return fma_lane<lane>(w[r], x, y); });
             });
         }
         for (; j < keys; ++j) row(j, [&](int r, V x, V y) { return fma(set1(p[size_t(r) * kBlock + j]), x, y); });
@@ -401,7 +405,7 @@ void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float*
 }  // namespace
 
 extern const RowOps kRowOps;
-const RowOps kRowOps = {ASSAY_ISA_NAME, rms_norm, add,  scale,      glu,       softcap, softmax,    dot,
-                        axpy,           rope,     page_write, page_read, attend,  attn_merge};
+const RowOps kRowOps = {ASSAY_ISA_NAME, rms_norm, add,        scale,     glu,    softcap,   softmax, dot,
+                        axpy,           rope,     page_write, page_read, attend, attn_merge};
 
 }  // namespace assay::ASSAY_NS

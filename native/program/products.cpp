@@ -23,7 +23,9 @@ int64_t unit_rows(const kernels::Matrix& w, int64_t tokens) {
 
 // Units in order of tile, then matrix, then rows; `visit` gets runs of neighbouring units as one range of rows.
 struct Grid {
-    struct Part { int64_t rows, per_unit, units; };
+    struct Part {
+        int64_t rows, per_unit, units;
+    };
     std::vector<Part> parts;
     int64_t tokens = 0, tiles = 0, units_a_tile = 0;
 
@@ -96,8 +98,15 @@ class GluProducts : public Instruction {
 public:
     GluProducts(Program& program, int acts, kernels::Acts format, std::shared_ptr<const Weight> gate,
                 std::shared_ptr<const Weight> up, int gate_out, int up_out, int out, Act act)
-        : acts_(acts), gate_out_(gate_out), up_out_(up_out), out_(out), format_(format), act_(act),
-          gate_(std::move(gate)), up_(std::move(up)), domain_(program.domain(acts)) {
+        : acts_(acts),
+          gate_out_(gate_out),
+          up_out_(up_out),
+          out_(out),
+          format_(format),
+          act_(act),
+          gate_(std::move(gate)),
+          up_(std::move(up)),
+          domain_(program.domain(acts)) {
         reads = {acts};
         writes = {out};
         for (int v : {gate_out, up_out})
@@ -148,7 +157,8 @@ using Groups = std::vector<Group>;
 
 class ExpertGather : public Instruction {
 public:
-    ExpertGather(int x, int idx, std::shared_ptr<const Weight> weight, kernels::Acts format, std::shared_ptr<Groups> groups)
+    ExpertGather(int x, int idx, std::shared_ptr<const Weight> weight, kernels::Acts format,
+                 std::shared_ptr<Groups> groups)
         : x_(x), idx_(idx), weight_(std::move(weight)), format_(format), groups_(std::move(groups)) {
         reads = {x, idx};
     }
@@ -193,7 +203,8 @@ private:
 
 class ExpertProducts : public Instruction {
 public:
-    ExpertProducts(int idx, int out, std::shared_ptr<const Weight> weight, kernels::Acts format, std::shared_ptr<Groups> groups)
+    ExpertProducts(int idx, int out, std::shared_ptr<const Weight> weight, kernels::Acts format,
+                   std::shared_ptr<Groups> groups)
         : out_(out), weight_(std::move(weight)), format_(format), groups_(std::move(groups)) {
         reads = {idx};
         writes = {out};

@@ -39,7 +39,8 @@ private:
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 
-Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns, bool pack)
+Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows,
+               int64_t columns, bool pack)
     : type_(static_cast<kernels::Type>(type)), count_(count), rows_(rows), columns_(columns), mapped_(data) {
     if (!kernels::supported(type_)) throw fault("ggml type " + std::to_string(type) + " has no kernel");
     const int64_t block = kernels::block_size(type_);
@@ -52,7 +53,8 @@ Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int
     own_ = arena.take(each * count, "weights");
     const int64_t panel = kernels::panel_rows();
     const uint32_t panels = static_cast<uint32_t>((rows + panel - 1) / panel);
-    const uint32_t least = static_cast<uint32_t>(std::max<size_t>(1, (size_t(1) << 19) / (panel * kernels::row_bytes(type_, columns))));
+    const uint32_t least =
+        static_cast<uint32_t>(std::max<size_t>(1, (size_t(1) << 19) / (panel * kernels::row_bytes(type_, columns))));
     for (int64_t i = 0; i < count; ++i)
         parallel_for(pool, panels, least, [&](uint32_t first, uint32_t last) {
             kernels::pack(type_, data + i * stride_, rows, columns, first * panel, std::min(rows, last * panel),
@@ -215,8 +217,9 @@ void Program::plan(const Batch& batch) {
     bool used[4] = {};
     for (const Value& v : values_) used[int(v.domain)] |= v.external < 0;
     for (int d = 0; d < 4; ++d)
-        planned_[d] = used[d] ? std::max<int64_t>(old[d], std::bit_ceil(uint64_t(std::max<int64_t>(1, batch.rows(Domain(d))))))
-                              : INT64_MAX;
+        planned_[d] =
+            used[d] ? std::max<int64_t>(old[d], std::bit_ceil(uint64_t(std::max<int64_t>(1, batch.rows(Domain(d))))))
+                    : INT64_MAX;
 
     const size_t n = values_.size();
     std::vector<int> born(n, INT32_MAX), dies(n, -1);
@@ -226,7 +229,10 @@ void Program::plan(const Batch& batch) {
                 born[v] = std::min(born[v], i);
                 dies[v] = std::max(dies[v], i);
             }
-    struct Span { size_t begin, end; int dies; };
+    struct Span {
+        size_t begin, end;
+        int dies;
+    };
     std::vector<int> order;
     for (size_t v = 0; v < n; ++v)
         if (dies[v] >= 0 && values_[v].external < 0) order.push_back(static_cast<int>(v));
@@ -261,8 +267,7 @@ bool Program::run(Batch& batch, const std::function<bool()>& poll) {
 
 float* Run::rows(int value) const {
     const Program::Value& v = program.values_[value];
-    return v.external >= 0 ? batch.externals[v.external]
-                           : reinterpret_cast<float*>(program.arena_.data() + v.offset);
+    return v.external >= 0 ? batch.externals[v.external] : reinterpret_cast<float*>(program.arena_.data() + v.offset);
 }
 
 uint8_t* Run::acts(int value, int64_t tile) const {

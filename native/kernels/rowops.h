@@ -9,7 +9,7 @@
 
 namespace assay {
 
-constexpr int kPage = 32;         // positions per page
+constexpr int kPage = 32;          // positions per page
 constexpr int kBlock = 8 * kPage;  // keys that attention treats as one softmax block, at fixed multiples of itself
 
 enum class Act : int { silu, gelu_tanh, gelu_erf, relu };
@@ -37,19 +37,19 @@ struct PageShape {
 // Sums run over j in ascending order; keys that a row does not see add exactly nothing.
 struct AttnBlock {
     PageShape k_shape, v_shape;
-    float scale, cap;             // cap 0: none
-    int rows, keys;               // keys: those of this block that exist and that some row may see
-    const float* const* q;        // [rows] -> [dim]
-    const uint8_t* const* k;      // [pages of the block] -> this head of the page
+    float scale, cap;         // cap 0: none
+    int rows, keys;           // keys: those of this block that exist and that some row may see
+    const float* const* q;    // [rows] -> [dim]
+    const uint8_t* const* k;  // [pages of the block] -> this head of the page
     const uint8_t* const* v;
-    const int* from;              // [rows] row r sees keys [from, to) of the block ...
+    const int* from;  // [rows] row r sees keys [from, to) of the block ...
     const int* to;
     const uint8_t* const* hidden;  // ... or, if given, those with hidden[r][j] == 0
-    float* m;                     // [rows]
-    float* l;                     // [rows]
-    float* acc;                   // [rows][v stride]
-    float* const* kq;             // null, or [rows] -> raw scores q . k of the keys (a trace asks for them)
-    float* scratch;               // attn_scratch(rows, ...) floats
+    float* m;                      // [rows]
+    float* l;                      // [rows]
+    float* acc;                    // [rows][v stride]
+    float* const* kq;              // null, or [rows] -> raw scores q . k of the keys (a trace asks for them)
+    float* scratch;                // attn_scratch(rows, ...) floats
 };
 
 inline size_t attn_scratch(int rows, int k_dim, int v_stride) {
@@ -62,12 +62,13 @@ struct RowOps {
     void (*add)(const float* a, const float* b, float* y, size_t n);
     void (*scale)(const float* x, float factor, float* y, size_t n);
     void (*glu)(Act act, const float* gate, const float* up, float* y, size_t n);  // act(gate) * up
-    void (*softcap)(const float* x, float cap, float* y, size_t n);                 // cap tanh(x / cap)
+    void (*softcap)(const float* x, float cap, float* y, size_t n);                // cap tanh(x / cap)
     void (*softmax)(const float* x, float* y, size_t n);
     float (*dot)(const float* a, const float* b, size_t n);
     void (*axpy)(float a, const float* x, float* y, size_t n);  // y += a x
     // Pairs (a, b) of each head's first n_rot values become (a cos - b sin, a sin + b cos); x may be y.
-    void (*rope)(const float* x, const float* cos, const float* sin, float* y, int heads, int dim, int n_rot, bool neox);
+    void (*rope)(const float* x, const float* cos, const float* sin, float* y, int heads, int dim, int n_rot,
+                 bool neox);
     // All heads of one position, [heads][dim], into its slot of a page; and back.
     void (*page_write)(const PageShape& shape, uint8_t* page, int slot, const float* x);
     void (*page_read)(const PageShape& shape, const uint8_t* page, int slot, float* x);

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "kernels/rowops.h"
 #include "memory.h"
 #include "pool.h"
-#include "rowops.h"
 
 namespace assay {
 
@@ -26,7 +26,8 @@ enum class Domain : int { tokens, outputs, keys, scores };
 // `count` matrices of one shape (experts; 1 otherwise), interleaved into own memory or as they lie in the file.
 class Weight {
 public:
-    Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns, bool pack);
+    Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int64_t count, int64_t rows, int64_t columns,
+           bool pack);
     kernels::Matrix matrix(int64_t i = 0) const;
     int64_t count() const { return count_; }
     int64_t rows() const { return rows_; }
@@ -56,7 +57,7 @@ public:
     }
     size_t page_bytes() const { return offsets_.back() + sizeof(int32_t) * kPage; }
     void copy_page(int32_t source, int32_t to);
-    std::mutex busy;            // held by the program that runs
+    std::mutex busy;  // held by the program that runs
 
 private:
     int n_pages_;
@@ -67,10 +68,10 @@ private:
 
 // ---- a batch --------------------------------------------------------------------------------------------------------
 struct Chunk {
-    int32_t first, n_tokens;  // its rows in the batch
-    int32_t start;            // cache slot of its first token
-    const int32_t* pages;     // covers start + n_tokens slots
-    int32_t n_outputs;        // its last n_outputs tokens give logits
+    int32_t first, n_tokens;   // its rows in the batch
+    int32_t start;             // cache slot of its first token
+    const int32_t* pages;      // covers start + n_tokens slots
+    int32_t n_outputs;         // its last n_outputs tokens give logits
     int32_t first_output = 0;  // filled in by Program::run
     int32_t first_key = 0;
     int64_t first_score = 0;  // sum over earlier chunks of n_tokens * n_keys
@@ -83,14 +84,17 @@ struct Batch {
     const int32_t* tokens = nullptr;
     const int32_t* positions = nullptr;
     std::vector<Chunk> chunks;
-    std::vector<float*> externals;  // in the order of Program::external
-    std::vector<int64_t> capacity;  // floats in each
+    std::vector<float*> externals;      // in the order of Program::external
+    std::vector<int64_t> capacity;      // floats in each
     int32_t n_outputs = 0, n_keys = 0;  // filled in by Program::run
     int64_t n_scores = 0;
     std::vector<int32_t> output_rows, key_positions, chunk_of;
 
     int64_t rows(Domain d) const {
-        return d == Domain::tokens ? n_tokens : d == Domain::outputs ? n_outputs : d == Domain::keys ? n_keys : n_scores;
+        return d == Domain::tokens    ? n_tokens
+               : d == Domain::outputs ? n_outputs
+               : d == Domain::keys    ? n_keys
+                                      : n_scores;
     }
 };
 
@@ -138,7 +142,7 @@ public:
 
     // Values.
     int value(int64_t width, Domain domain);
-    int external(int64_t width, Domain domain);                  // memory of the caller, in this order
+    int external(int64_t width, Domain domain);                    // memory of the caller, in this order
     int acts(int64_t width, Domain domain, kernels::Acts format);  // activations prepared for products
     int64_t width(int value) const { return values_.at(value).width; }
     Domain domain(int value) const { return values_.at(value).domain; }
@@ -150,7 +154,7 @@ public:
     void rms_norm(int x, std::shared_ptr<const std::vector<float>> w, float eps, int parts, int out);
     void bias(int x, std::shared_ptr<const std::vector<float>> b, int out);
     void binary(const std::string& op, int a, int b, int out, Act act);  // add, glu, gather, div, expert_scale
-    void unary(const std::string& op, int x, float argument, int out);  // scale, softcap, softmax, argsort, ...
+    void unary(const std::string& op, int x, float argument, int out);   // scale, softcap, softmax, argsort, ...
     void slice(int x, int64_t start, int out);
     void expert_sum(int x, int out);
     void rope_table(std::vector<double> frequencies, float magnitude, int out);
@@ -219,7 +223,7 @@ public:
     Step next(unsigned thread) override;
     void work(uint32_t first, uint32_t last, unsigned thread) override;
 
-    float* rows(int value) const;         // row 0
+    float* rows(int value) const;  // row 0
     float* row(int value, int64_t i) const { return rows(value) + i * program.values_[value].width; }
     uint8_t* acts(int value, int64_t tile) const;
     float* scratch(unsigned thread, size_t floats);

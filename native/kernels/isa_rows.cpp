@@ -5,8 +5,8 @@
 
 namespace assay {
 
-#define ASSAY_ROWS(ns) \
-    namespace ns {     \
+#define ASSAY_ROWS(ns)           \
+    namespace ns {               \
     extern const RowOps kRowOps; \
     }
 ASSAY_ROWS(portable)
@@ -23,9 +23,11 @@ const RowOps& row_ops(const char* isa) {
 #if defined(__aarch64__)
         &neon::kRowOps,
 #elif defined(__x86_64__)
-        &avx2::kRowOps, &avx512vnni::kRowOps,
+        &avx2::kRowOps,
+        &avx512vnni::kRowOps,
 #endif
-        &portable::kRowOps};
+        &portable::kRowOps
+    };
     for (const RowOps* table : tables)
         if (std::strcmp(table->isa, isa) == 0) return *table;
     return portable::kRowOps;
