@@ -148,24 +148,34 @@ template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, 0, MX4> {}
 template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> {};          // any other type, expanded
 template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> {};
 
-// Call f with the layout of a quantised format.
+// Call f with the layout of a quantised format: of 4 to 6 bits, of bytes, or of either.
 template <class F>
-DEVICE void with_layout(int format, F&& f) {
+DEVICE void with_narrow_layout(int format, F&& f) {
     switch (format) {
         case Q4_0: return f(LayoutOf<Q4_0>{});
         case Q4_1: return f(LayoutOf<Q4_1>{});
         case Q5_0: return f(LayoutOf<Q5_0>{});
         case Q5_1: return f(LayoutOf<Q5_1>{});
-        case Q8_0: return f(LayoutOf<Q8_0>{});
         case Q4_K: return f(LayoutOf<Q4_K>{});
         case Q5_K: return f(LayoutOf<Q5_K>{});
         case Q6_K: return f(LayoutOf<Q6_K>{});
         case IQ4_NL: return f(LayoutOf<IQ4_NL>{});
         case IQ4_XS: return f(LayoutOf<IQ4_XS>{});
         case MXFP4: return f(LayoutOf<MXFP4>{});
+    }
+}
+template <class F>
+DEVICE void with_wide_layout(int format, F&& f) {
+    switch (format) {
+        case Q8_0: return f(LayoutOf<Q8_0>{});
         case WIDE16: return f(LayoutOf<WIDE16>{});
         case WIDE16_MIN: return f(LayoutOf<WIDE16_MIN>{});
     }
+}
+template <class F>
+DEVICE void with_layout(int format, F&& f) {
+    if (format == Q8_0 || format == WIDE16 || format == WIDE16_MIN) with_wide_layout(format, f);
+    else with_narrow_layout(format, f);
 }
 
 // A matrix in device memory. Floats lie in the same tiles: chunk c of an item has 8 halves or 4 floats of its columns.

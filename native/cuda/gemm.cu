@@ -4,7 +4,7 @@
 // lie in memory, and the quantised activations are copied to shared memory while units before are multiplied.
 // The integer sums start at kMagic, so they are floats already: fma(x, d, -kMagic d) is exactly float(s) * d rounded
 // once, because kMagic d is exact for every scale a file can have (11 bits of f16 times 8 of sub-scale times 3).
-#include "products.cu"
+#include "product.h"
 
 namespace assay {
 
@@ -75,7 +75,7 @@ DEVICE void multiply_unit(const uint8_t* stage, float (&part)[2][J][4]) {
     uint32_t super[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) super[r] = L::word ? *reinterpret_cast<const uint32_t*>(stage + S::words_at + (row + 8 * r) * 4) : 0;
-#pragma unroll 2
+#pragma unroll 1
     for (int i = 0; i < 8; i++) {
         uint32_t a[2][4];
         float d[4][2], m[4][2], c[4];

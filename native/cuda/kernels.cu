@@ -1,5 +1,6 @@
-// Every kernel, for NVRTC and for the shim.
+// Every kernel, for the shim. NVRTC compiles each of these files on its own.
 #include "attention.cu"
 #include "gemm.cu"
+#include "products.cu"
 #include "repack.cu"
 #include "rows.cu"

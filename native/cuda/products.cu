@@ -3,51 +3,9 @@
 // A block takes a group of rows: its warps read the group's tiles straight into registers, the first of them before it
 // waits for the kernel that computes x; then it norms and quantises x for itself, multiplies, leaves the partial sums
 // of all units in shared memory, and one thread a row adds them in order. Bound by memory: the weights are read once.
-#include "activations.h"
-#include "formats.h"
+#include "product.h"
 
 namespace assay {
-
-struct Product {  // one matrix of a launch, and what follows it
-    Matrix w;
-    float* out;             // [tokens][out_stride]
-    const float* bias;      // or null
-    const float* residual;  // or null: [tokens][out_stride]
-    float* gate_out;        // of a pair of matrices: gate and up as they are, if somebody keeps them
-    float* up_out;
-    int32_t out_stride, first_group;
-    int32_t paired, act;    // paired: each group has group / 2 rows of the gate, then as many of up; out = act(gate) up
-};
-
-enum Prologue { GIVEN, PLAIN_ROWS, NORMED_ROWS };
-
-struct ProductArgs {
-    Product parts[4];
-    Acts acts;            // GIVEN: quantised already
-    const float* x;       // else rows of floats ...
-    const float* norm;    // ... and the weights of their norm
-    const float* experts; // null, or the expert of each pair (token, choice): one row of x a pair, or a token
-    int64_t expert_bytes;
-    int32_t n_parts, groups, tokens, columns, x_stride, prologue;
-    float eps;
-    int32_t rows_of_x, n_experts;    // with experts: how many pairs share a row of x
-    int32_t stages, padding;         // of product_many: 1, or as many as it has
-};
-
-// What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it.
-OUTLINED void finish(const Product& p, int64_t group, int r, int t, float y, float up) {
-    const int half = p.paired ? p.w.group / 2 : p.w.group;
-    const int64_t row = group * half + r, at = int64_t(t) * p.out_stride + row;
-    if (r >= half || row >= p.w.rows) return;
-    if (p.paired) {
-        if (p.gate_out) p.gate_out[at] = y;
-        if (p.up_out) p.up_out[at] = up;
-        y = gate(p.act, y) * up;
-    }
-    if (p.bias) y = y + p.bias[row];
-    if (p.residual) y = y + p.residual[at];
-    p.out[at] = y;
-}
 
 // Partial sums of a group lie [unit][row].
 DEVICE float total_of(const Matrix& w, const float* parts, int r) {
@@ -125,15 +83,9 @@ struct Room {
         ds = reinterpret_cast<float2*>(shared + tokens * stride);
         n = reinterpret_cast<uint32_t*>(ds + tokens * (stride / 32));
         parts = reinterpret_cast<float*>(n + tokens * (stride / 32));
-        row = parts + tokens * items;  // one row of floats, while it is normed
+        row = parts + (tokens * items < 64 ? 64 : tokens * items);  // one row of floats, while it is normed
     }
 };
-
-DEVICE int part_of(const ProductArgs& a, int group) {
-    int p = 0;
-    while (p + 1 < a.n_parts && group >= a.parts[p + 1].first_group) p++;
-    return p;
-}
 
 DEVICE const float4* quad(const float* x, int i) { return reinterpret_cast<const float4*>(x) + i; }
 
@@ -172,7 +124,7 @@ DEVICE void fill_activations(const ProductArgs& a, const Room& room, int stride,
     }
 }
 
-template <int M>
+template <int M, bool WIDE>
 DEVICE void few_tokens(const ProductArgs& a) {
     SHARED;
     const int first = a.experts ? 0 : block_y() * M, left = a.experts ? 1 : a.tokens - first, tokens = left < M ? left : M;
@@ -192,7 +144,7 @@ DEVICE void few_tokens(const ProductArgs& a) {
             expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
             x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
         }
-        with_layout(p.w.format, [&](auto layout) {
+        const auto multiply_group = [&](auto layout) {
             using L = decltype(layout);
             Item<L> mine;
             const uint8_t* base = p.w.tile(local, 0) + expert * a.expert_bytes;
@@ -211,7 +163,9 @@ DEVICE void few_tokens(const ProductArgs& a) {
 #pragma unroll
                 for (int t = 0; t < M; t++) room.parts[t * items + at] = part[t];
             }
-        });
+        };
+        if constexpr (WIDE) with_wide_layout(p.w.format, multiply_group);
+        else with_narrow_layout(p.w.format, multiply_group);
         sync_block();
         for (int i = thread(); i < tokens * p.w.group; i += threads()) {
             const int t = i / p.w.group;
@@ -224,7 +178,8 @@ DEVICE void few_tokens(const ProductArgs& a) {
     if (!ready) wait_for_previous();
 }
 
-KERNEL(product_one, ProductArgs, 512) { few_tokens<1>(a); }
+KERNEL(product_one, ProductArgs, 512) { few_tokens<1, false>(a); }
+KERNEL(product_one_wide, ProductArgs, 512) { few_tokens<1, true>(a); }
 
 // ---- floats ---------------------------------------------------------------------------------------------------------
 // The same for F32, F16 and BF16: two chains, even and odd columns. x lies in shared memory as it is, or normed.
