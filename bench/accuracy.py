@@ -32,7 +32,7 @@ from assay.gguf.types import TYPES, by_name
 from assay.gguf.writer import Tensor, write
 from assay.graph import Graph, Node
 from assay.models import Model, load
-from assay.models.catalogue import EXAMPLE
+from assay.models.catalogue import ARCHITECTURES, example
 from assay.text import Tokenizer
 
 WINDOW = 500  # tokens that see each other
@@ -62,7 +62,7 @@ def product_nmse(type_name: str, folder: Path, *, n: int = 256, k: int = 2048, t
           [Tensor("x", x.shape, f32, x), Tensor("w", w.shape, kind, encode(kind, w).reshape(n, -1))])  # fmt: skip
     nodes = (Node("embd", "embed", ("inp_tokens",), ("x",)), Node("result_output", "linear", ("embd",), ("w",)))
     graph = Graph(nodes, {"x": x.shape, "w": w.shape}).check()
-    model = Model(open_file(path), replace(EXAMPLE, n_vocab=tokens), graph)
+    model = Model(open_file(path), replace(example(ARCHITECTURES["llama"])[0], n_vocab=tokens), graph)
     step = [Chunk(np.arange(tokens, dtype=np.int32), 0, np.arange(-(-tokens // PAGE), dtype=np.int32), "all")]
     expected = ReferenceEngine(model).forward(step)[0].logits
     found = CpuEngine(model).forward(step)[0].logits

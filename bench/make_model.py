@@ -21,7 +21,7 @@ from assay.gguf.codecs import encode
 from assay.gguf.mixes import QUANTIZATION_VERSION, Facts, choose, mix_by_name
 from assay.gguf.types import GGMLType, by_name
 from assay.gguf.writer import Tensor, write
-from assay.models.catalogue import EXAMPLE, tensor_shapes
+from assay.models.catalogue import ARCHITECTURES, Sizes, tensor_shapes
 
 POOL = 4096  # different blocks of a type
 
@@ -57,11 +57,11 @@ def make(
 ) -> Path:
     """Write the model and give its path back."""
     width = n_embd // n_head
-    hp = replace(
-        EXAMPLE, n_layer=n_layer, n_embd=n_embd, n_head=n_head, n_head_kv=n_head_kv, n_embd_head=width,
-        n_embd_head_v=width, n_ff=n_ff, n_vocab=n_vocab,
+    sizes = Sizes(
+        n_layer=n_layer, n_embd=n_embd, n_head=n_head, n_head_kv=n_head_kv, n_embd_head=width, n_embd_head_v=width,
+        n_ff=n_ff, n_vocab=n_vocab,
     )  # fmt: skip
-    shapes = tensor_shapes(hp, tied=False)
+    shapes = tensor_shapes(replace(ARCHITECTURES["llama"], sizes=sizes, top="token_embd output_norm output"))
     f32, mix = by_name("F32"), mix_by_name(mix_name)
     facts = Facts("llama", n_layer, n_head, n_head_kv, 0, tied=False, n_value=n_layer)
     types = choose(mix, facts, [(name, shape, f32) for name, shape in shapes.items()])

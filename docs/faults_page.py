@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from assay.verify.faults import FAULTS, STAGES, Fault
+from assay.verify.faults import FAULTS, Fault, Kind, Stage
 
 INTRO = """# What goes wrong in inference engines
 
@@ -84,11 +84,11 @@ one-token prompt shows: `logits` already differ; `tensor only`, an intermediate 
 """
 
 KINDS = {
-    "a": "another computation",
-    "b": "other weights",
-    "c": "other inputs, positions or cache",
-    "d": "other tokens",
-    "e": "sampling or stopping",
+    Kind.COMPUTATION: "another computation",
+    Kind.WEIGHTS: "other weights",
+    Kind.INPUTS: "other inputs, positions or cache",
+    Kind.TOKENS: "other tokens",
+    Kind.CHOICE: "sampling or stopping",
 }
 
 
@@ -96,10 +96,10 @@ def page() -> str:
     """The whole page."""
     planted = sum(bool(f.variants) for f in FAULTS.values())
     out = [INTRO.format(n=len(FAULTS), planted=planted), "## Contents\n"]
-    for stage in STAGES:
+    for stage in Stage:
         rows = [f for f in FAULTS.values() if f.stage == stage]
         out.append(f"- **{stage}**: " + ", ".join(f"[{f.id}](#{f.id})" for f in rows))
-    for stage in STAGES:
+    for stage in Stage:
         out += ["", f"## {stage[0].upper()}{stage[1:]}", ""]
         for fault in FAULTS.values():
             if fault.stage == stage:
@@ -109,7 +109,7 @@ def page() -> str:
 
 def _row(f: Fault) -> list[str]:
     links = ", ".join(f"[{label}]({address})" for label, address in f.links)
-    kinds = " or ".join(KINDS[k] for k in f.kind.split("/"))
+    kinds = " or ".join(KINDS[k] for k in f.kinds)
     return [
         f"### {f.id}",
         "",

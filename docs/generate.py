@@ -9,32 +9,55 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from assay.graph import Graph
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Made by docs/generate.py from the code. Do not edit. -->\n\n"
 
 
+def _node_rows(graph: Graph) -> Iterator[str]:
+    """A line a node; in later layers, only the nodes that are computed otherwise."""
+    from assay.graph import split
+
+    seen: set[str] = set()
+    for node in graph:
+        text = str(node).split(" = ", 1)[1].replace("|", "\\|")
+        shape = " × ".join(map(str, graph.shapes[node.name]))
+        # What it has in common with its like in other layers: columns, and layers but its own, do not count.
+        plain = re.sub(rf"(-|_l|blk\.){split(node.name)[1]}\b", r"\1N", f"{node.name} {text} {shape}")
+        plain = re.sub(r"(?<=[( ])(embd|inp_scaled|inpL|inp_norm-N)(?=[,;)])", "l_out-", plain)
+        plain = re.sub(r"(?<=-)\d+\b|(start|stop)=\d+", "", plain)
+        if plain not in seen:
+            yield f"| `{node.name}` | `{text}` | {shape} |"
+        seen.add(plain)
+
+
 def names_page() -> str:
     """Node names of every builder, and the operations."""
     from assay.graph import OPS
-    from assay.models.catalogue import VARIANTS
+    from assay.models.catalogue import ARCHITECTURES, VARIANTS, example
     from assay.verify.dumps import names as foreign_names
 
     out = [
         "# Nodes and operations\n",
         "Nodes carry llama.cpp's names. One name denotes one value: where llama.cpp uses a name several times, the",
         "stages are `_proj` (the product), `_biased`, `_normed`, then the plain name (`Qcur` and `Kcur` after RoPE).",
-        "`-N` is the layer. `T` is the number of tokens of the step, `S` the number of keys.\n",
+        "`-N` is the layer. `T` is the number of tokens of the step, `S` the number of keys. A small example stands",
+        "for each architecture; of its later layers, only the nodes that are computed otherwise are listed.\n",
     ]
-    for title, graph in VARIANTS.items():
-        built = graph()
-        out += [f"## {title}\n", "| node | operation | shape |", "|---|---|---|"]
-        for node in built:
-            text = str(node).split(" = ", 1)[1].replace("|", "\\|")
-            out.append(f"| `{node.name}` | `{text}` | {' × '.join(map(str, built.shapes[node.name]))} |")
+    seen: dict[tuple[str, ...], str] = {}
+    for title, row in {**ARCHITECTURES, **VARIANTS}.items():
+        rows = tuple(_node_rows(example(row)[1]))
+        same = seen.setdefault(rows, title)
+        out += [f"## {title}\n", f"{row.models}.\n"]
+        out += ["| node | operation | shape |", "|---|---|---|", *rows] if same == title else [f"As `{same}`."]
         out.append("")
     out += ["## Operations\n", "| operation | inputs | weights | attributes | definition |", "|---|---|---|---|---|"]
     for op in OPS.values():

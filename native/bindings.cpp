@@ -11,6 +11,7 @@
 #include <map>
 #include <thread>
 
+#include "kernels/blocks.h"
 #include "kernels/kernels.h"
 #include "program/program.h"
 
@@ -86,6 +87,33 @@ void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions
     if (!finished) throw nb::python_error();
 }
 
+// Rows of a quantised type as its decoder sees them: int8 codes, and a scale and a minimum per 16.
+nb::tuple unpack(Array<uint8_t, 2> rows, uint32_t type, int64_t columns) {
+    const kernels::TypeInfo* info = kernels::type_info(kernels::Type(type));
+    if (!info || !info->unpack || columns < 1 || columns % info->block_size ||
+        int64_t(rows.shape(1)) != columns / info->block_size * info->block_bytes)
+        throw std::invalid_argument("unpack: the rows do not fit the type");
+    const size_t n = rows.shape(0), k = size_t(columns);
+    const auto owned = [](auto* data, size_t a, size_t b) {
+        using T = std::remove_pointer_t<decltype(data)>;
+        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+        return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<2>>(data, {a, b}, owner));
+    };
+    int8_t* q = new int8_t[n * k];
+    float *d = new float[n * k / 16], *m = new float[n * k / 16];
+    nb::tuple result = nb::make_tuple(owned(q, n, k), owned(d, n, k / 16), owned(m, n, k / 16));
+    nb::gil_scoped_release release;
+    for (size_t r = 0; r < n; ++r)
+        for (size_t b = 0; b < k / 32; ++b) {
+            kernels::Block32 block;
+            info->unpack(rows.data() + r * rows.shape(1), int64_t(b), block);
+            std::memcpy(q + r * k + 32 * b, block.q, 32);
+            std::memcpy(d + (r * k + 32 * b) / 16, block.d, 8);
+            std::memcpy(m + (r * k + 32 * b) / 16, block.m, 8);
+        }
+    return result;
+}
+
 double on_all_threads(unsigned threads, const std::function<double(unsigned)>& measure) {
     std::vector<double> found(threads);
     std::vector<std::thread> team;
@@ -101,7 +129,7 @@ double on_all_threads(unsigned threads, const std::function<double(unsigned)>& m
 NB_MODULE(_native, m) {
     m.doc() = "assay's native engine: matrix kernels, cache, and programs compiled from graphs";
     m.attr("PAGE") = kPage;
-    m.attr("ARITHMETIC") = 1;  // the version of what the bits are: a change of any result bit is another one
+    m.attr("ARITHMETIC") = kernels::kArithmetic;
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
         try {
             std::rethrow_exception(p);
@@ -110,12 +138,11 @@ NB_MODULE(_native, m) {
         }
     });
 
-    m.def("isa", [] {
-        const char* error = kernels::isa_error();
-        if (error) throw std::invalid_argument(error);
-        return kernels::isa();
+    m.def("isas", [] {
+        std::vector<std::string> names;
+        for (const kernels::Isa* isa : kernels::isas()) names.push_back(isa->name);
+        return names;
     });
-    m.def("isa_available", &kernels::isa_available, "name"_a);
     m.def(
         "acts_format",
         [](uint32_t type, bool exact) {
@@ -124,10 +151,12 @@ NB_MODULE(_native, m) {
         "type"_a, "exact"_a);
     m.def(
         "supported", [](uint32_t type) { return kernels::supported(kernels::Type(type)); }, "type"_a);
+    m.def("unpack", &unpack, "rows"_a.noconvert(), "type"_a, "columns"_a);
     m.def(
         "measure_dot_peak",
         [](unsigned threads, double seconds) {
-            return on_all_threads(threads, [=](unsigned) { return kernels::measure_dot_peak(seconds); });
+            const kernels::Isa& isa = kernels::find_isa();
+            return on_all_threads(threads, [&](unsigned) { return kernels::measure_dot_peak(isa, seconds); });
         },
         "threads"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
     m.def(
@@ -141,7 +170,15 @@ NB_MODULE(_native, m) {
         },
         "threads"_a, "bytes"_a, "seconds"_a, nb::call_guard<nb::gil_scoped_release>());
 
-    nb::class_<Pool>(m, "Pool").def(nb::init<unsigned>(), "threads"_a).def_prop_ro("threads", &Pool::threads);
+    nb::class_<Pool>(m, "Pool")
+        .def(
+            "__init__",
+            [](Pool* self, unsigned threads, const std::string& isa) {
+                new (self) Pool(threads, kernels::find_isa(isa));
+            },
+            "threads"_a, "isa"_a = "")
+        .def_prop_ro("threads", &Pool::threads)
+        .def_prop_ro("isa", [](const Pool& pool) { return pool.isa().name; });
 
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
 

@@ -9,6 +9,8 @@ import ast
 from pathlib import Path
 
 import pytest
+from docs import rooms
+from docs.rooms import imported
 
 SRC = Path(__file__).parent.parent / "src" / "assay"
 RANK = {
@@ -17,33 +19,29 @@ RANK = {
 }  # fmt: skip
 FREE = {"errors", "_native"}  # known to all
 
-# What each room of `serve` may import of the others; the room "" is the modules that stand in `serve` itself.
-SERVE = {
-    "errors": set(),
-    "limits": set(),
-    "http": {"errors", "limits"},
-    "pool": {"errors", "limits"},
-    "api": {"errors", "limits", "http", "pool"},
-    "app": {"api", "http"},
-    "server": {"errors", "limits", "http", "pool", "api", "app"},
+# What each room of a package may import of the others: a folder, or a module that stands in the package itself.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "serve": {
+        "errors": set(),
+        "limits": set(),
+        "http": {"errors", "limits"},
+        "pool": {"errors", "limits"},
+        "api": {"errors", "limits", "http", "pool"},
+        "app": {"api", "http"},
+        "server": {"errors", "limits", "http", "pool", "api", "app"},
+    },
+    "verify": {
+        "thresholds": set(),
+        "dumps": {"thresholds"},
+        "judge": {"thresholds", "dumps"},
+        "faults": {"dumps"},
+        "witness": {"dumps"},
+        "diagnosis": {"thresholds", "dumps", "judge", "faults"},
+        "conformance": {"thresholds", "dumps", "judge"},
+        "endpoint": {"thresholds", "dumps", "judge", "faults", "diagnosis"},
+        "report": {"dumps", "judge", "faults", "diagnosis"},
+    },
 }
-
-
-def imported(path: Path) -> set[tuple[str, ...]]:
-    """Names below `assay` that a module imports, at any depth of its code."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level < 2, f"{path}: a relative import that may leave its package"
-            if node.level:
-                continue
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {tuple(name.split(".")[1:]) for name in names if name.startswith("assay.")}
-    return found - {("__version__",)}
 
 
 @pytest.mark.parametrize("package", RANK)
@@ -67,18 +65,12 @@ def test_the_face_imports_nothing() -> None:
     }  # fmt: skip
 
 
-def test_the_rooms_of_serve() -> None:
-    top = SRC / "serve"
-    rooms = {path.relative_to(top).parts[0].removesuffix(".py") for path in top.rglob("*.py")} - {"__init__"}
-    assert rooms == set(SERVE)
-    for path in top.rglob("*.py"):
-        room = path.relative_to(top).parts[0].removesuffix(".py")
-        for name in imported(path):
-            if name[0] == "serve" and name[1] != room:
-                assert name[1] in SERVE[room], f"{path.relative_to(SRC)} imports serve.{name[1]}: against the order"
-
-
-def test_the_runtime_knows_no_protocol() -> None:
-    for path in (SRC / "runtime").glob("*.py"):
-        text = path.read_text()
-        assert not any(word in text for word in ("starlette", "uvicorn", "pydantic", "asyncio")), path.name
+@pytest.mark.parametrize("package", ROOMS)
+def test_rooms_import_one_way(package: str) -> None:
+    """A value walks one way through a package's rooms, and the table above has no arrow that nobody uses."""
+    allowed, used = ROOMS[package], rooms.arrows(SRC / package, package)
+    assert allowed.keys() == used.keys()
+    for room, others in used.items():
+        assert others <= allowed[room], f"{package}/{room} imports {others - allowed[room]}: against the order"
+        assert allowed[room] <= others, f"{package}/{room} does not import {allowed[room] - others}: not in the table"
+    assert rooms.floors(used)  # raises where rooms import each other in a circle

@@ -20,7 +20,7 @@ import numpy as np
 from assay.gguf.codecs import encode
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
-from assay.models.catalogue import EXAMPLE, tensor_shapes
+from assay.models.catalogue import ARCHITECTURES, Sizes, tensor_shapes
 
 TEMPLATE = (
     "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -29,6 +29,7 @@ TEMPLATE = (
 _WORDS = ["▁", *string.ascii_lowercase, "▁the", "▁a", "er", "in", "on", "▁hello", "▁world", "é", "日"]
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *_WORDS, "<|turn|>", "<|end|>"]
 TOKENS += [f"▁word{i}" for i in range(-len(TOKENS) % 32)]  # 320: whole blocks in every 32-wide type
+BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 _KINDS = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|turn|>": 3, "<|end|>": 3}
 
 
@@ -49,14 +50,14 @@ def make(
     tied: bool = True,
     bias: bool = False,
     rope_freqs: bool = False,
-    rope_scaling: Mapping[str, object] | None = None,  # keys below llama.rope.scaling
+    rope_scaling: Mapping[str, object] | None = None,  # keys below rope.scaling
     template: str | None = TEMPLATE,
     metadata: Mapping[str, object | None] | None = None,  # None leaves a key out
+    tensor: Callable[[str, tuple[int, ...], str, np.random.Generator], Tensor] | None = None,  # values of its own
 ) -> Path:
     """Write the model to `path` and give it back."""
     width = n_embd // n_head
-    hp = replace(
-        EXAMPLE,
+    sizes = Sizes(
         n_layer=n_layer,
         n_embd=n_embd,
         n_ff=n_ff,
@@ -67,25 +68,31 @@ def make(
         n_vocab=len(TOKENS),
         n_expert=n_expert,
         n_expert_used=n_expert_used or min(n_expert, 2),
+        n_ff_exp=n_ff,
     )
-    shapes = dict(tensor_shapes(hp, tied=tied, bias=bias))
+    arch = "gemma3" if window else "llama"  # llama.cpp's llama has no window
+    biases = " ".join(f"{stem}+only" for stem in BIASES) if bias else ""
+    blocks = f"PRE {'POST' if window else ''} QKV {biases} {'EXPERTS' if n_expert else 'GLU'}"
+    top = "token_embd output_norm" if tied else "token_embd output_norm output"
+    shapes = dict(tensor_shapes(replace(ARCHITECTURES[arch], blocks=blocks, sizes=sizes, top=top)))
     if rope_freqs:
         shapes["rope_freqs.weight"] = (width // 2,)
     rng = np.random.default_rng(seed)
     choose = type if callable(type) else lambda _: type
-    tensors = [_tensor(name, shape, choose(name), rng) for name, shape in shapes.items()]
+    fill = tensor or _tensor
+    tensors = [fill(name, shape, choose(name), rng) for name, shape in shapes.items()]
     keys: dict[str, Any] = {
-        "general.architecture": "llama",
+        "general.architecture": arch,
         "general.name": "tiny",
-        "llama.block_count": n_layer,
-        "llama.embedding_length": n_embd,
-        "llama.feed_forward_length": n_ff,
-        "llama.attention.head_count": n_head,
-        "llama.attention.head_count_kv": n_head_kv,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.context_length": n_ctx,
-        "llama.rope.dimension_count": width,
-        "llama.vocab_size": len(TOKENS),
+        f"{arch}.block_count": n_layer,
+        f"{arch}.embedding_length": n_embd,
+        f"{arch}.feed_forward_length": n_ff,
+        f"{arch}.attention.head_count": n_head,
+        f"{arch}.attention.head_count_kv": n_head_kv,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{arch}.context_length": n_ctx,
+        f"{arch}.rope.dimension_count": width,
+        f"{arch}.vocab_size": len(TOKENS),
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": TOKENS,
         "tokenizer.ggml.scores": np.array([float(len(t)) for t in TOKENS], np.float32),
@@ -100,10 +107,13 @@ def make(
     if template is not None:
         keys["tokenizer.chat_template"] = template
     if n_expert:
-        keys |= {"llama.expert_count": n_expert, "llama.expert_used_count": hp.n_expert_used}
+        keys |= {f"{arch}.expert_count": n_expert, f"{arch}.expert_used_count": sizes.n_expert_used}
     if window:
-        keys["llama.attention.sliding_window"] = window
-    keys |= {f"llama.rope.scaling.{key}": value for key, value in (rope_scaling or {}).items()}
+        keys |= {
+            f"{arch}.attention.sliding_window": window,
+            f"{arch}.attention.sliding_window_pattern": [True] * n_layer,
+        }
+    keys |= {f"{arch}.rope.scaling.{key}": value for key, value in (rope_scaling or {}).items()}
     keys |= metadata or {}
     write(path, {key: value for key, value in keys.items() if value is not None}, tensors)
     return path

@@ -19,7 +19,9 @@ float f16_to_f32(uint16_t h) {
     return sign ? -denormal : denormal;
 }
 
-float e8m0_half(uint8_t e) { return __builtin_bit_cast(float, e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23); }
+float e8m0_half(uint8_t e) {
+    return __builtin_bit_cast(float, e > 228 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23);
+}
 
 namespace {
 
@@ -28,7 +30,8 @@ uint16_t u16(const uint8_t* p) {
     std::memcpy(&v, p, 2);
     return v;
 }
-float f16(const uint8_t* p) { return f16_to_f32(u16(p)); }
+float f16(const uint8_t* p) { return f16_to_f32(finite_or_nan(u16(p))); }
+float sub_scale(float d, int sub) { return std::fma(d, float(sub), 0.0f); }  // exact, and never -0
 
 void scale(Block32& o, float d, float m = 0) {
     o.d[0] = o.d[1] = d;
@@ -118,8 +121,8 @@ void q2_k(const uint8_t* row, int64_t b, Block32& o) {
     const float d = f16(p + 80), dmin = f16(p + 82);
     for (int h = 0; h < 2; h++) {
         const uint8_t sc = p[2 * j + h];
-        o.d[h] = d * float(sc & 15);
-        o.m[h] = -(dmin * float(sc >> 4));
+        o.d[h] = sub_scale(d, sc & 15);
+        o.m[h] = sub_scale(-dmin, sc >> 4);
     }
     for (int i = 0; i < 32; i++) o.q[i] = p[16 + 32 * (j / 4) + i] >> (2 * (j % 4)) & 3;
 }
@@ -133,7 +136,7 @@ void q3_k(const uint8_t* row, int64_t b, Block32& o) {
         const int s = 2 * j + h;
         const int low = s < 8 ? p[96 + s] & 15 : p[96 + s - 8] >> 4;
         const int high = p[96 + 8 + s % 4] >> (2 * (s / 4)) & 3;
-        o.d[h] = d * float((low | high << 4) - 32);
+        o.d[h] = sub_scale(d, (low | high << 4) - 32);
         o.m[h] = 0;
     }
     for (int i = 0; i < 32; i++)
@@ -154,7 +157,7 @@ void k4_scales(const uint8_t* s, int j, int& sc, int& mn) {
 void k4_scale(const uint8_t* p, int j, Block32& o) {
     int sc, mn;
     k4_scales(p + 4, j, sc, mn);
-    scale(o, f16(p) * float(sc), -(f16(p + 2) * float(mn)));
+    scale(o, sub_scale(f16(p), sc), sub_scale(-f16(p + 2), mn));
 }
 
 // Q4_K: f16 d, f16 dmin, 12 bytes of scales, 128 bytes of nibbles (two blocks of 32 share 32 bytes)
@@ -180,7 +183,7 @@ void q6_k(const uint8_t* row, int64_t b, Block32& o) {
     const int j = int(b % 8), n = j / 4, r = j % 4;
     const float d = f16(p + 208);
     for (int h = 0; h < 2; h++) {
-        o.d[h] = d * float(int8_t(p[192 + 2 * j + h]));
+        o.d[h] = sub_scale(d, int8_t(p[192 + 2 * j + h]));
         o.m[h] = 0;
     }
     for (int i = 0; i < 32; i++) {
@@ -195,7 +198,7 @@ void iq4_xs(const uint8_t* row, int64_t b, Block32& o) {
     const uint8_t* p = row + b / 8 * 136;
     const int j = int(b % 8);
     const int sc = (p[4 + j / 2] >> (4 * (j % 2)) & 15) | (u16(p + 2) >> (2 * j) & 3) << 4;
-    scale(o, f16(p) * float(sc - 32));
+    scale(o, sub_scale(f16(p), sc - 32));
     nibbles(p + 8 + 16 * j, o.q, [](int, int q) { return iq4_values[q]; });
 }
 
@@ -262,7 +265,7 @@ void decode_float(Type type, const uint8_t* row, int64_t begin, int64_t end, flo
     if (type == Type::F32) {
         std::memcpy(out, row + begin * 4, size_t(end - begin) * 4);
     } else if (type == Type::F16) {
-        for (int64_t i = begin; i < end; i++) out[i - begin] = f16(row + 2 * i);
+        for (int64_t i = begin; i < end; i++) out[i - begin] = f16_to_f32(u16(row + 2 * i));
     } else {
         for (int64_t i = begin; i < end; i++) out[i - begin] = bf16_to_f32(u16(row + 2 * i));
     }

@@ -28,7 +28,9 @@ const TypeInfo* type_info(Type type);  // nullptr if unknown
 
 float f16_to_f32(uint16_t h);
 inline float bf16_to_f32(uint16_t h) { return __builtin_bit_cast(float, uint32_t(h) << 16); }
-float e8m0_half(uint8_t e);  // 2^(e-128): MXFP4's scale for its doubled table
+// A block's f16 scale or minimum: an infinite one counts as NaN, so that no order of operations can tell.
+inline uint16_t finite_or_nan(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }
+float e8m0_half(uint8_t e);  // 2^(e-128): MXFP4's scale for its doubled table; NaN from 2^101 on
 
 // Four-bit code books.
 extern const int8_t iq4_values[16];

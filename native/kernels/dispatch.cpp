@@ -1,10 +1,9 @@
-// The public functions of kernels.h: the choice of an instruction set, and calls into its table.
+// The public functions of kernels.h: which instruction sets there are, what is known of types, measurements.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
-#include <vector>
+#include <stdexcept>
 
 #include "blocks.h"
 #include "isa.h"
@@ -61,46 +60,28 @@ constexpr Candidate candidates[] = {
     {"portable", isa_portable, always},
 };
 
-const Isa* find(const char* name) {
-    for (const Candidate& c : candidates)
-        if ((!name || std::strcmp(name, c.name) == 0) && c.table() && c.runs_here()) return c.table();
-    return nullptr;
-}
-
-const char* requested() {
-    const char* name = std::getenv("ASSAY_ISA");
-    return name && *name ? name : nullptr;
-}
-
-std::atomic<const Isa*> chosen{nullptr};
-
-const Isa& in_use() {
-    const Isa* table = chosen.load(std::memory_order_acquire);
-    if (!table) {
-        table = find(requested());
-        if (!table) table = isa_portable();
-        chosen.store(table, std::memory_order_release);
-    }
-    return *table;
-}
-
 }  // namespace
 
-const char* isa() { return in_use().name; }
-bool isa_available(const char* name) { return name && find(name) != nullptr; }
-
-bool select_isa(const char* name) {
-    const Isa* table = name ? find(name) : nullptr;
-    if (table) chosen.store(table, std::memory_order_release);
-    return table != nullptr;
+const std::vector<const Isa*>& isas() {
+    static const std::vector<const Isa*> here = [] {
+        std::vector<const Isa*> found;
+        for (const Candidate& c : candidates)
+            if (c.table() && c.runs_here()) found.push_back(c.table());
+        return found;
+    }();
+    return here;
 }
 
-const char* isa_error() {
-    const char* name = requested();
-    if (!name || find(name)) return nullptr;
-    for (const Candidate& c : candidates)
-        if (std::strcmp(name, c.name) == 0) return "not supported by this machine";
-    return "unknown (expected portable, neon, avx2 or avx512vnni)";
+const Isa& find_isa(const std::string& name) {
+    const char* asked = std::getenv("ASSAY_ISA");
+    const std::string wanted = name.empty() && asked ? asked : name;
+    if (wanted.empty()) return *isas().front();
+    std::string known;
+    for (const Isa* isa : isas()) {
+        if (wanted == isa->name) return *isa;
+        known += (known.empty() ? "" : ", ") + std::string(isa->name);
+    }
+    throw std::invalid_argument("instruction set: not on this machine (found " + wanted + ", expected " + known + ")");
 }
 
 bool supported(Type type) { return type_info(type) != nullptr; }
@@ -142,32 +123,9 @@ size_t row_bytes(Type type, int64_t k) {
     return size_t(k / info.block_size * info.block_bytes);
 }
 
-int panel_rows() { return in_use().panel_rows; }
-size_t packed_bytes(Type type, int64_t n, int64_t k) { return in_use().packed_bytes(type, n, k); }
-
-void pack(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst) {
-    in_use().pack(type, src, n, k, begin, end, dst);
-}
-
-void decode_row(const Matrix& w, int64_t row, float* out) {
-    if (w.packed)
-        in_use().decode_packed(w, row, out);
-    else
-        decode(w.type, w.data + size_t(row) * row_bytes(w.type, w.k), w.k, out);
-}
-
 size_t acts_bytes(Acts format, int64_t m, int64_t k) {
     if (format == Acts::F32) return size_t(m * ((k + 15) / 16 * 16)) * 4;
     return size_t((m + 3) / 4 * (k / 32)) * 192;  // panel.h: Group
-}
-
-void prepare(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst) {
-    in_use().prepare(format, x, ldx, m, k, begin, end, dst);
-}
-
-void gemm(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
-          int64_t end) {
-    in_use().gemm(w, format, acts, m, out, ldo, begin, end);
 }
 
 namespace {
@@ -176,8 +134,7 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 }  // namespace
 
-double measure_dot_peak(double seconds) {
-    const Isa& table = in_use();
+double measure_dot_peak(const Isa& table, double seconds) {
     constexpr int64_t batch = 20000;
     double best = 0;
     table.dot_loop(batch);

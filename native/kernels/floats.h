@@ -172,8 +172,9 @@ void pack_floats(const TypeInfo& info, const uint8_t* src, int64_t n, int64_t k,
     }
 }
 
-// One row of a packed matrix as float32.
-void decode_packed(const Matrix& w, int64_t row, float* out) {
+// One row as float32.
+void decode_any(const Matrix& w, int64_t row, float* out) {
+    if (!w.packed) return decode(w.type, w.data + size_t(row) * row_bytes(w.type, w.k), w.k, out);
     Scratch& room = scratch;
     for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {
         const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;

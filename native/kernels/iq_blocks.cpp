@@ -73,7 +73,7 @@ uint16_t u16(const uint8_t* p) {
     std::memcpy(&v, p, 2);
     return v;
 }
-float f16(const uint8_t* p) { return f16_to_f32(u16(p)); }
+float f16(const uint8_t* p) { return f16_to_f32(finite_or_nan(u16(p))); }
 
 void scale(Block32& o, float d0, float d1) {
     o.d[0] = d0;
@@ -164,7 +164,7 @@ void iq1_m(const uint8_t* row, int64_t b, Block32& o) {
     const int j = int(b % 8);
     unsigned bits = 0;
     for (int i = 0; i < 4; i++) bits |= unsigned(u16(p + 48 + 2 * i) >> 12) << (4 * i);
-    const float d = f16_to_f32(uint16_t(bits));
+    const float d = f16_to_f32(finite_or_nan(uint16_t(bits)));
     const unsigned sc = u16(p + 48 + 2 * (j / 2)) >> (6 * (j % 2));
     scale(o, d * float(2 * (sc & 7) + 1) * 0.125f, d * float(2 * (sc >> 3 & 7) + 1) * 0.125f);
     for (int i = 0; i < 4; i++) {

@@ -1,4 +1,4 @@
-// What an instruction set provides; one table per translation unit isa_*.cpp, chosen at run time by dispatch.cpp.
+// What the translation units isa_*.cpp share; each makes one table (kernels.h: Isa), dispatch.cpp offers them.
 #pragma once
 #include "kernels.h"
 
@@ -39,20 +39,6 @@ struct NoBlock {
     };
 };
 
-struct Isa {
-    const char* name;
-    int panel_rows;
-    size_t (*packed_bytes)(Type type, int64_t n, int64_t k);
-    void (*pack)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst);
-    void (*decode_packed)(const Matrix& w, int64_t row, float* out);
-    void (*prepare)(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end,
-                    void* dst);
-    void (*gemm)(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
-                 int64_t end);
-    void (*dot_loop)(int64_t iterations);  // 64 independent-enough vector dot products per iteration
-    double dot_ops;                        // integer operations per iteration (2 per multiply-add)
-};
-
 // nullptr where the translation unit was compiled for another architecture.
 const Isa* isa_portable();
 const Isa* isa_neon();
@@ -60,3 +46,14 @@ const Isa* isa_avx2();
 const Isa* isa_avx512vnni();
 
 }  // namespace assay::kernels
+
+// rowops.cpp, compiled for each instruction set.
+#define ASSAY_ROWS(ns)           \
+    namespace assay::ns {        \
+    extern const RowOps kRowOps; \
+    }
+ASSAY_ROWS(portable)
+ASSAY_ROWS(neon)
+ASSAY_ROWS(avx2)
+ASSAY_ROWS(avx512vnni)
+#undef ASSAY_ROWS

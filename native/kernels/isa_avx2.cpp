@@ -119,7 +119,7 @@ struct V : NoBlock {
         const __m256i b = FIELD == BYTE   ? _mm256_cvtepi8_epi32(eight(p))
                           : FIELD == LOW4 ? _mm256_and_si256(_mm256_cvtepu8_epi32(eight(p)), _mm256_set1_epi32(15))
                                           : _mm256_srli_epi32(_mm256_cvtepu8_epi32(eight(p)), 4);
-        out[0] = mul(d[0], _mm256_cvtepi32_ps(b));
+        out[0] = fma(d[0], _mm256_cvtepi32_ps(b), _mm256_setzero_ps());  // never -0
     }
 
     static INLINE X lanes(const float* p) { return p; }
@@ -210,7 +210,7 @@ struct V : NoBlock {
 }  // namespace
 
 const Isa* isa_avx2() {
-    static constexpr Isa table = make_isa("avx2");
+    static constexpr Isa table = make_isa("avx2", &avx2::kRowOps);
     return &table;
 }
 

@@ -123,7 +123,7 @@ struct V : NoBlock {
             const __m512i x = FIELD == BYTE   ? _mm512_cvtepi8_epi32(b)
                               : FIELD == LOW4 ? _mm512_and_si512(_mm512_cvtepu8_epi32(b), _mm512_set1_epi32(15))
                                               : _mm512_srli_epi32(_mm512_cvtepu8_epi32(b), 4);
-            out[v] = mul(d[v], _mm512_cvtepi32_ps(x));
+            out[v] = fma(d[v], _mm512_cvtepi32_ps(x), _mm512_setzero_ps());  // never -0
         }
     }
 
@@ -201,7 +201,7 @@ struct V : NoBlock {
 }  // namespace
 
 const Isa* isa_avx512vnni() {
-    static constexpr Isa table = make_isa("avx512vnni");
+    static constexpr Isa table = make_isa("avx512vnni", &avx512vnni::kRowOps);
     return &table;
 }
 

@@ -442,7 +442,7 @@ struct V {
 }  // namespace
 
 const Isa* isa_neon() {
-    static constexpr Isa table = make_isa("neon");
+    static constexpr Isa table = make_isa("neon", &neon::kRowOps);
     return &table;
 }
 

@@ -107,7 +107,7 @@ struct V : NoBlock {
         return each([=](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
     }
 
-    // d times a sub-scale of R rows, exact: a byte, or the low or high nibble of one.
+    // d times a sub-scale of R rows, exact and never -0: a byte, or the low or high nibble of one.
     using Factor = F;
     template <int BIAS>
     static INLINE Factor factor(F d) {
@@ -118,7 +118,7 @@ struct V : NoBlock {
         for (int v = 0; v < PV; v++)
             out[v] = each([&](int i) {
                 const uint8_t b = p[L * v + i];
-                return d[v].v[i] * float(FIELD == LOW4 ? b & 15 : FIELD == HIGH4 ? b >> 4 : int8_t(b));
+                return std::fma(d[v].v[i], float(FIELD == LOW4 ? b & 15 : FIELD == HIGH4 ? b >> 4 : int8_t(b)), 0.0f);
             });
     }
 
@@ -186,7 +186,7 @@ struct V : NoBlock {
 }  // namespace
 
 const Isa* isa_portable() {
-    static constexpr Isa table = make_isa("portable");
+    static constexpr Isa table = make_isa("portable", &portable::kRowOps);
     return &table;
 }
 

@@ -5,55 +5,37 @@
 //
 //   out[t, r] = sum_i W[r, i] * x[t, i]          W: n rows of k (ggml block format), x: m tokens of k (float32)
 //
-// How a caller uses it
-//   load:   if packable(type): dst = aligned_alloc(64, packed_bytes(type, n, k)); pack(...) in parallel over rows
+// How a caller uses it (isa: the table of an instruction set)
+//   load:   if packable(type): dst = aligned_alloc(64, isa.packed_bytes(type, n, k)); isa.pack(...) in parallel over
+//   rows
 //           else, or when memory is short: keep the mapped rows as they are (Matrix::packed = false)
-//   step:   prepare(format, x, ...) once per input, in parallel over tokens; barrier;
-//           gemm(W, ...) for every matrix that reads this input, in parallel over rows; no barrier between them
+//   step:   isa.prepare(format, x, ...) once per input, in parallel over tokens; barrier;
+//           isa.gemm(W, ...) for every matrix that reads this input, in parallel over rows; no barrier between them
 //
-// Bits. For one instruction set, out[t, r] depends on row r of W and row t of x only: not on m, on the range of
-// rows a call covers, on packed or mapped storage, nor on other tokens. Acts::Q8 computes, block by block of 32 along k
-// and in this order (s, s0, s1: exact integer sums of products of the block and of its halves),
-//     acc = fma(s * d_w, d_a, acc)                               types with one scale per 32
-//     acc = fma(fma(s1, d_w1, s0 * d_w0), d_a, acc)              types with one scale per 16
-//     acc = fma(m_w, d_a * float(sum of q_a), acc)               types with a minimum, per 32 or per 16
-// and every instruction set does exactly this, so they agree bit for bit with `portable` as well (docs/kernels.md).
+// Bits. out[t, r] depends on row r of W and row t of x only: not on m, on the range of rows a call covers, on packed or
+// mapped storage, on other tokens, nor on the instruction set. docs/arithmetic.md says which bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rowops.h"
 
 namespace assay::kernels {
 
+// The version of docs/arithmetic.md: a change of any bit of any result is a new number.
+constexpr int kArithmetic = 1;
+
 // ggml's type ids, as they stand in GGUF files.
+// clang-format off
 enum class Type : uint32_t {
-    F32 = 0,
-    F16 = 1,
-    Q4_0 = 2,
-    Q4_1 = 3,
-    Q5_0 = 6,
-    Q5_1 = 7,
-    Q8_0 = 8,
-    Q8_1 = 9,
-    Q2_K = 10,
-    Q3_K = 11,
-    Q4_K = 12,
-    Q5_K = 13,
-    Q6_K = 14,
-    Q8_K = 15,
-    IQ2_XXS = 16,
-    IQ2_XS = 17,
-    IQ3_XXS = 18,
-    IQ1_S = 19,
-    IQ4_NL = 20,
-    IQ3_S = 21,
-    IQ2_S = 22,
-    IQ4_XS = 23,
-    IQ1_M = 29,
-    BF16 = 30,
-    TQ1_0 = 34,
-    TQ2_0 = 35,
-    MXFP4 = 39,
+    F32 = 0, F16 = 1, Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q8_1 = 9,
+    Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13, Q6_K = 14, Q8_K = 15,
+    IQ2_XXS = 16, IQ2_XS = 17, IQ3_XXS = 18, IQ1_S = 19, IQ4_NL = 20, IQ3_S = 21, IQ2_S = 22, IQ4_XS = 23,
+    IQ1_M = 29, BF16 = 30, TQ1_0 = 34, TQ2_0 = 35, MXFP4 = 39,
 };
+// clang-format on
 
 // How activations are handed to gemm. Q8: int8 in blocks of 32 with float32 scales, for quantised weights.
 // F32: unquantised, for F32, F16, BF16 (and Q8_K) weights, and for every type in exact mode.
@@ -73,35 +55,36 @@ Acts acts_format(Type type, bool exact);  // what gemm wants for this type
 int64_t block_size(Type type);            // weights per block; k must be a multiple (0: unknown type)
 size_t row_bytes(Type type, int64_t k);   // bytes of one row in the file
 
-// ---- weights -----------------------------------------------------------------------------------------------------
-int panel_rows();  // rows interleaved together; partition rows in multiples of this
-size_t packed_bytes(Type type, int64_t n, int64_t k);
-// Interleave rows [begin, end) of src (row_bytes apart, the file's format) into dst. begin: multiple of panel_rows();
-// end: likewise, or n.
-void pack(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst);
-// One row as float32 (token embeddings). Mapped or packed.
-void decode_row(const Matrix& w, int64_t row, float* out /*[k]*/);
-
-// ---- activations -------------------------------------------------------------------------------------------------
-size_t acts_bytes(Acts format, int64_t m, int64_t k);  // of a buffer for m tokens, 64-byte aligned
-// Write tokens [begin, end) of x[m, k] (rows ldx apart) into dst. Tokens are independent: any partition, any order.
-void prepare(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end, void* dst);
-
-// ---- product -----------------------------------------------------------------------------------------------------
-// out[t * ldo + r] for all t in [0, m) and r in [begin, end), any range. acts: written by prepare() with the same m.
-void gemm(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
-          int64_t end);
+size_t acts_bytes(Acts format, int64_t m, int64_t k);  // of prepared activations of m tokens, 64-byte aligned
 
 // ---- instruction sets --------------------------------------------------------------------------------------------
-// Chosen on first use: ASSAY_ISA=portable|neon|avx2|avx512vnni, else the best one this machine has.
-const char* isa();                     // the one in use
-bool isa_available(const char* name);  // compiled in and supported by this machine
-bool select_isa(const char* name);     // false (and no change) if not available; before any pack() only
-// nullptr, or what is wrong with ASSAY_ISA (the portable kernels are then in use until someone complains).
-const char* isa_error();
+// What one provides. Weights that one has packed are read by no other; everything else is interchangeable.
+struct Isa {
+    const char* name;
+    int panel_rows;  // rows interleaved together; partition rows in multiples of this
+    size_t (*packed_bytes)(Type type, int64_t n, int64_t k);
+    // Interleave rows [begin, end) of src (row_bytes apart, the file's format) into dst. begin: multiple of panel_rows;
+    // end: likewise, or n.
+    void (*pack)(Type type, const uint8_t* src, int64_t n, int64_t k, int64_t begin, int64_t end, uint8_t* dst);
+    // One row as float32 (token embeddings). Mapped or packed.
+    void (*decode_row)(const Matrix& w, int64_t row, float* out /*[k]*/);
+    // Write tokens [begin, end) of x[m, k] (rows ldx apart) into dst. Tokens are independent: any partition, any order.
+    void (*prepare)(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end,
+                    void* dst);
+    // out[t * ldo + r] for all t in [0, m) and r in [begin, end), any range. acts: prepared with the same m.
+    void (*gemm)(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
+                 int64_t end);
+    void (*dot_loop)(int64_t iterations);  // 64 independent-enough vector dot products per iteration
+    double dot_ops;                        // integer operations per iteration (2 per multiply-add)
+    const RowOps* rows;                    // everything that is not a matrix product
+};
+
+const std::vector<const Isa*>& isas();  // those that this machine has, best first
+// By name; the empty name is ASSAY_ISA's, or the best. Throws std::invalid_argument if this machine has no such one.
+const Isa& find_isa(const std::string& name = {});
 
 // ---- this machine, one thread; call from several threads at once for the machine's total ---------------------------
-double measure_dot_peak(double seconds);  // integer operations (2 per multiply-add) per second of isa()'s dot product
+double measure_dot_peak(const Isa& isa, double seconds);  // integer operations (2 per multiply-add) per second
 double measure_read_bandwidth(const void* buffer, size_t bytes, double seconds);  // bytes per second; touches all
 
 }  // namespace assay::kernels

@@ -137,8 +137,8 @@ void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t
             if constexpr (F::super) {
                 SubScales s;
                 sub_scales<F::type>(head, s);
-                put(unit + F::d_at + 2 * r, s.d);
-                if (F::min) put(unit + F::dmin_at + 2 * r, s.dmin);
+                put(unit + F::d_at + 2 * r, finite_or_nan(s.d));
+                if (F::min) put(unit + F::dmin_at + 2 * r, finite_or_nan(s.dmin));
                 for (int i = 0; i < F::subs; i++) {
                     unit[F::sc_at + i * R + r] = uint8_t(s.sc[i] + (F::packed_min ? 0 : V::scale_bias));
                     if (F::min && !F::packed_min) unit[F::mn_at + i * R + r] = uint8_t(s.mn[i] + V::scale_bias);
@@ -146,8 +146,8 @@ void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t
             } else if constexpr (F::type == Type::MXFP4) {
                 put(unit + F::d_at + 2 * r, uint16_t(__builtin_bit_cast(uint32_t, e8m0_half(head[0])) >> 16));
             } else {
-                put(unit + F::d_at + 2 * r, get16(head));
-                if (F::min) put(unit + F::dmin_at + 2 * r, get16(head + 2));
+                put(unit + F::d_at + 2 * r, finite_or_nan(get16(head)));
+                if (F::min) put(unit + F::dmin_at + 2 * r, finite_or_nan(get16(head + 2)));
             }
             for (int j = 0; j < F::unit_blocks; j++) {
                 uint32_t codes[8];

@@ -2,8 +2,8 @@
 //
 // One accumulation, `panel`, serves every case: a packed layout with 1..4 tokens (decode), or a panel expanded to a
 // tile of bytes that many groups of 4 tokens share (prompts). Both run the same float operations in the same order,
-// so the number of tokens cannot change a bit; blocking along k parks the accumulators in `out` and changes none
-// either.
+// so the number of tokens cannot change a bit. Partial sums of 256 columns are added to the total in `out`, which is
+// also where a total rests between blocks along k.
 
 template <int N, class Function>
 INLINE void unroll(Function f) {
@@ -15,6 +15,7 @@ INLINE void unroll(Function f) {
 
 constexpr int TOKENS = 4;       // tokens a group: their scales lie together
 constexpr int64_t BATCH = 256;  // tokens that use an expanded panel before the next one is expanded
+constexpr int64_t SUM = 8;      // blocks of 32 along k that make a partial sum
 constexpr int64_t CHUNK = 64;   // blocks of 32 along k that are expanded at once
 constexpr int AHEAD = 2048;     // bytes that expansion, a burst between long products, fetches ahead of itself
 
@@ -32,34 +33,15 @@ static_assert(sizeof(Group) == 192);  // activations: [ceil(m / 4), k / 32] grou
 
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-// q = round(x * 127 / max|x|) per block of 32, ties to even. An infinity or NaN makes d, and so every output, NaN or
-// inf.
-void quantise(const float* x, int64_t k, int lane, Group* group) {
+#include "quantise.h"
+
+void quantise_row(const float* x, int64_t k, int lane, Group* group) {
     for (int64_t b = 0; b < k / 32; b++, x += 32, group++) {
-        int8_t* q = group->q[lane];
-        int32_t bits[32], top = 0;
-        __builtin_memcpy(bits, x, sizeof bits);
-        for (int i = 0; i < 32; i++) {
-            const int32_t a = bits[i] & 0x7fffffff;  // ordered like |x|, NaN above all
-            top = a > top ? a : top;
-        }
-        const float amax = __builtin_bit_cast(float, top);
-        const float d = amax / 127.0f, inverse = amax > 0 ? 127.0f / amax : 0.0f;
-        int32_t sum[2] = {0, 0};
-        for (int h = 0; h < 2; h++) {
-            int32_t total = 0;
-            for (int i = 16 * h; i < 16 * h + 16; i++) {
-                const float rounded = x[i] * inverse + 12582912.0f;  // 1.5 * 2^23: the integer sits in the low bits
-                const int32_t v = __builtin_bit_cast(int32_t, rounded) - 0x4b400000;
-                q[i] = int8_t(v);
-                total += v;
-            }
-            sum[h] = total;
-        }
-        group->d[lane] = d;
-        group->s[lane] = d * float(sum[0] + sum[1]);
-        group->neg0[lane] = -sum[0];
-        group->neg[lane] = -(sum[0] + sum[1]);
+        const Quantised block = quantise(x, group->q[lane]);
+        group->d[lane] = block.d;
+        group->s[lane] = block.d * float(block.sum[0] + block.sum[1]);
+        group->neg0[lane] = -block.sum[0];
+        group->neg[lane] = -(block.sum[0] + block.sum[1]);
     }
 }
 
@@ -69,7 +51,8 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int
                     void* dst) {
     if (format == Acts::Q8) {
         Group* groups = static_cast<Group*>(dst);
-        for (int64_t t = begin; t < end; t++) quantise(x + t * ldx, k, int(t % TOKENS), groups + t / TOKENS * (k / 32));
+        for (int64_t t = begin; t < end; t++)
+            quantise_row(x + t * ldx, k, int(t % TOKENS), groups + t / TOKENS * (k / 32));
     } else {
         const int64_t stride = float_stride(k);
         for (int64_t t = begin; t < end; t++) {
@@ -102,77 +85,85 @@ INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const u
     }
 }
 
-// out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group.
+// acc += block j of a unit, for the R rows of a panel and T tokens of one group.
 template <class F, int T>
-void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out, int64_t ldo) {
+INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const uint8_t* unit, int j, const Group* a) {
     using I = V::I;
     using Float = V::F;
-    Float acc[T][PV];
-    unroll<T>([&](auto t) INLINE_LAMBDA {
-        unroll<PV>([&](auto v) INLINE_LAMBDA { acc[t][v] = carry ? V::load(out + t * ldo + v * L) : V::set(0.0f); });
-    });
-    const uint8_t* unit = weights;
-    for (int64_t b = 0; b < blocks; unit += F::unit_bytes) {
-        const typename F::Head head(unit);
-        for (int j = 0; j < F::unit_blocks; j++, b++, a++) {
-            Float d[PV];
-            if constexpr (V::template has_block<F, T>) {  // the same operations in an instruction set's own words
-                V::template block<F, T>(acc, head, unit, j, a);
-                if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
-                continue;
-            }
-            const auto da = V::lanes(a->d);
-            const auto half = [&](auto h, I(&sum)[T][PV]) INLINE_LAMBDA {  // add 16 columns to every sum
-                typename V::A x[T];
-                typename V::Q w[PV][4];
-                unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * h); });
-                unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<h>(unit, j, v, w[v]); });
-                V::template dots<F::bits>(sum, w, x);
-            };
-            if constexpr (!F::sub16) {
-                I sum[T][PV];
-                unroll<T>([&](auto t) INLINE_LAMBDA {
-                    unroll<PV>([&](auto v) INLINE_LAMBDA {
-                        sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t);
-                    });
-                });
-                half(std::integral_constant<int, 0>{}, sum);
-                half(std::integral_constant<int, 1>{}, sum);
-                F::scales(head, unit, j, 0, d);
-                unroll<PV>([&](auto v) INLINE_LAMBDA {
-                    unroll<T>([&](auto t) INLINE_LAMBDA {
-                        const Float f = V::template to_float<F::multiple>(sum[t][v]);
-                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f, d[v]), da);
-                    });
-                });
-            } else {
-                Float part[T][PV];
-                unroll<2>([&](auto h) INLINE_LAMBDA {
-                    I sum[T][PV];
-                    unroll<T>([&](auto t) INLINE_LAMBDA {
-                        unroll<PV>([&](auto v) INLINE_LAMBDA {
-                            sum[t][v] = V::template start_half<F::offset, F::multiple, h>(a->neg0 + t, a->neg + t);
-                        });
-                    });
-                    half(h, sum);
-                    F::scales(head, unit, j, h, d);
-                    unroll<PV>([&](auto v) INLINE_LAMBDA {
-                        unroll<T>([&](auto t) INLINE_LAMBDA {
-                            const Float f = V::template to_float<F::multiple>(sum[t][v]);
-                            if constexpr (h == 0)
-                                part[t][v] = V::mul(f, d[v]);
-                            else
-                                acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d[v], part[t][v]), da);
-                        });
-                    });
-                });
-            }
-            if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
-        }
+    Float d[PV];
+    if constexpr (V::template has_block<F, T>) {  // the same operations in an instruction set's own words
+        V::template block<F, T>(acc, head, unit, j, a);
+        if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
+        return;
     }
-    unroll<T>([&](auto t) INLINE_LAMBDA {
-        unroll<PV>([&](auto v) INLINE_LAMBDA { V::store(out + t * ldo + v * L, acc[t][v]); });
-    });
+    const auto da = V::lanes(a->d);
+    const auto half = [&](auto h, I(&sum)[T][PV]) INLINE_LAMBDA {  // add 16 columns to every sum
+        typename V::A x[T];
+        typename V::Q w[PV][4];
+        unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * h); });
+        unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<h>(unit, j, v, w[v]); });
+        V::template dots<F::bits>(sum, w, x);
+    };
+    if constexpr (!F::sub16) {
+        I sum[T][PV];
+        unroll<T>([&](auto t) INLINE_LAMBDA {
+            unroll<PV>([&](auto v)
+                           INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t); });
+        });
+        half(std::integral_constant<int, 0>{}, sum);
+        half(std::integral_constant<int, 1>{}, sum);
+        F::scales(head, unit, j, 0, d);
+        unroll<PV>([&](auto v) INLINE_LAMBDA {
+            unroll<T>([&](auto t) INLINE_LAMBDA {
+                const Float f = V::template to_float<F::multiple>(sum[t][v]);
+                acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f, d[v]), da);
+            });
+        });
+    } else {
+        Float part[T][PV];
+        unroll<2>([&](auto h) INLINE_LAMBDA {
+            I sum[T][PV];
+            unroll<T>([&](auto t) INLINE_LAMBDA {
+                unroll<PV>([&](auto v) INLINE_LAMBDA {
+                    sum[t][v] = V::template start_half<F::offset, F::multiple, h>(a->neg0 + t, a->neg + t);
+                });
+            });
+            half(h, sum);
+            F::scales(head, unit, j, h, d);
+            unroll<PV>([&](auto v) INLINE_LAMBDA {
+                unroll<T>([&](auto t) INLINE_LAMBDA {
+                    const Float f = V::template to_float<F::multiple>(sum[t][v]);
+                    if constexpr (h == 0)
+                        part[t][v] = V::mul(f, d[v]);
+                    else
+                        acc[t][v] = V::template fma_lane<t>(acc[t][v], V::fma(f, d[v], part[t][v]), da);
+                });
+            });
+        });
+    }
+    if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
+}
+
+// out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group. Partial sums of 8
+// blocks, 256 columns, are added to what `out` holds; without `carry` the first one is stored as it is.
+template <class F, int T>
+void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out, int64_t ldo) {
+    const uint8_t* unit = weights;
+    for (int64_t b = 0; b < blocks; b += SUM, carry = true) {
+        typename V::F acc[T][PV];
+        unroll<T>([&](auto t) INLINE_LAMBDA { unroll<PV>([&](auto v) INLINE_LAMBDA { acc[t][v] = V::set(0.0f); }); });
+        const int units = int(blocks - b < SUM ? blocks - b : SUM) / F::unit_blocks;
+        for (int u = 0; u < units; u++, unit += F::unit_bytes) {
+            const typename F::Head head(unit);
+            for (int j = 0; j < F::unit_blocks; j++, a++) add_block<F, T>(acc, head, unit, j, a);
+        }
+        unroll<T>([&](auto t) INLINE_LAMBDA {
+            unroll<PV>([&](auto v) INLINE_LAMBDA {
+                float* at = out + t * ldo + v * L;
+                V::store(at, carry ? V::add(V::load(at), acc[t][v]) : acc[t][v]);
+            });
+        });
+    }
 }
 
 // A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.
@@ -368,6 +359,6 @@ void dot_loop(int64_t iterations) {
 }
 constexpr double dot_ops = 64.0 * L * 4 * 2;
 
-constexpr Isa make_isa(const char* name) {
-    return {name, R, packed_size, pack_rows, decode_packed, prepare_tokens, multiply, dot_loop, dot_ops};
+constexpr Isa make_isa(const char* name, const RowOps* rows) {
+    return {name, R, packed_size, pack_rows, decode_any, prepare_tokens, multiply, dot_loop, dot_ops, rows};
 }

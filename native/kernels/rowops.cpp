@@ -6,25 +6,31 @@
 #include <limits>
 #include <type_traits>
 
-#include "simd.h"
+#include "elementary.h"
 
 namespace assay::ASSAY_NS {
 namespace {
 
+#include "quantise.h"
+
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+// 64 chains, then their tree. The tail is taken as if zeros followed.
 float dot(const float* a, const float* b, size_t n) {
-    V s0{}, s1{}, s2{}, s3{};
+    constexpr int kChains = 64;
+    V s[kChains / W] = {};
+    const auto step = [&](const float* p, const float* q) __attribute__((always_inline)) {
+        for (int c = 0; c < kChains / W; ++c) s[c] = fma(load(p + c * W), load(q + c * W), s[c]);
+    };
     size_t i = 0;
-    for (; i + 4 * W <= n; i += 4 * W) {
-        s0 = fma(load(a + i), load(b + i), s0);
-        s1 = fma(load(a + i + W), load(b + i + W), s1);
-        s2 = fma(load(a + i + 2 * W), load(b + i + 2 * W), s2);
-        s3 = fma(load(a + i + 3 * W), load(b + i + 3 * W), s3);
+    for (; i + kChains <= n; i += kChains) step(a + i, b + i);
+    if (i < n) {
+        float p[kChains] = {}, q[kChains] = {};
+        std::copy_n(a + i, n - i, p);
+        std::copy_n(b + i, n - i, q);
+        step(p, q);
     }
-    float s = sum((s0 + s1) + (s2 + s3));
-    for (; i < n; ++i) s += a[i] * b[i];
-    return s;
+    return tree(s);
 }
 
 void rms_norm(const float* x, const float* w, float* y, size_t n, float eps) {
@@ -41,71 +47,106 @@ void scale(const float* x, float factor, float* y, size_t n) {
 }
 
 void axpy(float a, const float* x, float* y, size_t n) {
-    for (size_t i = 0; i < n; ++i) y[i] += a * x[i];
+    for (size_t i = 0; i < n; ++i) y[i] = __builtin_fmaf(a, x[i], y[i]);
 }
 
-void softcap(const float* x, float cap, float* y, size_t n) {
-    for (size_t i = 0; i < n; ++i) y[i] = cap * std::tanh(x[i] / cap);
+float chain(const float* a, const float* b, size_t n) {
+    float s = 0;
+    for (size_t i = 0; i < n; ++i) s = __builtin_fmaf(a[i], b[i], s);
+    return s;
 }
 
-// x / (1 + exp(-u)): silu with u = x; gelu's tanh form is the same curve with u = 2 sqrt(2/pi) (x + 0.044715 x^3).
-template <bool gelu>
-void gated(const float* gate, const float* up, float* y, size_t n) {
-    const auto one = [](V g, V u) __attribute__((always_inline)) {
-        V t = g;
-        if constexpr (gelu) t = set1(1.5957691216057308f) * fma(set1(0.044715f) * g * g, g, g);
-        return g / (set1(1.0f) + exp(-t)) * u;
-    };
+// y = f(x) or f(x, z), two vectors at a time: each is one long chain of operations. y may be x or z.
+template <class F, class... P>
+inline __attribute__((always_inline)) void map(float* y, size_t n, F f, const P*... in) {
     size_t i = 0;
-    for (; i + 2 * W <= n; i += 2 * W) {  // two at a time: each is one long chain of operations
-        const V g0 = load(gate + i), g1 = load(gate + i + W), u0 = load(up + i), u1 = load(up + i + W);
-        const V y0 = one(g0, u0), y1 = one(g1, u1);
+    for (; i + 2 * W <= n; i += 2 * W) {
+        const V y0 = f(load(in + i)...), y1 = f(load(in + i + W)...);
         store(y + i, y0);
         store(y + i + W, y1);
     }
     for (; i < n; i += W) {
-        float tail[2 * W] = {};
         const size_t rest = std::min<size_t>(W, n - i);
-        std::copy_n(gate + i, rest, tail);
-        std::copy_n(up + i, rest, tail + W);
-        store(tail, one(load(tail), load(tail + W)));
-        std::copy_n(tail, rest, y + i);
+        const auto tail = [&](const float* p) {
+            float some[W] = {};
+            std::copy_n(p + i, rest, some);
+            return load(some);
+        };
+        float some[W];
+        store(some, f(tail(in)...));
+        std::copy_n(some, rest, y + i);
     }
 }
 
-void glu(Act act, const float* gate, const float* up, float* y, size_t n) {
+void softcap(const float* x, float cap, float* y, size_t n) {
+    map(
+        y, n, [=](V v) __attribute__((always_inline)) { return set1(cap) * tanh(v / set1(cap)); }, x);
+}
+
+void exps(const float* x, float shift, float* y, size_t n) {
+    map(
+        y, n, [=](V v) __attribute__((always_inline)) { return exp(v - set1(shift)); }, x);
+}
+
+// silu with u = x; gelu's tanh form is the same curve with u = 2 sqrt(2/pi) (x + 0.044715 x^3).
+inline V gate(V x, V u) { return x / (set1(1.0f) + exp(-u)); }
+
+void glu(Act act, const float* gates, const float* up, float* y, size_t n) {
     switch (act) {
-        case Act::silu: return gated<false>(gate, up, y, n);
-        case Act::gelu_tanh: return gated<true>(gate, up, y, n);
+        case Act::silu:
+            return map(
+                y, n, [](V g, V u) __attribute__((always_inline)) { return gate(g, g) * u; }, gates, up);
+        case Act::gelu_tanh:
+            return map(
+                y, n, [](V g, V u) __attribute__((always_inline)) {
+                    return gate(g, set1(1.5957691216057308f) * fma(set1(0.044715f) * g * g, g, g)) * u;
+                },
+                gates, up);
         case Act::gelu_erf:
-            for (size_t i = 0; i < n; ++i)
-                y[i] = 0.5f * gate[i] * (1.0f + std::erf(gate[i] * 0.70710678118654752f)) * up[i];
-            return;
+            return map(
+                y, n, [](V g, V u) __attribute__((always_inline)) {
+                    return set1(0.5f) * g * (set1(1.0f) + erf(g * set1(0.70710678118654752f))) * u;
+                },
+                gates, up);
         case Act::relu:
-            for (size_t i = 0; i < n; ++i) y[i] = std::max(gate[i], 0.0f) * up[i];
-            return;
+            return map(
+                y, n, [](V g, V u) { return select(g < V{}, V{}, g) * u; }, gates, up);
     }
 }
 
-// y = exp(x - m) and its sum, over n rounded up to 32: x must be padded with -inf, y have room.
+// y = exp(x - m) and its sum in 32 chains, over n, a multiple of 32. y may be x.
+constexpr int kLanes = 32;
 float exp_sum(const float* x, float m, float* y, size_t n) {
-    V total{};
+    V s[kLanes / W] = {};
     const V shift = set1(m);
-    for (size_t i = 0; i < n; i += 2 * W) {
-        const V e0 = exp(load(x + i) - shift), e1 = exp(load(x + i + W) - shift);
-        store(y + i, e0);
-        store(y + i + W, e1);
-        total = total + e0 + e1;
-    }
-    return sum(total);
+    for (size_t i = 0; i < n; i += kLanes)
+        for (int c = 0; c < kLanes / W; ++c) {
+            const V e = exp(load(x + i + c * W) - shift);
+            store(y + i + c * W, e);
+            s[c] = s[c] + e;
+        }
+    return tree(s);
 }
 
 void softmax(const float* x, float* y, size_t n) {
     float m = kMinusInfinity;
-    for (size_t i = 0; i < n; ++i) m = std::max(m, x[i]);
-    float total = 0;
-    for (size_t i = 0; i < n; ++i) total += y[i] = std::exp(x[i] - m);
+    for (size_t i = 0; i < n; ++i) m = x[i] > m ? x[i] : m;
+    exps(x, m, y, n);
+    float s[kLanes] = {};
+    for (size_t i = 0; i < n; ++i) s[i % kLanes] += y[i];
+    V chains[kLanes / W];
+    for (int c = 0; c < kLanes / W; ++c) chains[c] = load(s + c * W);
+    const float total = tree(chains);
     for (size_t i = 0; i < n; ++i) y[i] /= total;
+}
+
+void rope_table(const double* frequencies, int n, int32_t position, float magnitude, float* cos, float* sin) {
+    for (int i = 0; i < n; ++i) {
+        double c, s;
+        cos_sin(position * frequencies[i], c, s);
+        cos[i] = float(c * double(magnitude));
+        sin[i] = float(s * double(magnitude));
+    }
 }
 
 void rope(const float* x, const float* cos, const float* sin, float* y, int heads, int dim, int n_rot, bool neox) {
@@ -158,14 +199,9 @@ void write_head_q8(const PageShape& s, uint8_t* head, int slot, const float* x) 
     int8_t* out = reinterpret_cast<int8_t*>(head) + at.first;
     uint16_t* scales = reinterpret_cast<uint16_t*>(head + s.values_bytes());
     for (int block = 0; block < s.dim / 32; ++block) {
-        float most = 0;
-        for (int i = 0; i < 32; ++i) most = std::max(most, std::fabs(x[block * 32 + i]));
-        const float d = most / 127.0f, inverse = d != 0 ? 1.0f / d : 0.0f;
-        scales[scale_index(s, slot, block)] = float_to_half(d);
-        for (int i = 0; i < 32; ++i) {
-            const float q = std::nearbyint(x[block * 32 + i] * inverse);
-            out[(block * 32 + i) * at.step] = int8_t(std::clamp(q, -127.0f, 127.0f));
-        }
+        int8_t q[32];
+        scales[scale_index(s, slot, block)] = float_to_half(quantise(x + block * 32, q).d);
+        for (int i = 0; i < 32; ++i) out[(block * 32 + i) * at.step] = q[i];
     }
 }
 
@@ -274,13 +310,11 @@ void scores(const float* const* q, const E* k, int dim, Ahead ahead, float* s) {
     }
 }
 
-// acc[r][d] += sum_j p[r][j] v[j][d], j ascending, DT values at a time.
+// acc[r][d] += (sum_j p[r][j] v[j][d], j ascending over a page), DT values at a time.
 template <class E, int N, int DT>
 void weigh(const float* p, const E* v, int keys, int stride, float* acc) {
     for (int d = 0; d < stride; d += DT) {
-        V a[N][DT / W];
-        for (int r = 0; r < N; ++r)
-            for (int i = 0; i < DT / W; ++i) a[r][i] = load(acc + size_t(r) * stride + d + i * W);
+        V a[N][DT / W] = {};
         const auto row = [&](int j, auto factor) __attribute__((always_inline)) {
             V x[DT / W];
             for (int i = 0; i < DT / W; ++i) x[i] = load(v + size_t(j) * stride + d + i * W);
@@ -299,7 +333,10 @@ void weigh(const float* p, const E* v, int keys, int stride, float* acc) {
         }
         for (; j < keys; ++j) row(j, [&](int r, V x, V y) { return fma(set1(p[size_t(r) * kBlock + j]), x, y); });
         for (int r = 0; r < N; ++r)
-            for (int i = 0; i < DT / W; ++i) store(acc + size_t(r) * stride + d + i * W, a[r][i]);
+            for (int i = 0; i < DT / W; ++i) {
+                float* at = acc + size_t(r) * stride + d + i * W;
+                store(at, load(at) + a[r][i]);
+            }
     }
 }
 
@@ -347,46 +384,86 @@ void page_weigh(const AttnBlock& b, const uint8_t* head, const float* p, int key
     run(head_floats(b.v_shape, head, b.scratch + size_t(b.rows) * kBlock));
 }
 
+bool sees(const AttnBlock& b, int row, int key) {
+    return b.hidden ? !b.hidden[row][key] : key >= b.from[row] && key < b.to[row];
+}
+
+// acc of one row over the keys it sees: what `page_weigh` does where no value is infinite or NaN. A weight of 0 hides
+// every other value.
+void weigh_seen(const AttnBlock& b, int row, const float* p) {
+    const int stride = b.v_shape.stride();
+    float *acc = b.acc + size_t(row) * stride, *floats = b.scratch + size_t(b.rows) * kBlock;
+    std::fill_n(acc, stride, 0.0f);
+    for (int page = 0; page * kPage < b.keys; ++page) {
+        const float* v = head_floats(b.v_shape, b.v[page], floats);
+        const int keys = std::min(kPage, b.keys - page * kPage);
+        for (int d = 0; d < stride; ++d) {
+            float part = 0;
+            for (int j = 0; j < keys; ++j)
+                if (sees(b, row, page * kPage + j)) part = __builtin_fmaf(p[page * kPage + j], v[j * stride + d], part);
+            acc[d] += part;
+        }
+    }
+}
+
+bool has_nan(const float* x, int n) {  // n: a multiple of 16
+    I found{};
+    for (int i = 0; i < n; i += W) {
+        const V v = load(x + i);
+        found |= v != v;
+    }
+    return any(found);
+}
+
+// Scores in place: capped, scaled, -inf where the row does not see the key; then weights. Gives m and l.
+void weights(const AttnBlock& b, int r, int padded, float* row) {
+    I lanes;
+    for (int i = 0; i < W; ++i) lanes[i] = i;
+    if (b.cap != 0) softcap(row, b.cap, row, b.keys);
+    const int from = b.hidden ? 0 : b.from[r], to = b.hidden ? b.keys : std::min(b.to[r], b.keys);
+    if (b.hidden)
+        for (int j = 0; j < b.keys; ++j)
+            if (b.hidden[r][j]) row[j] = kMinusInfinity;
+    V top = set1(kMinusInfinity);
+    for (int j = 0; j < padded; j += W) {
+        V x = load(row + j) * b.scale;
+        if (j < from || j + W > to) {
+            const I at = lanes + j;
+            x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
+        }
+        store(row + j, x);
+        top = vmax(x, top);  // in this order a NaN is left out
+    }
+    float m = most(top);
+    if (m == kMinusInfinity && has_nan(row, padded)) m = -std::numeric_limits<float>::max();
+    b.m[r] = m;
+    if (m == kMinusInfinity) {
+        std::fill_n(row, padded, 0.0f);
+        b.l[r] = 0;
+    } else {
+        b.l[r] = exp_sum(row, m, row, padded);
+    }
+}
+
 void attend(const AttnBlock& b) {
     float* s = b.scratch;
-    const int pages = (b.keys + kPage - 1) / kPage, padded = pages * kPage;
+    const int pages = (b.keys + kPage - 1) / kPage, stride = b.v_shape.stride();
     for (int page = 0; page < pages; ++page) {
         const uint8_t* next = page + 1 < pages ? b.k[page + 1] : b.k[0] + b.k_shape.head_bytes();  // of the next head
         page_scores(b, b.k[page], {next, b.v[page]}, s + page * kPage);
     }
-    I lanes;
-    for (int i = 0; i < W; ++i) lanes[i] = i;
     int first = b.keys;  // the first key that any row sees
     for (int r = 0; r < b.rows; ++r) {
         float* row = s + size_t(r) * kBlock;
         if (b.kq) std::copy_n(row, b.keys, b.kq[r]);
-        if (b.cap != 0) softcap(row, b.cap, row, b.keys);
-        const int from = b.hidden ? 0 : b.from[r], to = b.hidden ? b.keys : std::min(b.to[r], b.keys);
-        first = std::min(first, from);
-        if (b.hidden)
-            for (int j = 0; j < b.keys; ++j)
-                if (b.hidden[r][j]) row[j] = kMinusInfinity;
-        V top = set1(kMinusInfinity);
-        for (int j = 0; j < padded; j += W) {
-            V x = load(row + j) * b.scale;
-            if (j < from || j + W > to) {
-                const I at = lanes + j;
-                x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
-            }
-            store(row + j, x);
-            top = vmax(x, top);
-        }
-        const float most = b.m[r] = assay::ASSAY_NS::most(top);
-        if (most == kMinusInfinity) {
-            std::fill_n(row, padded, 0.0f);
-            b.l[r] = 0;
-        } else {
-            b.l[r] = exp_sum(row, most, row, padded);
-        }
+        weights(b, r, pages * kPage, row);
+        first = std::min(first, b.hidden ? 0 : b.from[r]);
     }
-    std::fill_n(b.acc, size_t(b.rows) * b.v_shape.stride(), 0.0f);
+    std::fill_n(b.acc, size_t(b.rows) * stride, 0.0f);
     for (int page = first / kPage; page < pages; ++page)
         page_weigh(b, b.v[page], s + page * kPage, std::min(kPage, b.keys - page * kPage));
+    for (int r = 0; r < b.rows; ++r)
+        if (has_nan(b.acc + size_t(r) * stride, stride)) weigh_seen(b, r, s + size_t(r) * kBlock);
 }
 
 void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float* acc2, size_t n) {
@@ -396,7 +473,8 @@ void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float*
         std::copy_n(acc2, n, acc);
         return;
     }
-    const float top = std::max(*m, m2), a = std::exp(*m - top), b = std::exp(m2 - top);
+    const float top = *m < m2 ? m2 : *m;
+    const float a = exp(set1(*m - top))[0], b = exp(set1(m2 - top))[0];
     *m = top;
     *l = *l * a + l2 * b;
     for (size_t i = 0; i < n; ++i) acc[i] = acc[i] * a + acc2[i] * b;
@@ -405,7 +483,7 @@ void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float*
 }  // namespace
 
 extern const RowOps kRowOps;
-const RowOps kRowOps = {ASSAY_ISA_NAME, rms_norm, add,        scale,     glu,    softcap,   softmax, dot,
-                        axpy,           rope,     page_write, page_read, attend, attn_merge};
+const RowOps kRowOps = {rms_norm, add,  scale,      glu,        softcap,   softmax, exps,      chain,
+                        axpy,     rope, rope_table, page_write, page_read, attend,  attn_merge};
 
 }  // namespace assay::ASSAY_NS

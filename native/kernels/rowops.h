@@ -1,7 +1,7 @@
 // Everything that is not a matrix product: norms, activations, rotation, cache pages, attention.
 //
 // One table of functions per instruction set (rowops.cpp is compiled once for each), chosen to match the matrix
-// kernels. All arithmetic is float32 with a fixed order per output element.
+// kernels (kernels.h: Isa). docs/arithmetic.md says which bits they compute.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct PageShape {
 // Query rows that read the same key/value head, against one block of keys.
 //   s[r, j] = scale * cap(q[r] . k[j]) where row r sees key j, else -inf     (cap(x) = cap tanh(x / cap), or x)
 //   m[r] = max_j s[r, j];  l[r] = sum_j exp(s[r, j] - m[r]);  acc[r, d] = sum_j exp(s[r, j] - m[r]) v[j, d]
-// Sums run over j in ascending order; keys that a row does not see add exactly nothing.
+// Keys that a row does not see add exactly nothing, whatever they hold.
 struct AttnBlock {
     PageShape k_shape, v_shape;
     float scale, cap;         // cap 0: none
@@ -57,18 +57,20 @@ inline size_t attn_scratch(int rows, int k_dim, int v_stride) {
 }
 
 struct RowOps {
-    const char* isa;
     void (*rms_norm)(const float* x, const float* w, float* y, size_t n, float eps);  // w / sqrt(mean x^2 + eps) * x
     void (*add)(const float* a, const float* b, float* y, size_t n);
     void (*scale)(const float* x, float factor, float* y, size_t n);
     void (*glu)(Act act, const float* gate, const float* up, float* y, size_t n);  // act(gate) * up
     void (*softcap)(const float* x, float cap, float* y, size_t n);                // cap tanh(x / cap)
     void (*softmax)(const float* x, float* y, size_t n);
-    float (*dot)(const float* a, const float* b, size_t n);
-    void (*axpy)(float a, const float* x, float* y, size_t n);  // y += a x
+    void (*exps)(const float* x, float shift, float* y, size_t n);  // exp(x - shift)
+    float (*chain)(const float* a, const float* b, size_t n);       // a . b, one chain
+    void (*axpy)(float a, const float* x, float* y, size_t n);      // y += a x
     // Pairs (a, b) of each head's first n_rot values become (a cos - b sin, a sin + b cos); x may be y.
     void (*rope)(const float* x, const float* cos, const float* sin, float* y, int heads, int dim, int n_rot,
                  bool neox);
+    // cos and sin of position * frequency, each times the magnitude; angles in float64.
+    void (*rope_table)(const double* frequencies, int n, int32_t position, float magnitude, float* cos, float* sin);
     // All heads of one position, [heads][dim], into its slot of a page; and back.
     void (*page_write)(const PageShape& shape, uint8_t* page, int slot, const float* x);
     void (*page_read)(const PageShape& shape, const uint8_t* page, int slot, float* x);
@@ -76,7 +78,5 @@ struct RowOps {
     // (m, l, acc) := the union of (m, l, acc) and (m2, l2, acc2), blocks in ascending order.
     void (*attn_merge)(float* m, float* l, float* acc, float m2, float l2, const float* acc2, size_t n);
 };
-
-const RowOps& row_ops(const char* isa);  // the table for a kernels::isa() name
 
 }  // namespace assay

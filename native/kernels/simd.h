@@ -1,6 +1,6 @@
 // A vector of W floats and the dozen operations the row kernels need, for the instruction set this file is
-// compiled for. `ASSAY_PORTABLE` asks for plain C++ that any compiler can lower. Lane order and the tree of
-// `sum` are fixed, so for one instruction set every result has defined bits.
+// compiled for. `ASSAY_PORTABLE` asks for plain C++ that any compiler can lower. Every operation means the same bits
+// everywhere (docs/arithmetic.md).
 #pragma once
 
 #include <cstdint>
@@ -35,33 +35,38 @@ inline V load(const float* p) {
 inline void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
 inline V set1(float x) { return x - V{}; }
 inline V select(I mask, V a, V b) { return mask ? a : b; }
+// a > b ? a : b and a < b ? a : b, literally: of a NaN and a number, or of two zeros, the second operand.
 inline V vmax(V a, V b) {
-#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
-    return vmaxq_f32(a, b);
+#if !defined(ASSAY_PORTABLE) && defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX2__)
+    return _mm256_max_ps(a, b);
 #else
-    return a > b ? a : b;
+    return a > b ? a : b;  // not NEON's fmax, which prefers NaN and +0
 #endif
 }
 inline V vmin(V a, V b) {
-#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
-    return vminq_f32(a, b);
+#if !defined(ASSAY_PORTABLE) && defined(__AVX512F__)
+    return _mm512_min_ps(a, b);
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX2__)
+    return _mm256_min_ps(a, b);
 #else
     return a < b ? a : b;
 #endif
 }
 
-// a * b + c; one rounding where the instruction set has it, two in portable code.
+// a * b + c, rounded once.
 inline V fma(V a, V b, V c) {
-#if defined(ASSAY_PORTABLE)
-    return a * b + c;
-#elif defined(__aarch64__)
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
     return vfmaq_f32(c, a, b);
-#elif defined(__AVX512F__)
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX512F__)
     return _mm512_fmadd_ps(a, b, c);
-#elif defined(__AVX2__)
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX2__)
     return _mm256_fmadd_ps(a, b, c);
 #else
-    return a * b + c;
+    V v;
+    for (int i = 0; i < W; ++i) v[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return v;
 #endif
 }
 
@@ -82,17 +87,26 @@ inline V fma_lane(Four a, V b, V c) {
 }
 #endif
 
-inline float sum(V v) {
+// The halving tree over N * W sums: s[c] += s[c + h] for h = N W / 2 down to 1.
+template <int N>
+inline float tree(V (&s)[N]) {
+    for (int h = N / 2; h; h /= 2)
+        for (int c = 0; c < h; ++c) s[c] = s[c] + s[c + h];
     float lanes[W];
-    store(lanes, v);
-    for (int half = W / 2; half; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    store(lanes, s[0]);
+    for (int h = W / 2; h; h /= 2)
+        for (int i = 0; i < h; ++i) lanes[i] += lanes[i + h];
     return lanes[0];
 }
 inline float most(V v) {
     float m = v[0];
     for (int i = 1; i < W; ++i) m = v[i] > m ? v[i] : m;
     return m;
+}
+inline bool any(I mask) {
+    int32_t all = 0;
+    for (int i = 0; i < W; ++i) all |= mask[i];
+    return all != 0;
 }
 
 // ---- half precision -------------------------------------------------------------------------------------------------
@@ -196,35 +210,6 @@ inline float value(Brain b) {
     float f;
     std::memcpy(&f, &bits, 4);
     return f;
-}
-
-// ---- exp ------------------------------------------------------------------------------------------------------------
-// e^x to about 1 ulp: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 6 for e^r, n added to the exponent.
-// 0 where the result would be subnormal (x < -87.33); above 88.3 it stays at e^88.3, so that no user sees infinity.
-inline V exp(V x) {
-    const V lo = set1(-87.33f);
-    const V clamped = vmin(vmax(x, lo), set1(88.3f));
-    const V magic = set1(0x1.8p23f);
-    const V shifted = fma(clamped, set1(0x1.715476p+0f), magic);
-    const V n = shifted - magic;
-    V r = fma(n, set1(-0x1.62e400p-1f), clamped);
-    r = fma(n, set1(-0x1.7f7d1cp-20f), r);
-    V p = set1(0x1.6850e4p-10f);
-    p = fma(p, r, set1(0x1.123bccp-7f));
-    p = fma(p, r, set1(0x1.555b98p-5f));
-    p = fma(p, r, set1(0x1.55548ep-3f));
-    p = fma(p, r, set1(0x1.fffff8p-2f));
-    p = fma(p, r, set1(1.0f));
-    p = fma(p, r, set1(1.0f));
-    typedef uint32_t U __attribute__((vector_size(W * 4)));
-    U exponent, bits;
-    std::memcpy(&exponent, &shifted, sizeof exponent);
-    std::memcpy(&bits, &p, sizeof bits);
-    bits += exponent << 23;
-    bits &= U(x >= lo);
-    V y;
-    std::memcpy(&y, &bits, sizeof y);
-    return y;
 }
 
 }  // namespace assay::ASSAY_NS

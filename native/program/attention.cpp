@@ -4,8 +4,6 @@
 // plain two-pass one, blocks are merged in ascending order. So a query's result depends on its keys alone, and a
 // long context of a single token can still be spread over all threads, block by block.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <stdexcept>
 
 #include "program.h"
@@ -202,8 +200,9 @@ private:
             if (a_.soft_max < 0) continue;
             hide(run, c, slots[r], 0, static_cast<int>(n_keys), mask.data());
             float* y = run.rows(a_.soft_max) + at;
-            for (int64_t j = 0; j < n_keys; ++j)
-                y[j] = mask[j] ? 0.0f : std::exp(s[j] * a_.scale - state[r]) / state[t.count + r];
+            ops.scale(s.data(), a_.scale, s.data(), n_keys);
+            ops.exps(s.data(), state[r], y, n_keys);
+            for (int64_t j = 0; j < n_keys; ++j) y[j] = mask[j] ? 0.0f : y[j] / state[t.count + r];
         }
     }
 

@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <algorithm>
+#include <cfenv>
 #include <chrono>
 #include <utility>
 
@@ -22,9 +23,22 @@ inline void relax() {
 
 constexpr uint32_t kSingly = 1u << 31;
 
+// Round to nearest, keep subnormals: some libraries change that for the whole process.
+class DefaultFloats {
+public:
+    DefaultFloats() {
+        std::fegetenv(&before_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~DefaultFloats() { std::fesetenv(&before_); }
+
+private:
+    std::fenv_t before_;
+};
+
 }  // namespace
 
-Pool::Pool(unsigned threads) : threads_(std::max(1u, threads)) {
+Pool::Pool(unsigned threads, const kernels::Isa& isa) : threads_(std::max(1u, threads)), isa_(isa) {
     for (unsigned i = 1; i < threads_; ++i) workers_.emplace_back([this, i] { worker(i); });
 }
 
@@ -100,6 +114,7 @@ void Pool::wait_for_change(uint64_t seen, bool caller) {
 }
 
 void Pool::worker(unsigned thread) {
+    const DefaultFloats floats;
     while (!stop_.load(std::memory_order_relaxed)) {
         const uint64_t seen = word_.load(std::memory_order_acquire);
         if (!claim_and_work(thread)) wait_for_change(seen, false);
@@ -108,6 +123,7 @@ void Pool::worker(unsigned thread) {
 
 bool Pool::run(Job& job, const std::function<bool()>& poll) {
     std::lock_guard turn(one_at_a_time_);
+    const DefaultFloats floats;
     job_ = &job;
     cancelled_ = false;
     finished_ = false;

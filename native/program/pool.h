@@ -3,7 +3,8 @@
 // A job is a sequence of steps; a step is a number of independent units. Threads claim units from one atomic
 // word, so whoever is free does the next one, and a step is over when its units are done: nobody waits for a
 // *thread*, only for work. A thread that the system has taken off its core outside a unit delays nobody.
-// Which thread does which unit never changes a bit, because a unit's result does not depend on it.
+// Which thread does which unit never changes a bit, because a unit's result does not depend on it; and all of them
+// compute with one instruction set and in the default floating point environment, whatever the caller's is.
 #pragma once
 
 #include <atomic>
@@ -14,6 +15,8 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "kernels/kernels.h"
 
 namespace assay {
 
@@ -35,12 +38,13 @@ public:
 
 class Pool {
 public:
-    explicit Pool(unsigned threads);
+    explicit Pool(unsigned threads, const kernels::Isa& isa = kernels::find_isa());
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
     unsigned threads() const { return threads_; }
+    const kernels::Isa& isa() const { return isa_; }
 
     // Run the job to its end; the caller is thread 0 of the team. `poll`, if given, is called by the caller
     // about every 50 ms; when it answers false the job is abandoned between two units and `run` gives false.
@@ -56,8 +60,9 @@ private:
     void wait_for_change(uint64_t seen, bool caller);
 
     const unsigned threads_;
-    alignas(64) std::atomic<uint64_t> word_{
-        0};  // sequence number of the step << 32 | singly << 31 | units not yet claimed
+    const kernels::Isa& isa_;
+    // sequence number of the step << 32 | singly << 31 | units not yet claimed
+    alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> pending_{0};  // units not yet done
     alignas(64) std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> cancelled_{false}, stop_{false}, finished_{true};

@@ -14,8 +14,7 @@ namespace {
 // enough rows that a single tile of tokens gives every thread its part.
 constexpr int64_t kUnitBytes = 16384, kFewTokens = 8, kManyRows = 64, kTileRows = 32;
 
-int64_t unit_rows(const kernels::Matrix& w, int64_t tokens) {
-    const int64_t panel = kernels::panel_rows();
+int64_t unit_rows(const kernels::Matrix& w, int64_t tokens, int64_t panel) {
     const int64_t bytes = std::max<int64_t>(1, kernels::row_bytes(w.type, w.k));
     const int64_t rows = tokens <= kFewTokens ? kUnitBytes / bytes : tokens <= kTile ? kTileRows : kManyRows;
     return std::max<int64_t>(1, rows / panel) * panel;
@@ -27,16 +26,17 @@ struct Grid {
         int64_t rows, per_unit, units;
     };
     std::vector<Part> parts;
-    int64_t tokens = 0, tiles = 0, units_a_tile = 0;
+    int64_t tokens = 0, panel = 1, tiles = 0, units_a_tile = 0;
 
-    void begin(int64_t n_tokens) {
+    void begin(Run& run, Domain domain) {
         parts.clear();
-        tokens = n_tokens;
-        tiles = (n_tokens + kTile - 1) / kTile;
+        tokens = run.batch.rows(domain);
+        panel = run.program.isa().panel_rows;
+        tiles = (tokens + kTile - 1) / kTile;
         units_a_tile = 0;
     }
     void matrix(const kernels::Matrix& w) {
-        const int64_t per = unit_rows(w, tokens), units = (w.n + per - 1) / per;
+        const int64_t per = unit_rows(w, tokens, panel), units = (w.n + per - 1) / per;
         parts.push_back({w.n, per, units});
         units_a_tile += units;
     }
@@ -67,7 +67,7 @@ public:
         }
     }
     Step plan(Run& run) override {
-        grid_.begin(run.batch.rows(domain_));
+        grid_.begin(run, domain_);
         for (const Product& p : products_) grid_.matrix(p.weight->matrix());
         return grid_.step();
     }
@@ -77,7 +77,7 @@ public:
             const Product& p = products_[part];
             const int64_t n = p.weight->rows(), m = grid_.tile_tokens(tile);
             float* out = run.row(p.out, tile * kTile);
-            kernels::gemm(p.weight->matrix(), format_, run.acts(acts_, tile), m, out, n, r0, r1);
+            run.program.isa().gemm(p.weight->matrix(), format_, run.acts(acts_, tile), m, out, n, r0, r1);
             for (int64_t t = 0; t < m; ++t) {
                 float* y = out + t * n + r0;
                 if (p.bias) ops.add(y, p.bias->data() + r0, y, r1 - r0);
@@ -113,7 +113,7 @@ public:
             if (v >= 0) writes.push_back(v);
     }
     Step plan(Run& run) override {
-        grid_.begin(run.batch.rows(domain_));
+        grid_.begin(run, domain_);
         grid_.matrix(gate_->matrix());
         return grid_.step();
     }
@@ -126,7 +126,7 @@ public:
             const auto block = [&](const Weight& w, int kept, float* scratch) -> std::pair<const float*, int64_t> {
                 float* out = kept >= 0 ? run.row(kept, tile * kTile) : scratch - r0;
                 const int64_t ld = kept >= 0 ? n : rows;
-                kernels::gemm(w.matrix(), format_, run.acts(acts_, tile), m, out, ld, r0, r1);
+                run.program.isa().gemm(w.matrix(), format_, run.acts(acts_, tile), m, out, ld, r0, r1);
                 return {out + r0, ld};
             };
             const auto [g, ldg] = block(*gate_, gate_out_, room);
@@ -190,7 +190,7 @@ public:
                 std::copy_n(run.rows(x_) + (own_input ? group.pairs[i] : group.pairs[i] / k) * columns, columns,
                             x + i * columns);
             group.acts.resize(kernels::acts_bytes(format_, m, columns) + 64);
-            kernels::prepare(format_, x, columns, m, columns, 0, m, group.aligned());
+            run.program.isa().prepare(format_, x, columns, m, columns, 0, m, group.aligned());
         }
     }
 
@@ -220,7 +220,7 @@ public:
             const int64_t m = static_cast<int64_t>(group.pairs.size());
             const int64_t r0 = u % blocks_ * kManyRows, r1 = std::min(n, r0 + kManyRows), rows = r1 - r0;
             float* y = run.scratch(thread, m * rows);
-            kernels::gemm(weight_->matrix(group.expert), format_, group.aligned(), m, y - r0, rows, r0, r1);
+            run.program.isa().gemm(weight_->matrix(group.expert), format_, group.aligned(), m, y - r0, rows, r0, r1);
             for (int64_t i = 0; i < m; ++i) std::copy_n(y + i * rows, rows, run.rows(out_) + group.pairs[i] * n + r0);
         }
     }

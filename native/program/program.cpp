@@ -49,16 +49,17 @@ Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int
                     " does not divide into blocks of " + std::to_string(block));
     stride_ = kernels::row_bytes(type_, columns) * rows;
     if (!pack || !kernels::packable(type_)) return;
-    const size_t each = (kernels::packed_bytes(type_, rows, columns) + 63) / 64 * 64;
+    const kernels::Isa& isa = pool.isa();
+    const size_t each = (isa.packed_bytes(type_, rows, columns) + 63) / 64 * 64;
     own_ = arena.take(each * count, "weights");
-    const int64_t panel = kernels::panel_rows();
+    const int64_t panel = isa.panel_rows;
     const uint32_t panels = static_cast<uint32_t>((rows + panel - 1) / panel);
     const uint32_t least =
         static_cast<uint32_t>(std::max<size_t>(1, (size_t(1) << 19) / (panel * kernels::row_bytes(type_, columns))));
     for (int64_t i = 0; i < count; ++i)
         parallel_for(pool, panels, least, [&](uint32_t first, uint32_t last) {
-            kernels::pack(type_, data + i * stride_, rows, columns, first * panel, std::min(rows, last * panel),
-                          own_.get() + i * each);
+            isa.pack(type_, data + i * stride_, rows, columns, first * panel, std::min(rows, last * panel),
+                     own_.get() + i * each);
         });
     stride_ = each;
 }
@@ -92,7 +93,7 @@ void Cache::copy_page(int32_t source, int32_t to) {
 // ---- building -------------------------------------------------------------------------------------------------------
 
 Program::Program(std::shared_ptr<Pool> pool, std::shared_ptr<Cache> cache, bool exact)
-    : pool_(std::move(pool)), cache_(std::move(cache)), ops_(row_ops(kernels::isa())), exact_(exact) {
+    : pool_(std::move(pool)), cache_(std::move(cache)), ops_(*pool_->isa().rows), exact_(exact) {
     scratch_.resize(pool_->threads());
 }
 Program::~Program() = default;

@@ -176,6 +176,7 @@ public:
     void expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out);
     void add(std::unique_ptr<Instruction> instruction);
 
+    const kernels::Isa& isa() const { return pool_->isa(); }
     const RowOps& ops() const { return ops_; }
     Cache& cache() const { return *cache_; }
     Pool& pool() const { return *pool_; }

@@ -22,7 +22,7 @@ void Program::embed(std::shared_ptr<const Weight> table, int out) {
     n_vocab = std::min(n_vocab, table->rows());
     row({Domain::tokens, width(out), {}, {out}, [=](Run& run, int64_t first, int64_t last) {
              for (int64_t i = first; i < last; ++i)
-                 kernels::decode_row(table->matrix(), run.batch.tokens[i], run.row(out, i));
+                 run.program.isa().decode_row(table->matrix(), run.batch.tokens[i], run.row(out, i));
          }});
 }
 
@@ -100,19 +100,19 @@ void Program::unary(const std::string& op, int x, float argument, int out) {
         body = [=](const RowOps& ops, const float* p, float* y) { ops.softmax(p, y, n); };
     } else if (op == "clamp_min") {
         body = [=](const RowOps&, const float* p, float* y) {
-            for (int64_t j = 0; j < n; ++j) y[j] = std::max(p[j], argument);
+            for (int64_t j = 0; j < n; ++j) y[j] = p[j] < argument ? argument : p[j];
         };
     } else if (op == "row_sum") {
         wanted = 1;
         body = [=](const RowOps&, const float* p, float* y) { *y = std::accumulate(p, p + n, 0.0f); };
-    } else if (op == "argsort") {  // largest first, ties to the lower index; indices as floats
+    } else if (op == "argsort") {  // largest first, NaN last, ties to the lower index; indices as floats
         fits(n < (1 << 24), "argsort");
         body = [=](const RowOps&, const float* p, float* y) {
             std::vector<int> order(n);
             std::iota(order.begin(), order.end(), 0);
-            std::sort(order.begin(), order.end(), [&](int i, int j) {
-                const bool more = p[i] > p[j], less = p[i] < p[j];
-                return more || (!less && i < j);
+            const auto key = [&](int i) { return std::isnan(p[i]) ? -INFINITY : p[i]; };
+            std::stable_sort(order.begin(), order.end(), [&](int i, int j) {
+                return key(i) > key(j) || (key(i) == key(j) && std::isnan(p[j]) && !std::isnan(p[i]));
             });
             std::copy(order.begin(), order.end(), y);
         };
@@ -154,12 +154,11 @@ void Program::rope_table(std::vector<double> frequencies, float magnitude, int o
     fits(half > 0 && width(out) == 2 * half && (d == Domain::tokens || d == Domain::keys), "rope_table");
     row({d, 64 * half, {}, {out}, [=](Run& run, int64_t first, int64_t last) {
              const int32_t* positions = d == Domain::tokens ? run.batch.positions : run.batch.key_positions.data();
-             for (int64_t i = first; i < last; ++i)
-                 for (int64_t j = 0; j < half; ++j) {
-                     const double angle = positions[i] * frequencies[j];
-                     run.row(out, i)[j] = static_cast<float>(std::cos(angle) * magnitude);
-                     run.row(out, i)[half + j] = static_cast<float>(std::sin(angle) * magnitude);
-                 }
+             for (int64_t i = first; i < last; ++i) {
+                 float* y = run.row(out, i);
+                 run.program.ops().rope_table(frequencies.data(), static_cast<int>(half), positions[i], magnitude, y,
+                                              y + half);
+             }
          }});
 }
 
@@ -229,8 +228,8 @@ void Program::prepare(int x, int acts) {
              const int64_t rows = run.batch.rows(run.program.domain(x));
              for (int64_t at = first; at < last;) {
                  const int64_t tile = at / kTile, base = tile * kTile, end = std::min(last, base + kTile);
-                 kernels::prepare(form, run.row(x, base), n, std::min(kTile, rows - base), n, at - base, end - base,
-                                  run.acts(acts, tile));
+                 run.program.isa().prepare(form, run.row(x, base), n, std::min(kTile, rows - base), n, at - base,
+                                           end - base, run.acts(acts, tile));
                  at = end;
              }
          },
@@ -266,7 +265,7 @@ float* score_row(Run& run, int value, const Chunk& c, int head, int t) {
 
 }  // namespace
 
-// y[h, t, s] = q[t, h] . k[s, h / group]
+// y[h, t, s] = q[t, h] . k[s, h / group], one chain
 void Program::kq(int q, int k, int heads, int kv_heads, int out) {
     fits(heads > 0 && kv_heads > 0 && heads % kv_heads == 0 && width(q) % heads == 0 && width(k) % kv_heads == 0 &&
              width(q) / heads == width(k) / kv_heads && width(out) == heads && domain(q) == Domain::tokens &&
@@ -278,8 +277,8 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
         const int64_t kv = head / (heads / kv_heads);
         for (int t = 0; t < c.n_tokens; ++t)
             for (int s = 0; s < c.n_keys(); ++s)
-                score_row(run, out, c, head, t)[s] = run.program.ops().dot(run.row(q, c.first + t) + head * dim,
-                                                                           run.row(k, c.first_key + s) + kv * dim, dim);
+                score_row(run, out, c, head, t)[s] = run.program.ops().chain(
+                    run.row(q, c.first + t) + head * dim, run.row(k, c.first_key + s) + kv * dim, dim);
     }));
 }
 

@@ -8,7 +8,8 @@
 //   decode     packed rows decode to the same float32 as the rows of the file
 //   value      fast product against float64 on decoded weights: NMSE below the type's limit; exact: below 1e-12
 //   bits       out[t, r] is the same for every number of tokens, range of rows, and for packed and mapped weights
-//   agreement  every instruction set equals `portable` bit for bit
+//   agreement  every instruction set equals the others bit for bit, and the recorded hash
+//   strange    activations and scales that are NaN, infinite, huge or tiny: the same on every path, and only where due
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -34,7 +35,6 @@ const Type all_types[] = {
     Type::F16,    Type::BF16,  Type::Q8_1,    Type::Q8_K,   Type::TQ1_0,  Type::TQ2_0, Type::IQ2_XXS,
     Type::IQ2_XS, Type::IQ2_S, Type::IQ3_XXS, Type::IQ3_S,  Type::IQ1_S,  Type::IQ1_M,
 };
-const char* const all_isas[] = {"portable", "neon", "avx2", "avx512vnni"};
 
 // Where a block keeps its f16 scales (-1: none); types with other scales are handled in random_rows.
 struct ScaleAt {
@@ -73,11 +73,17 @@ uint16_t small_f16(std::mt19937& rng, bool positive) {  // magnitudes 2^-11 .. 2
     return uint16_t((positive ? 0 : (r & 1) << 15) | (4 + (r >> 1 & 3)) << 10 | (r >> 8 & 1023));
 }
 
+// About normal, the same numbers with every library: twelve uniform draws.
+float normal(std::mt19937& rng) {
+    int sum = 0;
+    for (int i = 0; i < 12; i++) sum += int(rng() >> 16);
+    return float(sum - 6 * 65536) / 65536;
+}
+
 std::vector<uint8_t> random_rows(Type type, int64_t n, int64_t k, std::mt19937& rng) {
     const TypeInfo& info = *type_info(type);
     std::vector<uint8_t> rows(size_t(n) * row_bytes(type, k));
     if (!info.unpack) {
-        std::normal_distribution<float> normal;
         for (int64_t i = 0; i < n * k; i++) {
             const float x = normal(rng) * 0.05f;
             const uint32_t bits = __builtin_bit_cast(uint32_t, x);
@@ -115,18 +121,21 @@ std::vector<uint8_t> random_rows(Type type, int64_t n, int64_t k, std::mt19937& 
 }
 
 std::vector<float> random_acts(int64_t m, int64_t k, std::mt19937& rng) {
-    std::normal_distribution<float> normal;
     std::vector<float> x(size_t(m * k));
-    for (float& v : x) v = normal(rng) * (rng() % 200 == 0 ? 8.0f : 1.0f);    // a few outliers, as models have
+    for (float& v : x) {
+        const float size = rng() % 200 == 0 ? 8.0f : 1.0f;  // a few outliers, as models have
+        v = normal(rng) * size;
+    }
     for (int64_t i = 0; i < std::min<int64_t>(32, k); i++) x[size_t(i)] = 0;  // and a block of zeros
     return x;
 }
 
-std::vector<float> product(const Matrix& w, Acts format, const float* x, int64_t m, int64_t begin, int64_t end) {
+std::vector<float> product(const Isa& isa, const Matrix& w, Acts format, const float* x, int64_t m, int64_t begin,
+                           int64_t end) {
     Buffer acts(acts_bytes(format, m, w.k));
-    prepare(format, x, w.k, m, w.k, 0, m, acts.data);
+    isa.prepare(format, x, w.k, m, w.k, 0, m, acts.data);
     std::vector<float> out(size_t(m * w.n), -12345.0f);
-    gemm(w, format, acts.data, m, out.data(), w.n, begin, end);
+    isa.gemm(w, format, acts.data, m, out.data(), w.n, begin, end);
     if (!acts.intact()) fail("activation buffer overrun");
     return out;
 }
@@ -140,37 +149,46 @@ double nmse(const std::vector<float>& got, const std::vector<double>& want) {
     return error / power;
 }
 
+// What every instruction set of every machine gives for all products of run_checks (docs/arithmetic.md, version 1).
+constexpr uint64_t recorded = 0xed2e730c92627902;
+
+uint64_t hash(const std::vector<float>& x, uint64_t h) {
+    const uint8_t* bytes = reinterpret_cast<const uint8_t*>(x.data());
+    for (size_t i = 0; i < 4 * x.size(); i++) h = (h ^ bytes[i]) * 0x100000001b3;
+    return h;
+}
+
 struct Measured {
     Type type;
     double fast = 0, exact = 0;
 };
 
 // Returns the products of this instruction set for comparison with the others: fast, exact.
-void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed,
-           std::vector<std::vector<float>>& reference, Measured& worst) {
+void check(const Isa& isa, Type type, int64_t n, int64_t k, unsigned seed, std::vector<std::vector<float>>& reference,
+           Measured& worst) {
     std::mt19937 rng(seed);
     const TypeInfo& info = *type_info(type);
     const std::string label =
-        std::string(isa_name) + " " + info.name + " " + std::to_string(n) + "x" + std::to_string(k);
+        std::string(isa.name) + " " + info.name + " " + std::to_string(n) + "x" + std::to_string(k);
     const std::vector<uint8_t> rows = random_rows(type, n, k, rng);
     const int64_t m = 64;
     const std::vector<float> x = random_acts(m, k, rng);
     const Matrix mapped{type, false, n, k, rows.data()};
     Matrix packed = mapped;
-    Buffer memory(packable(type) ? packed_bytes(type, n, k) : 0);
+    Buffer memory(packable(type) ? isa.packed_bytes(type, n, k) : 0);
     if (packable(type)) {
-        const int64_t step = panel_rows() * 2;
-        for (int64_t r = 0; r < n; r += step) pack(type, rows.data(), n, k, r, std::min(n, r + step), memory.data);
+        const int64_t panel = isa.panel_rows, step = panel * 2;
+        for (int64_t r = 0; r < n; r += step) isa.pack(type, rows.data(), n, k, r, std::min(n, r + step), memory.data);
         packed = {type, true, n, k, memory.data};
         if (!memory.intact()) fail(label + ": pack overrun");
-        const double padded = double((n + panel_rows() - 1) / panel_rows() * panel_rows()) / double(n);
+        const double padded = double((n + panel - 1) / panel * panel) / double(n);
         if (k % 256 == 0 && double(memory.size) > 1.15 * padded * double(rows.size()))
             fail(label + ": packed too large");
     }
     std::vector<float> decoded(size_t(n * k)), row(static_cast<size_t>(k));
     for (int64_t r = 0; r < n; r++) {
-        decode_row(mapped, r, decoded.data() + r * k);
-        decode_row(packed, r, row.data());
+        isa.decode_row(mapped, r, decoded.data() + r * k);
+        isa.decode_row(packed, r, row.data());
         if (!std::equal(row.begin(), row.end(), decoded.begin() + r * k))
             fail(label + ": decode of packed row " + std::to_string(r));
     }
@@ -184,14 +202,14 @@ void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed,
     for (int exact = 0; exact < 2; exact++) {
         const Acts format = acts_format(type, exact);
         const std::string mode = label + (exact ? " exact" : " fast");
-        const std::vector<float> all = product(packed, format, x.data(), m, 0, n);
+        const std::vector<float> all = product(isa, packed, format, x.data(), m, 0, n);
         const double error = nmse(all, want);
         (exact ? worst.exact : worst.fast) = std::max(exact ? worst.exact : worst.fast, error);
         if (!(error < (format == Acts::F32 ? 1e-12 : 1e-4)))
             fail(mode + ": NMSE " + std::to_string(error * 1e9) + "e-9");
         const auto same = [&](const Matrix& w, int64_t tokens, int64_t t0, int64_t begin, int64_t end,
                               const char* what) {
-            const std::vector<float> part = product(w, format, x.data() + t0 * k, tokens, begin, end);
+            const std::vector<float> part = product(isa, w, format, x.data() + t0 * k, tokens, begin, end);
             for (int64_t t = 0; t < tokens; t++)
                 for (int64_t r = 0; r < n; r++) {
                     const float got = part[size_t(t * n + r)];
@@ -213,11 +231,55 @@ void check(const char* isa_name, Type type, int64_t n, int64_t k, unsigned seed,
         if (reference.size() <= slot)
             reference.push_back(all);
         else if (std::memcmp(reference[slot].data(), all.data(), all.size() * 4) != 0)
-            fail(mode + ": differs from portable");
+            fail(mode + ": differs from " + isas().front()->name);
+    }
+}
+
+// A token with a NaN, an infinity, huge and tiny values: its outputs are NaN or finite as docs/arithmetic.md says, the
+// same for one token and for many, packed and mapped; and no other token's changes.
+void check_strange(const Isa& isa) {
+    constexpr int64_t n = 37, k = 512, m = 12;
+    for (Type type : all_types) {
+        std::mt19937 rng(7);
+        const std::string label = std::string(isa.name) + " " + type_info(type)->name + " strange";
+        std::vector<uint8_t> rows = random_rows(type, n, k, rng);
+        const std::vector<float> plain = random_acts(m, k, rng);
+        for (float value : {NAN, -NAN, INFINITY, -INFINITY, 3e38f, 1e-37f, 1e-44f}) {
+            std::vector<float> x = plain;
+            if (std::fabs(value) < 1) std::fill_n(x.begin() + 5 * k, k, 0.0f);
+            x[size_t(5 * k + 40)] = value;
+            for (int exact = 0; exact < 2; exact++) {
+                const Acts format = acts_format(type, exact);
+                const Matrix mapped{type, false, n, k, rows.data()};
+                Matrix packed = mapped;
+                Buffer memory(packable(type) ? isa.packed_bytes(type, n, k) : 0);
+                if (packable(type)) {
+                    isa.pack(type, rows.data(), n, k, 0, n, memory.data);
+                    packed = {type, true, n, k, memory.data};
+                }
+                const std::vector<float> out = product(isa, packed, format, x.data(), m, 0, n),
+                                         before = product(isa, packed, format, plain.data(), m, 0, n),
+                                         alone = product(isa, packed, format, x.data() + 5 * k, 1, 0, n),
+                                         other = product(isa, mapped, format, x.data(), m, 0, n);
+                const auto equal = [](float a, float b) { return std::memcmp(&a, &b, 4) == 0 || (a != a && b != b); };
+                for (int64_t t = 0; t < m; t++)
+                    for (int64_t r = 0; r < n; r++) {
+                        const float got = out[size_t(t * n + r)];
+                        if (!equal(got, other[size_t(t * n + r)])) return fail(label + ": packed and mapped differ");
+                        if (t != 5 && !equal(got, before[size_t(t * n + r)])) return fail(label + ": another token");
+                        if (t != 5) continue;
+                        if (!equal(got, alone[size_t(r)])) return fail(label + ": one token and many differ");
+                        if (!(std::fabs(value) < INFINITY) && format == Acts::Q8 && !std::isnan(got))
+                            return fail(label + ": not NaN");
+                        if (std::fabs(value) < 1 && !std::isfinite(got)) return fail(label + ": not finite");
+                    }
+            }
+        }
     }
 }
 
 int run_checks() {
+    uint64_t bits = 0xcbf29ce484222325;
     for (Type type : all_types) {
         const TypeInfo& info = *type_info(type);
         const int64_t unit = info.block_size;
@@ -232,27 +294,16 @@ int run_checks() {
         for (const Shape& s : shapes) {
             std::vector<std::vector<float>> reference;
             seed++;
-            for (const char* name : all_isas)
-                if (select_isa(name)) check(name, type, s.n, s.k, seed, reference, worst);
+            for (const Isa* isa : isas()) check(*isa, type, s.n, s.k, seed, reference, worst);
+            for (const std::vector<float>& products : reference) bits = hash(products, bits);
         }
         std::printf("%-8s NMSE fast %.2e exact %.2e\n", info.name, worst.fast, worst.exact);
     }
-    // a NaN or an infinity in a token reaches its outputs, and no other token's
-    for (const char* name : all_isas)
-        if (select_isa(name)) {
-            std::mt19937 rng(7);
-            const std::vector<uint8_t> rows = random_rows(Type::Q8_0, 8, 64, rng);
-            std::vector<float> x = random_acts(3, 64, rng);
-            x[64 + 40] = NAN;
-            const Matrix w{Type::Q8_0, false, 8, 64, rows.data()};
-            const std::vector<float> out = product(w, Acts::Q8, x.data(), 3, 0, 8);
-            for (int r = 0; r < 8; r++)
-                if (!std::isnan(out[size_t(8 + r)]) || std::isnan(out[size_t(r)]) || std::isnan(out[size_t(16 + r)]))
-                    fail(std::string(name) + ": NaN");
-        }
+    for (const Isa* isa : isas()) check_strange(*isa);
+    std::printf("bits %016llx\n", static_cast<unsigned long long>(bits));
+    if (bits != recorded) fail("other bits than the recorded ones");
     std::printf("checked:");
-    for (const char* name : all_isas)
-        if (isa_available(name)) std::printf(" %s", name);
+    for (const Isa* isa : isas()) std::printf(" %s", isa->name);
     std::printf(failures ? "\n%d failures\n" : "\nall checks passed\n", failures);
     return failures ? 1 : 0;
 }
@@ -282,11 +333,10 @@ double median(std::vector<double> v) {
 }
 
 int run_bench(int threads, std::vector<std::string> names) {
-    const char* wanted = std::getenv("ASSAY_ISA");
-    if (isa_error()) return std::printf("ASSAY_ISA=%s: %s\n", wanted, isa_error()), 2;
+    const Isa& isa = find_isa();
     std::vector<double> peaks(static_cast<size_t>(threads)), reads(static_cast<size_t>(threads));
     std::vector<uint8_t> big(size_t(threads) * (128u << 20), 1);
-    parallel(threads, [&](int i) { peaks[size_t(i)] = measure_dot_peak(0.3); });
+    parallel(threads, [&](int i) { peaks[size_t(i)] = measure_dot_peak(isa, 0.3); });
     parallel(threads, [&](int i) {
         reads[size_t(i)] = measure_read_bandwidth(big.data() + size_t(i) * (128u << 20), 128u << 20, 0.5);
     });
@@ -294,7 +344,7 @@ int run_bench(int threads, std::vector<std::string> names) {
     for (double p : peaks) peak += p;
     for (double r : reads) bandwidth += r;
     big = {};
-    std::printf("isa %s, %d threads: %.0f GOPS integer dot, %.1f GB/s read\n", isa(), threads, peak / 1e9,
+    std::printf("isa %s, %d threads: %.0f GOPS integer dot, %.1f GB/s read\n", isa.name, threads, peak / 1e9,
                 bandwidth / 1e9);
     std::printf("%-8s %10s %6s %10s %6s %10s %10s %10s\n", "type", "512 GOPS", "peak", "1 GB/s", "read", "4 GB/s",
                 "exact512", "pack ns/w");
@@ -311,11 +361,11 @@ int run_bench(int threads, std::vector<std::string> names) {
         std::vector<Buffer> memory;
         double pack_time = 0;
         for (int64_t c = 0; c < (packs ? copies : 0); c++) {
-            memory.emplace_back(packed_bytes(type, n, k));
+            memory.emplace_back(isa.packed_bytes(type, n, k));
             const double start = now();
             parallel(threads, [&](int i) {
-                const int64_t step = n / threads / panel_rows() * panel_rows();
-                pack(type, full.data(), n, k, i * step, i == threads - 1 ? n : (i + 1) * step, memory.back().data);
+                const int64_t step = n / threads / isa.panel_rows * isa.panel_rows;
+                isa.pack(type, full.data(), n, k, i * step, i == threads - 1 ? n : (i + 1) * step, memory.back().data);
             });
             pack_time = (now() - start) * threads;
         }
@@ -327,15 +377,15 @@ int run_bench(int threads, std::vector<std::string> names) {
         std::vector<float> out(size_t(512 * n));
         const auto time = [&](Acts format, int64_t m, int64_t rows_used, int repeats) {
             Buffer acts(acts_bytes(format, m, k));
-            prepare(format, x.data(), k, m, k, 0, m, acts.data);
+            isa.prepare(format, x.data(), k, m, k, 0, m, acts.data);
             std::vector<double> times;
             for (int c = 0; c < repeats; c++) {
                 std::vector<double> busy(static_cast<size_t>(threads));
                 parallel(threads, [&](int i) {
                     const double start = cpu_now();
-                    const int64_t step = rows_used / threads / panel_rows() * panel_rows();
-                    gemm(matrix(c), format, acts.data, m, out.data(), n, i * step,
-                         i == threads - 1 ? rows_used : (i + 1) * step);
+                    const int64_t step = rows_used / threads / isa.panel_rows * isa.panel_rows;
+                    isa.gemm(matrix(c), format, acts.data, m, out.data(), n, i * step,
+                             i == threads - 1 ? rows_used : (i + 1) * step);
                     busy[size_t(i)] = cpu_now() - start;
                 });
                 times.push_back(*std::max_element(busy.begin(), busy.end()));
@@ -344,7 +394,7 @@ int run_bench(int threads, std::vector<std::string> names) {
         };
         const Acts format = acts_format(type, false);
         const double bytes = double(full.size());
-        const bool slow = std::strcmp(isa(), "portable") == 0 || !packs;
+        const bool slow = std::strcmp(isa.name, "portable") == 0 || !packs;
         const int64_t used = slow ? 256 : 2048;
         const double prompt = 2.0 * 512 * double(used) * double(k) / time(format, 512, used, 5);
         const double one = bytes / time(format, 1, n, 13), four = bytes / time(format, 4, n, 9);

@@ -1,3 +1,66 @@
-"""assay runs GGUF language models and proves every number."""
+"""assay runs GGUF language models and proves every number.
 
+    import assay
+
+    with assay.load("smollm2") as model:
+        print(model.chat("Why is the sky blue?", max_new_tokens=64))
+
+`docs/python.md` has an example of everything. What stands behind a name is imported when the name is used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # a checker takes it for true; `typing` itself takes longer to import than all the rest
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from assay.errors import AssayError as AssayError
+    from assay.library.model import LanguageModel as LanguageModel
+    from assay.library.model import load as load
+    from assay.library.trace import Trace as Trace
+    from assay.library.two_files import TwoFiles as TwoFiles
+    from assay.library.verdicts import Finding as Finding
+    from assay.library.verdicts import check as check
+    from assay.library.verdicts import diagnose as diagnose
+    from assay.library.verdicts import diff as diff
+    from assay.library.verdicts import load_dump as load_dump
+    from assay.runtime.generate import Event as Event
+    from assay.runtime.generate import Generation as Generation
+    from assay.runtime.generate import Result as Result
+    from assay.runtime.params import SamplerParams as SamplerParams
+    from assay.verify.dumps.observation import Dump as Dump
+
+_HOMES = {
+    "AssayError": "assay.errors",
+    "Dump": "assay.verify.dumps.observation",
+    "Event": "assay.runtime.generate",
+    "Finding": "assay.library.verdicts",
+    "Generation": "assay.runtime.generate",
+    "LanguageModel": "assay.library.model",
+    "Result": "assay.runtime.generate",
+    "SamplerParams": "assay.runtime.params",
+    "Trace": "assay.library.trace",
+    "TwoFiles": "assay.library.two_files",
+    "check": "assay.library.verdicts",
+    "diagnose": "assay.library.verdicts",
+    "diff": "assay.library.verdicts",
+    "load": "assay.library.model",
+    "load_dump": "assay.library.verdicts",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+if not TYPE_CHECKING:  # a checker sees the imports above, and so a name that is not there
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'assay' has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

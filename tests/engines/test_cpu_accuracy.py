@@ -21,7 +21,7 @@ from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
 from assay.graph import Graph, Node
 from assay.models import Model, load
-from assay.models.catalogue import EXAMPLE
+from assay.models.catalogue import ARCHITECTURES, example
 
 VECTORS = Path(__file__).parents[1] / "data" / "dequant_vectors.npz"
 QUANTISED = 1e-4  # measured 6.4e-5 on NEON
@@ -61,7 +61,7 @@ def test_product(type_name: str, precision: str, tmp_path: Path) -> None:
     write(path, {"general.architecture": "none"}, tensors)
     nodes = (Node("embd", "embed", ("inp_tokens",), ("x",)), Node("result_output", "linear", ("embd",), ("w",)))
     graph = Graph(nodes, {"x": x.shape, "w": (N, K)}).check()
-    model = Model(open_file(path), replace(EXAMPLE, n_vocab=TOKENS), graph)
+    model = Model(open_file(path), replace(example(ARCHITECTURES["llama"])[0], n_vocab=TOKENS), graph)
     step = [Chunk(np.arange(TOKENS, dtype=np.int32), 0, np.arange(-(-TOKENS // PAGE), dtype=np.int32), "all")]
     expected = ReferenceEngine(model).forward(step)[0].logits
     found = CpuEngine(model, precision=precision).forward(step)[0].logits

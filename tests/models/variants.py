@@ -17,26 +17,34 @@ import numpy as np
 
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
-from assay.models.catalogue import EXAMPLE, tensor_shapes
+from assay.models.catalogue import ARCHITECTURES, Sizes, tensor_shapes
+from tests.tiny import BIASES
 
 GOLDEN = Path(__file__).parents[1] / "data" / "llama_variants.npz"
 IDS = [1, *np.random.default_rng(5).integers(3, 259, 70).tolist()]
 ROWS = (0, 1, 35, 70)  # positions whose logits are recorded
 SCALING = "llama.rope.scaling."
 
-# name -> (changed hyper-parameters, tensor options, changed metadata)
-VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], dict[str, Any]]] = {
-    "tied": ({}, {}, {}),
-    "untied": ({}, {"tied": False}, {}),
-    "bias": ({}, {"bias": True}, {}),
-    "fused": ({}, {"fused": True}, {}),
-    "base": ({}, {}, {"llama.rope.freq_base": 500000.0}),
-    "freqs": ({}, {"freqs": True}, {}),
-    "linear": ({}, {}, {SCALING + "type": "linear", SCALING + "factor": 4.0}),
-    "yarn": ({}, {}, {SCALING + "type": "yarn", SCALING + "factor": 4.0, SCALING + "original_context_length": 512}),
+_PLAIN, _TIED = "PRE QKV GLU", "token_embd output_norm"
+_BIAS = f"PRE QKV {' '.join(f'{stem}+only' for stem in BIASES)} GLU"
+
+# name -> (changed sizes, the tensors of a block and of the file, changed metadata)
+VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, str], dict[str, Any]]] = {
+    "tied": ({}, (_PLAIN, _TIED), {}),
+    "untied": ({}, (_PLAIN, f"{_TIED} output"), {}),
+    "bias": ({}, (_BIAS, _TIED), {}),
+    "fused": ({}, ("PRE attn_output attn_qkv GLU", _TIED), {}),
+    "base": ({}, (_PLAIN, _TIED), {"llama.rope.freq_base": 500000.0}),
+    "freqs": ({}, (_PLAIN, _TIED), {}),
+    "linear": ({}, (_PLAIN, _TIED), {SCALING + "type": "linear", SCALING + "factor": 4.0}),
+    "yarn": (
+        {},
+        (_PLAIN, _TIED),
+        {SCALING + "type": "yarn", SCALING + "factor": 4.0, SCALING + "original_context_length": 512},
+    ),
     "yarn_attn": (
         {},
-        {},
+        (_PLAIN, _TIED),
         {
             SCALING + "type": "yarn",
             SCALING + "factor": 8.0,
@@ -44,18 +52,18 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], dict[str, Any]]] = {
             SCALING + "attn_factor": 1.3,
         },
     ),
-    "experts": ({"n_expert": 8, "n_expert_used": 2}, {}, {}),
-    "wide_heads": ({"n_embd_head": 32, "n_embd_head_v": 32}, {}, {}),
+    "experts": ({"n_expert": 8, "n_expert_used": 2, "n_ff_exp": 128}, ("PRE QKV EXPERTS", _TIED), {}),
+    "wide_heads": ({"n_embd_head": 32, "n_embd_head_v": 32}, (_PLAIN, _TIED), {}),
 }
 
 
 def make(name: str, path: Path) -> None:
     """Write the variant's file."""
-    changes, options, extra = VARIANTS[name]
-    hp = replace(EXAMPLE, n_layer=2, n_vocab=259, **changes)
-    shapes = dict(tensor_shapes(hp, **{k: v for k, v in options.items() if k != "freqs"}))
-    if options.get("freqs"):
-        shapes["rope_freqs.weight"] = (hp.rope.n_rot // 2,)
+    changes, (blocks, top), extra = VARIANTS[name]
+    hp = Sizes(n_vocab=259, **changes)
+    shapes = dict(tensor_shapes(replace(ARCHITECTURES["llama"], blocks=blocks, top=top, sizes=hp)))
+    if name == "freqs":
+        shapes["rope_freqs.weight"] = (hp.n_embd_head // 2,)
     rng = np.random.default_rng(1)
     tensors = [
         Tensor(n, s, by_name("F32"), _values(n, rng.standard_normal(s)).astype(np.float32)) for n, s in shapes.items()

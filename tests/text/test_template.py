@@ -71,7 +71,7 @@ HOSTILE = {
     "python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "may not"),
     "globals": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "may not"),
     "attr filter": ("{{ ''|attr('__class__')|attr('__mro__') }}{{ (''|attr('__class__')).x }}", "."),
-    "changing the messages": ("{{ messages.append(1) }}", "may not"),
+    "changing the messages": ("{{ messages.clear() }}", "may not"),
     "include": ("{% include '/etc/passwd' %}", "."),
     "import": ("{% import 'os' as os %}", "."),
     "syntax": ("{% for", "not valid Jinja"),

@@ -52,17 +52,14 @@ def lengths(text: str) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.gguf import open_file
-    from assay.models import load
-
-    path = common.model_path(args)
+    args.model = path = common.model_path(args)  # fetched before the clock starts
     start = time.perf_counter()
-    model = load(open_file(path))
     needed = max([*args.prefill, *(depth + args.decode for depth in args.depth)])
     args.ctx_size = args.ctx_size or max(needed, 32)
     if args.ctx_size < needed:
         raise AssayError(f"--ctx-size: too small for the lengths asked (found {args.ctx_size}, expected {needed})")
-    engine = common.open_engine(args, model)
+    opened = common.opened(args)
+    model, engine = opened.model, opened.engine()
     step(engine, [1], 0)
     load_seconds = time.perf_counter() - start
     result: dict[str, Any] = {

@@ -48,29 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     start = time.perf_counter()
-    file, model, tokenizer = common.open_model(args)
-    template = common.chat_template(args, file, tokenizer)
+    opened = common.opened(args)
+    template = opened.template
     if template is None:
-        raise AssayError(f"{file.path}: has no chat template; name one with --template, or use `assay run --raw`")
-    params = common.sampler_params(args, tokenizer)
-    engine = common.open_engine(args, model)
-    from assay.runtime.generate import Generator
+        raise AssayError(
+            f"{opened.file.path}: has no chat template; name one with --template, or use `assay run --raw`"
+        )
+    params = common.sampler_params(args, opened)
+    from assay.library.model import LanguageModel
     from assay.runtime.session import Session
     from assay.text import encode_chat
 
-    session = Session(
-        Generator(engine, tokenizer, n_ctx=common.context_size(args, model)),
-        lambda messages: encode_chat(tokenizer, template, messages),
-        params,
-        system=args.system,
-        max_tokens=args.predict,
-        stop=args.stop,
-        ignore_eos=args.ignore_eos,
-    )
-    chat = _Chat(session, quiet=args.json, load_seconds=time.perf_counter() - start)
-    chat.talk()
-    common.emit(args, {"messages": session.messages, "turns": chat.turns}, "")
-    engine.close()
+    with LanguageModel(opened) as model:
+        session = Session(
+            model.generator,
+            lambda messages: encode_chat(opened.tokenizer, template, messages),
+            params,
+            system=args.system,
+            max_tokens=args.predict,
+            stop=args.stop,
+            ignore_eos=args.ignore_eos,
+        )
+        chat = _Chat(session, quiet=args.json, load_seconds=time.perf_counter() - start)
+        chat.talk()
+        common.emit(args, {"messages": session.messages, "turns": chat.turns}, "")
     return 0
 
 

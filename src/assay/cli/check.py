@@ -6,9 +6,8 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids
+from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
 from assay.cli.trace import add_run_arguments, counting
-from assay.errors import AssayError
 
 HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
@@ -27,43 +26,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.engines.base import PAGE
-    from assay.verify.conformance.check import LENGTHS, check_engine
-    from assay.verify.conformance.sample import TEXT
-    from assay.verify.judge.text import text
-    from assay.verify.witness import open_engine
+    from assay.library.verdicts import checks, verdict_of
+    from assay.verify.conformance.check import LENGTHS
+    from assay.verify.report import write_html
 
-    lengths = tuple(args.lengths or LENGTHS)
-    if min(lengths) < 1:
-        raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
-    _file, model, tokenizer = open_model(args)
-    tokens = tokenizer.encode(TEXT)[: max(lengths)]
-    pages = -(-max(lengths) // PAGE)
+    on = opened(args)
     options = {"precision": args.precision, "threads": args.threads, "kv_type": args.kv_type}
     done = []
+    page = None
     with counting("checking") as progress:
-        checks = check_engine(
-            lambda: open_engine(args.engine, model, n_pages=pages, **options), model, tokens, lengths, progress
-        )
-        page = None
-        for check in checks:
+        for check in checks(on, args.engine, lengths=args.lengths or LENGTHS, progress=progress, **options):
             done.append(replace(check, dump=None))
             if check.diff is not None and check.dump is not None and (page is None or page.passed):
                 page = check if args.html else None
             if not args.json:
                 print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
     if page is not None and page.dump is not None:
-        from assay.verify.report import write_html
-
-        write_html(Path(args.html), model, page.dump, page.diff)
-    failed = [c for c in done if not c.passed]
-    obj = {
-        "model": str(model.file.path),
-        "engine": args.engine,
-        "verdict": "wrong" if failed else "right",
-        "checks": [c.to_json() for c in done],
-    }
-    first = next((c.diff for c in failed if c.diff is not None), None)
-    closing = f"\n{text(first, model)}" if first is not None else ""
-    emit(args, obj, f"{len(done) - len(failed)} of {len(done)} checks passed{closing}")
-    return 1 if failed else 0
+        write_html(Path(args.html), on.model, page.dump, page.diff)
+    found = verdict_of(on.model, done)
+    summary = repr(found).split("\n", len(done))[-1]  # the checks themselves have been printed
+    emit(args, {"model": str(on.file.path), "engine": args.engine} | found.to_dict(), summary)
+    return 0 if found else 1

@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError
-from assay.runtime.params import DRY_BREAKERS, Breakers, SamplerParams
+from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
 
 if TYPE_CHECKING:
-    from assay.engines.base import PagedEngine
     from assay.gguf import GGUFFile
     from assay.models import Model
-    from assay.runtime.generate import Generation
-    from assay.text import ChatTemplate, Tokenizer
-
-MAX_CTX = 1 << 26  # far beyond any model; page numbers stay small
-DEFAULT_CTX = 8192  # unless --ctx-size says otherwise: a model trained on more would want gigabytes for its cache
+    from assay.runtime.generate import Generation, Result
+    from assay.runtime.opening import Opened
+    from assay.text import Tokenizer
 
 
 # --- models
@@ -49,14 +46,20 @@ def model_path(args: argparse.Namespace) -> Path:
         return hub.resolve(args.model, progress=bar)
 
 
+def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
+    """The model that MODEL and the engine's options name; `cache_size` 0 is a cache for one context."""
+    from assay.runtime.opening import Options, open_model
+
+    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template")
+    options = Options(**{name: getattr(args, name, None) for name in names}, cache_size=cache_size)
+    with progress_bar() as bar:
+        return open_model(args.model, options, progress=bar)
+
+
 def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
     """The file, the model built from it, and its tokenizer."""
-    from assay.gguf import open_file
-    from assay.models import load
-    from assay.text import Tokenizer
-
-    file = open_file(model_path(args))
-    return file, load(file), Tokenizer.from_gguf(file)
+    found = opened(args)
+    return found.file, found.model, found.tokenizer
 
 
 @contextmanager
@@ -98,30 +101,6 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"positions in the context; 0: all the model was trained on; default: those, at most {DEFAULT_CTX}",
     )  # fmt: skip
     group.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
-
-
-def context_size(args: argparse.Namespace, model: Model) -> int:
-    trained = model.hparams.n_ctx_train
-    if args.ctx_size is None:
-        return min(trained, DEFAULT_CTX)
-    if args.ctx_size > MAX_CTX:
-        raise AssayError(f"--ctx-size: too large (found {args.ctx_size}, at most {MAX_CTX})")
-    return int(args.ctx_size) or trained
-
-
-def open_engine(args: argparse.Namespace, model: Model) -> PagedEngine:
-    """The engine the arguments ask for, with a cache for one context."""
-    from assay import engines
-    from assay.engines.base import PAGE
-
-    return engines.create(
-        args.engine or engines.default_name(),
-        model,
-        n_pages=-(-context_size(args, model) // PAGE),
-        precision=args.precision,
-        threads=args.threads,
-        kv_type=args.kv_type,
-    )
 
 
 # --- sampling
@@ -166,19 +145,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ignore-eos", action="store_true", help="go on after the model ends its answer")
 
 
-def sampler_params(args: argparse.Namespace, tokenizer: Tokenizer) -> SamplerParams:
+def sampler_params(args: argparse.Namespace, opened: Opened) -> SamplerParams:
     values = {name: getattr(args, name) for name, _, _ in SAMPLING}
     breakers: Breakers = {}
     if args.dry_multiplier:
-        from assay.runtime.sampler import dry_breakers
-
-        strings = args.dry_sequence_breaker or DRY_BREAKERS
-        pieces = [tokenizer.piece(token) for token in range(tokenizer.n_vocab)]
-        breakers = dry_breakers(
-            pieces,
-            lambda text: tokenizer.encode(text, add_special=False, parse_special=False),
-            [text for text in strings if text != "none"],
-        )
+        breakers = opened.breakers([text for text in args.dry_sequence_breaker or DRY_BREAKERS if text != "none"])
     seed = None if args.seed < 0 else args.seed
     return SamplerParams(**values, seed=seed, dry_breakers=breakers, logit_bias=tuple(args.logit_bias))
 
@@ -255,15 +226,6 @@ def add_template_argument(parser: argparse.ArgumentParser | argparse._ArgumentGr
     )
 
 
-def chat_template(args: argparse.Namespace, file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template asked for, else the file's own, if it has one."""
-    from assay.text import ChatTemplate
-
-    if args.template is not None:
-        return ChatTemplate.named(args.template, tokenizer)
-    return ChatTemplate.from_gguf(file, tokenizer)
-
-
 # --- results out
 
 
@@ -295,6 +257,19 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # a NumPy array or scalar
         return plain(value.tolist())
     return str(value)
+
+
+def logprobs(result: Result, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Every token with its log-probability and the best there were."""
+    return [
+        {
+            "id": choice.id,
+            "piece": tokenizer.piece(choice.id),
+            "logprob": choice.logprob,
+            "top": [{"id": r.id, "piece": tokenizer.piece(r.id), "logprob": r.logprob} for r in choice.top],
+        }
+        for choice in result.logprobs or ()
+    ]
 
 
 @contextmanager

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, text_argument, token_ids
+from assay.cli.common import add_json_argument, add_model_argument, emit, opened, text_argument, token_ids
 from assay.errors import AssayError
 
 HELP = "name the bug in somebody's engine, from its dump or over HTTP"
@@ -37,46 +37,29 @@ def run(args: argparse.Namespace) -> int:
     if args.endpoint is not None:
         if args.dump is not None:
             raise AssayError("--endpoint asks a server; it does not go with a DUMP")
-        return _ask(args)
+        return _answer(args, endpoint=args.endpoint, api_key=args.api_key, api_model=args.api_model)
     if args.dump is None:
         if args.model is not None and Path(args.model).suffix in (".jsonl", ".npz", ".safetensors", ".log", ".txt"):
             args.model, args.dump = None, args.model
         else:
             raise AssayError("no DUMP given and no --endpoint; see `assay diagnose --help`")
-    from assay.verify.diagnosis.answer import text
-    from assay.verify.diagnosis.diagnose import diagnose
-    from assay.verify.dumps.load import load_dump, read_map
+    from assay.verify.dumps.load import read_map
 
-    file, model, tokenizer = open_model(args)
     names = read_map(Path(args.map)) if args.map else None
-    dump = load_dump(Path(args.dump), model, names, tokens=args.tokens, patterns=args.pattern, side=args.side)
-    result = diagnose(model, dump, progress=_progress)
-    if args.prompt is not None:
-        from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
+    return _answer(
+        args, values=args.dump, tokens=args.tokens, names=names, patterns=args.pattern, side=args.side,
+        prompt=args.prompt, chat=args.chat, system=args.system,
+    )  # fmt: skip
 
-        expected, chat = expected_ids(file, tokenizer, args.prompt, chat=args.chat, system=args.system)
-        causes = token_causes(tokenizer, dump, expected, args.prompt, chat)
-        if causes:
-            first = result.first_wrong or causes[0].node
-            result = replace(result, verdict="fault", causes=(*causes, *result.causes), first_wrong=first)
+
+def _answer(args: argparse.Namespace, **evidence: Any) -> int:
+    from assay.library.verdicts import diagnose
+
+    found = diagnose(opened(args), progress=_progress, **evidence)
     if args.html:
-        from assay.verify.report import write_html
-
-        write_html(Path(args.html), model, dump, result.diff, result)
-    emit(args, result.to_json(), lambda: text(result, model))
-    return 0 if result else 1
-
-
-def _ask(args: argparse.Namespace) -> int:
-    from assay.verify.diagnosis.answer import text
-    from assay.verify.endpoint.blackbox import diagnose_endpoint
-    from assay.verify.endpoint.client import Client
-
-    _file, model, tokenizer = open_model(args)
-    client = Client(args.endpoint, tokenizer, key=args.api_key, model=args.api_model)
-    result = diagnose_endpoint(model, client, progress=_progress)
-    emit(args, result.to_json(), lambda: text(result, model))
-    return 0 if result else 1
+        found.save_html(args.html)
+    emit(args, found.to_dict(), lambda: repr(found))
+    return 0 if found else 1
 
 
 def _progress(line: str) -> None:

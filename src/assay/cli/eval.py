@@ -23,28 +23,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.cli.common import emit, open_engine, open_model, read_text
+    from assay.cli.common import emit, opened, read_text
     from assay.runtime.evaluate import evaluate
 
-    file, model, tokenizer = open_model(args)
+    found = opened(args)
+    tokenizer = found.tokenizer
     ids = tokenizer.encode(read_text(args.file), add_special=False, parse_special=False)[: args.max_tokens]
-    engine = open_engine(args, model)
+    engine = found.engine()
     bos = tokenizer.bos if tokenizer.add_bos else None
-    found = evaluate(engine, ids, args.window, bos, _progress if sys.stderr.isatty() else None)
-    low, high = (2.718281828459045 ** (found.nll + side * found.error) for side in (-1, 1))
+    score = evaluate(engine, ids, args.window, bos, _progress if sys.stderr.isatty() else None)
+    low, high = (2.718281828459045 ** (score.nll + side * score.error) for side in (-1, 1))
     result = {
-        "path": str(file.path),
+        "path": str(found.file.path),
         "engine": engine.name,
-        "tokens": found.n_tokens,
+        "tokens": score.n_tokens,
         "window": args.window,
-        "nll": found.nll,
-        "nll_error": found.error,
-        "perplexity": found.perplexity,
-        "tokens_per_second": found.n_tokens / found.seconds,
+        "nll": score.nll,
+        "nll_error": score.error,
+        "perplexity": score.perplexity,
+        "tokens_per_second": score.n_tokens / score.seconds,
     }
     text = (
-        f"perplexity {found.perplexity:.4f} ({low:.3f} to {high:.3f}) over {found.n_tokens} tokens, "
-        f"windows of {args.window}; {engine.name}, {found.n_tokens / found.seconds:.1f} tokens/s"
+        f"perplexity {score.perplexity:.4f} ({low:.3f} to {high:.3f}) over {score.n_tokens} tokens, "
+        f"windows of {args.window}; {engine.name}, {score.n_tokens / score.seconds:.1f} tokens/s"
     )
     emit(args, result, text)
     return 0

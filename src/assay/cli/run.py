@@ -11,14 +11,15 @@ from assay.cli import common
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
-    from assay.gguf import GGUFFile
     from assay.runtime.generate import Generation, Result
+    from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
 HELP = "answer a prompt, streaming"
 EXAMPLE = """
 assay run -p "What is the capital of France?"
 assay run model.gguf --raw -p "Once upon a time" -n 64 --temp 0 --json
+assay run --batch prompts.jsonl -o answers.jsonl --seed 1
 """
 
 
@@ -28,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = group.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", type=common.text_argument, metavar="TEXT")
     source.add_argument("-f", "--file", metavar="FILE", help="the prompt from a file, - for standard input")
+    source.add_argument("--batch", metavar="FILE",
+                        help="many prompts, one JSON value a line, - for standard input; docs/python.md")  # fmt: skip
     source.add_argument("--ids", type=common.token_ids, metavar="1,2,3", help="the prompt as token ids, no template")
     group.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
     common.add_template_argument(group)
@@ -37,42 +40,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="end the answer where this text comes; repeatable")  # fmt: skip
     group.add_argument("--logprobs", type=common.whole(0), metavar="N",
                        help="with --json: log-probabilities of every token and of the N best")  # fmt: skip
+    batch = parser.add_argument_group("batch")
+    batch.add_argument("-o", "--output", metavar="FILE", help="answers, one JSON object a line; default: stdout")
+    batch.add_argument("--resume", action="store_true", help="go on behind the answers that are in FILE already")
+    batch.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.batch is not None:
+        from assay.cli.batch import run_batch
+
+        return run_batch(args)
+    if args.output is not None or args.resume:
+        raise AssayError(f"{'--resume' if args.resume else '-o'}: goes with --batch")
     start = time.perf_counter()
     text = None if args.ids is not None else _prompt_text(args)
     if args.logprobs is not None and not args.json:
         raise AssayError("--logprobs: are part of the JSON object; add --json")
+    warm(args, text)
+    opened = common.opened(args)
+    prompt_ids = args.ids if text is None else encode(args, text, opened)
+    params = common.sampler_params(args, opened)
+    from assay.library.model import LanguageModel
+
+    with LanguageModel(opened) as model:
+        generation = model.stream(
+            prompt_ids, params=params, max_tokens=args.predict, stop=args.stop, logprobs=args.logprobs,
+            ignore_eos=args.ignore_eos,
+        )  # fmt: skip
+        load_seconds = time.perf_counter() - start
+        result = stream(generation, quiet=args.json)
+        common.emit(args, _object(result, opened.tokenizer, load_seconds, model.engine.name), "")
+        if not args.json:
+            print(f"\n{speed(result, load_seconds)}", file=sys.stderr)
+    return 130 if result.finish_reason == "interrupted" else 0
+
+
+def warm(args: argparse.Namespace, text: str | None = "") -> None:
+    """Start what renders templates, beside the opening of the model."""
     if text is not None and not args.raw:
         from assay.text import ChatTemplate
 
         ChatTemplate.warm()
-    file, model, tokenizer = common.open_model(args)
-    prompt_ids = args.ids if text is None else _encode(args, text, file, tokenizer)
-    params = common.sampler_params(args, tokenizer)
-    engine = common.open_engine(args, model)
-    from assay.runtime.generate import Generator
-
-    generator = Generator(engine, tokenizer, n_ctx=common.context_size(args, model))
-    generation = generator.generate(
-        prompt_ids,
-        params,
-        max_tokens=args.predict,
-        stop=args.stop,
-        logprobs=args.logprobs,
-        ignore_eos=args.ignore_eos,
-    )
-    load_seconds = time.perf_counter() - start
-    result = stream(generation, quiet=args.json)
-    common.emit(args, _object(result, tokenizer, load_seconds, engine.name), "")
-    if not args.json:
-        print(f"\n{speed(result, load_seconds)}", file=sys.stderr)
-    engine.close()
-    return 130 if result.finish_reason == "interrupted" else 0
 
 
 def stream(generation: Generation, *, quiet: bool = False) -> Result:
@@ -121,20 +133,18 @@ def _unescape(text: str) -> str:
     return "".join(out)
 
 
-def _encode(args: argparse.Namespace, text: str, file: GGUFFile, tokenizer: Tokenizer) -> list[int]:
+def encode(args: argparse.Namespace, text: str, opened: Opened) -> list[int]:
     """The prompt as ids: by the file's chat template when it has one, unless --raw."""
-    template = None if args.raw else common.chat_template(args, file, tokenizer)
+    template = None if args.raw else opened.template
     if template is None:
         if args.system is not None:
             why = "--raw leaves it out" if args.raw else "this file has none"
             raise AssayError(f"--system: needs a chat template, and {why}")
-        return tokenizer.encode(text)
+        return opened.tokenizer.encode(text)
+    from assay.library.model import conversation
     from assay.text import encode_chat
 
-    messages = [{"role": "user", "content": text}]
-    if args.system is not None:
-        messages.insert(0, {"role": "system", "content": args.system})
-    return encode_chat(tokenizer, template, messages)
+    return encode_chat(opened.tokenizer, template, conversation(text, args.system))
 
 
 def _object(result: Result, tokenizer: Tokenizer, load_seconds: float, engine: str) -> dict[str, Any]:
@@ -156,13 +166,5 @@ def _object(result: Result, tokenizer: Tokenizer, load_seconds: float, engine: s
         "engine": engine,
     }
     if result.logprobs is not None:
-        found["logprobs"] = [
-            {
-                "id": choice.id,
-                "piece": tokenizer.piece(choice.id),
-                "logprob": choice.logprob,
-                "top": [{"id": r.id, "piece": tokenizer.piece(r.id), "logprob": r.logprob} for r in choice.top],
-            }
-            for choice in result.logprobs
-        ]
+        found["logprobs"] = common.logprobs(result, tokenizer)
     return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids, whole
 from assay.errors import AssayError
+from assay.verify.conformance.sample import PROMPT
 
 if TYPE_CHECKING:
     from assay.text import Tokenizer
@@ -20,7 +21,6 @@ HELP = "write every node's value to a file, on any engine"
 EXAMPLE = """\
 assay trace smollm2 -p "The capital of France is" -o truth.safetensors
 assay trace smollm2 --tokens 504,3575,282 --decode 1 --engine cpu --nodes 'l_out|result' --summary"""
-PROMPT = "The capital of France is"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -154,6 +154,13 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"{where}: page outside the cache (expected 0 to {engine.n_pages - 1})")
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
+        if chunk.start and not engine.graph.causal:
+            raise AssayError(
+                f"{where}: attention is not causal, so the text is run whole (found a start of {chunk.start})"
+            )
+        most = engine.graph.max_positions
+        if most is not None and not 0 <= int(chunk.all_positions().min()) <= int(chunk.all_positions().max()) < most:
+            raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
     for name in keep:

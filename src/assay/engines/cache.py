@@ -9,6 +9,7 @@ from assay.graph import Graph
 
 # Bits of a value in each type of cache; q8_0 has a half for every 32.
 KV_TYPES = {"f16": 16.0, "f32": 32.0, "bf16": 16.0, "q8_0": 8.5}
+_BITS = KV_TYPES | {"f64": 64.0}  # and the reference's, which nobody chooses
 
 
 @dataclass(frozen=True)
@@ -36,4 +37,9 @@ def cache_pools(graph: Graph) -> dict[str, CachePool]:
 def page_bytes(graph: Graph, kv_type: str) -> int:
     """Bytes of one page: keys and values of `PAGE` positions in every layer, and the positions; no engine's padding."""
     values = sum(pool.heads * pool.dim for pool in cache_pools(graph).values())
-    return int(PAGE * (values * KV_TYPES[kv_type] / 8 + 4))
+    return int(PAGE * (values * _BITS.get(kv_type, 64.0) / 8 + 4))
+
+
+def natural_kv_type(engine: str, precision: str | None) -> str:
+    """The type of the cache where none is asked for."""
+    return "f64" if engine == "reference" else "f32" if precision == "exact" else "f16"

@@ -116,6 +116,7 @@ class CpuEngine(PagedEngine):
         n_pages: int | None = None,
         pack: bool | None = None,
         graph: Graph | None = None,
+        isa: str | None = None,
     ) -> None:
         if precision not in PRECISIONS:
             raise AssayError(f"engine cpu: no such precision (found {precision}, expected {' or '.join(PRECISIONS)})")
@@ -126,9 +127,10 @@ class CpuEngine(PagedEngine):
         if not 1 <= threads <= 1024:
             raise AssayError(f"engine cpu: threads must be 1 to 1024 (found {threads})")
         try:
-            self.isa = _native.isa()
+            self._pool = _native.Pool(threads, isa or "")
         except ValueError as error:
             raise AssayError(f"engine cpu: {error}") from None
+        self.isa = self._pool.isa
         self.model = model
         self.graph = graph or model.graph
         self.arithmetic, self.threads = Arithmetic("native", precision, kv_type, _native.ARITHMETIC), threads
@@ -137,7 +139,6 @@ class CpuEngine(PagedEngine):
             raise AssayError(f"engine cpu: the cache needs at least one page (found {self.n_pages})")
         if pack is None:
             pack = model.file.size * 1.2 < available_memory()
-        self._pool = _native.Pool(threads)
         self._programs: dict[frozenset[str], Compiled] = {}
         pools = [(p.keys, p.heads, p.dim) for p in cache_pools(self.graph).values()]
         try:

@@ -18,7 +18,7 @@ from assay.engines.cache import cache_pools
 from assay.engines.functions import rope_angles
 from assay.engines.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.errors import AssayError
-from assay.graph import Graph, Node
+from assay.graph import OPS, Graph, Node
 
 
 class Tensors(Protocol):
@@ -54,6 +54,25 @@ def compile_program(
     return Compiled(compiler.program, tuple(compiler.externals), compiler.aliases)
 
 
+# What an operation may be asked for that this engine has no step for: attributes away from their default, weights.
+_BEYOND = {
+    "rope": (("offset",), 1),
+    "slice": (("n_head",), 0),
+    "kq": (("n_head", "n_head_kv"), 0),
+    "attn_softmax": (("causal", "chunk", "max_bias"), 0),
+    "kqv": (("n_head_kv",), 0),
+}
+
+
+def _beyond(node: Node) -> str:
+    """What this engine lacks of an operation it knows, or nothing."""
+    attrs, n_weights = _BEYOND.get(node.op, ((), len(node.weights)))
+    found = [a for a in attrs if node.attr(a) != OPS[node.op].attrs[a]] + list(node.weights[n_weights:])
+    if node.op == "rms_norm" and not node.weights:
+        found.append("no weight")
+    return ", ".join(found)
+
+
 @dataclass
 class _Compiler:
     graph: Graph
@@ -64,6 +83,11 @@ class _Compiler:
     aliases: dict[str, str] = field(default_factory=dict)
 
     def compile(self) -> None:
+        for node in self.graph:
+            if lack := _beyond(node):
+                raise AssayError(
+                    f"node {node.name}: the cpu engine has no {node.op} with {lack}; run the reference engine"
+                )
         plan = fuse(self.graph, self.keep, self.tensors.format)
         self.domains = plan.domains
         self.pools = cache_pools(self.graph)
@@ -213,7 +237,7 @@ class _Compiler:
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
         attrs = node.all_attrs()
-        heads, mode, _offset = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
+        heads, mode, _ = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
         factors = self.tensors.array(node.weights[0]) if node.weights else None
         angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
         key = (angles.tobytes(), magnitude)

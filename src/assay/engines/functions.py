@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal, localcontext
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -103,6 +105,24 @@ def clamp(x: Array, *, lo: float, hi: float) -> Array:
     return np.clip(x, x.dtype.type(lo), x.dtype.type(hi))
 
 
+@lru_cache(maxsize=256)
+def rope_frequencies(base: float, n_rot: int) -> tuple[float, ...]:
+    """base^(-2i/n_rot) for i < n_rot/2, correctly rounded: C libraries and NumPy's vectors differ in the last bit."""
+    with localcontext() as context:
+        context.prec = 60
+        step, found = Decimal(base) ** (Decimal(-2) / n_rot), [Decimal(1)]
+        for _ in range(n_rot // 2 - 1):
+            found.append(found[-1] * step)
+        return tuple(map(float, found))
+
+
+def _ln(x: float) -> float:
+    """The natural logarithm, correctly rounded."""
+    with localcontext() as context:
+        context.prec = 40
+        return float(Decimal(x).ln())
+
+
 def rope_angles(
     positions: Array,
     factors: Array | None,
@@ -123,20 +143,20 @@ def rope_angles(
     original context, and multiplies the magnitude by 1 + 0.1 ln(1/freq_scale).
     """
     i = np.arange(n_rot // 2, dtype=np.float64)
-    theta = positions.astype(np.float64)[:, None] * base ** (-2.0 * i / n_rot)
+    theta = positions.astype(np.float64)[:, None] * np.array(rope_frequencies(base, n_rot))
     if factors is not None:
         theta = theta / factors.astype(np.float64)
     if not ext_factor:
         return theta * freq_scale, attn_factor
 
     def turning(beta: float) -> float:
-        return n_rot * math.log(n_ctx_orig / (beta * 2 * math.pi)) / (2 * math.log(base))
+        return n_rot * _ln(n_ctx_orig / (beta * 2 * math.pi)) / (2 * _ln(base))
 
     low = max(0.0, math.floor(turning(beta_fast)))
     high = min(n_rot - 1.0, math.ceil(turning(beta_slow)))
     ramp = 1.0 - np.clip((i - low) / max(0.001, high - low), 0.0, 1.0)
     mix = ramp * ext_factor
-    return theta * (freq_scale * (1 - mix) + mix), attn_factor * (1 + 0.1 * math.log(1 / freq_scale))
+    return theta * (freq_scale * (1 - mix) + mix), attn_factor * (1 + 0.1 * _ln(1 / freq_scale))
 
 
 def rope(
@@ -190,7 +210,9 @@ def alibi_slopes(n_head: int, max_bias: float) -> Array:
     return np.array(first + [2.0 ** (-max_bias / 2 * (2 * j + 1) / n) for j in range(n_head - n)])
 
 
-def attn_mask(positions: Array, key_positions: Array, *, window: int, causal: bool, chunk: int) -> Array:
+def attn_mask(
+    positions: Array, key_positions: Array, window: int = 0, *, causal: bool = True, chunk: int = 0
+) -> NDArray[np.bool_]:
     """Which keys a query may not see, [T, S].
 
     Keys after it (unless not `causal`); with a window, those at a distance of `window` or more, or of more than
@@ -225,7 +247,7 @@ def attn_softmax(
     if max_bias:
         distance = np.abs(positions[:, None] - key_positions[None, :])
         scores = scores - (alibi_slopes(x.shape[0], max_bias)[:, None, None] * distance).astype(x.dtype)
-    masked = attn_mask(positions, key_positions, window=window, causal=causal, chunk=chunk)
+    masked = attn_mask(positions, key_positions, window, causal=causal, chunk=chunk)
     scores = np.where(masked, x.dtype.type(-np.inf), scores)
     if sinks is None:
         return softmax(scores)

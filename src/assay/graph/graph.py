@@ -54,13 +54,15 @@ class Graph:
     """Nodes in execution order. `weights` maps each GGUF tensor name to its row-major shape.
 
     `given` are the values that the caller brings beside `INPUTS`, with their shapes: a part of a larger graph reads
-    what the parts before it have computed.
+    what the parts before it have computed. `embedding` is the node that stands for the text: pooled as the file says,
+    or a row a token.
     """
 
     nodes: tuple[Node, ...]
     weights: Mapping[str, tuple[int, ...]]
     output: str = "result_output"
     given: Mapping[str, Shape] = field(default_factory=dict)
+    embedding: str = ""
 
     @cached_property
     def by_name(self) -> dict[str, Node]:
@@ -101,6 +103,17 @@ class Graph:
             for name in dict.fromkeys(node.inputs):
                 found.setdefault(name, []).append(node.name)
         return {name: tuple(users) for name, users in found.items()}
+
+    @cached_property
+    def causal(self) -> bool:
+        """No token sees a later one: a sequence may be run in pieces over a cache, not only as a whole."""
+        return all(node.attr("causal") for node in self.nodes if node.op == "attn_softmax")
+
+    @cached_property
+    def max_positions(self) -> int | None:
+        """How many positions a table of learned ones has; None where any will do."""
+        tables = [n.weights[0] for n in self.nodes if n.op == "embed" and n.inputs == ("inp_pos",)]
+        return min((self.weights[name][0] for name in tables), default=None)
 
     def ancestors(self, targets: Collection[str], known: Collection[str] = ()) -> set[str]:
         """The targets and every value they are computed from, back to the inputs or to what is `known`."""
@@ -143,7 +156,8 @@ class Graph:
             if "S" in shape:
                 raise GraphError(f"node {name}: read by layers {first} to {last - 1} from outside; cut elsewhere")
         output = self.output if self.output in inside else chosen[-1].name
-        return replace(self, nodes=tuple(chosen), output=output, given=given)
+        embedding = self.embedding if self.embedding in inside else ""
+        return replace(self, nodes=tuple(chosen), output=output, given=given, embedding=embedding)
 
     def rewrite(self, change: Callable[[Node], Node | Iterable[Node] | None]) -> Graph:
         """The graph with every node replaced by what `change` gives: a node, several, or None to leave it."""

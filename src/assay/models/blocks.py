@@ -1,30 +1,93 @@
-"""The parts that architectures share: embedding, norms, attention, feed-forward, experts, head.
+"""The parts that architectures share: embedding, norms, attention, feed-forward, experts, head, pooling.
 
 A builder method appends nodes and returns the name of the last. Names follow llama.cpp; where one of its names
-stands for several values, the stages are `_proj`, `_biased`, `_normed`, then the plain name.
+stands for several values, the stages are `_proj`, `_biased`, `_normed`, then the plain name. Tensors that a file
+may or may not have (biases, a separate head, q/k norms, a fused `attn_qkv`) are looked up by name; what is there
+is used. What differs from layer to layer stands in the layer's row of the hyper-parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from assay.errors import AssayError
 from assay.graph import Graph, Node, join
-from assay.models.hparams import HParams
+from assay.models.hparams import Experts, HParams, Layer, Rope
+from assay.models.metadata import Metadata
 
 Shapes = Mapping[str, tuple[int, ...]]  # GGUF tensor name -> row-major shape
+POOLING = {1: "mean", 2: "first", 3: "last"}
 
 
 class Builder:
-    """Collects nodes; `layer` is the block being built, or None outside the blocks."""
+    """Collects nodes; `layer` is the block being built, or None outside the blocks. `n_ctx` is the context in use."""
 
-    def __init__(self, shapes: Shapes, hp: HParams, *, rope_mode: str) -> None:
-        self.shapes, self.hp, self.rope_mode = shapes, hp, rope_mode
+    def __init__(self, meta: Metadata, shapes: Shapes, n_ctx: int | None = None) -> None:
+        self.meta, self.shapes = meta, shapes
+        self.n_ctx = n_ctx or meta.count("context_length")
         self.nodes: list[Node] = []
         self.layer: int | None = None
+        self.embedding_node = ""
 
-    def graph(self) -> Graph:
-        return Graph(tuple(self.nodes), self.shapes)
+    # -- what the file says --------------------------------------------------------------------------------
+
+    def read(self, *, norm: str = "rms", mode: str = "norm") -> HParams:
+        """The hyper-parameters all architectures share; a builder begins with it and may change the layers' rows."""
+        table = self.shapes.get("token_embd.weight", ())
+        if len(table) != 2:
+            raise AssayError(
+                f"{self.meta.where}token_embd.weight: missing or not a matrix; there is no model in this file"
+            )
+        self.norm_op = f"{norm}_norm"
+        self.hp = HParams.read(self.meta, self.shapes, table[0], norm=norm, mode=mode)
+        return self.hp
+
+    def rope_factors(self, *, long: bool = False) -> None:
+        """`rope_freqs` where it is there; the long or short factors where the file extends by `longrope`, or if `long`.
+
+        The long ones hold where the context in use is larger than the original one.
+        """
+
+        def own(rope: Rope) -> Rope:
+            if long or rope.kind == "longrope":
+                name = f"rope_factors_{'long' if self.n_ctx > rope.n_ctx_orig else 'short'}.weight"
+            else:
+                name = "rope_freqs.weight"
+            return replace(rope, factors=name) if name in self.shapes else rope
+
+        self.hp = self.hp.each(lambda i, row: replace(row, rope=own(row.rope)) if row.rope else row)
+
+    def local(self, default: int, *, base: bool = True, **changes: Any) -> list[bool]:
+        """Which layers are local; those get `changes` and, if it may differ, a RoPE base of their own."""
+        local = self.meta.pattern(self.hp.n_layer, default)
+        own = self.meta.positive("rope.freq_base_swa", self.hp.rope.base) if base else self.hp.rope.base
+        rope = replace(self.hp.rope, base=own)
+        self.hp = self.hp.each(lambda i, row: replace(row, **{"rope": rope, **changes}) if local[i] else row)
+        return local
+
+    def routing(self, first: int = 0, step: int = 1, **choices: Any) -> None:
+        """Experts from layer `first` on, in every `step`-th, chosen so; the layers before and between are dense."""
+
+        def own(i: int, row: Layer) -> Layer:
+            if row.experts is None or i < first or (i + 1) % step:
+                return replace(row, experts=None)
+            return replace(row, experts=replace(row.experts, **choices))
+
+        self.hp = self.hp.each(own)
+
+    @property
+    def here(self) -> Layer:
+        """The row of the layer being built."""
+        assert self.layer is not None
+        return self.hp.layers[self.layer]
+
+    def blocks(self) -> Iterator[int]:
+        for layer in range(self.hp.n_layer):
+            self.layer = layer
+            yield layer
+        self.layer = None
 
     def weight(self, stem: str, suffix: str = "weight") -> str:
         return f"blk.{self.layer}.{stem}.{suffix}" if self.layer is not None else f"{stem}.{suffix}"
@@ -32,96 +95,278 @@ class Builder:
     def has(self, stem: str, suffix: str = "weight") -> bool:
         return self.weight(stem, suffix) in self.shapes
 
+    # -- nodes ---------------------------------------------------------------------------------------------
+
     def node(self, role: str, op: str, *inputs: str, weights: tuple[str, ...] = (), **attrs: Any) -> str:
         name = join(role, self.layer)
         self.nodes.append(Node(name, op, inputs, weights, attrs))
         return name
 
-    # -- parts ---------------------------------------------------------------------------------------------
+    def linear(self, role: str, x: str, stem: str) -> str:
+        return self.node(role, "linear", x, weights=(self.weight(stem),))
 
-    def embedding(self) -> str:
-        return self.node("embd", "embed", "inp_tokens", weights=("token_embd.weight",))
+    def add(self, role: str, a: str, b: str) -> str:
+        return self.node(role, "add", a, b)
 
-    def rms_norm(self, role: str, x: str, weight: str = "") -> str:
-        return self.node(role, "rms_norm", x, weights=(self.weight(weight or role),), eps=self.hp.eps)
+    def scaled(self, role: str, x: str, factor: float) -> str:
+        return self.node(role, "scale", x, factor=factor)
+
+    def embedding(self, scale: float = 1.0, *, scaled: str = "inp_scaled") -> str:
+        """Rows of the table; times `scale`, under the name `scaled`."""
+        rows = "embd_rows" if scaled == "embd" and scale != 1.0 else "embd"
+        x = self.node(rows, "embed", "inp_tokens", weights=("token_embd.weight",))
+        return self.scaled(scaled, x, scale) if scale != 1.0 else x
+
+    def norm(self, role: str, x: str, stem: str = "", *, n_head: int = 0) -> str:
+        """The architecture's norm; with its bias where the file has one."""
+        stem = stem or role
+        heads = {"n_head": n_head} if n_head else {}
+        weights: tuple[str, ...] = (self.weight(stem),)
+        if self.has(stem, "bias") and self.norm_op == "layer_norm":
+            weights += (self.weight(stem, "bias"),)
+        elif self.has(stem, "bias"):
+            y = self.node(f"{role}_unbiased", self.norm_op, x, weights=weights, eps=self.hp.eps, **heads)
+            return self.node(role, "bias", y, weights=(self.weight(stem, "bias"),))
+        return self.node(role, self.norm_op, x, weights=weights, eps=self.hp.eps, **heads)
 
     def project(self, role: str, x: str, stem: str, *, partial: str) -> str:
         """`role = W x (+ b)`; the product alone is called `partial` where there is a bias."""
         if not self.has(stem, "bias"):
-            return self.node(role, "linear", x, weights=(self.weight(stem),))
-        y = self.node(partial, "linear", x, weights=(self.weight(stem),))
+            return self.linear(role, x, stem)
+        y = self.linear(partial, x, stem)
         return self.node(role, "bias", y, weights=(self.weight(stem, "bias"),))
 
-    def qkv(self, x: str) -> tuple[str, str, str]:
-        """Query, key and value before rotation, from three matrices or from one fused `attn_qkv`."""
-        hp = self.hp
+    # -- attention -----------------------------------------------------------------------------------------
+
+    def qkv(self, x: str, clamp: float = 0.0) -> tuple[str, str, str]:
+        """Query, key and value before norm and rotation, from three matrices or from one fused `attn_qkv`."""
+        row = self.here
         names = []
-        if self.has("attn_qkv"):
-            x = self.project("wqkv", x, "attn_qkv", partial="wqkv_proj")
+        fused = self.has("attn_qkv")
+        if fused:
+            x = self.project("wqkv_b" if self.has("attn_qkv", "bias") else "wqkv", x, "attn_qkv", partial="wqkv")
+            if clamp:
+                x = self.node("wqkv_clamped", "clamp", x, lo=-clamp, hi=clamp)
         start = 0
         for role, stem, width in (
-            ("Qcur", "attn_q", hp.n_head * hp.n_embd_head),
-            ("Kcur", "attn_k", hp.n_head_kv * hp.n_embd_head),
-            ("Vcur", "attn_v", hp.n_head_kv * hp.n_embd_head_v),
+            ("Qcur", "attn_q", row.n_head * row.n_embd_head),
+            ("Kcur", "attn_k", row.n_head_kv * row.n_embd_head),
+            ("Vcur", "attn_v", row.n_head_kv * row.n_embd_head_v),
         ):
-            final = "Vcur" if role == "Vcur" else f"{role}_biased"
-            if self.has("attn_qkv"):
-                role = final if role == "Vcur" else f"{role}_proj"
-                names.append(self.node(role, "slice", x, start=start, stop=start + width))
-            elif self.has(stem, "bias") or role == "Vcur":
-                names.append(self.project(final, x, stem, partial=f"{role}_proj"))
+            biased = self.has(stem, "bias")
+            plain, final = ("Vcur_proj", "Vcur") if role == "Vcur" else (f"{role}_proj", f"{role}_biased")
+            first = final if role == "Vcur" and not biased else plain
+            if fused:
+                y = self.node(first, "slice", x, start=start, stop=start + width)
             else:
-                names.append(self.node(f"{role}_proj", "linear", x, weights=(self.weight(stem),)))
+                y = self.linear(first, x, stem)
+            names.append(self.node(final, "bias", y, weights=(self.weight(stem, "bias"),)) if biased else y)
             start += width
         return names[0], names[1], names[2]
 
-    def rope(self, role: str, x: str, n_head: int) -> str:
-        factors = ("rope_freqs.weight",) if "rope_freqs.weight" in self.shapes else ()
-        attrs = self.hp.rope.attrs(self.rope_mode)
-        return self.node(role, "rope", x, "inp_pos", weights=factors, n_head=n_head, **attrs)
+    def head_norm(self, role: str, x: str, stem: str, n_head: int) -> str:
+        """q/k norm, if the file has it: over each head, or over the whole width where the weight is that long."""
+        if not self.has(stem):
+            return x
+        shape = self.shapes[self.weight(stem)]
+        whole = len(shape) == 1 and n_head > 1 and shape[0] == n_head * self.here.n_embd_head
+        return self.norm(role, x, stem, n_head=0 if whole else n_head)
 
-    def attention(self, x: str) -> str:
-        """Scores, softmax and weighted values over the cache; gives `kqv_out`, heads side by side."""
-        hp = self.hp
-        q, k, v = self.qkv(x)
-        q = self.rope("Qcur", q, hp.n_head)
-        k = self.rope("Kcur", k, hp.n_head_kv)
-        k = self.node("cache_k", "cache", k, n_head=hp.n_head_kv)
-        v = self.node("cache_v", "cache", v, n_head=hp.n_head_kv)
-        kq = self.node("kq", "kq", q, k)
-        window: dict[str, Any] = {"window": hp.window} if hp.window else {}
-        p = self.node("kq_soft_max", "attn_softmax", kq, "inp_pos", "inp_kpos", scale=hp.attn_scale, **window)
-        return self.node("kqv_out", "merge_heads", self.node("kqv", "kqv", p, v))
+    def rope(self, role: str, x: str, n_head: int, **more: Any) -> str:
+        """Turned by the layer's rotation; left alone where the layer has none."""
+        rope = self.here.rope
+        if rope is None:
+            return x
+        factors = (rope.factors,) if rope.factors else ()
+        return self.node(role, "rope", x, "inp_pos", weights=factors, n_head=n_head, **rope.attrs(), **more)
 
-    def ffn(self, x: str, act: str = "silu") -> str:
-        """Down(act(gate) * up)."""
-        up = self.project("ffn_up_b" if self.has("ffn_up", "bias") else "ffn_up", x, "ffn_up", partial="ffn_up")
-        gate_role = "ffn_gate_b" if self.has("ffn_gate", "bias") else "ffn_gate"
-        gate = self.project(gate_role, x, "ffn_gate", partial="ffn_gate")
-        y = self.node("ffn_swiglu", "glu", gate, up, act=act)
-        return self.project("ffn_out", y, "ffn_down", partial="ffn_down")
+    def query(self, q: str) -> str:
+        """The query's last steps: the scale, where it is the query that is scaled, and the temperature."""
+        row = self.here
+        if row.scale_query:
+            q = self.scaled("Qcur_scaled", q, row.scale)
+        if row.temperature:
+            t = row.temperature
+            q = self.node("Qcur_attn_temp_scaled", "pos_scale", q, "inp_pos", beta=t.beta, unit=t.unit, offset=t.offset)
+        return q
 
-    def experts(self, x: str) -> str:
-        """Mixtral: softmax over all experts, the best k, their probabilities made to sum to 1."""
-        logits = self.node("ffn_moe_logits", "linear", x, weights=(self.weight("ffn_gate_inp"),))
-        probs = self.node("ffn_moe_probs", "softmax", logits)
-        order = self.node("ffn_moe_argsort", "argsort", probs)
-        best = self.node("ffn_moe_topk", "topk", order, k=self.hp.n_expert_used)
+    def attend(self, q: str, k: str, v: str) -> str:
+        """Scores, softmax and weighted values; gives `kqv` [H, T, D]. What RoPE and cache did not cut into heads is."""
+        row = self.here
+        flat: dict[str, Any] = {} if row.rope else {"n_head": row.n_head}
+        kept: dict[str, Any] = {} if row.causal else {"n_head_kv": row.n_head_kv}  # keys and values come as they are
+        flat |= {} if row.rope else kept
+        kq = self.node("kq", "kq", q, k, **flat)
+        if row.cap:
+            kq = self.node("kq_scaled_2", "softcap", kq, cap=row.cap)
+        given = {"window": row.window, "chunk": row.chunk, "max_bias": row.max_bias}
+        attrs: dict[str, Any] = {key: value for key, value in given.items() if value}
+        if not row.causal:
+            attrs["causal"] = False
+        sinks = (self.weight("attn_sinks"),) if self.has("attn_sinks") else ()
+        scale = 1.0 if row.scale_query else row.scale
+        keys = "inp_kpos" if row.causal else "inp_pos"
+        p = self.node("kq_soft_max", "attn_softmax", kq, "inp_pos", keys, weights=sinks, scale=scale, **attrs)
+        return self.node("kqv", "kqv", p, v, **kept)
+
+    def cached(self, k: str, v: str) -> tuple[str, str]:
+        """Keys and values of all steps so far; of this step alone where attention is not causal."""
+        row = self.here
+        if not row.causal:
+            return k, v
+        k = self.node("cache_k", "cache", k, n_head=row.n_head_kv)
+        return k, self.node("cache_v", "cache", v, n_head=row.n_head_kv)
+
+    def output(self, kqv: str) -> str:
+        """Heads side by side, and through the output matrix."""
+        return self.project(
+            "attn_out", self.node("kqv_out", "merge_heads", kqv), "attn_output", partial="attn_out_proj"
+        )
+
+    def attention(self, x: str, *, clamp: float = 0.0, norm_last: bool = False) -> str:
+        """The whole of it: q, k, v; norms and rotation (the norm last if `norm_last`); attention; output."""
+        row = self.here
+        q, k, v = self.qkv(x, clamp)
+        for last in (False, True):
+            if last == norm_last:
+                q = self.head_norm("Qcur_normed", q, "attn_q_norm", row.n_head)
+                k = self.head_norm("Kcur_normed", k, "attn_k_norm", row.n_head_kv)
+            if not last:
+                q, k = self.rope("Qcur", q, row.n_head), self.rope("Kcur", k, row.n_head_kv)
+        return self.output(self.attend(self.query(q), *self.cached(k, v)))
+
+    # -- feed-forward --------------------------------------------------------------------------------------
+
+    def ffn(self, x: str, act: str = "swiglu", *, out: str = "ffn_out", tail: str = "") -> str:
+        """Down(act(gate) * up); of one matrix for both where there is no gate and `act` is a gated one.
+
+        `tail` is the end of the tensors' names (`_shexp` for a shared expert), `out` the name of the result.
+        """
+
+        def part(role: str) -> str:
+            stem = role + tail
+            return self.project(f"{role}_b" if self.has(stem, "bias") else role, x, stem, partial=role)
+
+        up = part("ffn_up")
+        if act == "gelu":
+            y = self.node("ffn_gelu", "act", up, act="gelu_tanh")
+        elif not self.has("ffn_gate" + tail):
+            y = self.node(f"ffn_{act}", "glu_split", up, act=_ACTS[act])
+        else:
+            y = self.node(f"ffn_{act}", "glu", part("ffn_gate"), up, act=_ACTS[act])
+        return self.project(out, y, "ffn_down" + tail, partial="ffn_down")
+
+    def experts(self, x: str, *, router: str = "") -> str:
+        """The chosen experts' results, weighted and added, by the choices in the layer's row.
+
+        `router` is the router's input where it is not the experts'.
+        """
+        e = self.here.experts
+        assert e is not None
+        self._check_experts(e)
+        best, w = self._route(router or x, e)
+        inner = self.node("ffn_moe_weighted", "expert_input", x, w) if e.weigh_input else x
+
+        def expert(role: str, y: str, stem: str) -> str:
+            y = self.node(role, "expert_linear", y, best, weights=(self.weight(stem),))
+            if self.has(stem, "bias"):
+                y = self.node(f"{role}_biased", "expert_bias", y, best, weights=(self.weight(stem, "bias"),))
+            return y
+
+        if self.has("ffn_gate_up_exps"):  # gate rows first
+            both = expert("ffn_moe_gate_up", inner, "ffn_gate_up_exps")
+            half = self.shapes[self.weight("ffn_gate_up_exps")][1] // 2
+            gate = self.node("ffn_moe_gate", "slice", both, start=0, stop=half)
+            up = self.node("ffn_moe_up", "slice", both, start=half, stop=2 * half)
+        else:
+            up, gate = expert("ffn_moe_up", inner, "ffn_up_exps"), expert("ffn_moe_gate", inner, "ffn_gate_exps")
+        if e.act == "swiglu_oai":
+            y = self.node("ffn_moe_swiglu_oai", "glu_oai", gate, up)
+        else:
+            y = self.node(f"ffn_moe_{e.act}", "glu", gate, up, act=_ACTS[e.act])
+        y = expert("ffn_moe_down", y, "ffn_down_exps")
+        if self.has("ffn_down_exps", "scale"):
+            gain = (self.weight("ffn_down_exps", "scale"),)
+            y = self.node("ffn_moe_down_scaled", "expert_gain", y, best, weights=gain)
+        if not e.weigh_input:
+            y = self.node("ffn_moe_weighted", "expert_scale", y, w)
+        return self.node("ffn_moe_out", "expert_sum", y)
+
+    def _route(self, x: str, e: Experts) -> tuple[str, str]:
+        """The chosen experts of each token, and their weights."""
+        if self.has("ffn_gate_inp", "bias"):  # without a gate, llama.cpp calls the biased logits probabilities
+            role = "ffn_moe_probs" if e.gate == "none" else "ffn_moe_logits_biased"
+            logits = self.project(role, x, "ffn_gate_inp", partial="ffn_moe_logits")
+        else:
+            logits = self.linear("ffn_moe_logits", x, "ffn_gate_inp")
+        probs = logits if e.gate == "none" else self.node("ffn_moe_probs", e.gate, logits)
+        chosen = logits if e.choose == "logits" else probs
+        if self.has("exp_probs_b", "bias"):  # for choosing only: the weights are the unbiased probabilities
+            chosen = self.node("ffn_moe_probs_biased", "bias", chosen, weights=(self.weight("exp_probs_b", "bias"),))
+        if e.groups > 1:
+            chosen = self.node("ffn_moe_probs_masked", "group_mask", chosen, groups=e.groups, used=e.groups_used)
+        best = self.node("ffn_moe_topk", "topk", self.node("ffn_moe_argsort", "argsort", chosen), k=e.used)
         w = self.node("ffn_moe_weights", "gather", probs, best)
-        total = self.node("ffn_moe_weights_sum", "row_sum", w)
-        # llama.cpp's floor, the smallest normal half: the sum cannot be 0, only underflow could make it so.
-        total = self.node("ffn_moe_weights_sum_clamped", "clamp_min", total, lo=6.103515625e-5)
-        w = self.node("ffn_moe_weights_norm", "div", w, total)
-        up = self.node("ffn_moe_up", "expert_linear", x, best, weights=(self.weight("ffn_up_exps"),))
-        gate = self.node("ffn_moe_gate", "expert_linear", x, best, weights=(self.weight("ffn_gate_exps"),))
-        y = self.node("ffn_moe_swiglu", "glu", gate, up)
-        y = self.node("ffn_moe_down", "expert_linear", y, best, weights=(self.weight("ffn_down_exps"),))
-        return self.node("ffn_moe_out", "expert_sum", self.node("ffn_moe_weighted", "expert_scale", y, w))
+        if e.softmax_chosen:
+            w = self.node("ffn_moe_weights_softmax", "softmax", w)
+        if e.normalise:
+            total = self.node("ffn_moe_weights_sum", "row_sum", w)
+            # llama.cpp's floor, the smallest normal half: the sum cannot be 0, only underflow could make it so.
+            total = self.node("ffn_moe_weights_sum_clamped", "clamp_min", total, lo=6.103515625e-5)
+            w = self.node("ffn_moe_weights_norm", "div", w, total)
+        if e.scale not in (0.0, 1.0):
+            w = self.scaled("ffn_moe_weights_scaled", w, e.scale)
+        return best, w
 
-    def head(self, x: str) -> str:
-        """Logits, with the embedding table as the matrix where the file has no `output.weight`."""
+    def _check_experts(self, e: Experts) -> None:
+        """Every tensor that an expert's number indexes has a row for each of them."""
+        stems = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps", "exp_probs_b")
+        for stem in stems:
+            for suffix in ("weight", "bias", "scale"):
+                shape = self.shapes.get(self.weight(stem, suffix))
+                own = shape is not None and not (stem == "ffn_gate_inp" and suffix == "scale")
+                if own and shape and shape[0] != e.count:
+                    name = self.weight(stem, suffix)
+                    raise AssayError(f"{name}: not one row an expert (found {shape[0]}, expected {e.count})")
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def head(self, x: str, *, norm: bool = True, scale: float = 1.0, cap: float = 0.0) -> Graph:
+        """Norm and logits, with the embedding table as the matrix where the file has no `output.weight`."""
+        if norm:
+            x = self.norm("result_norm", x, "output_norm")
+        self.pool(x)
+        role = "result_output" if scale == 1.0 and not cap else "result_output_proj"
         stem = "output" if self.has("output") else "token_embd"
-        if not self.has("output", "bias"):
-            return self.node("result_output", "linear", x, weights=(self.weight(stem),))
-        y = self.node("result_output_no_bias", "linear", x, weights=(self.weight(stem),))
-        return self.node("result_output", "bias", y, weights=(self.weight("output", "bias"),))
+        if self.has("output", "bias"):
+            y = self.linear("result_output_no_bias", x, stem)
+            y = self.node(role, "bias", y, weights=(self.weight("output", "bias"),))
+        else:
+            y = self.linear(role, x, stem)
+        if scale != 1.0:
+            y = self.scaled("result_output_scaled" if cap else "result_output", y, scale)
+        if cap:
+            self.node("result_output", "softcap", y, cap=cap)
+        return self.graph("result_output")
+
+    def pool(self, x: str) -> str:
+        """One row of all tokens, where the file says how; then through `dense_2` and `dense_3` where it has them."""
+        kind = self.meta.count("pooling_type", 0, least=0)
+        if kind == 0:
+            self.embedding_node = x
+            return x
+        if kind not in POOLING:
+            raise self.meta.error("pooling_type", kind, "0 none, 1 mean, 2 first or 3 last")
+        dense = [stem for stem in ("dense_2", "dense_3") if self.has(stem)]
+        x = self.node("result_embd_pool" if dense else "result_embd_pooled", "pool", x, kind=POOLING[kind])
+        for stem in dense:
+            role = "result_embd_pooled" if stem == dense[-1] else f"result_{stem}"
+            x = self.project(role, x, stem, partial=f"{role}_proj")
+        self.embedding_node = x
+        return x
+
+    def graph(self, output: str) -> Graph:
+        return Graph(tuple(self.nodes), self.shapes, output, embedding=self.embedding_node)
+
+
+_ACTS = {"swiglu": "silu", "geglu": "gelu_tanh"}

@@ -1,18 +1,26 @@
-"""Hyper-parameters, read from metadata with every value checked before anything divides by it."""
+"""Hyper-parameters: the numbers a builder needs, those of a layer in a row of their own.
+
+`HParams.read` takes the keys that all architectures share and gives every layer the same row where the file does.
+A builder then changes the rows its architecture treats otherwise (`each`): a window and another RoPE base on local
+layers, no rotation on every fourth, experts after the leading dense layers.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
+from assay.models.metadata import Metadata
 
-from assay.errors import AssayError
-from assay.gguf import GGUFFile
+_BLOCK = re.compile(r"^blk\.(\d{1,9})\.")
 
-_BLOCK = re.compile(r"^blk\.(\d+)\.")
+
+def yarn_magnitude(factor: float, c: float = 1.0) -> float:
+    """m(c) = 1 + 0.1 c ln(factor) where the context is extended: what YaRN multiplies the rotated values by."""
+    return 1.0 + 0.1 * c * math.log(factor) if factor > 1 else 1.0
 
 
 @dataclass(frozen=True)
@@ -21,162 +29,210 @@ class Rope:
 
     n_rot: int
     base: float
-    kind: str  # "none" | "linear" | "yarn"
-    factor: float  # context extension; positions are divided by it
-    n_ctx_orig: int
-    ext_factor: float
-    attn_factor: float
-    beta_fast: float
-    beta_slow: float
+    mode: str = "norm"  # "norm": pairs (2i, 2i+1); "neox": (i, i + n_rot/2)
+    kind: str = "linear"  # "none" | "linear" | "yarn" | "longrope"
+    factor: float = 1.0  # context extension; positions are divided by it
+    n_ctx_orig: int = 0
+    magnitude: float = 1.0  # multiplies the rotated values, YaRN's own part included
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    factors: str = ""  # tensor that divides each pair's angle
 
-    def attrs(self, mode: str) -> dict[str, Any]:
+    def attrs(self) -> dict[str, Any]:
         """The attributes of a `rope` node; those at their default are left out."""
-        found: dict[str, Any] = {"n_rot": self.n_rot, "base": self.base, "mode": mode}
-        if self.kind != "none":
+        found: dict[str, Any] = {"n_rot": self.n_rot, "base": self.base, "mode": self.mode}
+        magnitude = self.magnitude
+        if self.factor != 1.0:
             found["freq_scale"] = 1.0 / self.factor
         if self.kind == "yarn":
             found |= {
-                "ext_factor": self.ext_factor,
+                "ext_factor": 1.0,
                 "beta_fast": self.beta_fast,
                 "beta_slow": self.beta_slow,
                 "n_ctx_orig": self.n_ctx_orig,
             }
-        if self.attn_factor != 1.0:
-            found["attn_factor"] = self.attn_factor
+            magnitude /= 1.0 + 0.1 * math.log(self.factor)  # the operation multiplies by this
+        if abs(magnitude - 1.0) > 1e-12:
+            found["attn_factor"] = magnitude
         return found
+
+    def unscaled(self, base: float | None = None) -> Rope:
+        """The same rotation over the original context."""
+        return replace(self, kind="none", factor=1.0, magnitude=1.0, factors="", base=base or self.base)
 
 
 @dataclass(frozen=True)
-class HParams:
-    """The numbers every builder needs, under llama.cpp's names."""
+class Experts:
+    """How a layer routes: the choices of a mixture of experts as data."""
 
-    arch: str
-    n_layer: int
-    n_embd: int
+    count: int
+    used: int
+    gate: str = "softmax"  # "softmax" | "sigmoid" | "none": what makes probabilities of the router's logits
+    choose: str = "probs"  # "probs" | "logits": by what the experts are chosen
+    normalise: bool = True  # the weights of the chosen are made to sum to 1
+    softmax_chosen: bool = False  # softmax over the chosen instead
+    scale: float = 1.0  # multiplies the weights
+    groups: int = 1
+    groups_used: int = 1
+    weigh_input: bool = False  # the weights multiply the experts' input, not their output
+    act: str = "swiglu"  # "swiglu" | "geglu" | "swiglu_oai"
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """q * (1 + beta * ln(floor((pos + offset) / unit) + 1)): sharper attention at later positions."""
+
+    beta: float
+    unit: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one block is made of."""
+
     n_head: int
     n_head_kv: int
     n_embd_head: int  # width of a query and key head
     n_embd_head_v: int
-    n_ff: int
+    n_ff: int  # 0 where the file does not say
+    scale: float  # of the scores
+    rope: Rope | None  # None: queries and keys are not rotated
+    window: int = 0  # keys a query sees, itself included; 0: all
+    chunk: int = 0  # attention stays inside chunks of so many positions; 0: no chunks
+    causal: bool = True
+    max_bias: float = 0.0  # ALiBi
+    cap: float = 0.0  # softcap of the scores
+    scale_query: bool = False  # the scale multiplies the query, not the scores
+    temperature: Temperature | None = None
+    experts: Experts | None = None
+
+
+@dataclass(frozen=True)
+class HParams:
+    """The numbers of a model, under llama.cpp's names; `layers` has a row for each block that is run."""
+
+    arch: str
+    n_embd: int
     n_vocab: int
     n_ctx_train: int
     eps: float
-    attn_scale: float
-    window: int  # sliding attention window, 0 for none
-    n_expert: int
-    n_expert_used: int
-    rope: Rope
+    rope: Rope  # as the file describes it; a layer's row says what the layer does
+    layers: tuple[Layer, ...]
+
+    # Where all layers are alike, these are every layer's; else the first one's.
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.layers)
+
+    @property
+    def n_head(self) -> int:
+        return self.layers[0].n_head
+
+    @property
+    def n_head_kv(self) -> int:
+        return self.layers[0].n_head_kv
+
+    @property
+    def n_embd_head(self) -> int:
+        return self.layers[0].n_embd_head
+
+    @property
+    def n_embd_head_v(self) -> int:
+        return self.layers[0].n_embd_head_v
+
+    @property
+    def n_ff(self) -> int:
+        return self.layers[0].n_ff
+
+    @property
+    def attn_scale(self) -> float:
+        return self.layers[0].scale
+
+    @property
+    def n_expert(self) -> int:
+        return max((layer.experts.count for layer in self.layers if layer.experts), default=0)
+
+    @property
+    def n_expert_used(self) -> int:
+        return max((layer.experts.used for layer in self.layers if layer.experts), default=0)
+
+    def each(self, change: Callable[[int, Layer], Layer]) -> HParams:
+        """With every layer's row replaced by what `change` makes of it."""
+        return replace(self, layers=tuple(change(i, layer) for i, layer in enumerate(self.layers)))
 
     @staticmethod
-    def read(file: GGUFFile, arch: str) -> HParams:
-        """Read and check; a bad value names its key, what was found and what was expected."""
-        get = _Reader(file, arch)
-        n_layer = get.count("block_count")
-        n_embd = get.count("embedding_length")
-        n_head = get.count("attention.head_count")
-        n_head_kv = get.count("attention.head_count_kv", n_head)
-        if n_head % n_head_kv:
-            raise get.error("attention.head_count_kv", n_head_kv, f"a divisor of head_count {n_head}")
-        if "attention.key_length" not in get and n_embd % n_head:
-            raise get.error("attention.head_count", n_head, f"a divisor of embedding_length {n_embd}")
-        n_embd_head = get.count("attention.key_length", n_embd // n_head)
-        _check_blocks(file, get, n_layer)
-        n_expert = get.count("expert_count", 0, least=0)
-        n_expert_used = get.count("expert_used_count", 0, least=0)
-        if n_expert_used > n_expert or (n_expert and not n_expert_used):
-            raise get.error("expert_used_count", n_expert_used, f"1 to expert_count {n_expert}")
-        return HParams(
-            arch=arch,
-            n_layer=n_layer,
-            n_embd=n_embd,
-            n_head=n_head,
-            n_head_kv=n_head_kv,
-            n_embd_head=n_embd_head,
-            n_embd_head_v=get.count("attention.value_length", n_embd_head),
-            n_ff=get.count("feed_forward_length"),
-            n_vocab=_vocabulary(file),
-            n_ctx_train=get.count("context_length"),
-            eps=get.positive("attention.layer_norm_rms_epsilon", 1e-5),
-            attn_scale=get.positive("attention.scale", 1.0 / math.sqrt(n_embd_head)),
-            window=get.count("attention.sliding_window", 0, least=0),
-            n_expert=n_expert,
-            n_expert_used=n_expert_used,
-            rope=_rope(get, n_embd_head),
-        )
+    def read(
+        meta: Metadata, tensors: Collection[str], n_vocab: int, *, norm: str = "rms", mode: str = "norm"
+    ) -> HParams:
+        """The keys that all architectures share; `norm` is the kind whose eps is wanted, `mode` the pairing of RoPE."""
+        blocks = meta.count("block_count")
+        _check_blocks(meta, tensors, blocks)
+        n_layer = blocks - meta.count("nextn_predict_layers", 0, least=0)  # the last ones only draft
+        if n_layer < 1:
+            raise meta.error("nextn_predict_layers", blocks - n_layer, f"less than the {blocks} blocks")
+        n_embd = meta.count("embedding_length")
+        heads = meta.counts("attention.head_count", blocks)
+        kv_heads = meta.counts("attention.head_count_kv", blocks, tuple(heads))
+        for n_head, n_head_kv in zip(heads, kv_heads, strict=True):
+            if n_head % n_head_kv:
+                raise meta.error("attention.head_count_kv", n_head_kv, f"a divisor of head_count {n_head}")
+        if "attention.key_length" not in meta and n_embd % heads[0]:
+            raise meta.error("attention.head_count", heads[0], f"a divisor of embedding_length {n_embd}")
+        width = meta.count("attention.key_length", n_embd // heads[0])
+        width_v = meta.count("attention.value_length", max(1, n_embd // heads[0]))
+        n_ff = meta.counts("feed_forward_length", blocks, 0, least=0)
+        rope = read_rope(meta, meta.count("rope.dimension_count", width), mode)
+        eps = meta.positive("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon")
+        experts, causal = _experts(meta, blocks), meta.flag("attention.causal", True)
+        layers = [
+            Layer(heads[i], kv_heads[i], width, width_v, n_ff[i], width**-0.5, rope, causal=causal, experts=experts[i])
+            for i in range(n_layer)
+        ]
+        n_ctx = meta.count("context_length")
+        return HParams(meta.arch, n_embd, n_vocab, n_ctx, eps, rope, tuple(layers))
 
 
-class _Reader:
-    """Reads `arch.key` and complains in one voice."""
-
-    def __init__(self, file: GGUFFile, arch: str) -> None:
-        self.file, self.arch = file, arch
-
-    def __contains__(self, key: str) -> bool:
-        return f"{self.arch}.{key}" in self.file.metadata
-
-    def error(self, key: str, found: object, expected: str) -> AssayError:
-        return AssayError(f"{self.file.path}: {self.arch}.{key}: bad value (found {found}, expected {expected})")
-
-    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number in 1..2^31-1; an array is accepted where all layers agree."""
-        full = f"{self.arch}.{key}"
-        if full not in self.file.metadata:
-            if default is None:
-                raise AssayError(f"{self.file.path}: {full}: missing from the metadata; the file is incomplete")
-            return default
-        value = self.file.metadata[full]
-        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
-            if value.size == 0 or (value != value[0]).any():
-                raise self.error(key, "different values per layer", "one value for all layers")
-            value = int(value[0])
-        else:
-            value = self.file.get_int(full)
-        if not least <= value < 2**31:
-            raise self.error(key, value, f"{least} to 2147483647")
-        return value
-
-    def positive(self, key: str, default: float) -> float:
-        value = float(self.file.get_float(f"{self.arch}.{key}", default))
-        if not (math.isfinite(value) and value > 0):
-            raise self.error(key, value, "a finite number above 0")
-        return value
-
-
-def _rope(get: _Reader, n_embd_head: int) -> Rope:
-    n_rot = get.count("rope.dimension_count", n_embd_head)
-    if n_rot % 2 or n_rot > n_embd_head:
-        raise get.error("rope.dimension_count", n_rot, f"an even number up to the head width {n_embd_head}")
-    kind = get.file.get_str(f"{get.arch}.rope.scaling.type", "")
-    factor = get.positive("rope.scaling.factor", get.positive("rope.scale_linear", 1.0))
-    if kind == "":
-        kind = "linear" if factor != 1.0 else "none"
-    if kind not in ("none", "linear", "yarn"):
-        raise get.error("rope.scaling.type", repr(kind), "none, linear or yarn")
-    n_ctx_orig = get.count("rope.scaling.original_context_length", get.count("context_length"))
+def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
+    """Base and scaling; YaRN's magnitude is the one of most architectures, m(1)."""
+    if n_rot % 2:
+        raise meta.error("rope.dimension_count", n_rot, "an even number")
+    kind = meta.choice("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
+    key = "rope.scaling.factor" if "rope.scaling.factor" in meta else "rope.scale_linear"
+    factor = meta.number(key, 1.0) or 1.0  # 0 is written for none
+    if factor < 1e-3:
+        raise meta.error(key, factor, "0.001 or more")
+    factor = 1.0 if kind == "none" else factor
+    base = meta.positive("rope.freq_base", 10000.0)
+    if base == 1.0:
+        raise meta.error("rope.freq_base", base, "another number than 1")
+    magnitude = meta.positive("rope.scaling.attn_factor", 1.0)
     return Rope(
         n_rot=n_rot,
-        base=get.positive("rope.freq_base", 10000.0),
+        base=base,
+        mode=mode,
         kind=kind,
-        factor=factor if kind != "none" else 1.0,
-        n_ctx_orig=n_ctx_orig,
-        ext_factor=get.positive("rope.scaling.yarn_ext_factor", 1.0) if kind == "yarn" else 0.0,
-        attn_factor=get.positive("rope.scaling.attn_factor", 1.0),
-        beta_fast=get.positive("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=get.positive("rope.scaling.yarn_beta_slow", 1.0),
+        factor=factor,
+        n_ctx_orig=meta.count("rope.scaling.original_context_length", meta.count("context_length")),
+        magnitude=magnitude * yarn_magnitude(factor) if kind == "yarn" else magnitude,
     )
 
 
-def _vocabulary(file: GGUFFile) -> int:
-    """Rows of the embedding table: the only vocabulary size that cannot lie."""
-    table = file.tensors.get("token_embd.weight")
-    if table is None or len(table.shape) != 2:
-        raise AssayError(f"{file.path}: token_embd.weight: missing or not a matrix; there is no model in this file")
-    return table.shape[0]
+def _experts(meta: Metadata, blocks: int) -> list[Experts | None]:
+    """The number of experts and how many are used; how they are chosen is the architecture's own."""
+    count = meta.count("expert_count", 0, least=0)
+    used = meta.counts("expert_used_count", blocks, 0, least=0)
+    for n in used:
+        if n > count or (count and not n):
+            raise meta.error("expert_used_count", n, f"1 to expert_count {count}")
+    return [Experts(count, n) if count else None for n in used]
 
 
-def _check_blocks(file: GGUFFile, get: _Reader, n_layer: int) -> None:
-    """Before anybody loops over `n_layer`: the file must hold exactly those blocks."""
-    present = {int(m[1]) for name in file.tensors if (m := _BLOCK.match(name))}
+def _check_blocks(meta: Metadata, tensors: Collection[str], blocks: int) -> None:
+    """Before anybody loops over the blocks: the file must hold exactly those, but for draft layers it may lack."""
+    present = {int(m[1]) for name in tensors if (m := _BLOCK.match(name))}
     top = max(present, default=-1) + 1
-    if top != n_layer:
-        raise get.error("block_count", n_layer, f"{top}, the blocks whose tensors are present")
+    least = blocks - meta.count("nextn_predict_layers", 0, least=0)
+    if not least <= top <= blocks:
+        raise meta.error("block_count", blocks, f"{top}, the blocks whose tensors are present")

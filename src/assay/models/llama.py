@@ -1,30 +1,73 @@
-"""The `llama` architecture: Llama 1/2/3, TinyLlama, SmolLM2, Mistral, and Mixtral's experts.
+"""llama: Llama 1/2/3, TinyLlama, SmolLM2, Mistral, Mixtral's experts; and the many that changed one thing in it.
 
-    x = x + Wo · attention(rope(Wq n), rope(Wk n), Wv n)        n = rms_norm(x)
-    x = x + Wdown (silu(Wgate m) * Wup m)                       m = rms_norm(x)
-
-Tensors that a file may or may not have (biases, a separate head, `rope_freqs`, experts, a fused `attn_qkv`)
-are looked up by name; what is there is used.
+x = x + Wo · attention(rope(Wq n), rope(Wk n), Wv n)        n = rms_norm(x)
+x = x + Wdown (silu(Wgate m) * Wup m)                       m = rms_norm(x)
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from assay.graph import Graph
-from assay.models.blocks import Builder, Shapes
-from assay.models.hparams import HParams
+from assay.models.blocks import Builder
+from assay.models.hparams import Temperature, yarn_magnitude
 
 
-def build(shapes: Shapes, hp: HParams) -> Graph:
-    b = Builder(shapes, hp, rope_mode="norm")
+def decoder(b: Builder, x: str, *, ffn_norm: tuple[str, str] = ("ffn_norm", "ffn_norm"), act: str = "swiglu") -> str:
+    """The blocks: each part on a norm of the stream, and added to it. `ffn_norm`: the second norm's node and tensor."""
+    for _ in b.blocks():
+        x = b.add("ffn_inp", b.attention(b.norm("attn_norm", x)), x)
+        norm = b.norm(ffn_norm[0], x, ffn_norm[1])
+        x = b.add("l_out", b.experts(norm) if b.here.experts else b.ffn(norm, act), x)
+    return x
+
+
+def llama(b: Builder, mode: str = "norm") -> Graph:
+    b.read(mode=mode)
+    b.rope_factors()
+    return b.head(decoder(b, b.embedding()))
+
+
+def exaone(b: Builder) -> Graph:
+    """Llama with the other pairs."""
+    return llama(b, "neox")
+
+
+def mistral3(b: Builder) -> Graph:
+    """YaRN with its own magnitude m(1) / m(c) and bounds; queries grow with the position."""
+    hp = b.read()
+    c = b.meta.number("rope.scaling.yarn_log_multiplier", 0.0)
+    beta = b.meta.number("attention.temperature_scale", 0.0)
+    rope = replace(
+        hp.rope,
+        beta_fast=b.meta.positive("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=b.meta.positive("rope.scaling.yarn_beta_slow", 1.0),
+    )
+    if c and rope.kind == "yarn":
+        rope = replace(rope, magnitude=rope.magnitude / yarn_magnitude(rope.factor, c))
+    temperature = Temperature(beta, rope.n_ctx_orig) if beta else None
+    b.hp = hp.each(lambda i, row: replace(row, rope=rope, temperature=temperature))
+    b.rope_factors()
+    return b.head(decoder(b, b.embedding()))
+
+
+def smollm3(b: Builder) -> Graph:
+    """Every fourth layer is not rotated."""
+    hp = b.read()
+    b.hp = hp.each(lambda i, row: replace(row, rope=None) if (i + 1) % 4 == 0 else row)
+    return b.head(decoder(b, b.embedding()))
+
+
+def hunyuan(b: Builder) -> Graph:
+    """q/k norm after the rotation; the base grows with `rope.scaling.alpha`."""
+    hp = b.read(mode="neox")
+    alpha, width = b.meta.number("rope.scaling.alpha", 0.0), hp.n_embd_head
+    if alpha > 0 and width > 2:
+        base = hp.rope.base * alpha ** (width / (width - 2))
+        b.hp = hp.each(lambda i, row: replace(row, rope=replace(hp.rope, base=base)))
+    b.rope_factors()
     x = b.embedding()
-    for layer in range(hp.n_layer):
-        b.layer = layer
-        norm = b.rms_norm("attn_norm", x)
-        attn = b.project("attn_out", b.attention(norm), "attn_output", partial="attn_out_proj")
-        x = b.node("ffn_inp", "add", attn, x)
-        norm = b.rms_norm("ffn_norm", x)
-        ffn = b.experts(norm) if hp.n_expert else b.ffn(norm)
-        x = b.node("l_out", "add", ffn, x)
-    b.layer = None
-    b.head(b.rms_norm("result_norm", x, weight="output_norm"))
-    return b.graph()
+    for _ in b.blocks():
+        x = b.add("ffn_inp", b.attention(b.norm("attn_norm", x), norm_last=True), x)
+        x = b.add("l_out", b.ffn(b.norm("ffn_norm", x)), x)
+    return b.head(x)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.graph import Graph
-from assay.models import llama
-from assay.models.blocks import Shapes
+from assay.models.blocks import Builder
+from assay.models.catalogue import ARCHITECTURES
 from assay.models.hparams import HParams
-
-# A new architecture is one file and one row here.
-BUILDERS: dict[str, Callable[[Shapes, HParams], Graph]] = {
-    "llama": llama.build,
-}
+from assay.models.metadata import Metadata
 
 
 @dataclass(frozen=True)
@@ -26,17 +22,28 @@ class Model:
     hparams: HParams
     graph: Graph
 
+    def at(self, n_ctx: int) -> Model:
+        """The model for a context of `n_ctx` positions: another graph where the file has RoPE factors by length."""
+        return load(self.file, n_ctx) if "rope_factors_long.weight" in self.file.tensors else self
 
-def load(file: GGUFFile) -> Model:
-    """Read the hyper-parameters, build the graph and check it against the tensors of the file."""
+
+def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
+    """Read the hyper-parameters, build the graph and check it against the tensors of the file.
+
+    `n_ctx` is the context in use, by default the one of the training.
+    """
     arch = file.get_str("general.architecture")
-    if arch not in BUILDERS:
-        raise AssayError(
-            f"{file.path}: general.architecture: unknown architecture {arch!r}; known are {', '.join(BUILDERS)}"
-        )
-    hparams = HParams.read(file, arch)
+    if arch not in ARCHITECTURES:
+        near = get_close_matches(arch, ARCHITECTURES, 1)
+        hint = f"; the nearest known is {near[0]}" if near else ""
+        where = f"{file.path}: general.architecture"
+        raise AssayError(f"{where}: unknown architecture {arch!r}{hint}; known are {', '.join(ARCHITECTURES)}")
+    builder = Builder(
+        Metadata(file.metadata, arch, str(file.path)), {name: info.shape for name, info in file.tensors.items()}, n_ctx
+    )
     try:
-        graph = BUILDERS[arch]({name: info.shape for name, info in file.tensors.items()}, hparams).check()
+        graph = ARCHITECTURES[arch].build(builder).check()
     except AssayError as error:
-        raise AssayError(f"{file.path}: {error}") from error
-    return Model(file, hparams, graph)
+        text = str(error)
+        raise AssayError(text if text.startswith(f"{file.path}: ") else f"{file.path}: {text}") from error
+    return Model(file, builder.hp, graph)

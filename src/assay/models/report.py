@@ -67,9 +67,9 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
 
 def _memory(model: Model, weights: int, context: int | None) -> dict[str, int]:
     """Bytes for the weights as stored, and for an f16 cache of keys and values over the whole context."""
-    hp = model.hparams
-    n_ctx = context or hp.n_ctx_train
-    cache = 2 * hp.n_layer * n_ctx * hp.n_head_kv * (hp.n_embd_head + hp.n_embd_head_v)
+    n_ctx = context or model.hparams.n_ctx_train
+    rows = [model.graph.shapes[node.name] for node in model.graph if node.op == "cache"]
+    cache = 2 * n_ctx * sum(int(heads) * int(width) for _, heads, width in rows)
     return {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
 
 

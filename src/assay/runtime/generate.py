@@ -15,8 +15,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from assay.engines.base import PagedEngine
 from assay.errors import AssayError
@@ -108,6 +109,40 @@ class Result:
         return found
 
 
+class Pending(Protocol):
+    """Something that has a result or an error when it is over."""
+
+    @property
+    def over(self) -> bool: ...
+
+    @property
+    def result(self) -> Result: ...
+
+    def begin(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+Work = TypeVar("Work", bound=Pending)
+
+
+class Failed:
+    """A generation that could not even begin."""
+
+    over = True
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    @property
+    def result(self) -> Result:
+        raise self._error
+
+    def begin(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
 class Generator:
     """One engine, one tokenizer, one cache: generations one after the other or together, prefixes reused."""
 
@@ -180,13 +215,13 @@ class Generator:
             )
         return ids
 
-    def together(self, generations: Iterable[Generation]) -> Iterator[Generation]:
+    def together(self, generations: Iterable[Work]) -> Iterator[Work]:
         """Run them all, sharing steps; each is given when it and those before it have ended, or failed.
 
         They are taken from the iterable as room for them comes, so it may be long.
         """
         source = iter(generations)
-        begun: deque[Generation] = deque()
+        begun: deque[Work] = deque()
         try:
             while True:
                 while len(begun) < _AHEAD and len(self.scheduler.waiting) < self.scheduler.most:
@@ -205,10 +240,24 @@ class Generator:
             for generation in begun:
                 generation.cancel()
 
+    @contextmanager
+    def exclusive(self) -> Iterator[PagedEngine]:
+        """The engine for something else than generating. The cache is empty then, and afterwards."""
+        with self.lock:
+            if self.scheduler.running or self.scheduler.waiting:
+                raise AssayError("model: a generation is under way; let it end first")
+            self.pages.clear()
+            yield self.engine
+
     def step(self) -> None:
         """Compute once, for everybody."""
         with self.lock:
             deliver(self.scheduler.step())
+
+    def tell(self) -> None:
+        """What there is to tell, without computing."""
+        with self.lock:
+            deliver(self.scheduler.news())
 
 
 class Generation:
@@ -295,7 +344,7 @@ class Generation:
         """Let go of what it holds. It ends as interrupted, if it had not ended."""
         with self._generator.lock:
             self._generator.scheduler.cancel([self._sequence])
-            deliver(self._generator.scheduler.news())
+            self._generator.tell()
 
     def __iter__(self) -> Iterator[Event]:
         self.begin()

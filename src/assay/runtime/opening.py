@@ -16,6 +16,7 @@ from pathlib import Path
 
 from assay import engines
 from assay.engines.base import PAGE, PagedEngine
+from assay.engines.cache import natural_kv_type, page_bytes
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, open_file
 from assay.models import Model, load
@@ -49,13 +50,14 @@ class Opened:
     def __init__(self, file: GGUFFile, options: Options) -> None:
         self.file = file
         self.options = options
-        self.model: Model = load(file)
+        model = load(file)
         self.tokenizer = Tokenizer.from_gguf(file)
-        trained = self.model.hparams.n_ctx_train
+        trained = model.hparams.n_ctx_train
         asked = options.ctx_size
         if asked is not None and asked > MAX_CTX:
             raise AssayError(f"--ctx-size: too large (found {asked}, at most {MAX_CTX})")
         self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
+        self.model: Model = model.at(self.n_ctx)
         positions = max(SHARED_CACHE if options.cache_size is None else options.cache_size, self.n_ctx)
         self.n_pages = -(-positions // PAGE)
 
@@ -81,6 +83,13 @@ class Opened:
         return dry_breakers(
             pieces, lambda text: self.tokenizer.encode(text, add_special=False, parse_special=False), strings
         )
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page of the cache, in the type that the engine will keep it in; once it is there, `memory` says it."""
+        name = self.options.engine or engines.default_name()
+        kv_type = self.options.kv_type or natural_kv_type(name, self.options.precision)
+        return page_bytes(self.model.graph, kv_type)
 
     def engine(self) -> PagedEngine:
         """Slow: the weights are read and brought into the engine's form."""

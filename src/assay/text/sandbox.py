@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from functools import lru_cache
+from types import GeneratorType
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
@@ -46,17 +47,29 @@ def _raise_exception(message: object) -> None:
 def _tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
     """Plain JSON, as templates are written for; Jinja's own filter escapes HTML."""
     allowed = {k: v for k, v in options.items() if k in ("indent", "separators", "sort_keys")}
-    return json.dumps(value, ensure_ascii=ensure_ascii, **allowed)
+    return json.dumps(value, ensure_ascii=ensure_ascii, default=_listed, **allowed)
+
+
+def _listed(value: Any) -> list[Any]:
+    """What `map` and `select` give, for templates that forget `|list`."""
+    if isinstance(value, GeneratorType):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Lists may grow and shrink: some templates keep a queue, and every list dies with its request."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
     environment.filters["tojson"] = _tojson
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return environment

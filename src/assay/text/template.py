@@ -1,10 +1,13 @@
 """Chat templates: a list of messages to the text the model was trained on.
 
-The template comes out of the file and is run in the box (`assay.system.box`), by `assay.text.sandbox`.
+The template comes out of the file and is run in the box (`assay.system.box`), by `assay.text.sandbox`. It sees what
+`transformers` would show it. Where it cannot take messages as OpenAI's clients write them, they are written otherwise
+(`assay.text.rewrites`) until it can.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.system.box import LIMITS, Box
 from assay.text.builtin import TEMPLATES
+from assay.text.rewrites import dropped_system, fold_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
 
 KEY = "tokenizer.chat_template"
@@ -21,7 +25,9 @@ MAX_TEMPLATE = 1 << 20
 
 Message = Mapping[str, Any]
 _OTHERWISE = "use --raw for none or --template NAME for another"
-_OURS = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
+_TOKENS = ("bos", "eos", "unk", "sep", "pad", "mask")
+_OURS = frozenset({"messages", "tools", "add_generation_prompt", *(f"{role}_token" for role in _TOKENS)})
+_RESCUED = ("refused", "undefined", "template")  # faults that other messages may not have
 _WHAT_HAPPENED = {
     "refused": "does not take these messages",
     "long": "its output is too long",
@@ -38,15 +44,16 @@ _box = Box("template", Path(__file__).with_name("sandbox.py"))
 
 
 class ChatTemplate:
-    """A template with the vocabulary's BOS and EOS texts."""
+    """A template with the texts of the vocabulary's own tokens."""
 
-    def __init__(self, source: str, *, name: str, bos: str = "", eos: str = "", tool_source: str | None = None) -> None:
+    def __init__(self, source: str, *, name: str, tool_source: str | None = None, **tokens: str) -> None:
+        """`tokens`: bos, eos, unk, sep, pad, mask, as texts."""
         if (length := max(len(source), len(tool_source or ""))) > MAX_TEMPLATE:
             raise AssayError(f"{name}: the template is too long (found {length}, at most {MAX_TEMPLATE} characters)")
         self.source = source
         self.tool_source = tool_source or source  # some files have a second one for prompts with tools
         self.name = name
-        self._tokens = {"bos_token": bos, "eos_token": eos}
+        self._tokens = {"bos_token": "", "eos_token": "", **{f"{role}_token": text for role, text in tokens.items()}}
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -85,10 +92,9 @@ class ChatTemplate:
 
     @classmethod
     def _for(cls, tokenizer: Tokenizer, source: str, name: str, tool_source: str | None = None) -> ChatTemplate:
-        def text(token: int | None) -> str:
-            return "" if token is None else tokenizer.vocab.tokens[token]
-
-        return cls(source, name=name, bos=text(tokenizer.bos), eos=text(tokenizer.eos), tool_source=tool_source)
+        special, tokens = tokenizer.vocab.special, tokenizer.vocab.tokens
+        texts = {role: tokens[special[role]] for role in _TOKENS if role in special}
+        return cls(source, name=name, tool_source=tool_source, **texts)
 
     @staticmethod
     def warm() -> None:
@@ -114,17 +120,23 @@ class ChatTemplate:
         if taken:
             raise AssayError(f"chat template: {', '.join(sorted(taken))}: cannot be set as a template argument")
         given = {
+            "documents": None,
             **variables,
             **self._tokens,
-            "messages": [dict(message) for message in messages],
+            "messages": [with_reasoning(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        until = time.monotonic() + timeout
         answer = self._ask(given, timeout)
-        folded = _fold_system(given["messages"])
-        if folded and (answer.get("fault") == "refused" or _dropped(given["messages"][0], answer.get("text"))):
-            second = self._ask({**given, "messages": folded}, timeout)
-            answer = second if "text" in second else answer
+        dropped = dropped_system(given["messages"], answer.get("text"))
+        if dropped or answer.get("fault") in _RESCUED:
+            for other in [fold_system(given)] if dropped else rewritten(given):
+                left = until - time.monotonic()
+                second = self._ask(other, left) if other and left > 0 else {}
+                if "text" in second and not dropped_system(given["messages"], second["text"]):
+                    answer = second
+                    break
         if "text" in answer:
             return answer["text"]
         raise AssayError(f"{self.name}: {self._complaint(answer, timeout)}; {_OTHERWISE}")
@@ -144,20 +156,6 @@ class ChatTemplate:
         if fault == "died":
             return "brought its process down"
         return f"{_WHAT_HAPPENED[fault]} ({' '.join(answer['message'].split()):.300})"
-
-
-def _fold_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """The messages with the system message inside the first user message; None where that cannot be done."""
-    if len(messages) < 2 or messages[0].get("role") != "system" or messages[1].get("role") != "user":
-        return None
-    texts = [message.get("content") for message in messages[:2]]
-    if not all(isinstance(text, str) for text in texts):
-        return None
-    return [{**messages[1], "content": f"{texts[0]}\n{texts[1]}"}, *messages[2:]]
-
-
-def _dropped(system: dict[str, Any], text: str | None) -> bool:
-    return text is not None and str(system["content"]).strip() not in text
 
 
 def encode_chat(

@@ -15,7 +15,7 @@ from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.lines import half_unit, number, pieces, sharpened, strip
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.logs import read_log
-from assay.verify.dumps.observation import Dump, Observation
+from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.patterns import Pattern
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
@@ -219,29 +219,3 @@ def test_a_log_is_judged(model: Model, truth: Dump, tmp_path: Path) -> None:
     assert judge(model, dump).verdict == "same"
     (tmp_path / "x.log").write_text(text.replace("first_10=[", "first_10=[1"))
     assert not judge(model, load_dump(tmp_path / "x.log", model))
-
-
-# -- contradictions ----------------------------------------------------------------------------------------------
-
-
-def say(**kinds: object) -> Dump:
-    return Dump("x", observations=tuple(Observation("l_out-0", k, v, foreign=k) for k, v in kinds.items()))
-
-
-@pytest.mark.parametrize(
-    ("kinds", "words"),
-    [
-        ({"min": 1.0, "max": 0.5}, "the min 1 exceeds the max 0.5"),
-        ({"mean": 2.0, "rms": 1.0}, "the mean 2 exceeds the rms 1"),
-        ({"rms": 3.0, "min": -1.0, "max": 2.0}, "the rms 3 exceeds the largest value 2"),
-        ({"first": (0.1, -7.0), "min": -6.0}, "below the minimum of -6"),
-        ({"values": [[1.0, 2.0]], "sum": 4.0}, "the sum is said to be 4 but the values give 3"),
-    ],
-)
-def test_contradictions(kinds: dict[str, object], words: str) -> None:
-    (line,) = contradictions(say(**kinds))
-    assert words in line
-
-
-def test_consistent_statements_are_no_contradiction() -> None:
-    assert not contradictions(say(min=-1.0, max=2.0, mean=0.1, rms=1.0, first=(0.5, 2.0), sum=3.0))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.runtime.pooling import POOLED, pool
 from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
@@ -16,8 +17,6 @@ from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Reply, json_reply
 from assay.serve.pool.models import Entry
 from assay.serve.pool.reader import Reader
-
-POOLED = "result_norm"  # what the head reads, and so the most that the model knows of a token
 
 
 async def models(call: Call, _: None) -> Reply:
@@ -100,9 +99,7 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     as_text = request.encoding_format == "base64"
     data = []
     for index, sequence in enumerate(reader.sequences):
-        rows = np.concatenate(sequence.nodes[POOLED]).astype(np.float64)
-        vector = rows[-1] if request.pooling == "last" else rows.mean(axis=0)
-        vector = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
+        vector = pool(np.concatenate(sequence.nodes[POOLED]), request.pooling or "mean")
         value = base64.b64encode(vector.tobytes()).decode() if as_text else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": value})
     total = sum(map(len, texts))

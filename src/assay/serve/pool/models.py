@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from assay.engines.base import PAGE
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.runtime.opening import Opened, Options
@@ -32,10 +31,8 @@ class Entry(Opened):
         _ = self.template  # one that cannot work is refused now
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
-        weights = sum(t.nbytes for t in self.file.tensors.values())
-        hp = self.model.hparams
-        position = 2 * hp.n_layer * hp.n_head_kv * (hp.n_embd_head + hp.n_embd_head_v)  # a half each
-        self.bytes = weights + self.n_pages * PAGE * position
+        self._weights = sum(t.nbytes for t in self.file.tensors.values())
+        self.bytes = self._weights + self.n_pages * self.page_bytes
         self.worker: Worker | None = None
         self.loading = False
         self.users = 0
@@ -43,8 +40,10 @@ class Entry(Opened):
 
     def load(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Worker:
         """Build the engine and start its thread. Slow: not for the event loop."""
+        engine = self.engine()
+        self.bytes = self._weights + self.n_pages * (engine.memory.page or self.page_bytes)
         scheduler = Scheduler(
-            self.engine(), self.tokenizer, n_ctx=self.n_ctx,
+            engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
         )  # fmt: skip
         return Worker(scheduler, waiting=limits.waiting, post=post)

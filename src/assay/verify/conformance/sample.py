@@ -1,5 +1,6 @@
 """A text of our own to measure on, where the user gives none: plain English with a few names and numbers."""
 
+PROMPT = "The capital of France is"  # what a model is fed where nothing else is said
 TEXT = """\
 The lighthouse keeper wrote a line in his book every evening: the hour at which the lamp was lit, the direction of the
 wind, and the ships that passed. On the ninth of March 1887 he noted three, two of them under sail. The third was a

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, Chunk, Engine
+from assay.engines.base import Chunk, Engine, pages_for
 from assay.engines.reference import evaluate
 from assay.errors import AssayError
 from assay.models import Model
@@ -123,7 +123,7 @@ def logits(
         part = ids[start : start + window]
         if len(part) < 2:
             break
-        pages = np.arange(-(-len(part) // PAGE), dtype=np.int32)
+        pages = np.arange(pages_for(len(part)), dtype=np.int32)
         both = [_log_softmax(e.forward([Chunk(part, 0, pages, "all")])[0].logits) for e in (a, b)]
         kl.append(np.sum(np.exp(both[0]) * (both[0] - both[1]), axis=-1))
         same += int((both[0].argmax(-1) == both[1].argmax(-1)).sum())

@@ -14,6 +14,7 @@ from assay.verify.diagnosis.relations import Relation, describe
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS
+from assay.verify.faults.kinds import ANOTHER_RUN
 
 Array = NDArray[Any]
 
@@ -55,13 +56,9 @@ def next_observation(lab: Lab, unit: Unit, causes: Sequence[Cause], unexplained:
 def _segment_of(lab: Lab, name: str, unit: Unit) -> tuple[str, ...]:
     if name == unit.target:
         return unit.segment
-    found: list[str] = []
-    for node in reversed(lab.graph.nodes):
-        if node.name == name or any(node.name in lab.graph[f].inputs for f in found):
-            if node.name in lab.theirs and node.name != name:
-                continue
-            found.append(node.name)
-    return tuple(reversed(found))
+    known = lab.theirs.keys() - {name}
+    found = lab.graph.ancestors([name], known) - known
+    return tuple(node.name for node in lab.graph if node.name in found)
 
 
 def splitting(lab: Lab, unit: Unit, cause: Cause, others: Sequence[str]) -> str:
@@ -74,19 +71,18 @@ def splitting(lab: Lab, unit: Unit, cause: Cause, others: Sequence[str]) -> str:
                 h = Hypothesis(fault, variant, p)
                 if not lab.fit(h, unit).explained and fault != cause.fault:
                     continue
-                try:
-                    values.append((fault, lab.predict(h, unit, unit.segment)))
-                except (ValueError, KeyError, IndexError):
-                    continue
-                break
+                made = lab.predict(h, unit, unit.segment)
+                if made is not None:
+                    values.append((fault, made))
+                    break
     for name in unit.segment[:-1]:
         for fault, value in values[1:]:
             ours = values[0][1][name]
             if not _alike(ours, value[name]):
                 return f"dump {name}: it tells {cause.fault} from {fault}"
-    probe = FAULTS[others[0]].probe
-    if ">" in probe or "batch" in probe or "twice" in probe:
-        return f"{cause.fault} and {others[0]} give the same values here; a probe that tells them apart: {probe}"
+    other = FAULTS[others[0]]
+    if other.run in ANOTHER_RUN:
+        return f"{cause.fault} and {other.id} give the same values here; a probe that tells them apart: {other.probe}"
     return f"nothing can tell {cause.fault} from {others[0]} here: two names for the same computation"
 
 

@@ -7,13 +7,13 @@ each feed names the sequence that was really computed and, for every row of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from assay.engines.reference import interpret
 from assay.verify.diagnosis.candidates import confidence
-from assay.verify.diagnosis.lab import Fit, Lab
+from assay.verify.diagnosis.lab import NEVER, Fit, Lab
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import inputs_of, token_axis
 from assay.verify.judge.diff import Diff, NodeVerdict
@@ -81,11 +81,7 @@ def other_feed(lab: Lab, diff: Diff, say: Callable[[str], None]) -> Cause | None
     if not wrong:
         return None
     say("trying other feeds of the same tokens")
-    was, lab.carried = lab.carried, True
-    try:
-        return _matching(lab, names, wrong, tokens, prompt)
-    finally:
-        lab.carried = was
+    return _matching(lab.on(replace(lab.terms, carried=True)), names, wrong, tokens, prompt)
 
 
 def _matching(lab: Lab, names: list[str], wrong: list[NodeVerdict], tokens: list[int], prompt: int) -> Cause | None:
@@ -101,7 +97,7 @@ def _matching(lab: Lab, names: list[str], wrong: list[NodeVerdict], tokens: list
         if share >= 0.9 and left < 0.1 * deviation and fits[wrong[0].name].explained:
             first = wrong[0]
             after = fits[first.name]
-            before = Fit(float(first.evidence.carried[lab.arithmetic]), first.evidence.nmse, after.count)
+            before = Fit(float(first.evidence.carried[lab.terms.arithmetic]), first.evidence.nmse, after.count)
             explained = tuple(n.name for n in wrong if fits[n.name].explained)
             return Cause(
                 fault=feed.fault,
@@ -129,7 +125,7 @@ def compare_feed(
         if skip:
             whole = lab.dump.values(name)
             if whole is None:
-                fits[name] = Fit(np.inf, np.inf, 0)
+                fits[name] = NEVER
                 continue
             head = [slice(None)] * shown.ndim
             head[axis] = slice(0, skip)

@@ -40,27 +40,28 @@ def by_nodes(
             unexplained.append(first.target)
             open_units.pop(first.target)
             continue
-        cause, nodes = found
+        cause, nodes, lab = found
         causes.append(cause)
         for name in nodes:
             open_units.pop(name, None)
-        for name in [n for n in open_units if lab.evidence[n].local[lab.arithmetic] <= 1]:
+        for name in [n for n in open_units if lab.evidence[n].local[lab.terms.arithmetic] <= 1]:
             open_units.pop(name)  # noise, now that a coarser arithmetic is known
     return _conclude(lab, diff, wrong, causes, [*unexplained, *open_units])
 
 
 def _explain(
     lab: Lab, first: Unit, units: Sequence[Unit], right: Sequence[NodeVerdict], *, deep: bool = True
-) -> tuple[Cause, list[str]] | None:
-    """The fault that explains this unit and most of the others, with the nodes it explains."""
+) -> tuple[Cause, list[str], Lab] | None:
+    """The fault that explains this unit and most of the others, the nodes it explains, and on which terms."""
     before = lab.before(first)
-    candidates, tried = candidates_at(lab, first, before, deep=deep)
-    if not candidates:
+    found = candidates_at(lab, first, before, deep=deep)
+    if not found.candidates:
         return None
+    lab = found.lab
     others = representatives([u for u in units if u.target != first.target])
     calm = representatives([Unit(n.name, tuple(n.evidence.segment)) for n in right])
     held = []
-    for c in candidates:
+    for c in found.candidates:
         fits = [lab.fit(c.hypothesis, u) for u in others if lab.touches(c.hypothesis.variant, u, c.hypothesis.p)]
         shows = [lab.fit(c.hypothesis, u) for u in calm if lab.touches(c.hypothesis.variant, u, c.hypothesis.p)]
         against = 0 if c.hypothesis.fault in SINGLE else sum(not f.explained for f in shows)
@@ -71,7 +72,7 @@ def _explain(
     same = [c for c in held if tied(best, c)]
     nodes = [first.target]
     nodes += [u.target for u in units if u.target != first.target and _explains(lab, h, u)]
-    return make_cause(best, same, first.target, nodes, before, tried), nodes
+    return make_cause(best, same, first.target, nodes, before, found.tried), nodes, lab
 
 
 def _explains(lab: Lab, h: Hypothesis, unit: Unit) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from assay.engines.reference import interpret
 from assay.graph import split
 from assay.verify.diagnosis.advice import splitting
 from assay.verify.diagnosis.by_nodes import BENIGN
@@ -25,20 +24,19 @@ Progress = Callable[[str], None]
 
 def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress) -> Diagnosis:
     """The search on runs of the whole model."""
-    lab.theirs = interpret(lab.graph, lab.weights, lab.given, [n.name for n in lab.graph]) | lab.given
+    lab = lab.from_tokens()
     everything = tuple(node.name for node in lab.graph)
     unit = Unit(first.name, everything)
-    lab.carried = True
     before = lab.before(unit)
     found = candidates_at(lab, unit, before)
     layer = split(first.name)[1]
-    if not found[0] and layer:
+    if not found.candidates and layer:
         start = next(i for i, name in enumerate(everything) if split(name)[1] == layer)
         say(f"nothing explains it everywhere; trying from layer {layer} on")
         unit = Unit(first.name, everything[start:])
         found = candidates_at(lab, unit, before)
-    candidates, tried = found
-    held = _hold(lab, unit, diff, candidates)
+    lab = found.lab
+    held = _hold(lab, unit, diff, found.candidates)
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
     result = Diagnosis("unexplained", first.name, wrong, (), "", (first.name,), segment=_segment(diff, lab, first.name))
     if not held:
@@ -49,7 +47,7 @@ def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress) -> Diagnosi
     if len(faults) > FEW:
         text = f"{len(faults) + 1} faults fit what was observed; {_bisect(result.segment, first.name)}"
         return replace(result, verdict="inconclusive", next_observation=text)
-    cause = make_cause(best, same, first.name, _explained_by(lab, unit, diff, best.hypothesis), before, tried)
+    cause = make_cause(best, same, first.name, _explained_by(lab, unit, diff, best.hypothesis), before, found.tried)
     if cause.fault in BENIGN:
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
     if cause.confidence * (1 + len(faults)) < 0.5:
@@ -64,7 +62,7 @@ def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list
     names = [n.name for n in diff.nodes]
     wrong = {n.name for n in diff.nodes if n.verdict == "wrong"}
     for c in candidates:
-        values = lab.predict(c.hypothesis, unit, [n for n in names if n in unit.segment])
+        values = lab.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
         base = lab.base(unit)
         explained = contradicted = 0
         for name in names:
@@ -90,7 +88,7 @@ def _as_good(best: Candidate, other: Candidate) -> bool:
 
 def _explained_by(lab: Lab, unit: Unit, diff: Diff, h: Hypothesis) -> list[str]:
     names = [n.name for n in diff.nodes if n.verdict == "wrong"]
-    values = lab.predict(h, unit, [n for n in names if n in unit.segment])
+    values = lab.predict(h, unit, [n for n in names if n in unit.segment]) or {}
     return [n for n in names if n in values and lab.after(unit, n, values[n]).explained]
 
 

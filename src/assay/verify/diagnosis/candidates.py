@@ -12,7 +12,7 @@ from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
-from assay.verify.faults import FAULTS, decode_only
+from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
 
@@ -57,7 +57,7 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
     families: list[Hypothesis] = []
     misread: list[Hypothesis] = []
     for fault in FAULTS.values():
-        if lab.subtle and "b" in fault.kind:
+        if lab.terms.subtle and Kind.WEIGHTS in fault.kinds:
             continue
         for variant in fault.variants:
             if variant.search is not None:
@@ -77,11 +77,20 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
 
 
 def costly(fault: str, unit: Unit) -> bool:
-    return FAULTS[fault].stage in ("gguf parsing", "dequantisation") and len(unit.segment) >= LONG_RUN
+    return FAULTS[fault].stage in (Stage.PARSING, Stage.DEQUANTISATION) and len(unit.segment) >= LONG_RUN
 
 
-def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tuple[list[Candidate], int]:
-    """The hypotheses that explain the unit, and how many were tried. Families are scanned if nothing simple fits."""
+@dataclass(frozen=True)
+class Found:
+    """The hypotheses that explain a unit, out of how many, and the bench on the terms under which they do."""
+
+    candidates: list[Candidate]
+    tried: int
+    lab: Lab
+
+
+def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Found:
+    """The hypotheses that explain the unit. Families are scanned if nothing simple fits."""
     found: list[Candidate] = []
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
@@ -102,25 +111,26 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> tu
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
-    if not found and lab.guessed and not lab.subtle:
-        found = _coarser(lab, rough)
+    if not found and lab.terms.guessed and not lab.terms.subtle:
+        coarser = _coarser(lab, rough, tried)
+        if coarser is not None:
+            return coarser
     if not found and deep:
         for h in scans:
             tried += 1
             h, fit = screen.search(h, deep=affordable(lab, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
-    return found, tried
+    return Found(found, tried, lab)
 
 
-def _coarser(lab: Lab, rough: list[Candidate]) -> list[Candidate]:
+def _coarser(lab: Lab, rough: list[Candidate], tried: int) -> Found | None:
     """Where the arithmetic was a guess: the next coarser one under which some hypothesis explains the unit."""
-    for i in range(lab.arithmetic + 1, len(ARITHMETICS)):
+    for i in range(lab.terms.arithmetic + 1, len(ARITHMETICS)):
         found = [replace(c, fit=replace(c.fit, ratio=c.fit.every[i])) for c in rough if c.fit.every[i] <= ACCEPT]
         if found:
-            lab.arithmetic = i
-            return found
-    return []
+            return Found(found, tried, lab.on(replace(lab.terms, arithmetic=i)))
+    return None
 
 
 def better(fit: Fit, before: Fit) -> bool:
@@ -130,7 +140,7 @@ def better(fit: Fit, before: Fit) -> bool:
 def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     """A scan of a weight's layout decodes it at every point of the grid: not for large tables."""
     search = h.variant.search
-    if "b" not in FAULTS[h.fault].kind or search is None:
+    if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
     sizes = [int(np.prod(lab.graph.weights[w])) for name in unit.segment for w in lab.graph[name].weights]
     return sum(sizes) * search.points < MOST_DECODED

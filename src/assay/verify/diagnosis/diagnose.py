@@ -18,7 +18,7 @@ from assay.models import Model
 from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
-from assay.verify.diagnosis.lab import Lab
+from assay.verify.diagnosis.lab import Lab, Terms
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
@@ -92,8 +92,7 @@ def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: 
     wrong = [n for n in nodes if n.own] or [n for n in nodes if n.verdict == "wrong"]
     if not wrong or strict.first_wrong is None:
         return None
-    lab = Lab(model, dump, strict, weights)
-    lab.subtle = True
+    lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))
     if wrong[0].evidence.whole:
         result = by_nodes(lab, strict, wrong, say, most_unexplained=1)
     else:

@@ -8,7 +8,7 @@ stranger's own values; what lies before its first effect is computed once and sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,16 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.functions import attn_mask
 from assay.engines.reference import evaluate, interpret
 from assay.engines.weights import Weights
 from assay.graph import Graph
 from assay.models import Model
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
-from assay.verify.faults import Context, Variant
+from assay.verify.faults import Context, Planted, Variant
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.evidence import deviation, ratios
-from assay.verify.judge.noise import Level, visible
+from assay.verify.judge.noise import Level
 from assay.verify.thresholds import ACCEPT, AMPLIFIED, ARITHMETIC_GUESSED, NEAR_Q8, NEAR_UNITS, RUN, STEP
 
 Array = NDArray[Any]
@@ -61,6 +62,9 @@ class Fit:
         return self.strict <= ACCEPT
 
 
+NEVER = Fit(np.inf, np.inf, 0)  # does not account for anything
+
+
 @dataclass(frozen=True)
 class Hypothesis:
     """A way to commit a fault, with its parameter."""
@@ -73,27 +77,57 @@ class Hypothesis:
         return self.variant.text(self.p)
 
 
-class Lab:
-    """A dump on the bench."""
+@dataclass(frozen=True)
+class Terms:
+    """On which terms hypotheses are judged."""
 
-    def __init__(self, model: Model, dump: Dump, diff: Diff, weights: Weights | None = None) -> None:
+    arithmetic: int  # index in ARITHMETICS
+    guessed: bool  # it was inferred from little: a coarser one is possible
+    subtle: bool = False  # look for small faults only: weights read wrongly are never small
+    carried: bool = False  # judge by the noise of whole runs, not of single steps
+
+    @staticmethod
+    def of(diff: Diff, *, subtle: bool = False) -> Terms:
+        wholes = sum(n.evidence.whole for n in diff.nodes)
+        return Terms(ARITHMETICS.index(diff.arithmetic), wholes < ARITHMETIC_GUESSED, subtle)
+
+
+class Lab:
+    """A dump on the bench. Its terms and values never change; what it remembers is theirs. `on` gives another."""
+
+    def __init__(
+        self,
+        model: Model,
+        dump: Dump,
+        diff: Diff,
+        weights: Weights | None = None,
+        terms: Terms | None = None,
+        theirs: Mapping[str, Array] | None = None,
+    ) -> None:
         self.model, self.dump, self.diff = model, dump, diff
+        self.terms = terms or Terms.of(diff)
         self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
-        self.arithmetic = ARITHMETICS.index(diff.arithmetic)
         self.context = Context(model, dump.steps)
         self.weights = weights or Weights(model.file)
         self.given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = ~visible(self.given["inp_pos"], self.given["inp_kpos"])
-        self.theirs = self._theirs()
-        wholes = sum(e.whole for e in self.evidence.values())
-        self.guessed = wholes < ARITHMETIC_GUESSED  # the arithmetic was inferred from little
-        self.subtle = False  # look for small faults only: weights read wrongly are never small
-        self.carried = False  # judge by the noise of whole runs, not of single steps
+        self.hidden = attn_mask(self.given["inp_pos"], self.given["inp_kpos"])
+        self.theirs = self._theirs() if theirs is None else theirs
         self._before: dict[tuple[Unit, str], Fit] = {}
         kind = diff.arithmetic
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[Unit, dict[str, Array]] = {}
+
+    def on(self, terms: Terms) -> Lab:
+        """The same bench on other terms."""
+        lab = Lab(self.model, self.dump, self.diff, self.weights, terms, self.theirs)
+        lab._bases = self._bases  # the definition's values: no terms enter them
+        return lab
+
+    def from_tokens(self) -> Lab:
+        """The definition's run in the place of the stranger's values: nothing of his was dumped whole."""
+        run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | self.given
+        return Lab(self.model, self.dump, self.diff, self.weights, replace(self.terms, carried=True), run)
 
     def _theirs(self) -> dict[str, Array]:
         """The stranger's whole tensors, and what follows from them by moving numbers about."""
@@ -123,53 +157,46 @@ class Lab:
     def touches(self, variant: Variant, unit: Unit, p: float = 0.0) -> bool:
         return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)
 
-    def predict(self, h: Hypothesis, unit: Unit, targets: Iterable[str] = ()) -> dict[str, Array]:
-        """The values of the unit's target (or of others in its segment) with the fault in the segment."""
-        return self.predict_all([h], unit, targets)
-
-    def predict_all(self, faults: Sequence[Hypothesis], unit: Unit, targets: Iterable[str] = ()) -> dict[str, Array]:
-        wanted = set(targets) or {unit.target}
-        graph, functions, touched = self._plant(faults, unit)
-        base = self.base(unit)
-        changed = _downstream(graph, touched, unit)
+    def predict(self, h: Hypothesis, unit: Unit, targets: Iterable[str] = ()) -> dict[str, Array] | None:
+        """The values of the unit's target (or of others in its segment) with the fault in the segment; None where the
+        fault reads a value that the dump does not give."""
+        made = self._plant(h, unit)
+        changed = _downstream(made, unit)
         env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
-        env |= {k: v for k, v in base.items() if k not in changed}
-        with np.errstate(all="ignore"):
-            return interpret(graph, self.weights, env, wanted, functions=functions)
+        env |= {k: v for k, v in self.base(unit).items() if k not in changed}
+        if not _known(made, unit, env):
+            return None
+        try:
+            with np.errstate(all="ignore"):
+                return interpret(made.graph, self.weights, env, set(targets) or {unit.target}, functions=made.functions)
+        except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
+            error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
+            raise
 
-    def changed(self, faults: Sequence[Hypothesis], unit: Unit) -> set[str]:
-        """The nodes of the segment that the faults touch, and what follows from them."""
-        graph, _, touched = self._plant(faults, unit)
-        return _downstream(graph, touched, unit)
+    def changed(self, h: Hypothesis, unit: Unit) -> set[str]:
+        """The nodes of the segment that the fault touches, and what follows from them."""
+        return _downstream(self._plant(h, unit), unit)
 
-    def _plant(self, faults: Sequence[Hypothesis], unit: Unit) -> tuple[Graph, dict[str, Any], set[str]]:
-        """The segment alone as a graph, with the faults in it."""
-        nodes, functions, touched = [], {}, set()
-        for name in unit.segment:
-            node = self.graph[name]
-            for h in faults:
-                change = h.variant.at(self.context, node, h.p)
-                if change is None:
-                    continue
-                node = replace(change.node, name=name)
-                touched.add(name)
-                if change.function is not None:
-                    functions[name] = change.function
-                    break  # a function is the whole of the node: nothing can be added to it
-            nodes.append(node)
-        return replace(self.graph, nodes=tuple(nodes)), functions, touched
+    def _plant(self, h: Hypothesis, unit: Unit) -> Planted:
+        """The segment alone as a graph, with the fault in it."""
+        nodes = {name: self.graph[name] for name in unit.segment}
+        changes = {name: h.variant.at(self.context, node, h.p) for name, node in nodes.items()}
+        made = {name: change for name, change in changes.items() if change is not None}
+        nodes |= {name: replace(change.node, name=name) for name, change in made.items()}
+        functions = {name: change.function for name, change in made.items() if change.function is not None}
+        return Planted(replace(self.graph, nodes=tuple(nodes.values())), functions, frozenset(made))
 
     def compare(self, name: str, value: Array, own: Array | None = None) -> Fit:
         """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
         axis, evidence = token_axis(self.graph, name), self.evidence[name]
-        level = evidence.noise_carried if self.carried else evidence.noise_local
+        level = evidence.noise_carried if self.terms.carried else evidence.noise_local
         if own is not None and own.shape == value.shape:
             level = _noise_of(value, own, axis, level)
         hide = self.hidden if self.graph[name].op == "kq" else None
         every, residual, count = np.zeros(len(ARITHMETICS)), 0.0, 0
         for obs in self.dump.by_name[name]:
             if value.shape[axis] < len(self.dump.tokens):
-                return Fit(np.inf, np.inf, 0)
+                return NEVER
             with np.errstate(all="ignore"):
                 error, expected = deviation(obs, value, axis, self.model.hparams.n_embd_head, hide)
                 if not np.isfinite(error).all():
@@ -177,12 +204,12 @@ class Lab:
                 if value.dtype.kind != "f":
                     every = np.maximum(every, np.inf if error.any() else 0.0)
                 else:
-                    factor = RUN if self.carried else STEP
+                    factor = RUN if self.terms.carried else STEP
                     every = np.maximum(every, ratios(obs, error, expected, value, axis, level, factor))
             size = float(np.sum((error + expected) ** 2)) + _TINY
             residual += float(np.sum(error**2)) / size
             count += error.size
-        return Fit(float(every[self.arithmetic]), residual, count, float(every[0]), tuple(every.tolist()))
+        return Fit(float(every[self.terms.arithmetic]), residual, count, float(every[0]), tuple(every.tolist()))
 
     def before(self, unit: Unit, name: str | None = None) -> Fit:
         """The observations against the definition."""
@@ -204,13 +231,8 @@ class Lab:
 
     def fit(self, h: Hypothesis, unit: Unit) -> Fit:
         """The observations of the unit's target against the hypothesis."""
-        if self._hopeless(h, unit):
-            return Fit(np.inf, np.inf, 0)
-        try:
-            value = self.predict(h, unit)[unit.target]
-        except (ValueError, IndexError, KeyError):  # shapes or inputs that this fault cannot have here
-            return Fit(np.inf, np.inf, 0)
-        return self.after(unit, unit.target, value)
+        values = None if self._hopeless(h, unit) else self.predict(h, unit)
+        return NEVER if values is None else self.after(unit, unit.target, values[unit.target])
 
     def _hopeless(self, h: Hypothesis, unit: Unit) -> bool:
         """Does a glance at the first features of a large product already rule the guess out?"""
@@ -225,12 +247,22 @@ class Lab:
             return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
 
 
-def _downstream(graph: Graph, touched: set[str], unit: Unit) -> set[str]:
+def _downstream(made: Planted, unit: Unit) -> set[str]:
     changed: set[str] = set()
     for name in unit.segment:
-        if name in touched or any(i in changed for i in graph[name].inputs):
+        if name in made.touched or any(i in changed for i in made.graph[name].inputs):
             changed.add(name)
     return changed
+
+
+def _known(made: Planted, unit: Unit, env: Mapping[str, Array]) -> bool:
+    """Are the inputs of every touched node given, or computed before it?"""
+    before: set[str] = set()
+    for name in unit.segment:
+        if name in made.touched and not all(i in env or i in before for i in made.graph[name].inputs):
+            return False
+        before.add(name)
+    return True
 
 
 def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:

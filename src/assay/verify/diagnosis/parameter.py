@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.thresholds import LONG_RUN, PROMISING
 
 
@@ -32,7 +32,7 @@ def search_parameter(
     def at(p: float) -> Fit:
         if p not in tried:
             usable, guess = lab.touches(h.variant, unit, p), replace(h, p=p)
-            tried[p] = (fit(guess) if fit else lab.fit(guess, unit)) if usable else Fit(np.inf, np.inf, 0)
+            tried[p] = (fit(guess) if fit else lab.fit(guess, unit)) if usable else NEVER
         return tried[p]
 
     def best() -> float:
@@ -45,9 +45,9 @@ def search_parameter(
         if at(p).explained:
             return replace(h, p=p), tried[p]
     if not deep or search.points == 0:
-        return (replace(h, p=best()), tried[best()]) if tried else (h, Fit(np.inf, np.inf, 0))
+        return (replace(h, p=best()), tried[best()]) if tried else (h, NEVER)
     grid = sorted(search.grid())
-    if lab.subtle:  # most likely nothing is wrong: go on only where a rough scan gains something
+    if lab.terms.subtle:  # most likely nothing is wrong: go on only where a rough scan gains something
         stride = 1 if len(unit.segment) < LONG_RUN else max(1, len(grid) // 8)
         least = min(at(p).residual for p in (*search.common, *grid[::stride]))
         if least > PROMISING * lab.before(unit).residual:

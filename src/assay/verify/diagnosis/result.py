@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from assay.graph import split
 from assay.verify.diagnosis.relations import Relation
@@ -45,11 +45,14 @@ class Cause:
         }
 
 
-@dataclass(frozen=True)
+Answer = Literal["healthy", "fault", "unexplained", "inconclusive"]
+
+
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """The answer; true when nothing is wrong."""
 
-    verdict: str  # "healthy" | "fault" | "unexplained" | "inconclusive"
+    verdict: Answer
     first_wrong: str | None
     wrong_nodes: tuple[str, ...]
     causes: tuple[Cause, ...]
@@ -62,6 +65,11 @@ class Diagnosis:
 
     def __bool__(self) -> bool:
         return self.verdict == "healthy"
+
+    def __repr__(self) -> str:
+        where = f" at {self.first_wrong}" if self.first_wrong else ""
+        causes = ", ".join(f"{c.fault} ({c.how}), confidence {c.confidence:.2f}" for c in self.causes)
+        return f"<Diagnosis: {self.verdict}{where}{': ' if causes else ''}{causes}>"
 
     def to_json(self) -> dict[str, Any]:
         first = self.first_wrong

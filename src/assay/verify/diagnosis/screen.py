@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from assay.engines.reference import evaluate
 from assay.engines.weights import Table, Weights
 from assay.graph import split
-from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
-from assay.verify.faults import FAULTS, Context
+from assay.verify.faults import FAULTS, Context, Kind
 from assay.verify.judge.diff import NodeVerdict
 from assay.verify.judge.noise import Level
 from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LONG_RUN, ROUGH, RULED_OUT
 
 Array = NDArray[Any]
-NEVER = Fit(np.inf, np.inf, 0)
 
 
 class Narrow(Weights):
@@ -77,15 +76,12 @@ class Screen:
         lab, unit = self.lab, self.unit
         if not self._observed_right:
             return False
-        changed = lab.changed([h], unit)
+        changed = lab.changed(h, unit)
         first = next((name for name in unit.segment if name in changed and name in lab.dump.by_name), None)
         if first not in self._observed_right:
             return False
-        try:
-            value = lab.predict(h, unit, [first])[first]
-        except (ValueError, IndexError, KeyError):
-            return True
-        return lab.after(unit, first, value).ratio > RULED_OUT * ACCEPT
+        values = lab.predict(h, unit, [first])
+        return values is None or lab.after(unit, first, values[first]).ratio > RULED_OUT * ACCEPT
 
     @cached_property
     def _observed_right(self) -> set[str]:
@@ -102,7 +98,7 @@ class Screen:
     def _possible(self, fit: Fit) -> bool:
         """Might it be explained on all rows, be it by a coarser arithmetic than the one guessed?"""
         lab = self.lab
-        near = lab.guessed and not lab.subtle and fit.residual < ROUGH * lab.before(self.unit).residual
+        near = lab.terms.guessed and not lab.terms.subtle and fit.residual < ROUGH * lab.before(self.unit).residual
         return min(fit.ratio, *(fit.every if near else ()), np.inf) <= RULED_OUT * ACCEPT
 
     @cached_property
@@ -125,10 +121,7 @@ class Screen:
         seen = lab.evidence[target]
         local, carried = (_first_rows(level) for level in (seen.noise_local, seen.noise_carried))
         node = NodeVerdict(target, "wrong", None, None, replace(seen, noise_local=local, noise_carried=carried))
-        found = Lab(lab.model, dump, replace(lab.diff, nodes=(node,)), Narrow(lab.weights))
-        found.guessed, found.subtle, found.carried = lab.guessed, lab.subtle, lab.carried
-        found.arithmetic = lab.arithmetic
-        return found
+        return Lab(lab.model, dump, replace(lab.diff, nodes=(node,)), Narrow(lab.weights), lab.terms)
 
     def _inputs(self) -> set[str]:
         inside = set(self.unit.segment)
@@ -141,7 +134,7 @@ class Screen:
 
     def _causal(self, h: Hypothesis) -> bool:
         """Are the first rows of the nodes it touches, one of each kind, the same when computed alone?"""
-        if "b" in FAULTS[h.fault].kind:  # weights know nothing of rows
+        if Kind.WEIGHTS in FAULTS[h.fault].kinds:  # weights know nothing of rows
             return True
         lab, base = self.lab, self.lab.base(self.unit)
         short, seen = Context(lab.model, (HEAD,)), set[str]()
@@ -158,10 +151,7 @@ class Screen:
                 inputs = [(i, base[i] if i in base else lab.given[i]) for i in change.node.inputs]
                 operands = [self._cut(i, x) if cut else x for i, x in inputs]
                 with np.errstate(all="ignore"):
-                    try:
-                        values.append(evaluate(change.node, operands, lab.weights, function=change.function))
-                    except (ValueError, IndexError, KeyError):
-                        return False
+                    values.append(evaluate(change.node, operands, lab.weights, function=change.function))
             if not np.allclose(self._cut(name, values[0]), values[1], rtol=1e-6, atol=0, equal_nan=True):
                 return False
         return True

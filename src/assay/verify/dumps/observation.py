@@ -81,7 +81,7 @@ class Observation:
         return np.atleast_1d(np.asarray(self.data, np.float64))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dump:
     """Somebody's run: which tokens were fed how, and what was observed."""
 
@@ -97,6 +97,28 @@ class Dump:
     aside: tuple[str, ...] = ()  # its lines with numbers that speak of no node
     reading: tuple[str, ...] = ()  # what its lines were understood as
     provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        names = list(self.by_name)
+        shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+        left = f", {len(self.unmatched)} unmatched" if self.unmatched else ""
+        return f"<Dump {self.source}: {len(self.tokens)} tokens, {len(self.observations)} observations ({shown}){left}>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was fed and what was observed, values as lists."""
+        return {
+            "engine": self.engine,
+            "source": self.source,
+            "tokens": list(self.tokens),
+            "positions": list(self.positions),
+            "steps": list(self.steps),
+            "observations": [
+                {"name": o.name, "kind": o.kind, "shape": list(o.shape or ()), "values": o.target().tolist()}
+                for o in self.observations
+            ],
+            "unmatched": list(self.unmatched),
+            "notes": list(self.notes),
+        }
 
     @property
     def phase(self) -> str:

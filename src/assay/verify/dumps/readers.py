@@ -234,7 +234,7 @@ def read_npz(path: Path) -> Dump:
             arrays[name] = shape, partial(_npz_member, archive, member)
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
         raise AssayError(f"{path}: not a whole .npz file ({str(error).lower()})") from None
-    return _from_arrays(path, arrays)
+    return from_arrays(path, arrays)
 
 
 def read_npy_folder(path: Path) -> Dump:
@@ -247,7 +247,7 @@ def read_npy_folder(path: Path) -> Dump:
         arrays[file.stem] = shape, partial(np.load, file, mmap_mode="r", allow_pickle=False)
     if not arrays:
         raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
-    return _from_arrays(path, arrays)
+    return from_arrays(path, arrays)
 
 
 def read_tensors(path: Path) -> Dump:
@@ -256,7 +256,7 @@ def read_tensors(path: Path) -> Dump:
     if trace is not None:
         return trace
     readers, entries, _ = read_safetensors(path)
-    return _from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
+    return from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
 
 
 def _npz_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
@@ -284,7 +284,8 @@ def _claims(where: str, shape: tuple[int, ...], dtype: np.dtype[Any], present: i
         )
 
 
-def _from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]]) -> Dump:
+def from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]]) -> Dump:
+    """A dump of arrays by name: the shape of each, and how to read it; the ids as `tokens`."""
     ids = [np.asarray(arrays[k][1]()).reshape(-1).tolist() if k in arrays else None for k in ("tokens", "positions")]
     tokens = _integers(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
     positions = _integers(f"{path}: positions", "positions", ids[1]) if ids[1] is not None else list(range(len(tokens)))

@@ -8,18 +8,13 @@ import os
 from pathlib import Path
 
 from assay.gguf import GGUFFile
-
-
-def cache_dir() -> Path:
-    """`$ASSAY_HOME`, else the user's cache directory."""
-    home = os.environ.get("ASSAY_HOME")
-    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "assay"
+from assay.runtime.catalogue import home
 
 
 def fingerprint(file: GGUFFile) -> str:
     """SHA-256 over all parts of a model file, remembered by path, size and time of change."""
     key = json.dumps([[str(p.path.resolve()), (s := p.path.stat()).st_size, s.st_mtime_ns] for p in file.parts])
-    note = cache_dir() / "hashes" / hashlib.sha256(key.encode()).hexdigest()
+    note = home() / "hashes" / hashlib.sha256(key.encode()).hexdigest()
     try:
         return note.read_text()
     except OSError:

@@ -21,12 +21,12 @@ from assay.text import Tokenizer
 from assay.verify.diagnosis.by_feeds import FEEDS
 from assay.verify.diagnosis.candidates import SECOND_NAMES
 from assay.verify.diagnosis.lab import Fit, Hypothesis, Unit
-from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.diagnosis.result import Answer, Cause, Diagnosis
 from assay.verify.endpoint.box import Box, Case, case_of, cause_of, distance
 from assay.verify.endpoint.client import Client, Reply
 from assay.verify.endpoint.draws import sampling
 from assay.verify.endpoint.prompts import GREEDY, TEXT, chat_prompt, scored_prompt, text_prompt
-from assay.verify.faults import FAULTS
+from assay.verify.faults import FAULTS, Kind, Stage
 from assay.verify.thresholds import ALLOWED, FLOOR, PRINTED
 
 Array = NDArray[Any]
@@ -83,7 +83,7 @@ def _answer(causes: list[Cause], wrong: list[str], notes: list[str], echoed: boo
     advice = "" if echoed else "a server that scores prompts (echo with logprobs) would show where it goes wrong"
     if not ordered:
         advice = advice or "dump the engine's layer outputs for these tokens and give them to `assay diagnose`"
-    verdict = "fault" if ordered else "unexplained"
+    verdict: Answer = "fault" if ordered else "unexplained"
     return Diagnosis(
         verdict, wrong[0], tuple(wrong), tuple(ordered), advice, () if ordered else tuple(wrong), notes=tuple(notes)
     )
@@ -136,17 +136,16 @@ def _others(box: Box, tokenizer: Tokenizer, case: Case) -> Iterator[tuple[str, s
     lab = box.lab(case)
     unit = Unit(box.model.graph.output, box.everything)
     for fault in FAULTS.values():
-        if "b" in fault.kind and fault.stage not in ("weight layout", "output head"):
+        if Kind.WEIGHTS in fault.kinds and fault.stage not in (Stage.LAYOUT, Stage.HEAD):
             continue
         for variant in fault.variants:
             for p in variant.search.common if variant.search else (0.0,):
                 if not lab.touches(variant, unit, p):
                     continue
                 h = Hypothesis(fault.id, variant, p)
-                try:
-                    yield fault.id, str(h), box.faulty(case, h), None
-                except (ValueError, IndexError, KeyError):
-                    continue
+                logits = box.faulty(case, h)
+                if logits is not None:
+                    yield fault.id, str(h), logits, None
 
 
 def _repetition(box: Box, ids: Sequence[int], first: Reply, second: Reply, allowed: float) -> Cause | None:

@@ -62,9 +62,11 @@ class Box:
         output = self.model.graph.output
         return interpret(self.model.graph, self.weights, inputs_of(tokens, range(len(tokens))), [output])[output]
 
-    def faulty(self, case: Case, h: Hypothesis) -> Array:
-        lab, output = self.lab(case), self.model.graph.output
-        return lab.predict(h, Unit(output, self.everything))[output]
+    def faulty(self, case: Case, h: Hypothesis) -> Array | None:
+        """The logits with a fault in the run; None where it cannot be committed in one."""
+        output = self.model.graph.output
+        values = self.lab(case).predict(h, Unit(output, self.everything))
+        return None if values is None else values[output]
 
     def noise(self, tokens: Sequence[int]) -> float:
         """Standard deviation of a logit under the coarsest arithmetic."""

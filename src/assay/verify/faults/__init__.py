@@ -26,15 +26,18 @@ from assay.verify.faults.base import (
     planted_all,
     sites,
 )
+from assay.verify.faults.kinds import Kind, Probe, Stage
 
 __all__ = [
     "FAULTS",
-    "STAGES",
     "Change",
     "Context",
     "Fault",
+    "Kind",
     "Planted",
+    "Probe",
     "Search",
+    "Stage",
     "Variant",
     "decode_only",
     "link",
@@ -45,39 +48,25 @@ __all__ = [
 
 _PLANTING = (parsing, decoders, layout, blocks, rotary, attention)  # imported for what they register
 
-STAGES = (
-    "gguf parsing",
-    "dequantisation",
-    "weight layout",
-    "tokenizer",
-    "prompt template",
-    "embedding",
-    "norm",
-    "QKV",
-    "rope",
-    "attention",
-    "kv cache",
-    "ffn",
-    "residual",
-    "output head",
-    "sampling",
-    "generation loop",
-    "precision and runtime",
-)
 
-
-def _read(stage: str) -> dict[str, Fault]:
+def _read(stage: Stage) -> dict[str, Fault]:
     name = stage.lower().replace(" ", "_") + ".toml"
     text = resources.files("assay.verify.faults").joinpath("catalogue", name).read_text("utf-8")
     return {
         id: Fault(
             id=id,
             stage=stage,
-            **{"tell": "", **row, "sources": " ".join(row.get("sources", ()))},
+            **{
+                "tell": "",
+                **row,
+                "run": Probe(row["run"]),
+                "kinds": tuple(Kind(k) for k in row["kinds"]),
+                "sources": " ".join(row.get("sources", ())),
+            },
             variants=tuple(PLANTS.get(id, ())),
         )
         for id, row in tomllib.loads(text).items()
     }
 
 
-FAULTS: dict[str, Fault] = {id: fault for stage in STAGES for id, fault in _read(stage).items()}
+FAULTS: dict[str, Fault] = {id: fault for stage in Stage for id, fault in _read(stage).items()}

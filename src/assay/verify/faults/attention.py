@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.functions import attn_mask
 from assay.gguf import codecs
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Search, on_rows, plant, standard
+from assay.verify.faults.base import Array, Change, Context, Search, on_rows, plant, sibling, standard
 from assay.verify.faults.rotary import turned
 
 Mask = NDArray[np.bool_]
@@ -18,11 +19,7 @@ Mask = NDArray[np.bool_]
 
 def masked(x: Array, pos: Array, kpos: Array, scale: float, window: int = 0) -> Array:
     """Scaled scores with -inf where a key may not be seen."""
-    distance = pos[:, None] - kpos[None, :]
-    hidden = distance < 0
-    if window:
-        hidden |= distance >= window
-    return np.where(hidden, -np.inf, x * scale)
+    return np.where(attn_mask(pos, kpos, window), -np.inf, x * scale)
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -302,9 +299,9 @@ _step_view("kv-seqpos-units", "decode rows written at element n_past", _shifted_
 
 @plant("kv-pre-rope", "older keys unrotated in decode")
 def pre_rope(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "kq":
+    key = sibling(c, node, "Kcur")
+    if node.op != "kq" or key is None or key.op != "rope":
         return None
-    key = c.model.graph[node.name.replace("kq", "Kcur")]
     own = standard(node)
 
     def run(q: Array, k: Array, before: Array) -> Array:
@@ -386,9 +383,9 @@ for _kind in ("Q8_0", "Q4_0"):
     Search(2, 64, (4,), False, True, 32),
 )
 def unrotated_shift(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "kq":
+    key, shift = sibling(c, node, "Kcur"), int(p)
+    if node.op != "kq" or key is None or key.op != "rope":
         return None
-    key, shift = c.model.graph[node.name.replace("kq", "Kcur")], int(p)
     own = standard(node)
 
     def run(q: Array, k: Array, *factors: Array) -> Array:

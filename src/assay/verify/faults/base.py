@@ -1,8 +1,9 @@
 """What a fault is: a row of the catalogue, and the edits of a graph that commit it.
 
 A fault is planted node by node: an *edit* looks at a node and gives what a faulty engine computes under that name
-instead, or None where the fault does not touch it. So one description serves three uses: a single node recomputed
-from a stranger's own inputs, a segment between two observed nodes, or the whole model.
+instead, or None where the fault does not apply: another operation, a width it cannot have, a neighbour that this
+architecture lacks. What it gives must run; an exception in it is a bug of ours. So one description serves three uses: a
+single node recomputed from a stranger's own inputs, a segment between two observed nodes, or the whole model.
 
 A sequence fed in several steps is one run here as it is one dump: row t is token t, whichever step computed it.
 What differs in the decode steps is an edit that treats those rows differently.
@@ -18,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.functions import FUNCTIONS
-from assay.graph import Graph, Node, split
+from assay.graph import INPUTS, Graph, Node, join, split
 from assay.models import HParams, Model
+from assay.verify.faults.kinds import Kind, Probe, Stage
 
 Array = NDArray[Any]
 Function = Callable[..., Array]
@@ -103,7 +105,19 @@ class Variant:
         return f"{label}, in the decode steps only" if self.decode_only else label
 
     def at(self, context: Context, node: Node, p: float = 0.0) -> Change | None:
-        return self.edit(context, node, p)
+        """What the fault makes of the node; None where it does not apply."""
+        change = self.edit(context, node, p)
+        return change if change is not None and _possible(context, node, change) else None
+
+
+def _possible(c: Context, node: Node, change: Change) -> bool:
+    """Do the operands exist in this model, and has a weight that stands for another its shape?"""
+    graph, tensors, new = c.model.graph, c.model.file.tensors, change.node
+    if not all(i in graph or i in INPUTS for i in new.inputs) or not all(w in tensors for w in new.weights):
+        return False
+    if change.function is not None or new.op != node.op or len(new.weights) != len(node.weights):
+        return True
+    return all(tensors[a].shape == tensors[b].shape for a, b in zip(new.weights, node.weights, strict=True))
 
 
 @dataclass(frozen=True)
@@ -111,15 +125,16 @@ class Fault:
     """One row of the catalogue."""
 
     id: str
-    stage: str
+    stage: Stage
     wrong: str
     right: str
     symptom: str
     tell: str  # the fingerprint in the numbers
     shows: str  # the first tensor that differs
     at_zero: str  # what one token at position 0 shows
-    probe: str
-    kind: str  # a graph, b weights, c inputs/positions/cache, d tokens, e sampling and stopping
+    probe: str  # the cheapest run that exposes it, in words
+    run: Probe  # its kind
+    kinds: tuple[Kind, ...]
     evidence: str
     sources: str
     waits: str = ""  # why it is listed and not planted
@@ -161,6 +176,11 @@ def role(node: Node) -> str:
 
 def layer(node: Node) -> int | None:
     return split(node.name)[1]
+
+
+def sibling(c: Context, node: Node, name: str) -> Node | None:
+    """The node of that role in the same layer, if the architecture has one."""
+    return c.model.graph.by_name.get(join(name, layer(node)))
 
 
 def standard(node: Node) -> Function:

@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.engines.functions import ACTIVATIONS, linear, silu
 from assay.graph import Node, join
-from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, standard
+from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, sibling, standard
 
 _EPS = Search(1e-12, 1e-2, (1e-6, 1e-5, 1e-8, 1e-12, 1e-4, 1e-3, 0.0), points=31)
 
@@ -222,6 +222,11 @@ def _from_bare_norm(c: Context, node: Node) -> Change:
     return Change(node, lambda a, x: a + x / rms(x, eps))
 
 
+def _from_layer_input(c: Context, node: Node) -> Change | None:
+    norm = sibling(c, node, "attn_norm")
+    return None if norm is None else Change(replace(node, inputs=(*node.inputs[:-1], norm.inputs[0])))
+
+
 _residual("res-from-norm", "the stream replaced by its norm", "ffn_inp", _from_norm)
 _residual("res-from-norm", "the stream replaced by its norm, twice a layer", "", _from_norm)
 _residual("res-from-norm", "the stream replaced by its norm without weight", "ffn_inp", _from_bare_norm)
@@ -231,12 +236,7 @@ _residual("res-missing", "attn_out alone", "ffn_inp", lambda c, n: Change(n, lam
 _residual("res-missing", "ffn_out alone", "l_out", lambda c, n: Change(n, lambda a, x: a))
 _residual("res-missing", "attn_out not added", "ffn_inp", lambda c, n: Change(n, lambda a, x: x))
 _residual("res-missing", "ffn_out not added", "l_out", lambda c, n: Change(n, lambda a, x: x))
-_residual("res-missing", "the layer's input added after the feed-forward", "l_out", lambda c, n: Change(
-    replace(n, inputs=(n.inputs[0], _layer_input(c, n)))))  # fmt: skip
-
-
-def _layer_input(c: Context, node: Node) -> str:
-    return c.model.graph[join("attn_norm", layer(node))].inputs[0]
+_residual("res-missing", "the layer's input added after the feed-forward", "l_out", _from_layer_input)
 
 
 @plant("res-multiplier", "the change times {p}", Search(0.05, 20, (0.22, 0.5, 2.0), points=25, neutral=1.0))
@@ -246,7 +246,7 @@ def residual_factor(c: Context, node: Node, p: float) -> Change | None:
 
 @plant("res-parallel", "ffn_norm of the layer's input")
 def parallel(c: Context, node: Node, p: float) -> Change | None:
-    return Change(replace(node, inputs=(_layer_input(c, node),))) if role(node) == "ffn_norm" else None
+    return _from_layer_input(c, node) if role(node) == "ffn_norm" else None
 
 
 # -- head --------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.engines.functions import rope
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, standard
+from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, sibling, standard
 
 _BASE = Search(100.0, 1e8, (1e4, 5e5, 1e6, 1e5, 2e4, 8e4), points=37)
 
@@ -197,9 +197,9 @@ _partial("all of each head, exponent over twice its width", lambda d: d, lambda 
 
 @plant("rope-on-v", "V rotated before it is stored")
 def on_v(c: Context, node: Node, p: float) -> Change | None:
-    if role(node) != "Vcur" or c.hp.n_embd_head != c.hp.n_embd_head_v:
+    key = sibling(c, node, "Kcur")
+    if role(node) != "Vcur" or key is None or not is_rope(key) or c.hp.n_embd_head != c.hp.n_embd_head_v:
         return None
-    key = c.model.graph[node.name.replace("Vcur", "Kcur")]
     own = standard(node)
     n = len(node.weights)
     return Change(
@@ -210,9 +210,9 @@ def on_v(c: Context, node: Node, p: float) -> Change | None:
 
 @plant("rope-on-v", "V rotated when read")
 def on_read_v(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "kqv" or c.hp.n_embd_head != c.hp.n_embd_head_v:
+    key = sibling(c, node, "Kcur")
+    if node.op != "kqv" or key is None or not is_rope(key) or c.hp.n_embd_head != c.hp.n_embd_head_v:
         return None
-    key = c.model.graph[node.name.replace("kqv", "Kcur")]
     own = standard(node)
     return Change(
         replace(node, inputs=(*node.inputs, "inp_kpos"), weights=key.weights),
@@ -222,9 +222,9 @@ def on_read_v(c: Context, node: Node, p: float) -> Change | None:
 
 @plant("rope-twice", "keys turned again when read")
 def twice_on_read(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "kq":
+    key = sibling(c, node, "Kcur")
+    if node.op != "kq" or key is None or not is_rope(key):
         return None
-    key = c.model.graph[node.name.replace("kq", "Kcur")]
     own = standard(node)
     return Change(
         replace(node, inputs=(*node.inputs, "inp_kpos"), weights=key.weights),

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from assay.verify.judge.arithmetic import Arithmetic
 from assay.verify.judge.evidence import Evidence
 
+Verdict = Literal["same", "noise", "wrong"]
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class NodeVerdict:
     """`own` is True where the node itself is at fault, False where it only passes on what it was given, and None where
     the dump does not hold enough to tell, or where nothing is wrong."""
 
     name: str
-    verdict: str  # "same" | "noise" | "wrong"
+    verdict: Verdict
     own: bool | None
     explained_by: str | None
     evidence: Evidence
+
+    def __repr__(self) -> str:
+        why = f", explained by {self.explained_by}" if self.explained_by else ""
+        own = {True: ", at fault itself", False: ", inherited", None: ""}[self.own]
+        return f"<{self.name}: {self.verdict}{why}{own}, nmse {self.evidence.nmse:.2e}>"
 
     def to_json(self) -> dict[str, Any]:
         e = self.evidence
@@ -42,7 +49,7 @@ class NodeVerdict:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diff:
     """The result; true when nothing is wrong."""
 
@@ -57,10 +64,13 @@ class Diff:
     def __bool__(self) -> bool:
         return self.verdict != "wrong"
 
+    def __repr__(self) -> str:
+        return f"<Diff of {self.b} against {self.a}, {len(self.nodes)} nodes: {self.summary}>"
+
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         found = {n.verdict for n in self.nodes}
-        return next(v for v in ("wrong", "noise", "same") if v in found)
+        return "wrong" if "wrong" in found else "noise" if "noise" in found else "same"
 
     @property
     def first_wrong(self) -> NodeVerdict | None:

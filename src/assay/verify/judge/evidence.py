@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.functions import attn_mask
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, inputs_of, measure, patch, token_axis
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, part_key, save_levels, visible
+from assay.verify.judge.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, part_key, save_levels
 from assay.verify.judge.sweep import Last, evaluate_all, sweep
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
@@ -105,7 +106,7 @@ class OwnInputs:
     ) -> None:
         self.graph, self.dump, self.carried, self.local = model.graph, dump, carried, local
         given = inputs_of(dump.tokens, dump.positions)
-        self.seen = visible(given["inp_pos"], given["inp_kpos"])
+        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
         self.head_width = model.hparams.n_embd_head
         self.truth: dict[str, Array] = dict(given)
         self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
@@ -141,7 +142,7 @@ class OwnInputs:
         segment: tuple[str, ...],
     ) -> Evidence:
         axis = token_axis(self.graph, node.name)
-        hide = ~self.seen if node.op == "kq" else None
+        hide = self.hidden if node.op == "kq" else None
         far, near = self.carried(node.name), self.local(node.name)
         step = STEP if len(segment) <= SHORT else RUN
         carried = local = np.zeros(len(ARITHMETICS))
@@ -226,7 +227,7 @@ def follows(model: Model, dump: Dump, e: Evidence, faulty: Collection[str]) -> A
     axis, hide = token_axis(model.graph, e.name), None
     if model.graph[e.name].op == "kq":
         given = inputs_of(dump.tokens, dump.positions)
-        hide = ~visible(given["inp_pos"], given["inp_kpos"])
+        hide = attn_mask(given["inp_pos"], given["inp_kpos"])
     value = recompute(model, dump, e.name, faulty)
     worst = np.zeros(len(ARITHMETICS))
     for obs in dump.by_name[e.name]:

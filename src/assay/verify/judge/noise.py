@@ -23,11 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.functions import attn_mask
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
+from assay.runtime.catalogue import home
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, patch, token_axis
-from assay.verify.dumps.remembered import cache_dir, fingerprint, remember
+from assay.verify.dumps.remembered import fingerprint, remember
 from assay.verify.judge.arithmetic import (
     ARITHMETICS,
     MATRIX,
@@ -66,11 +68,6 @@ def by_rows(value: Array, axis: int) -> Array:
     return moved.reshape(len(moved), -1)
 
 
-def visible(positions: Array, key_positions: Array) -> Array:
-    """Which keys a query may see, [T, S]; scores elsewhere mean nothing."""
-    return np.asarray(key_positions[None, :] <= positions[:, None])
-
-
 class NoiseRuns:
     """Visitor: the definition beside one run per arithmetic, all in float32.
 
@@ -85,7 +82,7 @@ class NoiseRuns:
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
         self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.seen = visible(given["inp_pos"], given["inp_kpos"])
+        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
         self.n_tokens = len(tokens)
         self.last = Last(model.graph)
         self.levels: dict[str, Level] = {}
@@ -191,7 +188,7 @@ class NoiseRuns:
 
     def _shown(self, node: Node, difference: Array) -> Array:
         if node.op == "kq":
-            difference[:, ~self.seen] = 0
+            difference[:, self.hidden] = 0
         return difference
 
 
@@ -212,7 +209,7 @@ def _narrow(value: Array) -> Array:
 def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
     """Where the carried noise for these tokens is kept."""
     key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
-    return cache_dir() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
+    return home() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
 
 
 def load_levels(path: Path, model: Model) -> dict[str, Level] | None:

@@ -11,7 +11,7 @@ from assay.models import Model
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS, Arithmetic
-from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.diff import Diff, NodeVerdict, Verdict
 from assay.verify.judge.evidence import Evidence, examine, follows
 from assay.verify.judge.inferred import infer
 from assay.verify.judge.noise import Level
@@ -62,7 +62,7 @@ def compare(a: Dump, b: Dump) -> Diff:
             tuple(map(int, at)), float(y[at]), float(x[at]), none, none, nmse, None, True, (obs.name,),
             Level(none, none), Level(none, none),
         )  # fmt: skip
-        verdict = "same" if nmse < 1e-10 and error.max() <= 1e-4 * np.sqrt(base / x.size) else "wrong"
+        verdict: Verdict = "same" if nmse < 1e-10 and error.max() <= 1e-4 * np.sqrt(base / x.size) else "wrong"
         nodes.append(NodeVerdict(obs.name, verdict, None, None, evidence))
     left = tuple(n for n in b.by_name if n not in {o.name for o in common})
     note = "no model is known, so neither noise nor whose fault it is can be told; give --model"
@@ -85,7 +85,7 @@ def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: A
     for e in evidence:
         sources = {name for part in e.segment for name in model.graph[part].inputs} | set(e.segment[:-1])
         suspect = faulty & sources
-        verdict: str
+        verdict: Verdict
         own: bool | None = None
         if e.carried[0] <= 1 and not (e.whole and e.local[i] > CLEARLY_OWN):
             verdict = "same"

@@ -14,9 +14,7 @@ from assay.models import Model, load
 from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.trace import take_trace
-from assay.verify.judge.arithmetic import ARITHMETICS, q8_0, q8_k, round_to
 from assay.verify.judge.diff import Diff
-from assay.verify.judge.noise import cache_path, load_levels
 from assay.verify.judge.text import text
 from assay.verify.judge.verdict import judge
 from tests import planting
@@ -174,36 +172,6 @@ def test_the_last_row_alone_is_judged(model: Model, truth: Dump) -> None:
     wrong = tuple(replace(o, data=o.data * 1.05) if o.name == "ffn_gate-1" else o for o in cut)
     diff = judge(model, replace(truth, observations=wrong))
     assert names(diff, "wrong") == ["ffn_gate-1"]
-
-
-# -- noise ------------------------------------------------------------------------------------------------------
-
-
-def test_noise_is_remembered_per_model_and_tokens(model: Model, truth: Dump) -> None:
-    judge(model, truth)
-    levels = load_levels(cache_path(model, TOKENS, range(6)), model)
-    assert levels is not None and set(levels) == {n.name for n in model.graph}
-    assert levels["l_out-1"].rms.shape == (len(ARITHMETICS), 6)
-    by_name = {a.name: levels["l_out-1"].rms[i].mean() for i, a in enumerate(ARITHMETICS)}
-    assert by_name["f32"] < by_name["f16 KV"] < by_name["f16"] < by_name["bf16"]
-    assert load_levels(cache_path(model, TOKENS[:-1], range(5)), model) is None
-
-
-def test_damaged_cache_is_computed_anew(model: Model, truth: Dump) -> None:
-    path = cache_path(model, TOKENS, range(6))
-    judge(model, truth)
-    path.write_bytes(b"\x93NUMPY damaged")
-    assert judge(model, truth).verdict == "same"
-
-
-def test_roundings() -> None:
-    x = np.random.default_rng(3).standard_normal((4, 256)).astype(np.float32)
-    assert np.abs(round_to(x, "bf16") - x).max() <= np.abs(x).max() * 2**-8
-    assert np.array_equal(round_to(x, "f16"), x.astype(np.float16).astype(np.float32))
-    for quantise, n in ((q8_0, 32), (q8_k, 256)):
-        step = np.abs(x.reshape(-1, n)).max(-1) / 127
-        assert (np.abs(quantise(x) - x).reshape(-1, n).max(-1) <= 0.51 * step + 1e-3 * step * 127).all()
-        assert not quantise(np.zeros_like(x)).any()
 
 
 # -- against llama.cpp's recorded values ---------------------------------------------------------------------------

@@ -1,0 +1,188 @@
+"""`assay run --batch`: a file of prompts in, a file of answers out, in the same order, computed together.
+
+A line is a JSON value: a string or `{"prompt": …}` (as -p), `{"ids": […]}`, or `{"messages": […]}`; an object may have
+an `id`, which its answer keeps, and settings of its own under the names that the library has for them. Blank lines do
+not count. A line that cannot be answered gets `{"error": …}` in its place, and the others go on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from assay.cli import common
+from assay.cli.run import encode, warm
+from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.runtime.generate import Pending
+    from assay.runtime.opening import Opened
+
+_PROMPTS = ("prompt", "ids", "messages")
+
+
+def run_batch(args: argparse.Namespace) -> int:
+    from assay.library.model import LanguageModel
+
+    to_file = args.output not in (None, "-")
+    if args.resume and not to_file:
+        raise AssayError("--resume: needs the file to go on with; name it with -o FILE")
+    start = time.monotonic()
+    lines = _lines(args.batch)
+    skipped = _skip_answered(Path(args.output), lines) if args.resume else 0
+    warm(args)
+    opened = common.opened(args, cache_size=None)
+    params = common.sampler_params(args, opened)
+    asked: list[tuple[int, Any]] = []  # index and id of what has been taken from `lines` and not been written
+
+    def requests() -> Iterator[Any]:
+        for index, line in lines:
+            name, request = _request(args, opened, line, params)
+            asked.append((index, name))
+            yield request
+
+    done = failed = tokens = 0
+    parallel = {} if args.parallel is None else {"parallel": args.parallel}
+    with LanguageModel(opened, **parallel) as model, _output(args) as out:
+        for pending in model.batch(requests()):
+            index, name = asked.pop(0)
+            answer = _answer(pending, opened)
+            out.write(json.dumps(common.plain({"index": index, "id": name} | answer)).encode() + b"\n")
+            out.flush()
+            done += 1
+            failed += "error" in answer
+            tokens += answer.get("tokens", 0)
+            if sys.stderr.isatty():
+                print(f"\r\033[K{done} lines", end="", file=sys.stderr, flush=True)
+    seconds = time.monotonic() - start
+    kept = f", {skipped} were there" if skipped else ""
+    print(f"{done} answers{kept}, {failed} failed; {tokens} tokens, {tokens / seconds:.1f}/s", file=sys.stderr)
+    if to_file:
+        summary = {"path": args.output, "lines": done, "skipped": skipped, "failed": failed, "tokens": tokens}
+        common.emit(args, summary | {"seconds": seconds}, "")
+    if failed:
+        raise AssayError(f"--batch: {failed} of {done} lines could not be answered; their `error` says why")
+    return 0
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, numbered from 0."""
+    index = 0
+    with nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as file:
+        for line in file:
+            if line.strip():
+                yield index, line
+                index += 1
+
+
+def _output(args: argparse.Namespace) -> Any:
+    if args.output in (None, "-"):
+        return nullcontext(sys.stdout.buffer)
+    return open(args.output, "ab" if args.resume else "wb")
+
+
+# --- a line in
+
+
+def _request(args: argparse.Namespace, opened: Opened, line: bytes, params: Any) -> tuple[Any, Any]:
+    """The line's id, and a request for `LanguageModel.batch` or what is wrong with it."""
+    name = None
+    try:
+        value = _parse(line)
+        name = value.pop("id", None)
+        prompts = [key for key in _PROMPTS if key in value]
+        if len(prompts) != 1:
+            raise AssayError(f"line: needs one of prompt, ids and messages (found {', '.join(prompts) or 'none'})")
+        prompt = value.pop(prompts[0])
+        if prompts[0] == "prompt" and isinstance(prompt, str):
+            prompt = encode(args, prompt, opened)
+        elif not isinstance(prompt, list):
+            raise AssayError(f"{prompts[0]}: must be {'a text' if prompts[0] == 'prompt' else 'a list'}")
+        return name, (prompt, _defaults(args, value) | value | {"params": params})
+    except AssayError as error:
+        return name, error
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode())
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise AssayError(f"line: is not JSON ({str(error)[:100]})") from None
+    if isinstance(value, str):
+        return {"prompt": value}
+    if not isinstance(value, dict):
+        raise AssayError(f"line: must be a string or an object (found {type(value).__name__})")
+    if "params" in value:
+        raise AssayError("params: no such setting")
+    return value
+
+
+def _defaults(args: argparse.Namespace, line: dict[str, Any]) -> dict[str, Any]:
+    """What the command line says of every answer, unless the line says otherwise."""
+    from assay.library.settings import LENGTHS
+
+    found = {"stop": args.stop, "logprobs": args.logprobs, "ignore_eos": args.ignore_eos}
+    return found if any(name in line for name in LENGTHS) else found | {"max_tokens": args.predict}
+
+
+# --- a line out
+
+
+def _answer(pending: Pending, opened: Opened) -> dict[str, Any]:
+    try:
+        result = pending.result
+    except AssayError as error:
+        return {"error": str(error)}
+    found: dict[str, Any] = {
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "prompt_tokens": len(result.prompt_ids),
+        "tokens": len(result.ids),
+        "seed": result.seed,
+        "ids": result.ids,
+    }
+    return found if result.logprobs is None else found | {"logprobs": common.logprobs(result, opened.tokenizer)}
+
+
+def _skip_answered(path: Path, lines: Iterator[tuple[int, bytes]]) -> int:
+    """Go past the lines that have an answer in `path`; an answer that was cut off while being written is taken out."""
+    if not path.exists():
+        return 0
+    with open(path, "r+b") as file:
+        count = _count(path, file, lines)
+        file.truncate()
+    return count
+
+
+def _count(path: Path, file: BinaryIO, lines: Iterator[tuple[int, bytes]]) -> int:
+    count, end = 0, 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        try:
+            answer = json.loads(line)
+            fits = isinstance(answer, dict) and answer["index"] == count
+        except (ValueError, KeyError, RecursionError):
+            fits = False
+        if not fits:
+            raise AssayError(f"{path}: line {count + 1} is no answer of a batch; name another file with -o")
+        asked = next(lines, None)
+        if asked is None:
+            raise AssayError(f"{path}: has more answers than there are prompts; name another file with -o")
+        try:
+            name = _parse(asked[1]).get("id")
+        except AssayError:
+            name = None
+        if name != answer.get("id"):
+            raise AssayError(f"{path}: line {count + 1} answers {answer.get('id')!r:.60} (expected {name!r:.60}); "
+                             "name another file with -o")  # fmt: skip
+        count, end = count + 1, end + len(line)
+    file.seek(end)
+    return count

@@ -1,0 +1,136 @@
+"""Keyword arguments of a generation: assay's own names, and those of transformers and OpenAI where they have one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from assay.errors import AssayError
+from assay.runtime.draws import seed_of
+from assay.runtime.opening import Opened
+from assay.runtime.params import Breakers, SamplerParams
+from assay.runtime.sequence import Constraint
+
+# What others call a field of SamplerParams.
+ALIASES = {"temperature": "temp", "repetition_penalty": "repeat_penalty", "typical_p": "typical"}
+_FIELDS = {field.name: field.type for field in fields(SamplerParams)}
+LENGTHS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
+_OTHER = (*LENGTHS, "stop", "logprobs", "grammar", "json_schema", "ignore_eos", "do_sample", "params")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What `Generator.generate` takes."""
+
+    params: SamplerParams
+    max_tokens: int = -1
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    ignore_eos: bool = False
+    constraint: Callable[[], Constraint] | None = None
+
+    def answer(self, index: int) -> Settings:
+        """Those of answer `index` of several to one prompt: with a seed of its own, the seed asked for plus index."""
+        return replace(self, params=replace(self.params, seed=seed_of(self.params.seed, index)))
+
+
+def settings(opened: Opened, given: Mapping[str, Any]) -> Settings:
+    """The settings that keyword arguments ask for."""
+    for name in given:
+        if name not in _FIELDS and name not in ALIASES and name not in _OTHER:
+            near = difflib.get_close_matches(name, [*_FIELDS, *ALIASES, *_OTHER], 1)
+            raise AssayError(f"{name}: no such setting" + (f"; is {near[0]} meant?" if near else ""))
+    params = given.get("params") or SamplerParams()
+    if not isinstance(params, SamplerParams):
+        raise AssayError(f"params: must be SamplerParams (found {type(params).__name__})")
+    return Settings(
+        params=_params(opened, params, given),
+        max_tokens=_length(given),
+        stop=_texts("stop", given.get("stop") or ()),
+        logprobs=_logprobs(given.get("logprobs")),
+        ignore_eos=bool(given.get("ignore_eos", False)),
+        constraint=_constraint(opened, given),
+    )
+
+
+def _params(opened: Opened, params: SamplerParams, given: Mapping[str, Any]) -> SamplerParams:
+    changed: dict[str, Any] = {}
+    for name, value in given.items():
+        field = ALIASES.get(name, name)
+        if field not in _FIELDS or value is None:
+            continue
+        if field in changed:
+            raise AssayError(f"{name}: {field} is given too; use one of them")
+        changed[field] = _CONVERT.get(field, _number)(opened, field, value)
+    if given.get("do_sample") is False:
+        changed["temp"] = 0.0
+    if changed.get("dry_multiplier") and not params.dry_breakers:
+        changed.setdefault("dry_breakers", opened.dry_breakers)
+    return replace(params, **changed)
+
+
+def _number(_: Opened, field: str, value: Any) -> Any:
+    """A number where one belongs: a string would be found out only in the middle of an answer."""
+    whole = "int" in str(_FIELDS[field])
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+        raise AssayError(f"{field}: must be a {'whole ' if whole else ''}number (found {value!r:.60})")
+    return value
+
+
+def _bias(_: Opened, field: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """`{token: bias}`, or pairs."""
+    try:
+        return tuple((int(token), float(x)) for token, x in (value.items() if isinstance(value, Mapping) else value))
+    except (TypeError, ValueError):
+        raise AssayError(f"{field}: must be token ids with a number each (found {value!r:.60})") from None
+
+
+def _breakers(opened: Opened, field: str, value: Any) -> Breakers:
+    """Strings, or what `sampler.dry_breakers` has made of them."""
+    return value if isinstance(value, Mapping) else opened.breakers(_texts(field, value))
+
+
+_CONVERT: dict[str, Callable[[Opened, str, Any], Any]] = {"logit_bias": _bias, "dry_breakers": _breakers}
+
+
+def _length(given: Mapping[str, Any]) -> int:
+    asked = {name: given[name] for name in LENGTHS if given.get(name) is not None}
+    for name, value in asked.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < -1:
+            raise AssayError(f"{name}: must be a whole number from 0 on, or -1 for what fits (found {value!r:.60})")
+    if len(set(asked.values())) > 1:
+        raise AssayError(f"{', '.join(asked)}: say different lengths; use one of them")
+    return next(iter(asked.values()), -1)
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    """One text or several."""
+    found = (value,) if isinstance(value, str) else value
+    if not isinstance(found, Sequence) or not all(isinstance(text, str) for text in found):
+        raise AssayError(f"{name}: must be a text or a list of them (found {value!r:.60})")
+    return tuple(found)
+
+
+def _logprobs(asked: Any) -> int | None:
+    """True is the chosen token alone; a number asks for so many alternatives."""
+    if asked is None or asked is False:
+        return None
+    if not isinstance(asked, int) or asked < 0:
+        raise AssayError(f"logprobs: must be true or a whole number from 0 on (found {asked!r:.60})")
+    return 0 if asked is True else asked
+
+
+def _constraint(opened: Opened, given: Mapping[str, Any]) -> Callable[[], Constraint] | None:
+    grammar, schema = given.get("grammar"), given.get("json_schema")
+    if grammar is not None and schema is not None:
+        raise AssayError("grammar: json_schema is given too; use one of them")
+    if schema is not None:
+        wanted = {"type": "object"} if schema is True else schema
+        if not isinstance(wanted, Mapping):
+            raise AssayError(f"json_schema: must be an object, or true for any (found {schema!r:.60})")
+        return opened.grammars.schema(wanted)
+    if grammar is not None and not isinstance(grammar, str):
+        raise AssayError(f"grammar: must be a text (found {grammar!r:.60})")
+    return opened.grammars.gbnf(grammar) if grammar is not None else None

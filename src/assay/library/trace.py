@@ -1,0 +1,58 @@
+"""A trace in memory: node name to array, with a line for each when it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.graph import Graph
+from assay.verify.dumps.observation import Dump
+
+_SHOWN = 12  # nodes of a printed trace
+
+
+class Trace(Mapping[str, NDArray[Any]]):
+    """The values of nodes by name, in the graph's order. `dump` is the same as what is read from a file."""
+
+    def __init__(self, graph: Graph, dump: Dump) -> None:
+        self.dump = dump
+        self.tokens = list(dump.tokens)
+        self._graph = graph
+        self._values = {o.name: o.array() for o in dump.observations}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        lines = [f"<Trace of {len(self.tokens)} tokens on {self.dump.engine}, {len(self)} nodes:"]
+        for name, value in list(self._values.items())[:_SHOWN]:
+            rms = float(np.sqrt(np.mean(np.square(value, dtype=np.float64)))) if value.size else 0.0
+            lines.append(f"  {name:<20} {' × '.join(map(str, value.shape)):>14}  rms {rms:.6g}")
+        rest = len(self) - _SHOWN
+        return "\n".join([*lines, f"  and {rest} more>"] if rest > 0 else lines) + ("" if rest > 0 else ">")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Tokens, engine, and for each node its operation, shape and values as lists."""
+        return {
+            "engine": self.dump.engine,
+            "tokens": self.tokens,
+            "steps": list(self.dump.steps),
+            "nodes": {
+                name: {"op": self._graph[name].op, "shape": list(value.shape), "values": value.tolist()}
+                for name, value in self._values.items()
+            },
+        }
+
+    def save(self, path: str | Path) -> None:
+        """To an .npz file that `assay diff` and `assay diagnose` read, `tokens` among the arrays."""
+        np.savez(path, tokens=np.array(self.tokens, np.int32), **self._values)  # type: ignore[arg-type]

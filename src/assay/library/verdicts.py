@@ -1,0 +1,319 @@
+"""Verdicts on other people's engines: dumps read, compared and diagnosed, engines checked.
+
+A model is named as for `load`, or is a `LanguageModel`. Values are a path to a dump, a dictionary of arrays by name
+(with the ids as `tokens`), a `Trace`, or a `Dump`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.engines.base import PAGE
+from assay.errors import AssayError
+from assay.library.model import LanguageModel
+from assay.library.trace import Trace
+from assay.library.two_files import TwoFiles, two_files
+from assay.models import Model
+from assay.runtime.catalogue import CATALOGUE
+from assay.runtime.opening import Opened, open_model
+from assay.verify.conformance.check import LENGTHS, Check, check_engine
+from assay.verify.conformance.sample import PROMPT, TEXT
+from assay.verify.dumps.load import read_dump
+from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.readers import from_arrays
+from assay.verify.dumps.resolve import resolve
+from assay.verify.dumps.trace import take_trace
+from assay.verify.judge import text as judged
+from assay.verify.judge.diff import Diff
+from assay.verify.judge.verdict import compare, judge
+from assay.verify.witness import known, open_engine
+
+Values = str | Path | Mapping[str, Any] | Trace | Dump
+ModelLike = str | Path | LanguageModel | Opened | None
+Nodes = Callable[[int, int], None]  # progress: nodes done, of how many
+
+
+@dataclass(frozen=True, repr=False)
+class Finding:
+    """A verdict. True when nothing is wrong; printing it gives what the command line prints.
+
+    `result` is what the verdict was made of: a `Diff`, a `Diagnosis` or the checks; `dump` holds the values judged.
+    """
+
+    verdict: str
+    first_wrong: str | None
+    result: Any
+    good: bool
+    words: Callable[[int], str]  # for people; of a table, so many rows
+    dump: Dump | None = None
+    model: Model | None = None
+
+    def __bool__(self) -> bool:
+        return self.good
+
+    def __repr__(self) -> str:
+        return self.words(12)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as `--json` gives it."""
+        if isinstance(self.result, tuple):
+            return {"verdict": self.verdict, "checks": [check.to_json() for check in self.result]}
+        found: dict[str, Any] = self.result.to_json()
+        return found
+
+    def save_html(self, path: str | Path) -> None:
+        """One self-contained page with the values side by side."""
+        from assay.verify.diagnosis.result import Diagnosis
+        from assay.verify.report import write_html
+
+        diagnosis = self.result if isinstance(self.result, Diagnosis) else None
+        diff = self.result if diagnosis is None else diagnosis.diff
+        if self.model is None or self.dump is None or not isinstance(diff, Diff | None):
+            raise AssayError(f"{path}: there is no page of this verdict; it has no model or no single dump")
+        write_html(Path(path), self.model, self.dump, diff, diagnosis)
+
+
+# --- dumps
+
+
+def load_dump(
+    values: Values,
+    model: ModelLike = None,
+    *,
+    tokens: Sequence[int] = (),
+    names: Mapping[str, str] | None = None,
+    patterns: Sequence[str] = (),
+    side: str = "",
+) -> Dump:
+    """Read a dump of any known format. With a model, its observations get the model's names and layouts.
+
+    tokens    the ids that were fed, where the dump does not say
+    names     from the dump's names to node names, where they cannot be guessed
+    patterns  how to read lines of a log, such as "{name} {layer}: rms={rms}"
+    side      whose values, where a log shows several engines'
+    """
+    dump = _read(values, patterns)
+    return dump if model is None else resolve(dump, opened(model).model, names, tokens=tokens, side=side)
+
+
+def _read(values: Values, patterns: Sequence[str] = ()) -> Dump:
+    if isinstance(values, Dump):
+        return values
+    if isinstance(values, Trace):
+        return values.dump
+    if isinstance(values, str | Path):
+        return read_dump(Path(values), patterns)
+    arrays = {str(name): np.asarray(value) for name, value in values.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu":
+            raise AssayError(f"{name}: must hold numbers (found dtype {array.dtype})")
+    return from_arrays(Path("arrays"), {name: (a.shape, lambda a=a: a) for name, a in arrays.items()})  # type: ignore[misc]
+
+
+def opened(model: ModelLike) -> Opened:
+    """A model by any of its names, without an engine."""
+    if isinstance(model, Opened):
+        return model
+    return model.opened if isinstance(model, LanguageModel) else open_model(model)
+
+
+# --- diff
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One of two things that are compared: a model, a model on an engine, or values."""
+
+    shown: str
+    model: ModelLike = None
+    engine: str = ""
+    values: Values | None = None
+
+    @property
+    def is_file(self) -> bool:
+        return self.model is not None and not self.engine
+
+    @staticmethod
+    def of(given: Values | LanguageModel, *, truth: bool = False) -> Side:
+        if isinstance(given, LanguageModel):  # as the truth, its definition; else what its engine makes of it
+            return Side(given.path.name, given, "" if truth else given.engine.name)
+        if not isinstance(given, str):
+            return Side(str(given) if isinstance(given, Path) else type(given).__name__, values=given)
+        model, at, engine = given.rpartition("@")
+        if at and engine in known():
+            return Side(given, model, engine)
+        if given in CATALOGUE or given.endswith(".gguf") or given.startswith(("hf:", "ollama:")):
+            return Side(given, given)
+        if at and not Path(given).exists():
+            raise AssayError(f"{given}: no such file, and {engine!r} is no engine; there are {', '.join(known())}")
+        return Side(given, values=given)
+
+
+def diff(
+    a: Values | LanguageModel,
+    b: Values | LanguageModel,
+    *,
+    model: ModelLike = None,
+    tokens: Sequence[int] = (),
+    prompt: str | None = None,
+    decode: int = 0,
+    names: Mapping[str, str] | None = None,
+    patterns: Sequence[str] = (),
+    side: str = "",
+    progress: Nodes | None = None,
+) -> Finding | TwoFiles:
+    """Hold `b` against `a`, node by node, each judged on its own inputs.
+
+    `a` is the truth: a model (its definition), "MODEL@engine", or values; `b` is values or "MODEL@engine". The ids come
+    from the values, from `tokens` or from `prompt`. Without a model anywhere, two sets of values are compared as
+    numbers. Two model files are compared in their weights, activations and logits.
+    """
+    first, second = Side.of(a, truth=True), Side.of(b)
+    if first.is_file and second.is_file:
+        return two_files(opened(first.model), opened(second.model), tokens=tokens, prompt=prompt)
+    raw = {s: _read(s.values, patterns) for s in (first, second) if s.values is not None}
+    name = model or first.model or second.model or _provenance(raw.values())
+    if name is None:
+        return _finding(compare(raw[first], raw[second]), None, raw[second])
+    on = opened(name)
+    ids = tuple(tokens) or next((dump.tokens for dump in raw.values() if dump.tokens), ())
+    if not ids:
+        if raw and prompt is None:
+            where = next(iter(raw)).shown
+            raise AssayError(f"{where}: does not say which tokens were fed; give them with --tokens")
+        ids = tuple(on.tokenizer.encode(PROMPT if prompt is None else prompt))
+    steps = next((dump.steps for dump in raw.values() if dump.steps), ())
+    cut = decode or max(0, len(steps) - 1)
+
+    def values(s: Side) -> Dump | None:
+        if s.values is not None:
+            return resolve(raw[s], on.model, names, tokens=ids, side=side)
+        if s.engine in ("", "reference"):
+            return None  # the definition itself
+        if isinstance(s.model, LanguageModel):
+            return s.model.trace(ids, decode=cut).dump
+        engine = open_engine(s.engine, on.model if s.model == name else opened(s.model).model)
+        try:
+            return take_trace(engine, ids, decode=cut)
+        finally:
+            engine.close()
+
+    dumps = [values(first), values(second)]
+    if dumps[1] is None:
+        dumps = dumps[::-1]
+    if dumps[1] is None:
+        raise AssayError(f"{first.shown} and {second.shown}: both are the definition; name an engine or a dump")
+    result = judge(on.model, dumps[1], progress)
+    if dumps[0] is not None and dumps[0].engine != "reference":
+        result = result.beside(judge(on.model, dumps[0], progress))
+    return _finding(result, on.model, dumps[1])
+
+
+def _finding(result: Diff, model: Model | None, dump: Dump) -> Finding:
+    first = result.first_wrong
+    words = lambda rows: judged.text(result, model, rows)  # noqa: E731
+    return Finding(result.verdict, first.name if first else None, result, bool(result), words, dump, model)
+
+
+def _provenance(dumps: Iterable[Dump]) -> str | None:
+    """The model file that a trace says it was made from, if it is still there."""
+    paths = (dump.provenance.get("model", "") for dump in dumps)
+    return next((str(path) for path in paths if path and Path(path).is_file()), None)
+
+
+# --- diagnose
+
+
+def diagnose(
+    model: ModelLike = None,
+    values: Values | None = None,
+    *,
+    endpoint: str | None = None,
+    api_key: str = "",
+    api_model: str = "",
+    prompt: str | None = None,
+    chat: bool = False,
+    system: str | None = None,
+    tokens: Sequence[int] = (),
+    names: Mapping[str, str] | None = None,
+    patterns: Sequence[str] = (),
+    side: str = "",
+    progress: Callable[[str], None] | None = None,
+) -> Finding:
+    """Which operation is wrong, which known mistake gives these values, and what is right.
+
+    The evidence is a dump or, with `endpoint`, what an OpenAI-compatible server answers. With `prompt`, the text that
+    the ids stand for (under the chat template, with `chat`), the ids themselves are judged too.
+    """
+    from assay.verify.diagnosis import answer
+    from assay.verify.diagnosis import diagnose as by_values
+    from assay.verify.endpoint.blackbox import diagnose_endpoint
+    from assay.verify.endpoint.client import Client
+
+    on, dump = opened(model), None
+    if endpoint is not None:
+        result = diagnose_endpoint(on.model, Client(endpoint, on.tokenizer, key=api_key, model=api_model), progress)
+    elif values is None:
+        raise AssayError("diagnose: needs values (a dump) or an endpoint")
+    else:
+        dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
+        result = by_values.diagnose(on.model, dump, progress=progress)
+        if prompt is not None:
+            from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
+
+            expected, turns = expected_ids(on.file, on.tokenizer, prompt, chat=chat, system=system)
+            causes = token_causes(on.tokenizer, dump, expected, prompt, turns)
+            if causes:
+                first = result.first_wrong or causes[0].node
+                result = replace(result, verdict="fault", causes=(*causes, *result.causes), first_wrong=first)
+    words = lambda _: answer.text(result, on.model)  # noqa: E731
+    return Finding(result.verdict, result.first_wrong, result, bool(result), words, dump, on.model)
+
+
+# --- check
+
+
+def checks(
+    model: ModelLike = None,
+    engine: str = "cpu",
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    progress: Nodes | None = None,
+    **options: Any,
+) -> Iterator[Check]:
+    """The checks of an engine against the definition, as they are done; `options` are the engine's."""
+    if min(lengths) < 1:
+        raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
+    on = opened(model)
+    ids = on.tokenizer.encode(TEXT)[: max(lengths)]
+    pages = -(-max(lengths) // PAGE)
+    return check_engine(
+        lambda: open_engine(engine, on.model, n_pages=pages, **options), on.model, ids, lengths, progress
+    )
+
+
+def check(model: ModelLike = None, engine: str = "cpu", *, lengths: Sequence[int] = LENGTHS, **options: Any) -> Finding:
+    """Is this engine right on this model? Every node, several lengths, prefill and decode."""
+    on = opened(model)
+    return verdict_of(on.model, list(checks(on, engine, lengths=lengths, **options)))
+
+
+def verdict_of(model: Model, done: Sequence[Check]) -> Finding:
+    """All right, or what is not."""
+    failed = [check for check in done if not check.passed]
+    first = next((check.diff for check in failed if check.diff is not None), None)
+
+    def words(rows: int) -> str:
+        lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}" for check in done]
+        lines.append(f"{len(done) - len(failed)} of {len(done)} checks passed")
+        return "\n".join([*lines, judged.text(first, model, rows)] if first is not None else lines)
+
+    wrong = first.first_wrong if first is not None else None
+    return Finding(
+        "wrong" if failed else "right", wrong.name if wrong else None, tuple(done), not failed, words, model=model
+    )

@@ -1,0 +1,108 @@
+"""deepseek2 (DeepSeek V2, V3, R1, Kimi-K2): latent attention, then dense layers, then experts in groups.
+
+A token leaves one row for all heads in the cache: a compressed c = kv_lora_rank values, normed, and r rotated ones.
+
+    whole     K = [Wk c | k_pe], V = Wv c: a file with `attn_kv_b` computes keys and values of every head
+    absorbed  Q = [Wk' q_nope | q_pe] meets the row itself, and Wv is applied to the result: `attn_k_b`, `attn_v_b`
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from assay.graph import Graph
+from assay.models.blocks import Builder
+from assay.models.hparams import Temperature, yarn_magnitude
+
+GATES = {1: "softmax", 2: "sigmoid"}
+
+
+def deepseek2(b: Builder) -> Graph:
+    hp = b.read()
+    c = 10.0 * b.meta.number("rope.scaling.yarn_log_multiplier", 0.0)
+    width = b.meta.count("attention.key_length_mla", hp.n_embd_head)
+    rope = hp.rope
+    if c and rope.kind == "yarn":  # with the key, the scores' scale has all of YaRN's magnitude
+        rope = replace(rope, magnitude=rope.magnitude / yarn_magnitude(rope.factor))
+    mu = rope.magnitude * (1.0 + 0.1 * c * math.log(rope.factor))
+    if rope.kind != "yarn":  # llama.cpp puts it here under any scaling
+        mu *= 1.0 + 0.1 * math.log(rope.factor)
+    beta = b.meta.number("attention.temperature_scale", 0.0)
+    heat = Temperature(beta, b.meta.count("attention.temperature_length")) if beta else None
+    b.hp = hp.each(lambda i, row: replace(row, rope=rope, scale=mu * mu * width**-0.5, temperature=heat))
+    routing(b, gate=_gate(b))
+    x = b.embedding()
+    for _ in b.blocks():
+        x = b.add("ffn_inp", b.output(_attention(b, b.norm("attn_norm", x), width)), x)
+        x = b.add("l_out", routed_ffn(b, b.norm("ffn_norm", x), shared="ffn_shexp"), x)
+    return b.head(x)
+
+
+def _gate(b: Builder) -> str:
+    """Softmax where the file does not say, but in GLM-4.7-Flash."""
+    flash = b.hp.n_layer in (47, 48) and b.hp.n_vocab == 154880
+    return "sigmoid" if flash else "softmax"
+
+
+def routing(b: Builder, gate: str) -> None:
+    """Dense layers first, then experts by the file's keys; `gate` is the one of a file that names none."""
+    kind = b.meta.count("expert_gating_func", 0, least=0)
+    if kind not in (0, *GATES):
+        raise b.meta.error("expert_gating_func", kind, "1 softmax or 2 sigmoid")
+    groups = b.meta.count("expert_group_count", 0, least=0)
+    choices: dict[str, Any] = {}
+    if groups > 1:
+        choices = {"groups": groups, "groups_used": b.meta.count("expert_group_used_count")}
+    b.routing(
+        first=b.meta.count("leading_dense_block_count", 0, least=0),
+        gate=GATES.get(kind, gate),
+        normalise=b.meta.flag("expert_weights_norm", False),
+        scale=b.meta.number("expert_weights_scale", 0.0),
+        **choices,
+    )
+
+
+def routed_ffn(b: Builder, x: str, shared: str) -> str:
+    """A dense layer's feed-forward, or the routed experts plus the shared one, called `shared`."""
+    if not b.here.experts:
+        return b.ffn(x)
+    routed = b.experts(x)
+    return b.add("ffn_out", routed, b.ffn(x, out=shared, tail="_shexp")) if b.has("ffn_up_shexp") else routed
+
+
+def _attention(b: Builder, x: str, width: int) -> str:
+    """`kqv` [H, T, Dv]; `width` is that of a query head before anything is absorbed."""
+    row, n_head, r = b.here, b.here.n_head, b.here.rope.n_rot if b.here.rope else 0
+    nope, lora = width - r, b.meta.count("attention.kv_lora_rank")
+    if nope < 1:
+        raise b.meta.error("rope.dimension_count", r, f"less than the head width {width}")
+    if b.has("attn_q_a"):
+        x_q = b.norm("q_a_normed", b.linear("q_a", x, "attn_q_a"), "attn_q_a_norm")
+        q = b.linear("q", x_q, "attn_q_b")
+    else:
+        q = b.linear("q", x, "attn_q")
+    both = b.linear("kv_cmpr_pe", x, "attn_kv_a_mqa")
+    k_pe = b.node("k_pe_proj", "slice", both, start=lora, stop=lora + r, n_head=1)
+    k_pe = b.rope("k_pe", k_pe, 1)
+    row_c = b.norm("kv_cmpr", b.node("kv_cmpr_proj", "slice", both, start=0, stop=lora), "attn_kv_a_norm")
+    if b.has("attn_kv_b"):
+        kv = b.linear("kv", row_c, "attn_kv_b")
+        value = row.n_embd_head_v
+        k_nope = b.node("k_nope", "slice", kv, start=0, stop=nope, n_head=n_head)
+        v = b.node("Vcur", "slice", kv, start=nope, stop=nope + value, n_head=n_head)
+        q = b.query(b.rope("Qcur", q, n_head, offset=nope))
+        k = b.node("Kcur", "concat", k_nope, k_pe, n_head=n_head)
+        k = b.node("cache_k", "cache", k, n_head=n_head)
+        return b.attend(q, k, b.node("cache_v", "cache", v, n_head=n_head))
+    q_nope = b.node("q_nope", "slice", q, start=0, stop=nope, n_head=n_head)
+    q_pe = b.rope("q_pe", b.node("q_pe_proj", "slice", q, start=nope, stop=width, n_head=n_head), n_head)
+    q_nope = b.node("q_nope_perm", "split_heads", q_nope, n_head=n_head)
+    q_nope = b.node("q_nope_absorbed", "head_linear", q_nope, weights=(b.weight("attn_k_b"),))
+    q_nope = b.node("q_nope_absorbed_perm", "merge_heads", q_nope)
+    q = b.query(b.node("Qcur", "concat", q_nope, q_pe, n_head=n_head))
+    k = b.node("Kcur", "concat", row_c, k_pe, n_head=1)
+    k = b.node("cache_k", "cache", k, n_head=1)
+    v = b.node("cache_v", "slice", k, start=0, stop=lora)
+    return b.node("kqv_mla", "head_linear", b.attend(q, k, v), weights=(b.weight("attn_v_b"),))

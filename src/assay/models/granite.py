@@ -1,0 +1,40 @@
+"""granite, granitemoe, minicpm: Llama with a scale on the embedding, the scores, each residual and the logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from assay.graph import Graph
+from assay.models.blocks import Builder
+
+
+def granite(b: Builder) -> Graph:
+    hp = b.read()
+    scale = b.meta.number("attention.scale", 0.0) or hp.attn_scale
+    rotated = b.meta.flag("rope.scaling.finetuned", True)
+    b.hp = hp.each(lambda i, row: replace(row, scale=scale, rope=row.rope if rotated else None))
+    return _build(b, b.meta.number("embedding_scale", 0.0), b.meta.number("residual_scale", 0.0), None)
+
+
+def minicpm(b: Builder) -> Graph:
+    hp = b.read()
+    residual = b.meta.number("residual_scale", 1.4 / hp.n_layer**0.5)
+    return _build(b, b.meta.number("embedding_scale", 12.0), residual, 256.0 / hp.n_embd)
+
+
+def _build(b: Builder, embedding: float, residual: float, logit: float | None) -> Graph:
+    logit = b.meta.positive("logit_scale", logit)  # divides
+    b.rope_factors()
+
+    def scaled(role: str, x: str) -> str:
+        return b.scaled(role, x, residual) if residual not in (0.0, 1.0) else x
+
+    x = b.embedding(embedding or 1.0, scaled="embd")
+    for _ in b.blocks():
+        x = b.add("ffn_inp", scaled("attn_out_scaled", b.attention(b.norm("attn_norm", x))), x)
+        norm = b.norm("ffn_norm", x)
+        ffn = b.experts(norm) if b.here.experts else b.ffn(norm)
+        if b.here.experts and b.has("ffn_up_shexp"):
+            ffn = b.add("ffn_out", ffn, b.ffn(norm, out="ffn_shexp", tail="_shexp"))
+        x = b.add("l_out", scaled("ffn_out_scaled", ffn), x)
+    return b.head(x, scale=1.0 / logit)

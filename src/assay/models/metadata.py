@@ -1,0 +1,100 @@
+"""The keys `arch.…` of a file, checked one by one before anything divides by them or loops over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from assay.errors import AssayError
+
+MOST = 2**31 - 1
+
+
+class Metadata:
+    """Reads `arch.key` and complains in one voice: the key, what was found, what was expected."""
+
+    def __init__(self, values: Mapping[str, Any], arch: str, where: str = "") -> None:
+        self.values, self.arch, self.where = values, arch, f"{where}: " if where else ""
+
+    def __contains__(self, key: str) -> bool:
+        return f"{self.arch}.{key}" in self.values
+
+    def error(self, key: str, found: object, expected: str) -> AssayError:
+        return AssayError(f"{self.where}{self.arch}.{key}: bad value (found {found}, expected {expected})")
+
+    def _get(self, key: str, default: Any) -> Any:
+        if key in self:
+            return self.values[f"{self.arch}.{key}"]
+        if default is None:
+            raise AssayError(f"{self.where}{self.arch}.{key}: missing from the metadata; the file is incomplete")
+        return default
+
+    def _whole(self, key: str, value: Any, least: int) -> int:
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+            raise self.error(key, _shown(value), "a whole number")
+        if not least <= value <= MOST:
+            raise self.error(key, value, f"{least} to {MOST}")
+        return int(value)
+
+    def count(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """A whole number from `least` to 2^31 - 1."""
+        return self._whole(key, self._get(key, default), least)
+
+    def counts(self, key: str, n: int, default: int | tuple[int, ...] | None = None, *, least: int = 1) -> list[int]:
+        """A whole number a layer, from an array of `n` or from one number for all."""
+        value = self._get(key, default)
+        if not isinstance(value, np.ndarray | list | tuple):
+            return [self._whole(key, value, least)] * n
+        if len(value) != n:
+            raise self.error(key, f"{len(value)} values", f"one, or {n}, one a layer")
+        return [self._whole(key, v, least) for v in value]
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number."""
+        value = self._get(key, default)
+        if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+            raise self.error(key, _shown(value), "a number")
+        if not math.isfinite(value):
+            raise self.error(key, value, "a finite number")
+        return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self.error(key, value, "a finite number above 0")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool | np.bool_):
+            raise self.error(key, _shown(value), "true or false")
+        return bool(value)
+
+    def choice(self, key: str, default: str, known: tuple[str, ...]) -> str:
+        value = self._get(key, default)
+        if value not in known:
+            raise self.error(key, _shown(value), " or ".join((", ".join(known[:-1]), known[-1])))
+        return str(value)
+
+    def pattern(self, n_layer: int, default: int | None, key: str = "attention.sliding_window_pattern") -> list[bool]:
+        """Which layers are local: an array of booleans, or a number n, all but every n-th layer."""
+        value = self._get(key, default)
+        if isinstance(value, np.ndarray | list | tuple):
+            kinds = {type(v) for v in value} | ({bool} if getattr(value, "dtype", None) == np.bool_ else set())
+            if len(value) < n_layer or not kinds <= {bool, np.bool_}:
+                raise self.error(key, _shown(value), f"{n_layer} booleans, one a layer, or a number")
+            return [bool(v) for v in value[:n_layer]]
+        n = self._whole(key, value, 0)
+        return [n == 0 or i % n < n - 1 for i in range(n_layer)]
+
+
+def _shown(value: Any) -> str:
+    """A stranger's value, short enough for one line."""
+    if isinstance(value, np.ndarray | list | tuple):
+        return f"an array of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

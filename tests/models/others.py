@@ -1,0 +1,289 @@
+"""Random models of every architecture in other sizes than the golden ones, and what llama.cpp makes of them.
+
+    python tests/models/others.py            records llama.cpp's results anew (needs llama-cpp-python)
+    python tests/models/others.py NAME …     compares without recording, and prints the errors
+
+The models are random and seeded, so the recorded results (tests/data/arch_others.npz) stand for the files. A name is an
+architecture, or an architecture with what is special about the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.gguf.types import by_name
+from assay.gguf.writer import Tensor, write
+from assay.models.catalogue import ARCHITECTURES, VARIANTS, Arch, Sizes, metadata, tensor_shapes
+
+GOLDEN = Path(__file__).parents[1] / "data" / "arch_others.npz"
+N_VOCAB = 96
+IDS = np.random.default_rng(5).integers(0, N_VOCAB, 40).astype(np.int32)
+ROWS = (0, 1, 19, 39)  # positions whose logits are recorded
+SCALING = "rope.scaling."
+YARN = {SCALING + "type": "yarn", SCALING + "factor": 4.0, SCALING + "original_context_length": 24}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A file: the row it is made from, and how it is run."""
+
+    row: Arch
+    n_ctx: int = 256
+    positions: tuple[int, ...] = ()
+    extra: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensors beside the row's
+    without: tuple[str, ...] = ()  # tensors left out: those whose name ends so
+
+
+def _sizes(row: Arch) -> Sizes:
+    """Odd ones: 6 heads over 3 or 2 (or as many as the row has), heads of 20, and widths that are no powers of two."""
+    z = row.sizes
+    kv = {1: 1, 2: 3, 4: 6}[z.n_head_kv] if z.n_head_kv != z.n_head else 6
+    return replace(
+        z, n_embd=72, n_head=6, n_head_kv=kv, n_embd_head=12, n_embd_head_v=12, n_ff=56, n_vocab=N_VOCAB, n_ctx=512,
+        n_rot=z.n_rot and 4, n_expert=z.n_expert and 12, n_expert_used=z.n_expert_used and 5,
+        n_ff_exp=40, n_ff_shexp=40,
+    )  # fmt: skip
+
+
+def _of(name: str, sizes: Mapping[str, Any] | None = None, keys: Mapping[str, Any] | None = None) -> Arch:
+    """The row of an architecture or variant in other sizes, with other keys; None takes a key away."""
+    row = VARIANTS[name] if name in VARIANTS else ARCHITECTURES[name]
+    found = {key: value for key, value in {**row.keys, **(keys or {})}.items() if value is not None}
+    return replace(row, sizes=replace(_sizes(row), **(sizes or {})), keys=found)
+
+
+WIDE = {"n_embd_head": 20, "n_embd_head_v": 20}
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+
+# What an architecture wants otherwise: heads of MLA, an expert as wide as the feed-forward, no grouped heads.
+_OWN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "granitemoe": ({"n_ff_exp": 56}, {}),
+    "phimoe": ({"n_ff_exp": 56}, {}),
+    "olmoe": ({"n_ff_exp": 56, "n_head_kv": 6}, {}),
+    "deepseek2": (
+        {"n_head_kv": 1, "n_embd_head": 40, "n_embd_head_v": 32, "n_rot": 8},
+        {"attention.key_length_mla": 28, "attention.value_length_mla": 20},
+    ),
+    "gemma4": (
+        {"n_layer": 5, "n_embd_head": 16, "n_embd_head_v": 16},
+        {"attention.shared_kv_layers": 2, PATTERN: [True, True, False, True, False]},
+    ),
+}
+
+
+def _cases() -> Iterator[tuple[str, Case]]:
+    for name in ARCHITECTURES:
+        yield name, Case(_of(name, *_OWN.get(name, ())))
+
+    def case(name: str, row: Arch, **more: Any) -> tuple[str, Case]:
+        return name, Case(row, **more)
+
+    untied = "token_embd output_norm output"
+    yield case("llama, untied with biases", replace(_of("llama with biases"), top=untied))
+    yield case("llama, fused", _of("llama with a fused attn_qkv"))
+    yield case("llama, experts", _of("llama with experts (Mixtral)", {"n_ff_exp": 56}))
+    unread = {SCALING + "yarn_beta_fast": 8.0, SCALING + "yarn_ext_factor": 0.5, "attention.sliding_window": 5}
+    yield case("llama, window and yarn keys unread", _of("llama", {}, {**YARN, **unread}))
+    for original in (128, 300):
+        long = {"rope_factors_long.weight": (6,), "rope_factors_short.weight": (6,)}
+        keys = {SCALING + "original_context_length": original}
+        for name in ("llama", "granite", "mistral3"):
+            plain = {key: None for key in ARCHITECTURES[name].keys if key.startswith(SCALING)}
+            row = _of(name, {}, {**plain, **keys, SCALING + "type": "longrope"})
+            yield case(f"{name}, factors, 256 of {original}", row, extra=long)
+        yield case(f"phi3, 256 of {original}", _of("phi3", {}, keys))
+    yield case("qwen2, yarn", _of("qwen2", {}, YARN))
+    yield case("qwen2, output bias", _of("qwen2"), extra={"output.weight": (N_VOCAB, 72), "output.bias": (N_VOCAB,)})
+    yield case("qwen3, wide heads", _of("qwen3", WIDE))
+    yield case("qwen3, linear", _of("qwen3", {}, {SCALING + "type": "linear", SCALING + "factor": 2.5}))
+    yield case("qwen3, none", _of("qwen3", {}, {SCALING + "type": "none", SCALING + "factor": 2.5}))
+    yield case("qwen3, pooling last", _of("qwen3", {}, {"pooling_type": 3}))
+    yield case("gemma, wide heads", _of("gemma", WIDE))
+    yield case("gemma2, 27B, pattern 3", _of("gemma2", {"n_layer": 46, **WIDE}, {PATTERN: 3}))
+    yield case("gemma3, 27B", _of("gemma3", {"n_layer": 62, **WIDE}))
+    yield case("gemma3, no window", _of("gemma3", {}, {WINDOW: None}))
+    keys = {PATTERN: 2, "rope.freq_base_swa": 5000.0, "final_logit_softcapping": 4.0}
+    yield case("gemma3, pattern 2, base, cap", _of("gemma3", {}, keys))
+    row = _of("gemma3", {}, {PATTERN: [True, False, True, True, False, False]})
+    yield case("gemma3, pattern array, untied", replace(row, top=untied))
+    yield case(
+        "gemma-embedding, even window, last", _of("gemma-embedding", {"n_layer": 7}, {"pooling_type": 3, WINDOW: 6})
+    )
+    yield case("gemma-embedding, odd window", _of("gemma-embedding", {"n_layer": 7}, {WINDOW: 7}))
+    keys = {SCALING + "type": None, SCALING + "factor": None, "rope.freq_base_swa": 500.0, WINDOW: 3}
+    yield case("gpt-oss, local base, plain rope", _of("gpt-oss", {"n_layer": 3}, keys))
+    keys = {
+        "yarn_beta_fast": 16.0, "yarn_beta_slow": 2.0, "yarn_log_multiplier": 0.5, "original_context_length": 9,
+    }  # fmt: skip
+    yield case("mistral3, betas and c", _of("mistral3", {}, {SCALING + key: value for key, value in keys.items()}))
+    yield case("granite, not rotated", _of("granite", {}, {SCALING + "finetuned": False}))
+    plain = dict.fromkeys(("residual_scale", "embedding_scale", "attention.scale"))
+    yield case("granite, plain scales", _of("granite", {}, plain))
+    row = _of("granitemoe", {"n_ff_exp": 56}, {"expert_shared_feed_forward_length": 0})
+    yield case("granitemoe, no shared expert", row, without=("_shexp.weight",))
+    keys = {"residual_scale": 0.4, "embedding_scale": 3.0, "logit_scale": 2.0}
+    yield case("minicpm, keys", _of("minicpm", {}, keys))
+    sizes, keys = _OWN["deepseek2"]
+    log = SCALING + "yarn_log_multiplier"
+    whole = {"n_head_kv": 6, "n_embd_head": 24, "n_embd_head_v": 16, "n_rot": 8}
+    yield case("deepseek2, whole", _of("deepseek2 with whole keys and values", whole, {"attention.q_lora_rank": 0}))
+    yield case("deepseek2, yarn without its key", _of("deepseek2", sizes, {**keys, log: None}))
+    yield case("deepseek2, linear", _of("deepseek2", sizes, {**keys, log: None, SCALING + "type": "linear"}))
+    row = _of("deepseek2", sizes, {**keys, log: 0.0707, "expert_gating_func": 1, "expert_weights_norm": False,
+                                   "expert_group_count": None, "expert_group_used_count": None})  # fmt: skip
+    yield case("deepseek2, c, softmax, one group", row)
+    row = _of("deepseek2", {**sizes, "n_layer": 3}, {**keys, "nextn_predict_layers": 1})
+    yield case("deepseek2, draft layer", row)
+    row = _of("glm4moe", {}, {"expert_gating_func": None})
+    yield case("glm4moe, no q/k norm, default gate", row, without=("_q_norm.weight", "_k_norm.weight"))
+    yield case("glm4moe, draft layer", _of("glm4moe", {"n_layer": 4}, {"nextn_predict_layers": 1}))
+    yield case("glm4, no bias", _of("glm4"), without=(".bias",))
+    yield case("olmo2, no window", _of("olmo2", {}, {WINDOW: None}))
+    yield case("olmo2, magnitude", _of("olmo2", {}, {"rope.freq_base_swa": 300.0, SCALING + "attn_factor": 1.2}))
+    yield case("exaone4, 32B", _of("exaone4", {"n_layer": 64}, {WINDOW: 7, "rope.freq_base_swa": 99.0}))
+    row = replace(_of("command-r", {"n_layer": 64}), blocks="attn_norm QKV attn_q_norm:heads attn_k_norm:heads GLU")
+    yield case("command-r, 64 layers", row)
+    yield case("cohere2, pattern 3", _of("cohere2", {"n_layer": 5}, {PATTERN: 3}))
+    yield case("llama4, over a chunk", _of("llama4", {"n_ctx": 16384}), positions=tuple(range(8170, 8210)))
+    yield case("llama4, 128 experts", _of("llama4", {"n_expert": 128, "n_expert_used": 1}))
+    heads = {"n_embd_head": 16, "n_embd_head_v": 16}
+    yield case("gemma4, experts", _of("gemma4 with experts", heads))
+    row = _of("gemma4", {"n_layer": 5, **heads}, {
+        "attention.shared_kv_layers": 0, "attention.head_count_kv": [3, 2, 6, 1, 3],
+        PATTERN: [True, False, True, True, False], "feed_forward_length": [56, 40, 48, 24, 64]})  # fmt: skip
+    yield case("gemma4, heads and widths by layer", row)
+    yield case("stablelm, one norm", _of("stablelm with one norm"))
+    yield case("falcon, two norms", _of("falcon with two norms", {"n_head_kv": 2}))
+    row = replace(_of("mpt"), blocks="attn_norm+b ffn_norm+b attn_qkv+b attn_output+b MLP+b")
+    yield case("mpt, biases", replace(row, top="token_embd output_norm+b"))
+    yield case("bert, first", _of("bert", {}, {"pooling_type": 2}))
+    yield case("bert, last", _of("bert", {}, {"pooling_type": 3}))
+
+
+CASES: dict[str, Case] = dict(_cases())
+
+
+def _values(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Random numbers of a trained model's magnitude."""
+    x = rng.standard_normal(shape)
+    if name.startswith("rope_f"):
+        return np.geomspace(1, 6, shape[0]) if "long" in name or "freqs" in name else np.geomspace(1, 1.5, shape[0])
+    if "norm" in name or name.endswith((".scale", "output_scale.weight")):
+        return 1 + 0.2 * x if name.endswith(("weight", "scale")) else 0.2 * x
+    if name.endswith("bias") or "sinks" in name:
+        return 0.3 * x
+    return x if "embd" in name else x * 1.7 / np.sqrt(shape[-1])
+
+
+def make(name: str, path: Path) -> Case:
+    """Write the file of a case."""
+    case = CASES[name]
+    shapes = {**tensor_shapes(case.row), **case.extra}
+    shapes = {n: s for n, s in shapes.items() if not n.endswith(case.without or ("?",))}
+    rng = np.random.default_rng(sum(name.encode()))
+    tensors = [Tensor(n, s, by_name("F32"), _values(n, s, rng).astype(np.float32)) for n, s in shapes.items()]
+    write(
+        path, {**metadata(case.row), "tokenizer.ggml.model": "no_vocab", "tokenizer.ggml.token_type_count": 2}, tensors
+    )
+    return case
+
+
+def positions(case: Case) -> np.ndarray:
+    return np.array(case.positions or range(len(IDS)), np.int32)
+
+
+def witness(path: Path, case: Case) -> np.ndarray:
+    """llama.cpp's logits at `ROWS`, or its pooled embedding: float32 cache, no flash attention, no repacking."""
+    import llama_cpp as L
+
+    with _quiet():
+        mp = L.llama_model_default_params()
+        mp.n_gpu_layers, mp.use_extra_bufts = 0, False
+        model = L.llama_model_load_from_file(str(path).encode(), mp)
+        assert model, f"{path}: llama.cpp refuses it"
+        cp = L.llama_context_default_params()
+        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_threads = case.n_ctx, 64, 64, 1
+        cp.type_k = cp.type_v = 0
+        cp.flash_attn_type = 0
+        pooled = case.row.keys.get("pooling_type", 0)
+        cp.embeddings = bool(pooled)
+        ctx = L.llama_init_from_model(model, cp)
+        assert ctx
+        batch = L.llama_batch_init(len(IDS), 0, 1)
+        batch.n_tokens = len(IDS)
+        for i, (token, position) in enumerate(zip(IDS, positions(case), strict=True)):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), int(position), 1, 1
+            batch.seq_id[i][0] = 0
+        assert L.llama_decode(ctx, batch) == 0
+        if pooled:
+            width = L.llama_model_n_embd(model)
+            found = np.ctypeslib.as_array(L.llama_get_embeddings_seq(ctx, 0), (width,)).copy()[None]
+        else:
+            found = np.array([np.ctypeslib.as_array(L.llama_get_logits_ith(ctx, r), (N_VOCAB,)).copy() for r in ROWS])
+        L.llama_batch_free(batch)
+        L.llama_free(ctx)
+        L.llama_model_free(model)
+    return found
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Nothing of llama.cpp on stderr."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def ours(path: Path, case: Case) -> np.ndarray:
+    """The definition's results for the same rows."""
+    from assay.engines.base import Chunk, pages_for
+    from assay.engines.reference import ReferenceEngine
+    from assay.gguf import open_file
+    from assay.models import load
+
+    engine = ReferenceEngine(load(open_file(path), case.n_ctx))
+    pages = np.arange(pages_for(len(IDS)), dtype=np.int32)
+    pooled = case.row.keys.get("pooling_type", 0)
+    chunk = Chunk(IDS, 0, pages, "none" if pooled else "all", positions(case))
+    graph = engine.model.graph
+    found = engine.forward([chunk], [graph.embedding] if pooled else [])[0]
+    return found.nodes[graph.embedding] if pooled else found.logits[list(ROWS)]
+
+
+def nmse(found: np.ndarray, golden: np.ndarray) -> float:
+    return float(np.sum((found - golden) ** 2) / np.sum(golden**2))
+
+
+def main(names: list[str]) -> None:
+    recorded = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for i, name in enumerate(names or CASES):
+            path = Path(folder) / f"{i}.gguf"
+            try:
+                case = make(name, path)
+                recorded[name] = witness(path, case)
+                print(f"{nmse(ours(path, case), recorded[name]):.1e}  {name}")
+            except Exception as error:
+                print(f"FAILED   {name}: {type(error).__name__}: {error}")
+            path.unlink(missing_ok=True)
+    if not names:
+        np.savez_compressed(GOLDEN, **recorded)
+        print(f"wrote {GOLDEN}, {GOLDEN.stat().st_size} bytes", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,53 @@
+"""The models in memory: what each is expected to need, in the type its cache really has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from assay.errors import AssayError
+from assay.runtime.opening import Options
+from assay.runtime.scheduler import deliver
+from assay.serve.errors import ApiError
+from assay.serve.limits import Limits
+from assay.serve.pool.meter import Metrics
+from assay.serve.pool.models import Entry, Models, unload
+from tests.tiny import make
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("pool") / "tiny.gguf", n_ctx=512)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_type": "f32"}, {"kv_type": "q8_0"}, {"precision": "exact"}])
+def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str, str]) -> None:
+    entry = Entry("tiny", path, Options(**options))
+    expected = entry.bytes
+    worker = entry.load(Limits(), Metrics(CollectorRegistry()), deliver)
+    unload(worker, ApiError("shutting_down", "the test is over"))
+    weights = sum(t.nbytes for t in entry.file.tensors.values())
+    assert entry.bytes == weights + entry.n_pages * worker.scheduler.engine.memory.page
+    assert expected == pytest.approx(entry.bytes, rel=0.02)
+
+
+def test_a_wider_cache_needs_more(path: Path) -> None:
+    def cache(**options: str) -> int:
+        entry = Entry("tiny", path, Options(**options))
+        return entry.bytes - sum(t.nbytes for t in entry.file.tensors.values())
+
+    assert cache(kv_type="f32") == pytest.approx(2 * cache(), rel=0.02)
+    assert cache(precision="exact") == cache(kv_type="f32")
+    assert cache(engine="reference") == pytest.approx(4 * cache(), rel=0.02)
+    assert cache(kv_type="q8_0") == pytest.approx(8.5 / 16 * cache(), rel=0.02)
+
+
+def test_a_budget_that_halves_would_fit_is_refused_to_floats(path: Path) -> None:
+    metrics = Metrics(CollectorRegistry())
+    halves, floats = (Entry("tiny", path, Options(kv_type=kind)) for kind in ("f16", "f32"))
+    between = (halves.bytes + floats.bytes) // 2
+    Models([halves], Limits(), metrics, between)
+    with pytest.raises(AssayError, match="more than the memory for models"):
+        Models([floats], Limits(), metrics, between)

@@ -1,0 +1,78 @@
+"""What llama-eval-callback prints, old and new, whole and cut off."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.errors import AssayError
+from assay.models import Model
+from assay.verify.dumps.eval_callback import read_eval_callback
+from assay.verify.dumps.load import load_dump
+from assay.verify.dumps.observation import Dump
+from assay.verify.judge.verdict import judge
+from tests.verify.conftest import TOKENS
+
+
+def print_like_llamacpp(truth: Dump, model: Model, path: Path, old: bool = False) -> Path:
+    """What the tool prints of every node: three values at either end of an axis, four decimals, the sum."""
+    ops = {"linear": "MUL_MAT", "rope": "ROPE", "rms_norm": "MUL", "add": "ADD", "embed": "GET_ROWS", "kq": "MUL_MAT",
+           "attn_softmax": "SOFT_MAX", "kqv": "MUL_MAT", "merge_heads": "CONT", "glu": "SWIGLU"}  # fmt: skip
+    text = []
+    for obs in truth.observations:
+        value = obs.array()
+        if obs.name.startswith(("kq-", "kq_")):
+            value = np.pad(value, ((0, 0), (0, 0), (0, 250)))
+        value = value.reshape((1,) * (4 - value.ndim) + value.shape)
+        role = re.sub(r"_proj(?=-)", "", obs.name)
+        ne = ", ".join(map(str, value.shape[::-1]))
+        op = ops[model.graph[obs.name].op]
+        prefix = "ggml_debug" if old else "common_debug_cb_eval"
+        text.append(f"{prefix}: {role:>24} = (f32) {op:>10}(a{{64, 6, 1, 1}}, b{{6, 1, 1, 1}}}}) = {{{ne}}}")
+
+        def ends(n: int) -> list[int]:
+            return [*range(min(n, 3))] if old else [*range(n)] if n <= 6 else [0, 1, 2, n - 3, n - 2, n - 1]
+
+        for i3 in ends(value.shape[0]):
+            text.append(" " * 37 + "[")
+            for i2 in ends(value.shape[1]):
+                text.append(" " * 38 + "[")
+                for i1 in ends(value.shape[2]):
+                    row = [f"{value[i3, i2, i1, i0]:12.4f}" for i0 in ends(value.shape[3])]
+                    if old:
+                        row.append("...")
+                    elif value.shape[3] > 6:
+                        row.insert(3, "...")
+                    text.append(" " * 39 + "[" + ", ".join(row) + "],")
+                text.append(" " * 38 + "],")
+            text.append(" " * 37 + "]")
+        if not old:
+            text.append(" " * 37 + f"sum = {value.sum():f}")
+    path.write_text("\n".join(text) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_eval_callback_text(model: Model, truth: Dump, tmp_path: Path, old: bool) -> None:
+    path = print_like_llamacpp(truth, model, tmp_path / "log.txt", old)
+    dump = load_dump(path, model, tokens=TOKENS)
+    assert len(dump.by_name) == len(truth.by_name) and not dump.unmatched
+    assert judge(model, dump).verdict == "same"
+    swapped = path.read_text().replace(" ffn_up-1 ", " x ").replace(" ffn_gate-1 ", " ffn_up-1 ")
+    path.write_text(swapped.replace(" x ", " ffn_gate-1 "))
+    diff = judge(model, load_dump(path, model, tokens=TOKENS))
+    assert [n.name for n in diff.nodes if n.verdict == "wrong"] == ["ffn_up-1", "ffn_gate-1"]
+
+
+def test_eval_callback_truncated(model: Model, truth: Dump, tmp_path: Path) -> None:
+    path = print_like_llamacpp(truth, model, tmp_path / "log.txt")
+    text = path.read_text().splitlines()
+    path.write_text("\n".join(text[:-4]))
+    with pytest.raises(AssayError, match="result_output: the printed values do not fit"):
+        read_eval_callback(path)
+    path.write_text(text[0])
+    with pytest.raises(AssayError, match="no values are printed"):
+        read_eval_callback(path)

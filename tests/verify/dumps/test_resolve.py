@@ -1,0 +1,158 @@
+"""A stranger's names, layouts and steps become the model's; what cannot is refused with both sides named."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.engines.reference import ReferenceEngine
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.models import Model, load
+from assay.verify.dumps.load import load_dump, read_dump
+from assay.verify.dumps.observation import Dump, to_hf
+from assay.verify.dumps.trace import take_trace, write_trace
+from assay.verify.judge.verdict import compare, judge
+from tests import tiny
+from tests.verify.conftest import NODES, TOKENS
+from tests.verify.dumps.writing import arrays, as_npz, lines
+
+
+def test_steps_join(model: Model, tmp_path: Path) -> None:
+    """Values given step by step become one tensor, scores over growing numbers of keys included."""
+    whole = arrays(take_trace(ReferenceEngine(model), TOKENS, nodes=NODES))
+    items: list[Any] = []
+    for start, n in ((0, 4), (4, 1), (5, 1)):
+        items.append({"assay_dump": 1, "tokens": TOKENS[start : start + n], "phase": "decode" if start else "prefill"})
+        for name, value in whole.items():
+            if name.startswith("kq") and not name.startswith("kqv_out"):
+                value = value[:, start : start + n]
+                value = value[..., : start + n] if not name.startswith("kqv") else value
+            else:
+                value = value[start : start + n]
+            items.append({"name": name, "shape": list(value.shape), "values": value.ravel().tolist()})
+    dump = load_dump(lines(tmp_path / "d.jsonl", *items), model)
+    assert dump.steps == (4, 1, 1) and dump.tokens == tuple(TOKENS)
+    assert dump.values("l_out-1") is not None and dump.values("kq-0") is not None
+    assert judge(model, dump).verdict == "same"
+
+
+def laid_out(model: Model, truth: Dump, tmp_path: Path, change: Callable[[str, np.ndarray], np.ndarray]) -> Dump:
+    found = {name: change(name, value) for name, value in arrays(truth).items()}
+    np.savez(tmp_path / "d.npz", tokens=TOKENS, **found)
+    return load_dump(tmp_path / "d.npz", model)
+
+
+@pytest.mark.parametrize(
+    ("label", "change"),
+    [
+        ("flat", lambda n, v: v.ravel()),
+        ("batch axis", lambda n, v: v[None]),
+        ("heads first", lambda n, v: v.transpose(1, 0, 2) if n.startswith(("Qcur-", "Kcur-")) else v),
+        ("tokens first", lambda n, v: v.transpose(1, 0, 2) if n.startswith(("kq-", "kq_", "kqv-")) else v),
+        ("features first", lambda n, v: v.T if v.ndim == 2 else v),
+        ("all axes reversed", lambda n, v: v.transpose()),
+        ("shape fastest first", lambda n, v: v.reshape(v.shape[::-1])),
+        ("heads joined", lambda n, v: v.reshape(len(v), -1) if n.startswith(("Qcur-", "Kcur-")) else v),
+        ("padded keys", lambda n, v: np.pad(v, ((0, 0), (0, 0), (0, 26))) if n.startswith(("kq-", "kq_")) else v),
+        ("masked scores", lambda n, v: np.where(np.tril(np.ones((6, 6))) > 0, v, -np.inf) if n[:3] == "kq-" else v),
+    ],
+)
+def test_layouts_are_recognised(model: Model, truth: Dump, tmp_path: Path, label: str, change: Any) -> None:
+    dump = laid_out(model, truth, tmp_path, change)
+    diff = judge(model, dump)
+    assert diff.verdict == "same", (label, diff.first_wrong and diff.first_wrong.name, dump.notes)
+
+
+def test_last_token_only_is_recognised(model: Model, truth: Dump, tmp_path: Path) -> None:
+    def last(name: str, value: np.ndarray) -> np.ndarray:
+        return value[:, -1] if model.graph.shapes[name][0] != "T" else value[-1]
+
+    dump = laid_out(model, truth, tmp_path, last)
+    assert {o.rows for o in dump.observations} == {(5, 6)} and any("last token only" in n for n in dump.notes)
+    assert judge(model, dump).verdict == "same"
+
+
+def test_hugging_face_order_of_queries_and_keys_is_no_fault(model: Model, truth: Dump, tmp_path: Path) -> None:
+    width = model.hparams.n_embd_head
+    dump = laid_out(model, truth, tmp_path, lambda n, v: to_hf(v, width) if n.startswith(("Qcur", "Kcur")) else v)
+    assert sum("Hugging Face's order" in n for n in dump.notes) == 2
+    assert judge(model, dump).verdict == "same"
+    wrong = laid_out(model, truth, tmp_path, lambda n, v: to_hf(v, width) if n.startswith("Qcur-") else v)
+    assert not judge(model, wrong)  # only after rotation: that is a fault
+
+
+def test_hugging_face_names_end_to_end(model: Model, truth: Dump, tmp_path: Path) -> None:
+    hf = {
+        "model.embed_tokens": "embd", "model.layers.0.input_layernorm": "attn_norm-0",
+        "model.layers.0.self_attn.q_proj": "Qcur_proj-0", "model.layers.0.self_attn.v_proj": "Vcur-0",
+        "model.layers.0.self_attn": "attn_out-0", "model.layers.0.mlp": "ffn_out-0", "model.layers.0": "l_out-0",
+        "model.layers.1": "l_out-1", "model.norm": "result_norm", "lm_head": "result_output",
+    }  # fmt: skip
+    found = arrays(truth)
+    values = {name: found[node] for name, node in hf.items()}
+    values["model.layers.0.self_attn.q_proj"] = to_hf(found["Qcur_proj-0"], model.hparams.n_embd_head)
+    np.savez(tmp_path / "hf.npz", tokens=TOKENS, **values)
+    dump = load_dump(tmp_path / "hf.npz", model)
+    assert set(dump.by_name) == set(hf.values()) and judge(model, dump).verdict == "same"
+
+
+def test_map_and_match_by_value(model: Model, truth: Dump, tmp_path: Path) -> None:
+    found = arrays(truth)
+    np.savez(tmp_path / "d.npz", tokens=TOKENS, thing=found["ffn_up-1"], other=found["l_out-0"] * 0)
+    dump = load_dump(tmp_path / "d.npz", model)
+    assert set(dump.by_name) == {"ffn_up-1"} and dump.unmatched == ("other",)
+    assert re.match(r"thing: matched by value, taken for ffn_up-1 \(nmse .*\); next ", dump.notes[0])
+    mapped = load_dump(tmp_path / "d.npz", model, {"thing": "ffn_up-0", "other": "l_out-0"})
+    assert set(mapped.by_name) == {"ffn_up-0", "l_out-0"} and not mapped.unmatched
+    with pytest.raises(AssayError, match="no node of the model"):
+        load_dump(tmp_path / "d.npz", model, {"thing": "nonsense"})
+
+
+def test_ambiguous_values_are_not_used(tmp_path: Path) -> None:
+    """Two layers with equal weights: which of them a value belongs to, its values cannot tell."""
+    path = tiny.make(tmp_path / "m.gguf")
+    model = load(open_file(path))
+    dump = take_trace(ReferenceEngine(model), [1], nodes="^(Vcur-0|kqv_out-0|kqv-0)$")
+    mixed = 0.5 * (np.asarray(dump.values("Vcur-0")).ravel() + np.asarray(dump.values("Vcur-0")).ravel())
+    np.savez(tmp_path / "d.npz", tokens=[1], mystery=np.repeat(mixed.reshape(2, 1, 16), 2, axis=1).reshape(1, 64))
+    found = load_dump(tmp_path / "d.npz", model)  # with one token, kqv and kqv_out are the same numbers
+    assert not found.by_name and found.unmatched == ("mystery",)
+    assert "not used: it might be kqv-0" in found.notes[0] and "kqv_out-0" in found.notes[0]
+
+
+def test_nothing_in_common_lists_both(model: Model, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", tokens=TOKENS, foo=np.zeros(3), bar=np.ones(4))
+    with pytest.raises(AssayError, match=r"no name in common.*bar.*foo|no name in common.*foo.*bar") as error:
+        judge(model, load_dump(tmp_path / "d.npz", model))
+    assert "attn_norm-0" in str(error.value)
+    with pytest.raises(AssayError, match="no name and shape in common"):
+        compare(read_dump(tmp_path / "d.npz"), replace(read_dump(tmp_path / "d.npz"), observations=()))
+
+
+def test_other_model_other_tokens_duplicate_names(model: Model, truth: Dump, tmp_path: Path) -> None:
+    other = load(open_file(tiny.make(tmp_path / "other.gguf", seed=9)))
+    write_trace(tmp_path / "t.safetensors", ReferenceEngine(other), TOKENS)
+    with pytest.raises(AssayError, match="trace of another model"):
+        load_dump(tmp_path / "t.safetensors", model)
+    wide = load(open_file(tiny.make(tmp_path / "wide.gguf", n_embd=128)))
+    with pytest.raises(AssayError, match=r"does not fit embd.*another model"):
+        load_dump(as_npz(truth, tmp_path), wide)
+    with pytest.raises(AssayError, match=r"holds other tokens.*first differing at 1"):
+        load_dump(as_npz(truth, tmp_path), model, tokens=[1, 2, 3, 4, 5, 6])
+    with pytest.warns(UserWarning), zipfile.ZipFile(tmp_path / "dup.npz", "w") as archive:
+        np.save(tmp_path / "embd.npy", arrays(truth)["embd"])
+        archive.write(tmp_path / "embd.npy", "embd.npy")
+        archive.write(tmp_path / "embd.npy", "embd.npy")
+    with pytest.raises(AssayError, match="embd: the name appears twice"):
+        load_dump(tmp_path / "dup.npz", model)
+    np.savez(tmp_path / "none.npz", embd=arrays(truth)["embd"])
+    with pytest.raises(AssayError, match="which tokens were fed"):
+        load_dump(tmp_path / "none.npz", model)
