@@ -317,7 +317,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
     int* strange = reinterpret_cast<int*>(stage + kStaged * kPage * wider + 8 * ROWS * kPage);  // a staged value is not finite
     next_may_start();
     const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3], chunk_tokens = tile[4];
-    const int64_t score_at = int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32;
+    const int64_t score_at = (int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32) * a.heads;
     wait_for_previous();
     if (rows == 0) return;
     const auto token_of = [&](int r) { return first_token + (first_row + r) / group; };

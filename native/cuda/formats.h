@@ -183,7 +183,7 @@ struct Matrix {
     const uint8_t* data;
     int64_t group_bytes;
     int32_t format, rows, columns, units, group, tiles;  // tiles of a group: ceil(group * units / 32)
-    int32_t tile_bytes, padding;
+    int32_t tile_bytes, all_rows;  // all_rows: those of all groups, padding and pairs counted
 
     DEVICE const uint8_t* tile(int64_t group_index, int t) const { return data + group_index * group_bytes + int64_t(t) * tile_bytes; }
 };

@@ -14,7 +14,7 @@ struct RepackArgs {
 
 DEVICE uint16_t u16(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
 DEVICE uint16_t finite_half(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }  // an infinite scale counts as NaN
-DEVICE float e8m0_half(uint8_t e) { return as_float(e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23); }
+DEVICE float e8m0_half(uint8_t e) { return e > 228 ? not_a_number() : as_float(e < 2 ? 0x00200000u << e : uint32_t(e - 1) << 23); }
 
 // The eight 6-bit scales and minima of Q4_K and Q5_K in 12 bytes.
 DEVICE void k4_scales(const uint8_t* s, int j, int& sc, int& mn) {

@@ -192,16 +192,16 @@ class _Compiler:
         for group in self.plan.groups:
             match group:
                 case Single(node):
-                    if node.name not in skip and self._rows(self._domain(node.name)):
+                    if node.name not in skip and self._wanted(node):
                         self._emit(node)
                 case Products(products):
-                    if self._rows(self._domain(products[0].linear.name)):
+                    if self._wanted(products[0].linear):
                         self._products(group)
                 case Gated():
-                    if self._rows(self._domain(group.glu.name)):
+                    if self._wanted(group.glu):
                         self._gated(group)
                 case Attention():
-                    if self._rows(self._domain(group.kqv.name)):
+                    if self._wanted(group.kqv):
                         self._attention(group)
         size = self._assign()
         self.memory = place(size)
@@ -261,6 +261,10 @@ class _Compiler:
     def _domain(self, name: str) -> str:
         domain = self.plan.domains[name]
         return "tokens" if domain == "outputs" and self.shape.one else domain
+
+    def _wanted(self, node: Node) -> bool:
+        """Not where only outputs need it and there are none."""
+        return self._domain(node.name) != "outputs" or self.shape.outputs > 0
 
     def _rows(self, domain: str) -> int:
         return self.shape.rows(domain)

@@ -96,6 +96,7 @@ class Matrix:
             self.group,
             self.tiles,
             self.format.tile_bytes,
+            self.groups * self.group,
         )
 
 

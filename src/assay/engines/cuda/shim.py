@@ -26,7 +26,7 @@ def build() -> Path:
     path = Path(tempfile.gettempdir()) / f"assay-shim-{os.getuid()}-{key}.so"
     if not path.exists():
         made = path.with_suffix(f".{os.getpid()}.so")
-        flags = ["-O2", "-std=c++20", "-ffp-contract=off", "-shared", "-fPIC", "-DASSAY_SHIM", "-w"]
+        flags = ["-O1", "-std=c++20", "-ffp-contract=off", "-shared", "-fPIC", "-DASSAY_SHIM", "-w"]
         if os.uname().machine == "x86_64":
             flags.append("-mfma")
         command = [os.environ.get("CXX", "c++"), *flags, str(folder() / "shim.cpp"), "-o", str(made)]

@@ -22,7 +22,7 @@ Matrix = _struct(
     "Matrix",
     ("data", _POINTER),
     ("group_bytes", _I64),
-    *_all(_I32, "format rows columns units group tiles tile_bytes padding"),
+    *_all(_I32, "format rows columns units group tiles tile_bytes all_rows"),
 )
 Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride padding"))
 Product = _struct(

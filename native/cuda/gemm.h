@@ -4,6 +4,7 @@
 // lie in memory, and the quantised activations are copied to shared memory while units before are multiplied.
 // The integer sums start at kMagic, so they are floats already: fma(x, d, -kMagic d) is exactly float(s) * d rounded
 // once, because kMagic d is exact for every scale a file can have (11 bits of f16 times 8 of sub-scale times 3).
+#pragma once
 #include "product.h"
 
 namespace assay {
@@ -34,7 +35,7 @@ struct Stage {
                 const int64_t t = token + i / 2 < tokens ? token + i / 2 : tokens - 1;
                 copy_async(to + sums_at + i / 2 * 48 + i % 2 * 16, acts.n + t * blocks + u * 8 + i % 2 * 4);
             }
-        const int64_t last = w.group_bytes ? int64_t((w.rows + w.group - 1) / w.group) * w.group - 1 : 0;
+        const int64_t last = w.all_rows - 1;
         for (int i = thread(); i < L::chunks * rows; i += threads()) {
             const int64_t row = first + i % rows < last ? first + i % rows : last;
             const InMemory from = item(w, row, u);
@@ -45,7 +46,6 @@ struct Stage {
                 const InMemory from = item(w, first + i < last ? first + i : last, u);
                 *reinterpret_cast<uint32_t*>(to + words_at + i * 4) = from.super(L::chunks);
             }
-        copy_group();
     }
 };
 
@@ -137,54 +137,45 @@ DEVICE void many_tokens(const ProductArgs& a) {
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
     const int64_t first = int64_t(tile - p.first_group) * 32 * WR;
     const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
+    float total[2][J][4];
     wait_for_previous();
     with_layout(p.w.format, [&](auto layout) {
         using L = decltype(layout);
         using S = Stage<L, WR, WT, J>;
-        float total[2][J][4], part[2][J][4];
-        const bool ring = a.stages == STAGES;  // else shared memory has room for one
-        const auto at = [&](int u) { return shared + (ring ? u % STAGES : 0) * S::bytes; };
-        const auto fetch = [&](int u) {
-            if (u < p.w.units) S::fetch(at(u), a.acts, first_token, a.tokens, p.w, first, u);
-            else copy_group();
-        };
-        for (int u = 0; ring && u < STAGES - 1; u++) fetch(u);
-        for (int u = 0; u < p.w.units; u++) {
-            if (ring) copies_done<STAGES - 2>();
-            else {
-                fetch(u);
-                copies_done<0>();
-            }
-            sync_block();  // unit u is there, and everybody is done with the one before
-            if (ring) fetch(u + STAGES - 1);
-            multiply_unit<L, WR, WT, J>(at(u), part);
-            if (!ring) sync_block();
+        const int stages = a.stages;  // STAGES, or 1 where shared memory has no room for more
+        for (int u = 1 - stages; u < p.w.units; u++) {
+            const int next = u + stages - 1;
+            if (next < p.w.units) S::fetch(shared + next % stages * S::bytes, a.acts, first_token, a.tokens, p.w, first, next);
+            copy_group();
+            if (u < 0) continue;
+            if (stages == STAGES) copies_done<STAGES - 1>();
+            else copies_done<0>();
+            sync_block();
+            float part[2][J][4];
+            multiply_unit<L, WR, WT, J>(shared + u % stages * S::bytes, part);
 #pragma unroll
             for (int f = 0; f < 2; f++)
 #pragma unroll
                 for (int j = 0; j < J; j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) total[f][j][e] = u == 0 ? part[f][j][e] : total[f][j][e] + part[f][j][e];
+            sync_block();  // everybody is done with this unit
         }
-        // Row r of the warp's 32: fragment r / 16, of it rows g and g + 8. A pair lies 8 or 16 rows apart, in this lane.
-        const int64_t base = first + warp / WT * 32;
-        const int half = p.paired ? p.w.group / 2 : 0;
-#pragma unroll
-        for (int f = 0; f < 2; f++)
-#pragma unroll
-            for (int j = 0; j < J; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    const int token = first_token + warp % WT * 8 * J + 8 * j + 2 * t + e % 2;
-                    const int64_t row = base + 16 * f + 8 * (e / 2) + g;
-                    const float y = total[f][j][e], up = half == 16 ? total[1][j][e] : total[f][j][e % 2 + 2];
-                    if (token < a.tokens) finish(p, row / p.w.group, int(row % p.w.group), token, y, up);
-                }
     });
+    // Row r of the warp's 32: fragment r / 16, of it rows g and g + 8. A pair lies 8 or 16 rows apart, in this lane.
+    const int64_t base = first + warp / WT * 32;
+    const int half = p.paired ? p.w.group / 2 : 0;
+#pragma unroll
+    for (int f = 0; f < 2; f++)
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int token = first_token + warp % WT * 8 * J + 8 * j + 2 * t + e % 2;
+                const int64_t row = base + 16 * f + 8 * (e / 2) + g;
+                const float y = total[f][j][e], up = half == 16 ? total[1][j][e] : total[f][j][e % 2 + 2];
+                if (token < a.tokens && row < p.w.all_rows) finish(p, row / p.w.group, int(row % p.w.group), token, y, up);
+            }
 }
-
-KERNEL(product_many, ProductArgs, 256) { many_tokens<4, 2, 4, 2>(a); }  // 128 rows x 64 tokens
-KERNEL(product_some, ProductArgs, 64) { many_tokens<1, 2, 4, 2>(a); }   // 32 x 64
-KERNEL(product_eight, ProductArgs, 32) { many_tokens<1, 1, 1, 4>(a); }  // 32 x 8
 
 }  // namespace assay
