@@ -16,56 +16,113 @@ DEVICE int low_sum(uint32_t n) { return int16_t(n & 0xffff); }
 DEVICE int high_sum(uint32_t n) { return int16_t(n >> 16); }
 DEVICE int both_sums(uint32_t n) { return low_sum(n) + high_sum(n); }
 
-// dot(x, x) of docs/arithmetic.md by the threads of a block: 64 chains, then the tree. `chains`: 64 floats of shared
-// memory. Needs 32 threads or more; every thread gets the result.
+// dot(x, x) of docs/arithmetic.md by the threads of a block: 64 chains by the first warp, then the tree. `chains`: a float
+// of shared memory. Every thread gets the result.
 DEVICE float sum_of_squares(const float* x, int n, float* chains) {
-    for (int c = thread(); c < 64; c += threads()) {
-        float s = 0.0f;
-#pragma unroll 8
-        for (int i = c; i < n; i += 64) s = fma(x[i], x[i], s);
-        chains[c] = s;
-    }
-    sync_block();
     if (thread() < 32) {
-        float s = chains[thread()] + chains[thread() + 32];
+        float s = 0.0f, t = 0.0f;
+        int i = thread();
+#pragma unroll 8
+        for (; i + 32 < n; i += 64) {
+            s = fma(x[i], x[i], s);
+            t = fma(x[i + 32], x[i + 32], t);
+        }
+        if (i < n) s = fma(x[i], x[i], s);
+        s = s + t;
         for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h);
         if (thread() == 0) chains[0] = s;
     }
     sync_block();
-    const float s = chains[0];
-    sync_block();
-    return s;
+    return chains[0];
 }
 
 DEVICE float norm_factor(float squares, int n, float eps) { return 1.0f / square_root(squares / float(n) + eps); }
 
-// One row, quantised by the threads of a block, 8 threads a block of 32. `value(i)`: four values from column 4 i.
-// Columns from `columns` to the stride become zeros.
-template <class Value>
-DEVICE void quantise_row(const Value& value, int columns, int stride, int8_t* q, float2* ds, uint32_t* n) {
-    const int quads = stride / 4;  // a multiple of 64: whole warps take part in every exchange
-    for (int first = 0; first < quads; first += threads()) {
-        const int at = first + thread();
-        if (first + thread() / 32 * 32 >= quads) continue;
-        float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
-        if (4 * at < columns) x = value(at);
-        const uint32_t ax = bits(x.x) & 0x7fffffffu, ay = bits(x.y) & 0x7fffffffu, az = bits(x.z) & 0x7fffffffu, aw = bits(x.w) & 0x7fffffffu;
-        int top = int(ax > ay ? ax : ay), other = int(az > aw ? az : aw);
+// Eight neighbouring values, 8 `at` to 8 `at` + 7, as part of a block of 32: lanes 4 j to 4 j + 3 hold one block.
+DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, uint32_t* n) {
+    int top = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        const int a = int(bits(x[j]) & 0x7fffffffu);
+        top = top > a ? top : a;
+    }
+#pragma unroll
+    for (int h = 1; h < 4; h *= 2) {
+        const int other = shuffle_xor(top, h);
         top = top > other ? top : other;
-        for (int h = 1; h < 8; h *= 2) {
-            other = shuffle_xor(top, h);
-            top = top > other ? top : other;
+    }
+    const Scale s = block_scale(uint32_t(top));
+    int v[8], sum = 0;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        v[j] = quantise(x[j], s);
+        sum += v[j];
+    }
+    reinterpret_cast<uint2*>(q)[at] = {pack4(v[0], v[1], v[2], v[3]), pack4(v[4], v[5], v[6], v[7])};
+    sum += shuffle_xor(sum, 1);
+    const int second = shuffle_xor(sum, 2);
+    if (at % 4 == 0) {
+        ds[at / 4] = {s.d, s.d * float(sum + second)};
+        n[at / 4] = uint32_t(sum & 0xffff) | uint32_t(second) << 16;
+    }
+}
+
+DEVICE void load_eight(const float* x, float (&v)[8]) {
+    const float4 a = reinterpret_cast<const float4*>(x)[0], b = reinterpret_cast<const float4*>(x)[1];
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+// One row by the threads of a block: normed with `w` on the way, if that is given, in which case `row` is shared memory
+// for it. Columns from `columns` (a multiple of 32) to the stride become zeros. `w8`: this thread's first weights,
+// fetched early.
+struct Early {
+    float w[8];
+    DEVICE Early(const float* norm, int columns) {
+        if (norm && 8 * thread() < columns) load_eight(norm + 8 * thread(), w);
+    }
+};
+
+DEVICE void quantise_row(const float* x, const float* norm, const Early& early, float eps, int columns, int stride, float* row,
+                         float* chains, int8_t* q, float2* ds, uint32_t* n) {
+    float first[8] = {0, 0, 0, 0, 0, 0, 0, 0}, f = 0.0f;
+    if (8 * thread() < columns) load_eight(x + 8 * thread(), first);
+    if (norm) {
+        float4* to = reinterpret_cast<float4*>(row);
+        for (int i = thread(); i < columns / 8; i += threads()) {
+            float v[8];
+            if (i == thread()) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[j] = first[j];
+            } else {
+                load_eight(x + 8 * i, v);
+            }
+            to[2 * i] = {v[0], v[1], v[2], v[3]};
+            to[2 * i + 1] = {v[4], v[5], v[6], v[7]};
         }
-        const Scale s = block_scale(uint32_t(top));
-        const int a = quantise(x.x, s), b = quantise(x.y, s), c = quantise(x.z, s), d = quantise(x.w, s);
-        reinterpret_cast<uint32_t*>(q)[at] = pack4(a, b, c, d);
-        int sum = a + b + c + d;
-        for (int h = 1; h < 4; h *= 2) sum += shuffle_xor(sum, h);
-        const int second = shuffle_xor(sum, 4);
-        if (at % 8 == 0) {
-            ds[at / 8] = {s.d, s.d * float(sum + second)};
-            n[at / 8] = uint32_t(sum & 0xffff) | uint32_t(second) << 16;
+        sync_block();
+        f = norm_factor(sum_of_squares(row, columns, chains), columns, eps);
+    }
+    for (int i = thread(); i < stride / 8; i += threads()) {  // whole warps: the stride is a multiple of 256
+        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, w[8];
+        if (8 * i < columns) {
+            if (i == thread()) {
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[j] = first[j];
+            } else {
+                load_eight(norm ? row + 8 * i : x + 8 * i, v);
+            }
+            if (norm) {
+                if (i == thread()) {
+#pragma unroll
+                    for (int j = 0; j < 8; j++) w[j] = early.w[j];
+                } else {
+                    load_eight(norm + 8 * i, w);
+                }
+#pragma unroll
+                for (int j = 0; j < 8; j++) v[j] = (v[j] * f) * w[j];
+            }
         }
+        quantise_eight(v, i, q, ds, n);
     }
 }
 

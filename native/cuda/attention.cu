@@ -136,6 +136,38 @@ DEVICE void fold(float& m, float& l, float m2, float l2, float& fa, float& fb) {
     l = l * fa + l2 * fb;
 }
 
+// The last block of threads to arrive folds all blocks of keys of `count` heads, ascending. `last`: shared memory.
+OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count, int blocks, int* last) {
+    const int v_dim = a.values.dim;
+    fence();
+    sync_block();
+    int32_t* counter = a.arrived + row * a.keys.heads * a.splits + block_y();
+    const int others = blocks < grid_x() ? blocks : grid_x();
+    if (thread() == 0) *last = fetch_add(counter, 1) == others - 1;
+    sync_block();
+    if (!*last) return;
+    fence();
+    for (int i = thread(); i < count * v_dim; i += threads()) {
+        const int h = i / v_dim, d = i % v_dim;
+        const int64_t head = int64_t(row) * a.heads + first + h;
+        float m = minus_infinity(), l = 0.0f, acc = 0.0f;
+        const float* at = a.partial + head * a.max_blocks * (2 + v_dim);
+        for (int b = 0; b < blocks; b++, at += 2 + v_dim) {
+            const float m2 = load_fresh(at), l2 = load_fresh(at + 1), acc2 = load_fresh(at + 2 + d);
+            if (m2 == minus_infinity()) continue;
+            if (m == minus_infinity()) {
+                m = m2, l = l2, acc = acc2;
+                continue;
+            }
+            float fa, fb;
+            fold(m, l, m2, l2, fa, fb);
+            acc = acc * fa + acc2 * fb;
+        }
+        a.out[head * v_dim + d] = acc * (1.0f / l);
+    }
+    if (thread() == 0) *counter = 0;
+}
+
 template <int HQ>
 DEVICE void attend_token(const AttentionArgs& a) {
     SHARED;
@@ -261,48 +293,200 @@ DEVICE void attend_token(const AttentionArgs& a) {
         }
         sync_block();
     }
-    if (blocks == 1) return;
-    // The last block of threads to arrive folds all blocks of keys, ascending.
-    fence();
-    sync_block();
-    int32_t* counter = a.arrived + row * a.keys.heads * a.splits + block_y();
-    int* last = reinterpret_cast<int*>(room.state);
-    const int others = blocks < grid_x() ? blocks : grid_x();
-    if (thread() == 0) *last = fetch_add(counter, 1) == others - 1;
-    sync_block();
-    if (!*last) return;
-    fence();
-    for (int i = thread(); i < count * v_dim; i += threads()) {
-        const int h = i / v_dim, d = i % v_dim;
-        const int64_t head = int64_t(row) * a.heads + first + h;
-        float m = minus_infinity(), l = 0.0f, acc = 0.0f;
-        const float* at = a.partial + head * a.max_blocks * (2 + v_dim);
-        for (int b = 0; b < blocks; b++, at += 2 + v_dim) {
-            const float m2 = load_fresh(at), l2 = load_fresh(at + 1), acc2 = load_fresh(at + 2 + d);
-            if (m2 == minus_infinity()) continue;
-            if (m == minus_infinity()) {
-                m = m2, l = l2, acc = acc2;
-                continue;
-            }
-            float fa, fb;
-            fold(m, l, m2, l2, fa, fb);
-            acc = acc * fa + acc2 * fb;
-        }
-        a.out[head * v_dim + d] = acc * (1.0f / l);
-    }
-    if (thread() == 0) *counter = 0;
+    if (blocks > 1) fold_blocks(a, row, first, count, blocks, reinterpret_cast<int*>(room.state));
 }
 
 KERNEL(attend_one_1, AttentionArgs, 256) { attend_token<1>(a); }
-KERNEL(attend_one_2, AttentionArgs, 256) { attend_token<2>(a); }
 KERNEL(attend_one_4, AttentionArgs, 256) { attend_token<4>(a); }
-KERNEL(attend_one_8, AttentionArgs, 256) { attend_token<8>(a); }
+
+// ---- the same over halves -------------------------------------------------------------------------------------------
+// The keys and values that are in the cache already are copied to shared memory before the kernel waits for the one that
+// computes q, k and v; what is left then is arithmetic.
+
+struct Halves {  // shared memory
+    float *q, *e, *state, *parts;
+    uint16_t *k, *v;
+    DEVICE Halves(uint8_t* shared, int heads, int k_dim, int v_dim) {
+        k = reinterpret_cast<uint16_t*>(shared);             // [8 pages][k dim / 8][32][8]
+        v = k + kBlock * k_dim;                              // [8 pages][32][v dim]
+        q = reinterpret_cast<float*>(v + kBlock * v_dim);    // [heads][k dim]
+        e = q + heads * k_dim;                               // [heads][256]
+        state = e + heads * kBlock;                          // m, l of each head
+        parts = reinterpret_cast<float*>(shared);            // [8 pages][heads][v dim], over the keys when they are used
+    }
+};
+
+template <int HQ>
+DEVICE void attend_halves(const AttentionArgs& a) {
+    SHARED;
+    const int row = block_z(), group = a.heads / a.keys.heads, kv = block_y() / a.splits, sub = block_y() % a.splits;
+    const int first = kv * group + sub * HQ, count = group - sub * HQ < HQ ? group - sub * HQ : HQ;
+    const int k_dim = a.keys.dim, v_dim = a.values.dim, warp = thread() / 32, warps = threads() / 32;
+    const Halves room(shared, HQ, k_dim, v_dim);
+    next_may_start();
+    const int slot = a.rows.slots[row], position = a.rows.positions[row];  // the step's tables are older than any kernel
+    const int32_t* pages = a.rows.pages + a.rows.tables[row];
+    if (slot < 0) return wait_for_previous();
+    const int from = !a.irregular && a.window && slot + 1 > a.window ? (slot + 1 - a.window) / kBlock : 0, to = slot / kBlock + 1;
+    if (from + block_x() >= to) return wait_for_previous();
+    const int blocks = to - from;
+    bool ready = false;
+    for (int block = from + block_x(); block < to; block += grid_x()) {
+        const int base = block * kBlock, keys = slot + 1 - base < kBlock ? slot + 1 - base : kBlock, used = (keys + kPage - 1) / kPage;
+        const int k_bytes = kPage * k_dim * 2, v_bytes = kPage * v_dim * 2;  // of a page's head
+        for (int p = warp; p < used; p += warps) {
+            const int page = pages[base / kPage + p];
+            const uint8_t* k = head_of(a.cache, a.keys, page, kv);
+            const uint8_t* v = head_of(a.cache, a.values, page, kv);
+            for (int i = lane() * 16; i < k_bytes; i += 512) copy_async(reinterpret_cast<uint8_t*>(room.k) + p * k_bytes + i, k + i);
+            for (int i = lane() * 16; i < v_bytes; i += 512) copy_async(reinterpret_cast<uint8_t*>(room.v) + p * v_bytes + i, v + i);
+        }
+        copy_group();
+        const float* table = a.turn ? a.turn + int64_t(row) * a.n_rot : nullptr;
+        if (!ready) {
+            wait_for_previous();
+            ready = true;
+            const float* q = a.q + (int64_t(row) * a.heads + first) * k_dim;
+            for (int i = thread(); i < HQ * k_dim; i += threads())
+                room.q[i] = i < count * k_dim ? turned(q + i / k_dim * k_dim, table, i % k_dim, a.n_rot, a.neox) : 0.0f;
+        }
+        if (a.k && block == to - 1) {  // the new key and value, into shared memory and the cache
+            const int p = slot / kPage - base / kPage, at = slot % kPage, page = pages[slot / kPage];
+            uint8_t* k_head = head_of(a.cache, a.keys, page, kv);
+            uint8_t* v_head = head_of(a.cache, a.values, page, kv);
+            const float* k = a.k + (int64_t(row) * a.keys.heads + kv) * k_dim;
+            const float* v = a.v + (int64_t(row) * a.values.heads + kv) * v_dim;
+            const int d = thread();
+            uint16_t new_k = 0, new_v = 0;
+            if (d < k_dim) new_k = float_to_half(turned(k, a.turn_k ? table : nullptr, d, a.n_rot, a.neox));
+            if (d < v_dim) new_v = float_to_half(v[d]);
+            copies_done<0>();
+            sync_block();
+            if (d < k_dim) room.k[((p * (k_dim / 8) + d / 8) * kPage + at) * 8 + d % 8] = new_k;
+            if (d < v_dim) room.v[(p * kPage + at) * v_dim + d] = new_v;
+            if (sub == 0) {
+                if (d < k_dim) reinterpret_cast<uint16_t*>(k_head)[a.keys.index(at, d)] = new_k;
+                if (d < v_dim) reinterpret_cast<uint16_t*>(v_head)[a.values.index(at, d)] = new_v;
+                if (kv == 0 && d == 0)
+                    *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * at) = position;
+            }
+        } else {
+            copies_done<0>();
+        }
+        sync_block();
+        for (int j = thread(); j < kBlock; j += threads()) {
+            float s[HQ];
+            bool seen = j < keys;
+            if (seen && (a.irregular || a.window)) {
+                const int where = !a.irregular ? base + j : a.k && base + j == slot ? position : key_position(a, pages, base + j);
+                seen = sees(a, int64_t(a.irregular ? position : slot) - where);
+            }
+#pragma unroll
+            for (int h = 0; h < HQ; h++) s[h] = 0.0f;
+            if (seen) {
+                const uint4* at = reinterpret_cast<const uint4*>(room.k) + j / kPage * (k_dim / 8) * kPage + j % kPage;
+#pragma unroll 4
+                for (int i = 0; i < k_dim / 8; i++) {
+                    const uint4 w = at[i * kPage];
+                    const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+                    for (int n = 0; n < 4; n += 2) {
+                        const float k0 = half_to_float(uint16_t(words[n])), k1 = half_to_float(uint16_t(words[n] >> 16));
+                        const float k2 = half_to_float(uint16_t(words[n + 1])), k3 = half_to_float(uint16_t(words[n + 1] >> 16));
+#pragma unroll
+                        for (int h = 0; h < HQ; h++) {
+                            const float4 q = *reinterpret_cast<const float4*>(room.q + h * k_dim + 8 * i + 2 * n);
+                            s[h] = fma(q.x, k0, s[h]);
+                            s[h] = fma(q.y, k1, s[h]);
+                            s[h] = fma(q.z, k2, s[h]);
+                            s[h] = fma(q.w, k3, s[h]);
+                        }
+                    }
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < HQ; h++) {
+                float x = s[h];
+                if (a.cap != 0.0f) x = softcap(x, a.cap);
+                room.e[h * kBlock + j] = seen ? x * a.scale : as_float(0xffc00001u);  // a NaN of our own: not seen
+            }
+        }
+        sync_block();
+        for (int h = warp; h < count; h += warps) {
+            float e[kPages], m, l;
+            uint32_t seen = 0;
+#pragma unroll
+            for (int p = 0; p < kPages; p++) {
+                e[p] = room.e[h * kBlock + p * 32 + lane()];
+                seen |= uint32_t(bits(e[p]) != 0xffc00001u) << p;
+            }
+            softmax_block(e, seen, m, l);
+#pragma unroll
+            for (int p = 0; p < kPages; p++) room.e[h * kBlock + p * 32 + lane()] = e[p];
+            if (lane() == 0) room.state[2 * h] = m, room.state[2 * h + 1] = l;
+        }
+        sync_block();
+        const bool some_unseen = a.window || a.irregular;
+        for (int i = warp; i < used * ((v_dim + 63) / 64); i += warps) {  // a warp a page, two neighbouring values a lane
+            const int p = i % used, d = (i / used * 32 + lane()) * 2;
+            if (d >= v_dim) continue;
+            const int in_page = keys - p * kPage < kPage ? keys - p * kPage : kPage;
+            const uint16_t* v = room.v + p * kPage * v_dim + d;
+            float part[HQ][2];
+#pragma unroll
+            for (int h = 0; h < HQ; h++) part[h][0] = part[h][1] = 0.0f;
+#pragma unroll 4
+            for (int j = 0; j < in_page; j++) {
+                const uint32_t two = *reinterpret_cast<const uint32_t*>(v + j * v_dim);
+                const float x = half_to_float(uint16_t(two)), y = half_to_float(uint16_t(two >> 16));
+#pragma unroll
+                for (int h = 0; h < HQ; h++) {
+                    const float e = room.e[h * kBlock + p * kPage + j];
+                    if (some_unseen && bits(e) == bits(kUnseen)) continue;
+                    part[h][0] = fma(e, x, part[h][0]);
+                    part[h][1] = fma(e, y, part[h][1]);
+                }
+            }
+#pragma unroll
+            for (int h = 0; h < HQ; h++) {
+                room.parts[(p * HQ + h) * v_dim + d] = part[h][0];
+                room.parts[(p * HQ + h) * v_dim + d + 1] = part[h][1];
+            }
+        }
+        sync_block();
+        for (int i = thread(); i < count * v_dim; i += threads()) {
+            const int h = i / v_dim, d = i % v_dim;
+            float acc = 0.0f;
+#pragma unroll 4
+            for (int p = 0; p < used; p++) acc = acc + room.parts[(p * HQ + h) * v_dim + d];
+            const int64_t head = int64_t(row) * a.heads + first + h;
+            if (blocks == 1) {
+                a.out[head * v_dim + d] = acc * (1.0f / room.state[2 * h + 1]);
+                continue;
+            }
+            float* to_fold = a.partial + (head * a.max_blocks + (block - from)) * (2 + v_dim);
+            to_fold[2 + d] = acc;
+            if (d < 2) to_fold[d] = room.state[2 * h + d];
+        }
+        sync_block();
+    }
+    if (blocks > 1) fold_blocks(a, row, first, count, blocks, reinterpret_cast<int*>(room.state));
+}
+
+KERNEL(attend_halves_1, AttentionArgs, 256) { attend_halves<1>(a); }
+KERNEL(attend_halves_2, AttentionArgs, 256) { attend_halves<2>(a); }
+KERNEL(attend_halves_4, AttentionArgs, 256) { attend_halves<4>(a); }
+KERNEL(attend_halves_8, AttentionArgs, 256) { attend_halves<8>(a); }
 
 // ---- many tokens of a sequence --------------------------------------------------------------------------------------
 // block_x: a tile of 8 ROWS query rows (row r: token r / group, head r % group of that group); block_y: kv head.
 // Four pages of keys, then of values, lie in shared memory as floats; a warp has ROWS rows, a lane a key of each page.
 
 constexpr int kStaged = 4;
+
+DEVICE float low_half(uint32_t two) { return half_to_float(uint16_t(two)); }
+DEVICE float high_half(uint32_t two) { return half_to_float(uint16_t(two >> 16)); }
+DEVICE bool strange_half(uint32_t two) { return (two & 0x7c00u) == 0x7c00u || (two & 0x7c000000u) == 0x7c000000u; }
 
 template <int ROWS, int DPL>
 DEVICE void attend_many(const AttentionArgs& a) {
@@ -350,8 +534,22 @@ DEVICE void attend_many(const AttentionArgs& a) {
         float s[ROWS][kPages];
 #pragma unroll
         for (int half = 0; half < kPages; half += kStaged) {
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int p = 0; p < kStaged; p++) s[r][half + p] = 0.0f;
+            if (base + half * kPage >= end) continue;
             sync_block();
-            for (int i = thread(); i < kStaged * kPage * k_quads; i += threads()) {
+            const bool halves = a.keys.type == KV_F16 && k_dim % 8 == 0;
+            for (int i = thread(); halves && i < kStaged * kPage * (k_dim / 8); i += threads()) {
+                const int key = i % kPage, n = i / kPage % (k_dim / 8), p = i / (kPage * (k_dim / 8)), at = base + (half + p) * kPage;
+                uint4 w = {0, 0, 0, 0};
+                if (at < end) w = reinterpret_cast<const uint4*>(head_of(a.cache, a.keys, pages[at / kPage], kv))[n * kPage + key];
+                float4* to = reinterpret_cast<float4*>(stage) + (p * k_quads + 2 * n) * kPage + key;
+                to[0] = {low_half(w.x), high_half(w.x), low_half(w.y), high_half(w.y)};
+                to[kPage] = {low_half(w.z), high_half(w.z), low_half(w.w), high_half(w.w)};
+            }
+            for (int i = thread(); !halves && i < kStaged * kPage * k_quads; i += threads()) {
                 const int key = i % kPage, d = i / kPage % k_quads * 4, p = i / (kPage * k_quads), at = base + (half + p) * kPage + key;
                 float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
                 if (at < end) {
@@ -364,10 +562,6 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 reinterpret_cast<float4*>(stage)[i] = x;
             }
             sync_block();
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int p = 0; p < kStaged; p++) s[r][half + p] = 0.0f;
             for (int i = 0; i < k_quads; i++) {
                 float4 k[kStaged];
 #pragma unroll
@@ -408,10 +602,21 @@ DEVICE void attend_many(const AttentionArgs& a) {
         }
 #pragma unroll
         for (int half = 0; half < kPages; half += kStaged) {
+            if (base + half * kPage >= end) continue;
             sync_block();
             if (thread() == 0) *strange = 0;
             sync_block();
-            for (int i = thread(); i < kStaged * kPage * v_dim; i += threads()) {
+            const bool halves = a.values.type == KV_F16 && v_dim % 8 == 0;
+            for (int i = thread(); halves && i < kStaged * kPage * (v_dim / 8); i += threads()) {
+                const int n = i % (v_dim / 8), key = i / (v_dim / 8) % kPage, p = i / (kPage * (v_dim / 8)), at = base + (half + p) * kPage;
+                uint4 w = {0, 0, 0, 0};
+                if (at + key < end) w = reinterpret_cast<const uint4*>(head_of(a.cache, a.values, pages[at / kPage], kv))[key * (v_dim / 8) + n];
+                float4* to = reinterpret_cast<float4*>(stage) + ((p * kPage + key) * v_dim + 8 * n) / 4;
+                to[0] = {low_half(w.x), high_half(w.x), low_half(w.y), high_half(w.y)};
+                to[1] = {low_half(w.z), high_half(w.z), low_half(w.w), high_half(w.w)};
+                if (strange_half(w.x) || strange_half(w.y) || strange_half(w.z) || strange_half(w.w)) *strange = 1;
+            }
+            for (int i = thread(); !halves && i < kStaged * kPage * v_dim; i += threads()) {
                 const int d = i % v_dim, key = i / v_dim % kPage, p = i / (kPage * v_dim), at = base + (half + p) * kPage + key;
                 stage[i] = at < end ? read_value(a.values, head_of(a.cache, a.values, pages[at / kPage], kv), key, d) : 0.0f;
                 if ((bits(stage[i]) & 0x7f800000u) == 0x7f800000u) *strange = 1;

@@ -134,48 +134,38 @@ struct Layout {
 enum Format { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, WIDE16, WIDE16_MIN };
 
 template <int FORMAT> struct LayoutOf;
-template <> struct LayoutOf<Q4_0> : Layout<N4, HALVES, false, false, 8> {};
-template <> struct LayoutOf<Q4_1> : Layout<N4, HALVES, false, true> {};
-template <> struct LayoutOf<Q5_0> : Layout<N5, HALVES, false, false, 16> {};
-template <> struct LayoutOf<Q5_1> : Layout<N5, HALVES, false, true, 16> {};
-template <> struct LayoutOf<Q8_0> : Layout<N8, HALVES, false, false> {};
-template <> struct LayoutOf<Q4_K> : Layout<N4, SUPER, false, true> {};
-template <> struct LayoutOf<Q5_K> : Layout<N5, SUPER, false, true, 16> {};
-template <> struct LayoutOf<Q6_K> : Layout<N6, SUPER, true, false, 32> {};
-template <> struct LayoutOf<IQ4_NL> : Layout<N4, HALVES, false, false, 0, IQ4> {};
-template <> struct LayoutOf<IQ4_XS> : Layout<N4, SUPER, false, false, 0, IQ4> {};
-template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, 0, MX4> {};
-template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> {};          // any other type, expanded
-template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> {};
+template <> struct LayoutOf<Q4_0> : Layout<N4, HALVES, false, false, 8> { static constexpr int number = Q4_0; };
+template <> struct LayoutOf<Q4_1> : Layout<N4, HALVES, false, true> { static constexpr int number = Q4_1; };
+template <> struct LayoutOf<Q5_0> : Layout<N5, HALVES, false, false, 16> { static constexpr int number = Q5_0; };
+template <> struct LayoutOf<Q5_1> : Layout<N5, HALVES, false, true, 16> { static constexpr int number = Q5_1; };
+template <> struct LayoutOf<Q8_0> : Layout<N8, HALVES, false, false> { static constexpr int number = Q8_0; };
+template <> struct LayoutOf<Q4_K> : Layout<N4, SUPER, false, true> { static constexpr int number = Q4_K; };
+template <> struct LayoutOf<Q5_K> : Layout<N5, SUPER, false, true, 16> { static constexpr int number = Q5_K; };
+template <> struct LayoutOf<Q6_K> : Layout<N6, SUPER, true, false, 32> { static constexpr int number = Q6_K; };
+template <> struct LayoutOf<IQ4_NL> : Layout<N4, HALVES, false, false, 0, IQ4> { static constexpr int number = IQ4_NL; };
+template <> struct LayoutOf<IQ4_XS> : Layout<N4, SUPER, false, false, 0, IQ4> { static constexpr int number = IQ4_XS; };
+template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, 0, MX4> { static constexpr int number = MXFP4; };
+template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> { static constexpr int number = WIDE16; };          // any other type, expanded
+template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> { static constexpr int number = WIDE16_MIN; };
 
-// Call f with the layout of a quantised format: of 4 to 6 bits, of bytes, or of either.
+// Call f with the layout of a quantised format.
 template <class F>
-DEVICE void with_narrow_layout(int format, F&& f) {
+DEVICE void with_layout(int format, F&& f) {
     switch (format) {
         case Q4_0: return f(LayoutOf<Q4_0>{});
         case Q4_1: return f(LayoutOf<Q4_1>{});
         case Q5_0: return f(LayoutOf<Q5_0>{});
         case Q5_1: return f(LayoutOf<Q5_1>{});
+        case Q8_0: return f(LayoutOf<Q8_0>{});
         case Q4_K: return f(LayoutOf<Q4_K>{});
         case Q5_K: return f(LayoutOf<Q5_K>{});
         case Q6_K: return f(LayoutOf<Q6_K>{});
         case IQ4_NL: return f(LayoutOf<IQ4_NL>{});
         case IQ4_XS: return f(LayoutOf<IQ4_XS>{});
         case MXFP4: return f(LayoutOf<MXFP4>{});
-    }
-}
-template <class F>
-DEVICE void with_wide_layout(int format, F&& f) {
-    switch (format) {
-        case Q8_0: return f(LayoutOf<Q8_0>{});
         case WIDE16: return f(LayoutOf<WIDE16>{});
         case WIDE16_MIN: return f(LayoutOf<WIDE16_MIN>{});
     }
-}
-template <class F>
-DEVICE void with_layout(int format, F&& f) {
-    if (format == Q8_0 || format == WIDE16 || format == WIDE16_MIN) with_wide_layout(format, f);
-    else with_narrow_layout(format, f);
 }
 
 // A matrix in device memory. Floats lie in the same tiles: chunk c of an item has 8 halves or 4 floats of its columns.

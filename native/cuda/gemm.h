@@ -19,7 +19,7 @@ struct Stage {
     static constexpr int words_at = weights_at + L::chunks * rows * 16;
     static constexpr int bytes = words_at + (L::word ? rows * 4 : 0);
 
-    // Unit u: the activations of the tile, all chunks of `rows` rows from layout row `first`.
+    // Unit u: the activations of the tile, all chunks of `rows` rows from layout row `first`. A thread keeps to a row.
     static DEVICE void fetch(uint8_t* to, const Acts& acts, int token, int tokens, const Matrix& w, int64_t first, int u) {
         const int64_t blocks = acts.stride / 32;
         for (int i = thread(); i < tile_tokens * 16; i += threads()) {
@@ -35,17 +35,14 @@ struct Stage {
                 const int64_t t = token + i / 2 < tokens ? token + i / 2 : tokens - 1;
                 copy_async(to + sums_at + i / 2 * 48 + i % 2 * 16, acts.n + t * blocks + u * 8 + i % 2 * 4);
             }
-        const int64_t last = w.all_rows - 1;
-        for (int i = thread(); i < L::chunks * rows; i += threads()) {
-            const int64_t row = first + i % rows < last ? first + i % rows : last;
-            const InMemory from = item(w, row, u);
-            copy_async(to + weights_at + i * 16, from.tile + i / rows * 512 + from.lane * 16);
-        }
-        if (L::word)
-            for (int i = thread(); i < rows; i += threads()) {
-                const InMemory from = item(w, first + i < last ? first + i : last, u);
-                *reinterpret_cast<uint32_t*>(to + words_at + i * 4) = from.super(L::chunks);
-            }
+        const int mine = thread() % rows, row = int(first) + mine < w.all_rows ? int(first) + mine : w.all_rows - 1;
+        const int group = row / w.group, at = u * w.group + row % w.group;
+        const uint8_t* from = w.tile(group, at / 32) + at % 32 * 16;
+        for (int c = thread() / rows; c < L::chunks; c += threads() / rows)
+            copy_async(to + weights_at + (c * rows + mine) * 16, from + c * 512);
+        if (L::word && thread() < rows)
+            *reinterpret_cast<uint32_t*>(to + words_at + mine * 4) =
+                *reinterpret_cast<const uint32_t*>(from - at % 32 * 12 + L::chunks * 512);
     }
 };
 

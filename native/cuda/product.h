@@ -28,7 +28,7 @@ struct ProductArgs {
     int32_t n_parts, groups, tokens, columns, x_stride, prologue;
     float eps;
     int32_t rows_of_x, n_experts;    // with experts: how many pairs share a row of x
-    int32_t stages, padding;         // of product_many: 1, or as many as it has
+    int32_t stages, together;        // of product_many: 1, or as many as it has; groups that a block of threads takes at once
 };
 
 // What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it.

@@ -26,50 +26,46 @@ struct Item {
     }
 };
 
-// The partial sums of this thread's item for M tokens.
-template <class L, int M>
-DEVICE void multiply(const Item<L>& w, const int8_t* q, const float2* ds, const uint32_t* n, int stride, int unit, float (&part)[M]) {
-#pragma unroll
-    for (int t = 0; t < M; t++) part[t] = 0.0f;
+// The partial sum of this thread's item.
+template <class L>
+DEVICE float multiply(const Item<L>& w, const int8_t* q, const float2* ds, const uint32_t* n) {
+    float part = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         uint32_t c[8];
 #pragma unroll
         for (int g = 0; g < 4; g++) L::words(w.q, i, g, c[g], c[g + 4]);
         const typename L::Values f = L::factors(w.q, w.super, i);
-#pragma unroll
-        for (int t = 0; t < M; t++) {
-            const int block = t * (stride / 32) + unit * 8 + i;
-            const int4 x = reinterpret_cast<const int4*>(q)[2 * block], y = reinterpret_cast<const int4*>(q)[2 * block + 1];
-            const float2 s = ds[block];
-            const uint32_t sums = L::offset != 0 || (L::sub16 && L::min) ? n[block] : 0;
-            int a = int(kMagicBits) - L::offset * low_sum(sums), b = L::sub16 ? int(kMagicBits) - L::offset * high_sum(sums) : 0;
-            if (!L::sub16 && L::offset) a -= L::offset * high_sum(sums);
-            a = dp4a(int(c[0]), x.x, a);
-            a = dp4a(int(c[1]), x.y, a);
-            a = dp4a(int(c[2]), x.z, a);
-            a = dp4a(int(c[3]), x.w, a);
-            if constexpr (L::sub16) {
-                b = dp4a(int(c[4]), y.x, b);
-                b = dp4a(int(c[5]), y.y, b);
-                b = dp4a(int(c[6]), y.z, b);
-                b = dp4a(int(c[7]), y.w, b);
-                const float low = (as_float(uint32_t(a)) - kMagic) * f.d[0];
-                part[t] = fma(fma(as_float(uint32_t(b)) - kMagic, f.d[1], low), s.x, part[t]);
-                if constexpr (L::min) {
-                    part[t] = fma(f.m[0], s.x * float(low_sum(sums)), part[t]);
-                    part[t] = fma(f.m[1], s.x * float(high_sum(sums)), part[t]);
-                }
-            } else {
-                a = dp4a(int(c[4]), y.x, a);
-                a = dp4a(int(c[5]), y.y, a);
-                a = dp4a(int(c[6]), y.z, a);
-                a = dp4a(int(c[7]), y.w, a);
-                part[t] = fma((as_float(uint32_t(a)) - kMagic) * f.d[0], s.x, part[t]);
-                if constexpr (L::min) part[t] = fma(f.m[0], s.y, part[t]);
+        const int4 x = reinterpret_cast<const int4*>(q)[2 * i], y = reinterpret_cast<const int4*>(q)[2 * i + 1];
+        const float2 s = ds[i];
+        const uint32_t sums = L::offset != 0 || (L::sub16 && L::min) ? n[i] : 0;
+        int a = int(kMagicBits) - L::offset * low_sum(sums), b = L::sub16 ? int(kMagicBits) - L::offset * high_sum(sums) : 0;
+        if (!L::sub16 && L::offset) a -= L::offset * high_sum(sums);
+        a = dp4a(int(c[0]), x.x, a);
+        a = dp4a(int(c[1]), x.y, a);
+        a = dp4a(int(c[2]), x.z, a);
+        a = dp4a(int(c[3]), x.w, a);
+        if constexpr (L::sub16) {
+            b = dp4a(int(c[4]), y.x, b);
+            b = dp4a(int(c[5]), y.y, b);
+            b = dp4a(int(c[6]), y.z, b);
+            b = dp4a(int(c[7]), y.w, b);
+            const float low = (as_float(uint32_t(a)) - kMagic) * f.d[0];
+            part = fma(fma(as_float(uint32_t(b)) - kMagic, f.d[1], low), s.x, part);
+            if constexpr (L::min) {
+                part = fma(f.m[0], s.x * float(low_sum(sums)), part);
+                part = fma(f.m[1], s.x * float(high_sum(sums)), part);
             }
+        } else {
+            a = dp4a(int(c[4]), y.x, a);
+            a = dp4a(int(c[5]), y.y, a);
+            a = dp4a(int(c[6]), y.z, a);
+            a = dp4a(int(c[7]), y.w, a);
+            part = fma((as_float(uint32_t(a)) - kMagic) * f.d[0], s.x, part);
+            if constexpr (L::min) part = fma(f.m[0], s.y, part);
         }
     }
+    return part;
 }
 
 // Where a block's activations and partial sums lie in shared memory.
@@ -77,111 +73,97 @@ struct Room {
     int8_t* q;
     float2* ds;
     uint32_t* n;
-    float *parts, *row;
-    DEVICE Room(uint8_t* shared, int tokens, int stride, int items) {
+    float *chains, *parts, *row;
+    DEVICE Room(uint8_t* shared, int stride, int items) {
         q = reinterpret_cast<int8_t*>(shared);
-        ds = reinterpret_cast<float2*>(shared + tokens * stride);
-        n = reinterpret_cast<uint32_t*>(ds + tokens * (stride / 32));
-        parts = reinterpret_cast<float*>(n + tokens * (stride / 32));
-        row = parts + (tokens * items < 64 ? 64 : tokens * items);  // one row of floats, while it is normed
+        ds = reinterpret_cast<float2*>(shared + stride);
+        n = reinterpret_cast<uint32_t*>(ds + stride / 32);
+        chains = reinterpret_cast<float*>(n + stride / 32);
+        parts = chains + 4;
+        row = parts + items;  // the row of floats, while it is normed
     }
 };
 
-DEVICE const float4* quad(const float* x, int i) { return reinterpret_cast<const float4*>(x) + i; }
-
-template <int M>
-DEVICE void fill_activations(const ProductArgs& a, const Room& room, int stride, int first, int tokens, const float* x) {
-    if (a.prologue == GIVEN) {
-        for (int t = 0; t < tokens; t++) {
-            const int4* from = reinterpret_cast<const int4*>(a.acts.q + int64_t(first + t) * stride);
-            for (int i = thread(); i < stride / 16; i += threads()) reinterpret_cast<int4*>(room.q + t * stride)[i] = from[i];
-            const int64_t blocks = stride / 32;
-            for (int i = thread(); i < blocks; i += threads()) {
-                room.ds[t * blocks + i] = a.acts.ds[(first + t) * blocks + i];
-                room.n[t * blocks + i] = a.acts.n[(first + t) * blocks + i];
-            }
-        }
-        return;
-    }
-    for (int t = 0; t < tokens; t++, x += a.x_stride) {
-        int8_t* q = room.q + t * stride;
-        float2* ds = room.ds + t * (stride / 32);
-        uint32_t* n = room.n + t * (stride / 32);
-        if (a.prologue == PLAIN_ROWS) {
-            quantise_row([&](int i) { return *quad(x, i); }, a.columns, stride, q, ds, n);
-            continue;
-        }
-        for (int i = thread(); i < a.columns / 4; i += threads()) *const_cast<float4*>(quad(room.row, i)) = *quad(x, i);
-        sync_block();
-        const float f = norm_factor(sum_of_squares(room.row, a.columns, room.parts), a.columns, a.eps);
-        quantise_row(
-            [&](int i) {
-                const float4 v = *quad(room.row, i), w = *quad(a.norm, i);
-                return float4{(v.x * f) * w.x, (v.y * f) * w.y, (v.z * f) * w.z, (v.w * f) * w.w};
-            },
-            a.columns, stride, q, ds, n);
-        sync_block();
-    }
-}
-
-template <int M, bool WIDE>
-DEVICE void few_tokens(const ProductArgs& a) {
+// `together` groups of rows at a time, each by its own warps. Matrices of two layouts can share a launch.
+template <class A, class B>
+DEVICE void one_token(const ProductArgs& a) {
     SHARED;
-    const int first = a.experts ? 0 : block_y() * M, left = a.experts ? 1 : a.tokens - first, tokens = left < M ? left : M;
-    const int warp = thread() / 32, warps = threads() / 32;
-    const int stride = a.parts[0].w.units * 256;
+    const Matrix& shape = a.parts[0].w;  // all parts are alike but for rows and layout
+    const int tiles = shape.tiles, items = tiles * 32, rows = shape.group, stride = shape.units * 256;
+    const int warps = threads() / 32 / a.together, sub = thread() / 32 / warps, warp = thread() / 32 % warps;
+    const Room room(shared, stride, a.together * items);
+    float* const parts = room.parts + sub * items;
+    const Early early(a.norm, a.columns);
     bool ready = false;
     next_may_start();
-    for (int group = block_x(); group < a.groups; group += grid_x()) {
-        const Product& p = a.parts[part_of(a, group)];
-        const int local = group - p.first_group, items = p.w.tiles * 32;
-        const Room room(shared, M, stride, items);
-        const float* x = a.x + int64_t(first) * a.x_stride;
-        int64_t expert = 0;
-        if (a.experts) {  // the expert is known only when the kernel before is done
-            if (!ready) wait_for_previous();
-            const float id = a.experts[block_y()];
-            expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
-            x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
+    int64_t expert = 0;
+    const float* x = a.x;
+    if (a.experts) {  // the expert is known only when the kernel before is done
+        wait_for_previous();
+        const float id = a.experts[block_y()];
+        expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
+        x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
+    }
+    const auto run = [&](auto layout, const Product& p, int local, bool mine) {
+        using L = decltype(layout);
+        Item<L> w;
+        const uint8_t* base = p.w.tile(local, 0) + expert * a.expert_bytes;
+        if (mine && warp < tiles) w.load(base + int64_t(warp) * L::tile_bytes);
+        if (!ready) {
+            if (!a.experts) wait_for_previous();
+            quantise_row(x, a.norm, early, a.eps, a.columns, stride, room.row, room.chains, room.q, room.ds, room.n);
+            sync_block();
         }
-        const auto multiply_group = [&](auto layout) {
-            using L = decltype(layout);
-            Item<L> mine;
-            const uint8_t* base = p.w.tile(local, 0) + expert * a.expert_bytes;
-            if (warp < p.w.tiles) mine.load(base + int64_t(warp) * L::tile_bytes);
-            if (!ready) {
-                if (!a.experts) wait_for_previous();
-                fill_activations<M>(a, room, stride, first, tokens, x);
-                ready = true;
-                sync_block();
-            }
-            for (int tile = warp; tile < p.w.tiles; tile += warps) {
-                if (tile != warp) mine.load(base + int64_t(tile) * L::tile_bytes);
-                const int at = tile * 32 + lane(), unit = at / p.w.group;
-                float part[M];
-                multiply<L, M>(mine, room.q, room.ds, room.n, stride, unit < p.w.units ? unit : p.w.units - 1, part);
-#pragma unroll
-                for (int t = 0; t < M; t++) room.parts[t * items + at] = part[t];
-            }
-        };
-        if constexpr (WIDE) with_wide_layout(p.w.format, multiply_group);
-        else with_narrow_layout(p.w.format, multiply_group);
+        if (!mine) return;
+        for (int tile = warp; tile < tiles; tile += warps) {
+            if (tile != warp) w.load(base + int64_t(tile) * L::tile_bytes);
+            const int at = tile * 32 + lane(), unit = at / rows < shape.units ? at / rows : shape.units - 1;
+            parts[at] = multiply<L>(w, room.q + unit * 256, room.ds + unit * 8, room.n + unit * 8);
+        }
+    };
+    for (int first = block_x() * a.together; first < a.groups; first += grid_x() * a.together) {
+        const int group = first + sub < a.groups ? first + sub : a.groups - 1;
+        const bool mine = first + sub < a.groups;
+        const Product& p = a.parts[part_of(a, group)];
+        const int local = group - p.first_group;
+        if constexpr (A::number == B::number) run(A{}, p, local, mine);
+        else if (p.w.format == A::number) run(A{}, p, local, mine);
+        else run(B{}, p, local, mine);
+        ready = true;
         sync_block();
-        for (int i = thread(); i < tokens * p.w.group; i += threads()) {
-            const int t = i / p.w.group;
-            const float* parts = room.parts + t * items;
-            const int r = i % p.w.group, pair = p.paired ? p.w.group / 2 : 0;
-            finish(p, local, r, a.experts ? block_y() : first + t, total_of(p.w, parts, r), total_of(p.w, parts, (r + pair) % p.w.group));
+        for (int i = thread(); i < a.together * rows; i += threads()) {
+            const int g = first + i / rows, r = i % rows;
+            if (g >= a.groups) break;
+            const Product& of = a.parts[part_of(a, g)];
+            const float* sums = room.parts + i / rows * items;
+            const int pair = of.paired ? rows / 2 : 0;
+            finish(of, g - of.first_group, r, a.experts ? block_y() : 0, total_of(of.w, sums, r), pair ? total_of(of.w, sums, (r + pair) % rows) : 0.0f);
         }
         sync_block();
     }
-    if (!ready) wait_for_previous();
 }
 
-KERNEL(product_one, ProductArgs, 512) { few_tokens<1, false>(a); }
-KERNEL(product_one_wide, ProductArgs, 512) { few_tokens<1, true>(a); }
+// One kernel a layout, and one for each pair that the usual mixes put side by side.
+#define ONE(name, A, B) KERNEL(product_one_##name, ProductArgs, 512) { one_token<LayoutOf<A>, LayoutOf<B>>(a); }
+ONE(q4_0, Q4_0, Q4_0)
+ONE(q4_1, Q4_1, Q4_1)
+ONE(q5_0, Q5_0, Q5_0)
+ONE(q5_1, Q5_1, Q5_1)
+ONE(q8_0, Q8_0, Q8_0)
+ONE(q4_k, Q4_K, Q4_K)
+ONE(q5_k, Q5_K, Q5_K)
+ONE(q6_k, Q6_K, Q6_K)
+ONE(iq4_nl, IQ4_NL, IQ4_NL)
+ONE(iq4_xs, IQ4_XS, IQ4_XS)
+ONE(mxfp4, MXFP4, MXFP4)
+ONE(wide16, WIDE16, WIDE16)
+ONE(wide16_min, WIDE16_MIN, WIDE16_MIN)
+ONE(q4_k_q6_k, Q4_K, Q6_K)
+ONE(q5_k_q6_k, Q5_K, Q6_K)
 
 // ---- floats ---------------------------------------------------------------------------------------------------------
+DEVICE const float4* quad(const float* x, int i) { return reinterpret_cast<const float4*>(x) + i; }
+
 // The same for F32, F16 and BF16: two chains, even and odd columns. x lies in shared memory as it is, or normed.
 
 template <int FORMAT, int M>

@@ -72,7 +72,10 @@ KERNEL(rms_norm, RowArgs, 256) {
     wait_for_previous();
     const int n = a.width / a.parts;
     const int64_t at = int64_t(block_x()) * n;
-    const float f = norm_factor(sum_of_squares(a.x + at, n, reinterpret_cast<float*>(shared)), n, a.eps);
+    float* row = reinterpret_cast<float*>(shared) + 4;
+    for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
+    sync_block();
+    const float f = norm_factor(sum_of_squares(row, n, row - 4), n, a.eps);
     for (int i = thread(); i < n; i += threads()) a.out[at + i] = (a.x[at + i] * f) * a.w[i];
 }
 
@@ -80,18 +83,12 @@ KERNEL(rms_norm, RowArgs, 256) {
 KERNEL(quantise_rows, RowArgs, 256) {
     SHARED;
     next_may_start();
-    wait_for_previous();
     const int64_t row = block_x(), blocks = a.acts.stride / 32;
-    const float* x = a.x + row * a.width;
-    const float f = a.w ? norm_factor(sum_of_squares(x, a.width, reinterpret_cast<float*>(shared)), a.width, a.eps) : 0.0f;
-    quantise_row(
-        [&](int i) {
-            const float4 v = reinterpret_cast<const float4*>(x)[i];
-            if (!a.w) return v;
-            const float4 w = reinterpret_cast<const float4*>(a.w)[i];
-            return float4{(v.x * f) * w.x, (v.y * f) * w.y, (v.z * f) * w.z, (v.w * f) * w.w};
-        },
-        a.width, a.acts.stride, a.acts.q + row * a.acts.stride, a.acts.ds + row * blocks, a.acts.n + row * blocks);
+    const Early early(a.w, a.width);
+    float* room = reinterpret_cast<float*>(shared);
+    wait_for_previous();
+    quantise_row(a.x + row * a.width, a.w, early, a.eps, a.width, a.acts.stride, room + 4, room, a.acts.q + row * a.acts.stride,
+                 a.acts.ds + row * blocks, a.acts.n + row * blocks);
 }
 
 // softmax of a row: the largest, exp(x - m), 32 chains; a warp a row

@@ -39,6 +39,8 @@ _KQ, _SOFTMAX, _KQV, _CAPPED, _WEIGHTS = range(5)
 _GIVEN, _PLAIN, _NORMED = range(3)
 _BLOCK = 256  # keys
 _WARPS = 16  # most of a block that multiplies
+_RESIDENT = 4  # blocks of a product that a multiprocessor is given at once; each takes groups of rows in turns
+_PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,8 @@ class _Compiler:
         self.memory = place(size)
         launches = [make() for _, make in self.steps]
         results = [(e, v.offset) for e, v in self.results]
+        if all(e.node != self.graph.output for e, _ in results):  # nobody asked for it
+            results.append((External(self.graph.output, "outputs", self._width(self.graph.output)), 0))
         return Program(self.shape, launches, size, results, self.aliases)
 
     # -- what is folded ------------------------------------------------------------------------------------------
@@ -419,7 +423,7 @@ class _Compiler:
                 self._at(x), w, self._at(out), structs.Acts(), width, parts, float(node.attr("eps")), width
             )
             threads = 256 if width // parts >= 256 else 64
-            return Launch("rms_norm", (self._rows(domain) * parts, 1, 1), threads, args, 256)
+            return Launch("rms_norm", (self._rows(domain) * parts, 1, 1), threads, args, 16 + 4 * width // parts)
 
         self._step([x, out], make)
 
@@ -560,7 +564,7 @@ class _Compiler:
                     float(node.attr("eps")) if node else 0.0,
                     width,
                 )
-                return Launch("quantise_rows", (rows, 1, 1), 256, args, 256)
+                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (4 * width if node else 0))
 
             self._step([x, *acts], make)
             self.prepared[name, domain] = acts
@@ -594,10 +598,8 @@ class _Compiler:
         for p in parts:
             p.out = self._new(p.name)
         if rows == 1 or floats:
-            for wide in (False, True):
-                chosen = [p for p in parts if p.matrix.format.wide == wide]
-                for i in range(0, len(chosen), 4):
-                    self._few(linear.inputs[0], norm, domain, chosen[i : i + 4])
+            for kernel, chosen in _by_kernel(parts):
+                self._few(kernel, linear.inputs[0], norm, domain, chosen)
             return
         acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
         for i in range(0, len(parts), 4):
@@ -622,16 +624,13 @@ class _Compiler:
             first += per(p.matrix)
         return array, first
 
-    def _few(self, name: str, norm: str | None, domain: str, parts: Sequence[_Part]) -> None:
+    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[_Part]) -> None:
         """A block of threads norms and quantises for itself."""
-        if not parts:
-            return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        tiles = matrix.tiles
-        warps = -(-tiles // -(-tiles // _WARPS))
-        stride, items = matrix.units * UNIT, tiles * LANES
+        warps, together = _warps(matrix.tiles)
+        stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
             array, groups = self._part_structs(parts, lambda m: m.groups)
@@ -646,14 +645,15 @@ class _Compiler:
                 x_stride=matrix.columns,
                 prologue=_NORMED if node else _PLAIN,
                 eps=float(node.attr("eps")) if node else 0.0,
+                together=together,
             )
             if matrix.format.floats:
                 each = 1 if rows == 1 else 4
                 shared = 4 * (each * stride + max(64, each * items))
                 return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
-            shared = stride + stride // 32 * 12 + 4 * max(64, items) + 4 * matrix.columns
-            kernel = "product_one_wide" if matrix.format.wide else "product_one"
-            return Launch(kernel, (min(groups, 1056), 1, 1), 32 * warps, args, shared)
+            shared = stride + stride // 32 * 12 + 16 + 4 * items * together + (4 * matrix.columns if node else 0)
+            blocks = min(-(-groups // together), _RESIDENT * self._processors())
+            return Launch(kernel, (blocks, 1, 1), 32 * warps * together, args, shared)
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
@@ -696,7 +696,7 @@ class _Compiler:
         choices = self._width(node.inputs[1])
         pairs = self._rows(domain) * choices
         shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
-        warps = -(-matrix.tiles // -(-matrix.tiles // _WARPS))
+        warps, _ = _warps(matrix.tiles)
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
@@ -714,10 +714,11 @@ class _Compiler:
                 prologue=_PLAIN,
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
+                together=1,
             )
             floats = matrix.format.floats
-            shared = 4 * (stride + max(64, items)) if floats else stride + stride // 32 * 12 + 4 * max(64, items)
-            kernel = "product_floats_1" if floats else "product_one_wide" if matrix.format.wide else "product_one"
+            shared = 4 * (stride + max(64, items)) if floats else stride + stride // 32 * 12 + 16 + 4 * items
+            kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
             return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
 
         self._step([x, idx, out], make)
@@ -778,14 +779,22 @@ class _Compiler:
         fields: dict[str, Any],
     ) -> None:
         rows, blocks, group = self.shape.tokens, self.shape.blocks, heads // k_pool.heads
+        staged = 2 * _BLOCK * (k_pool.dim + v_pool.dim)  # keys and values of a block, as halves
+        halves = self.layout.kv_type == "f16" and k_pool.dim % 8 == v_pool.dim % 8 == 0 and max(
+            k_pool.dim, v_pool.dim) <= 256 and staged + 32768 < self.shared  # fmt: skip
         at_once = 1
-        while at_once < min(8, group) and rows * k_pool.heads * -(-group // at_once) * blocks > 2 * self._processors():
-            at_once *= 2
+        sizes = (1, 2, 4, 8) if halves else (1, 4)
+        for at_once in sizes:
+            if at_once >= group or rows * k_pool.heads * -(-group // at_once) * blocks <= 2 * self._processors():
+                break
         splits = -(-group // at_once)
         partial = Value(4 * rows * heads * blocks * (2 + v_pool.dim)) if blocks > 1 else None
-        round32 = lambda n: -(-n // 32) * 32  # noqa: E731
-        shared = 4 * (at_once * k_pool.dim + round32(k_pool.dim) + round32(v_pool.dim) + at_once * _BLOCK)
-        shared += 4 * (2 * at_once + 2 + 8 * at_once * v_pool.dim)
+        shared = 4 * (at_once * (k_pool.dim + _BLOCK + 2) + 2)
+        if halves:
+            shared += staged
+        else:
+            shared += 4 * (k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
+        kernel = f"attend_{'halves' if halves else 'one'}_{at_once}"
 
         def make() -> Launch:
             args = structs.AttentionArgs(
@@ -804,7 +813,7 @@ class _Compiler:
                 **fields,
             )
             grid = (blocks, k_pool.heads * splits, rows)
-            return Launch(f"attend_one_{at_once}", grid, 256, args, shared)
+            return Launch(kernel, grid, 256, args, shared)
 
         self._step([q, k, v, turn, out, partial], make)
 
@@ -905,6 +914,25 @@ class _Compiler:
         heads, _, dim = self.graph.shapes[node.name]
         kv_heads = int(self.graph.shapes[node.inputs[1]][1])
         self._scores(_KQV, p, v, self._new(node.name), int(heads), kv_heads=kv_heads, dim=int(dim))
+
+
+def _warps(tiles: int) -> tuple[int, int]:
+    """Warps for the tiles of a group, and groups together: about 8 warps, so that they share the work on the input."""
+    warps = -(-tiles // -(-tiles // _WARPS))
+    return warps, max(1, 8 // warps)
+
+
+def _by_kernel(parts: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:
+    """The launches that multiply one token by these matrices."""
+    if parts[0].matrix.format.floats:
+        return [("", list(parts[i : i + 4])) for i in range(0, len(parts), 4)]
+    found: dict[str, list[_Part]] = {}
+    for p in parts:
+        found.setdefault(p.matrix.format.name, []).append(p)
+    mixed = "_".join(sorted(found))
+    if mixed in _PAIRS and len(parts) <= 4:
+        return [(f"product_one_{mixed}", list(parts))]
+    return [(f"product_one_{n}", some[i : i + 4]) for n, some in found.items() for i in range(0, len(some), 4)]
 
 
 @dataclass

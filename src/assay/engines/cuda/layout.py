@@ -27,34 +27,35 @@ class Format:
 
     number: int
     chunks: int
+    name: str = ""
     word: bool = False
     floats: bool = False
     sums: bool = False  # products want the sums of half blocks
-    wide: bool = False  # a byte a weight
 
     @property
     def tile_bytes(self) -> int:
         return self.chunks * 512 + (128 if self.word else 0)
 
 
-FORMATS = {
-    "F32": Format(0, 64, floats=True),
-    "F16": Format(1, 32, floats=True),
-    "BF16": Format(2, 32, floats=True),
-    "Q4_0": Format(3, 9),
-    "Q4_1": Format(4, 10),
-    "Q5_0": Format(5, 11),
-    "Q5_1": Format(6, 12),
-    "Q8_0": Format(7, 17, wide=True),
-    "Q4_K": Format(8, 9, word=True),
-    "Q5_K": Format(9, 11, word=True),
-    "Q6_K": Format(10, 13, word=True),
-    "IQ4_NL": Format(11, 9),
-    "IQ4_XS": Format(12, 9, word=True),
-    "MXFP4": Format(13, 9),
-}
-WIDE = Format(14, 20, wide=True)
-WIDE_MIN = Format(15, 24, sums=True, wide=True)
+_FORMATS = (
+    Format(0, 64, "f32", floats=True),
+    Format(1, 32, "f16", floats=True),
+    Format(2, 32, "bf16", floats=True),
+    Format(3, 9, "q4_0"),
+    Format(4, 10, "q4_1"),
+    Format(5, 11, "q5_0"),
+    Format(6, 12, "q5_1"),
+    Format(7, 17, "q8_0"),
+    Format(8, 9, "q4_k", word=True),
+    Format(9, 11, "q5_k", word=True),
+    Format(10, 13, "q6_k", word=True),
+    Format(11, 9, "iq4_nl"),
+    Format(12, 9, "iq4_xs", word=True),
+    Format(13, 9, "mxfp4"),
+)
+FORMATS = {f.name.upper(): f for f in _FORMATS}  # by ggml's name of the type
+WIDE = Format(14, 20, "wide16")
+WIDE_MIN = Format(15, 24, "wide16_min", sums=True)
 _WITH_MINIMA = ("Q2_K",)
 _AS_FLOATS = ("Q8_K",)
 

@@ -39,7 +39,7 @@ ProductArgs = _struct(
     ("expert_bytes", _I64),
     *_all(_I32, "n_parts groups tokens columns x_stride prologue"),
     ("eps", _F32),
-    *_all(_I32, "rows_of_x n_experts stages padding more_padding"),
+    *_all(_I32, "rows_of_x n_experts stages together"),
 )
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
@@ -95,17 +95,18 @@ RepackArgs = _struct(
 )
 
 KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the most threads a block
-    "product_one": (ProductArgs, 512),
-    "product_one_wide": (ProductArgs, 512),
+    **{
+        f"product_one_{name}": (ProductArgs, 512)
+        for name in "q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 wide16 wide16_min q4_k_q6_k q5_k_q6_k".split()
+    },
     "product_floats_1": (ProductArgs, 512),
     "product_floats_4": (ProductArgs, 512),
     "product_many": (ProductArgs, 256),
     "product_some": (ProductArgs, 64),
     "product_eight": (ProductArgs, 32),
     "attend_one_1": (AttentionArgs, 256),
-    "attend_one_2": (AttentionArgs, 256),
     "attend_one_4": (AttentionArgs, 256),
-    "attend_one_8": (AttentionArgs, 256),
+    **{f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attend_tile_64": (AttentionArgs, 256),
     "attend_tile_128": (AttentionArgs, 256),
     "attend_tile_256": (AttentionArgs, 256),
