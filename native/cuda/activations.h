@@ -72,52 +72,23 @@ DEVICE void load_eight(const float* x, float (&v)[8]) {
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-// One row by the threads of a block: normed with `w` on the way, if that is given, in which case `row` is shared memory
-// for it. Columns from `columns` (a multiple of 32) to the stride become zeros. `w8`: this thread's first weights,
-// fetched early.
-struct Early {
-    float w[8];
-    DEVICE Early(const float* norm, int columns) {
-        if (norm && 8 * thread() < columns) load_eight(norm + 8 * thread(), w);
-    }
-};
-
-DEVICE void quantise_row(const float* x, const float* norm, const Early& early, float eps, int columns, int stride, float* row,
-                         float* chains, int8_t* q, float2* ds, uint32_t* n) {
-    float first[8] = {0, 0, 0, 0, 0, 0, 0, 0}, f = 0.0f;
-    if (8 * thread() < columns) load_eight(x + 8 * thread(), first);
+// One row by the threads of a block: normed with `norm` on the way, if that is given, in which case `row` is shared memory
+// for it. Columns from `columns` (a multiple of 32) to the stride become zeros.
+DEVICE void quantise_row(const float* x, const float* norm, float eps, int columns, int stride, float* row, float* chains,
+                         int8_t* q, float2* ds, uint32_t* n) {
+    float f = 0.0f;
     if (norm) {
-        float4* to = reinterpret_cast<float4*>(row);
-        for (int i = thread(); i < columns / 8; i += threads()) {
-            float v[8];
-            if (i == thread()) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[j] = first[j];
-            } else {
-                load_eight(x + 8 * i, v);
-            }
-            to[2 * i] = {v[0], v[1], v[2], v[3]};
-            to[2 * i + 1] = {v[4], v[5], v[6], v[7]};
-        }
+        for (int i = thread(); i < columns / 4; i += threads()) reinterpret_cast<float4*>(row)[i] = reinterpret_cast<const float4*>(x)[i];
         sync_block();
         f = norm_factor(sum_of_squares(row, columns, chains), columns, eps);
     }
     for (int i = thread(); i < stride / 8; i += threads()) {  // whole warps: the stride is a multiple of 256
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0}, w[8];
+        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
         if (8 * i < columns) {
-            if (i == thread()) {
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[j] = first[j];
-            } else {
-                load_eight(norm ? row + 8 * i : x + 8 * i, v);
-            }
+            load_eight(norm ? row + 8 * i : x + 8 * i, v);
             if (norm) {
-                if (i == thread()) {
-#pragma unroll
-                    for (int j = 0; j < 8; j++) w[j] = early.w[j];
-                } else {
-                    load_eight(norm + 8 * i, w);
-                }
+                float w[8];
+                load_eight(norm + 8 * i, w);
 #pragma unroll
                 for (int j = 0; j < 8; j++) v[j] = (v[j] * f) * w[j];
             }

@@ -488,6 +488,13 @@ DEVICE float low_half(uint32_t two) { return half_to_float(uint16_t(two)); }
 DEVICE float high_half(uint32_t two) { return half_to_float(uint16_t(two >> 16)); }
 DEVICE bool strange_half(uint32_t two) { return (two & 0x7c00u) == 0x7c00u || (two & 0x7c000000u) == 0x7c000000u; }
 
+// What a block of keys does to a row's running sum.
+enum Fold { LEFT_OUT, FIRST, FOLDED };
+struct RowState {  // of one row, in shared memory
+    float m, l, fa, fb;
+    int32_t fold, padding[3];
+};
+
 template <int ROWS, int DPL>
 DEVICE void attend_many(const AttentionArgs& a) {
     SHARED;
@@ -497,8 +504,9 @@ DEVICE void attend_many(const AttentionArgs& a) {
     float* q = reinterpret_cast<float*>(shared);           // [8 ROWS][k dim rounded to 4]
     float* stage = q + 8 * ROWS * 4 * k_quads;             // keys: [page][d / 4][32][4]; values: [page][32][v dim]
     const int wider = 4 * k_quads > v_dim ? 4 * k_quads : v_dim;
-    float* weights = stage + kStaged * kPage * wider + warp * ROWS * kPage;  // [ROWS][32] of this warp
-    int* strange = reinterpret_cast<int*>(stage + kStaged * kPage * wider + 8 * ROWS * kPage);  // a staged value is not finite
+    float* e = stage + kStaged * kPage * wider + warp * ROWS * kBlock;  // [ROWS][256] of this warp: scores, then weights
+    RowState* states = reinterpret_cast<RowState*>(stage + kStaged * kPage * wider + 8 * ROWS * kBlock) + warp * ROWS;
+    int* strange = reinterpret_cast<int*>(states + (8 - warp) * ROWS);  // a staged value is not finite
     next_may_start();
     const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3], chunk_tokens = tile[4];
     const int64_t score_at = (int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32) * a.heads;
@@ -512,33 +520,19 @@ DEVICE void attend_many(const AttentionArgs& a) {
         const int r = i / (4 * k_quads), d = i % (4 * k_quads);
         q[i] = r < rows && d < k_dim ? a.q[(int64_t(token_of(r)) * a.heads + head_index(r)) * k_dim + d] : 0.0f;
     }
-    int slot[ROWS], position[ROWS];
+    if (lane() < ROWS) states[lane()] = {minus_infinity(), 0.0f, 0.0f, 0.0f, LEFT_OUT, {0, 0, 0}};
     const bool whole = a.irregular || a.kq;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const int row = warp * ROWS + r < rows ? warp * ROWS + r : rows - 1;
-        slot[r] = a.rows.slots[batch_row(token_of(row))];
-        position[r] = a.irregular ? a.rows.positions[batch_row(token_of(row))] : slot[r];
-    }
     const int low = a.rows.slots[batch_row(token_of(0))], high = a.rows.slots[batch_row(token_of(rows - 1))];
     const int from = whole || !a.window || low + 1 < a.window ? 0 : (low + 1 - a.window) / kBlock;
     const int end = whole ? n_keys : high + 1;
-    float m[ROWS], l[ROWS], acc[ROWS][DPL];
+    float acc[ROWS][DPL];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        m[r] = minus_infinity(), l[r] = 0.0f;
+    for (int r = 0; r < ROWS; r++)
 #pragma unroll
         for (int i = 0; i < DPL; i++) acc[r][i] = 0.0f;
-    }
     for (int base = from * kBlock; base < end; base += kBlock) {
-        float s[ROWS][kPages];
-#pragma unroll
-        for (int half = 0; half < kPages; half += kStaged) {
-#pragma unroll
-            for (int r = 0; r < ROWS; r++)
-#pragma unroll
-                for (int p = 0; p < kStaged; p++) s[r][half + p] = 0.0f;
-            if (base + half * kPage >= end) continue;
+#pragma unroll 1
+        for (int half = 0; half < kPages && base + half * kPage < end; half += kStaged) {
             sync_block();
             const bool halves = a.keys.type == KV_F16 && k_dim % 8 == 0;
             for (int i = thread(); halves && i < kStaged * kPage * (k_dim / 8); i += threads()) {
@@ -562,6 +556,12 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 reinterpret_cast<float4*>(stage)[i] = x;
             }
             sync_block();
+            float s[ROWS][kStaged];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int p = 0; p < kStaged; p++) s[r][p] = 0.0f;
+#pragma unroll 2
             for (int i = 0; i < k_quads; i++) {
                 float4 k[kStaged];
 #pragma unroll
@@ -571,38 +571,59 @@ DEVICE void attend_many(const AttentionArgs& a) {
                     const float4 x = reinterpret_cast<const float4*>(q)[(warp * ROWS + r) * k_quads + i];
 #pragma unroll
                     for (int p = 0; p < kStaged; p++) {
-                        float y = fma(x.x, k[p].x, s[r][half + p]);
+                        float y = fma(x.x, k[p].x, s[r][p]);
                         y = fma(x.y, k[p].y, y);
                         y = fma(x.z, k[p].z, y);
-                        s[r][half + p] = fma(x.w, k[p].w, y);
+                        s[r][p] = fma(x.w, k[p].w, y);
                     }
                 }
             }
-        }
-        float block_m[ROWS], block_l[ROWS], block_acc[ROWS][DPL];
 #pragma unroll
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int p = 0; p < kStaged; p++) e[r * kBlock + (half + p) * kPage + lane()] = s[r][p];
+        }
+        sync_warp();
+#pragma unroll 1
         for (int r = 0; r < ROWS; r++) {
-            const int row = warp * ROWS + r;
+            const int row = warp * ROWS + r < rows ? warp * ROWS + r : rows - 1;
+            const int token = batch_row(token_of(row)), slot = a.rows.slots[token];
+            const int64_t position = a.irregular ? a.rows.positions[token] : slot;
+            float x[kPages], block_m, block_l;
             uint32_t seen = 0;
 #pragma unroll
             for (int p = 0; p < kPages; p++) {
                 const int at = base + p * kPage + lane();
-                if (at < n_keys && a.kq && row < rows)
-                    a.kq[score_at + (int64_t(head_index(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys + at] = s[r][p];
-                if (at < end) {
-                    const int where = a.irregular ? key_position(a, pages, at) : at;
-                    seen |= uint32_t(sees(a, int64_t(position[r]) - where)) << p;
-                }
-                if (a.cap != 0.0f) s[r][p] = softcap(s[r][p], a.cap);
-                s[r][p] = s[r][p] * a.scale;
+                x[p] = at < end ? e[r * kBlock + p * kPage + lane()] : 0.0f;
+                if (at < n_keys && a.kq && warp * ROWS + r < rows)
+                    a.kq[score_at + (int64_t(head_index(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys + at] = x[p];
+                if (at < end) seen |= uint32_t(sees(a, position - (a.irregular ? key_position(a, pages, at) : at))) << p;
+                if (a.cap != 0.0f) x[p] = softcap(x[p], a.cap);
+                x[p] = x[p] * a.scale;
             }
-            softmax_block(s[r], seen, block_m[r], block_l[r]);
+            softmax_block(x, seen, block_m, block_l);
+#pragma unroll
+            for (int p = 0; p < kPages; p++) e[r * kBlock + p * kPage + lane()] = x[p];
+            if (lane() == 0) {
+                RowState& state = states[r];
+                if (block_m == minus_infinity()) {
+                    state.fold = LEFT_OUT;
+                } else if (state.m == minus_infinity()) {
+                    state.m = block_m, state.l = block_l, state.fold = FIRST;
+                } else {
+                    fold(state.m, state.l, block_m, block_l, state.fa, state.fb);
+                    state.fold = FOLDED;
+                }
+            }
+        }
+        sync_warp();
+        float block_acc[ROWS][DPL];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
 #pragma unroll
             for (int i = 0; i < DPL; i++) block_acc[r][i] = 0.0f;
-        }
-#pragma unroll
-        for (int half = 0; half < kPages; half += kStaged) {
-            if (base + half * kPage >= end) continue;
+#pragma unroll 1
+        for (int half = 0; half < kPages && base + half * kPage < end; half += kStaged) {
             sync_block();
             if (thread() == 0) *strange = 0;
             sync_block();
@@ -623,17 +644,14 @@ DEVICE void attend_many(const AttentionArgs& a) {
             }
             sync_block();
             const bool careful = *strange;
-#pragma unroll
-            for (int p = 0; p < kStaged; p++) {
-                if (base + (half + p) * kPage >= end) break;
-#pragma unroll
-                for (int r = 0; r < ROWS; r++) weights[r * kPage + lane()] = s[r][half + p];
-                sync_warp();
+#pragma unroll 1
+            for (int p = 0; p < kStaged && base + (half + p) * kPage < end; p++) {
                 float part[ROWS][DPL];
 #pragma unroll
                 for (int r = 0; r < ROWS; r++)
 #pragma unroll
                     for (int i = 0; i < DPL; i++) part[r][i] = 0.0f;
+#pragma unroll 1
                 for (int j = 0; j < kPage; j += 4) {
                     float v[4][DPL];
 #pragma unroll
@@ -645,8 +663,8 @@ DEVICE void attend_many(const AttentionArgs& a) {
                         }
 #pragma unroll
                     for (int r = 0; r < ROWS; r++) {
-                        const float4 e = *reinterpret_cast<const float4*>(weights + r * kPage + j);
-                        const float four[4] = {e.x, e.y, e.z, e.w};
+                        const float4 w = *reinterpret_cast<const float4*>(e + r * kBlock + (half + p) * kPage + j);
+                        const float four[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
                         for (int k = 0; k < 4; k++) {
                             if (careful && bits(four[k]) == bits(kUnseen)) continue;
@@ -655,7 +673,6 @@ DEVICE void attend_many(const AttentionArgs& a) {
                         }
                     }
                 }
-                sync_warp();
 #pragma unroll
                 for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -664,29 +681,24 @@ DEVICE void attend_many(const AttentionArgs& a) {
         }
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
-            if (block_m[r] == minus_infinity()) continue;
-            if (m[r] == minus_infinity()) {
-                m[r] = block_m[r], l[r] = block_l[r];
+            const RowState state = states[r];
 #pragma unroll
-                for (int i = 0; i < DPL; i++) acc[r][i] = block_acc[r][i];
-                continue;
-            }
-            float fa, fb;
-            fold(m[r], l[r], block_m[r], block_l[r], fa, fb);
-#pragma unroll
-            for (int i = 0; i < DPL; i++) acc[r][i] = acc[r][i] * fa + block_acc[r][i] * fb;
+            for (int i = 0; i < DPL; i++)
+                acc[r][i] = state.fold == FOLDED ? acc[r][i] * state.fa + block_acc[r][i] * state.fb
+                            : state.fold == FIRST ? block_acc[r][i] : acc[r][i];
         }
+        sync_warp();
     }
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int row = warp * ROWS + r;
         if (row >= rows) break;
         const int64_t at = int64_t(token_of(row)) * a.heads + head_index(row);
-        const float inverse = 1.0f / l[r];
+        const float inverse = 1.0f / states[r].l;
 #pragma unroll
         for (int i = 0; i < DPL; i++)
             if (i * 32 + lane() < v_dim) a.out[at * v_dim + i * 32 + lane()] = acc[r][i] * inverse;
-        if (a.state && lane() == 0) a.state[2 * at] = m[r], a.state[2 * at + 1] = l[r];
+        if (a.state && lane() == 0) a.state[2 * at] = states[r].m, a.state[2 * at + 1] = states[r].l;
     }
 }
 

@@ -19,30 +19,30 @@ struct Stage {
     static constexpr int words_at = weights_at + L::chunks * rows * 16;
     static constexpr int bytes = words_at + (L::word ? rows * 4 : 0);
 
-    // Unit u: the activations of the tile, all chunks of `rows` rows from layout row `first`. A thread keeps to a row.
-    static DEVICE void fetch(uint8_t* to, const Acts& acts, int token, int tokens, const Matrix& w, int64_t first, int u) {
+    // Unit u of the activations of the tile, by `count` threads of which this is number `me`.
+    static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int tokens, int u, int me, int count) {
         const int64_t blocks = acts.stride / 32;
-        for (int i = thread(); i < tile_tokens * 16; i += threads()) {
+        for (int i = me; i < tile_tokens * 16; i += count) {
             const int64_t t = token + i / 16 < tokens ? token + i / 16 : tokens - 1;
             copy_async(to + i / 16 * kTokenBytes + i % 16 * 16, acts.q + t * acts.stride + u * 256 + i % 16 * 16);
         }
-        for (int i = thread(); i < tile_tokens * 4; i += threads()) {
+        for (int i = me; i < tile_tokens * 4; i += count) {
             const int64_t t = token + i / 4 < tokens ? token + i / 4 : tokens - 1;
             copy_async(to + scales_at + i / 4 * kScaleBytes + i % 4 * 16, acts.ds + t * blocks + u * 8 + i % 4 * 2);
         }
         if (L::sub16 && L::min)
-            for (int i = thread(); i < tile_tokens * 2; i += threads()) {
+            for (int i = me; i < tile_tokens * 2; i += count) {
                 const int64_t t = token + i / 2 < tokens ? token + i / 2 : tokens - 1;
                 copy_async(to + sums_at + i / 2 * 48 + i % 2 * 16, acts.n + t * blocks + u * 8 + i % 2 * 4);
             }
-        const int mine = thread() % rows, row = int(first) + mine < w.all_rows ? int(first) + mine : w.all_rows - 1;
+    }
+    // All chunks of `rows` rows from layout row `first`; a thread keeps to a row.
+    static DEVICE void fetch_weights(uint8_t* to, const Matrix& w, int64_t first, int u, int me, int count) {
+        const int mine = me % rows, row = int(first) + mine < w.all_rows ? int(first) + mine : w.all_rows - 1;
         const int group = row / w.group, at = u * w.group + row % w.group;
         const uint8_t* from = w.tile(group, at / 32) + at % 32 * 16;
-        for (int c = thread() / rows; c < L::chunks; c += threads() / rows)
-            copy_async(to + weights_at + (c * rows + mine) * 16, from + c * 512);
-        if (L::word && thread() < rows)
-            *reinterpret_cast<uint32_t*>(to + words_at + mine * 4) =
-                *reinterpret_cast<const uint32_t*>(from - at % 32 * 12 + L::chunks * 512);
+        for (int c = me / rows; c < L::chunks; c += count / rows) copy_async(to + weights_at + (c * rows + mine) * 16, from + c * 512);
+        if (L::word && me < rows) copy_async4(to + words_at + mine * 4, from - at % 32 * 12 + L::chunks * 512);
     }
 };
 
@@ -59,9 +59,9 @@ DEVICE uint32_t signed_codes(uint32_t x) {  // without carries: the codes are sm
 }
 
 template <class L, int WR, int WT, int J>
-DEVICE void multiply_unit(const uint8_t* stage, float (&part)[2][J][4]) {
+DEVICE void multiply_unit(const uint8_t* stage, int warp, float (&part)[2][J][4]) {
     using S = Stage<L, WR, WT, J>;
-    const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
+    const int g = lane() / 4, t = lane() % 4;
     const int row = warp / WT * 32 + g, token = warp % WT * 8 * J;
 #pragma unroll
     for (int f = 0; f < 2; f++)
@@ -142,14 +142,17 @@ DEVICE void many_tokens(const ProductArgs& a) {
         const int stages = a.stages;  // STAGES, or 1 where shared memory has no room for more
         for (int u = 1 - stages; u < p.w.units; u++) {
             const int next = u + stages - 1;
-            if (next < p.w.units) S::fetch(shared + next % stages * S::bytes, a.acts, first_token, a.tokens, p.w, first, next);
+            if (next < p.w.units) {
+                S::fetch_acts(shared + next % stages * S::bytes, a.acts, first_token, a.tokens, next, thread(), threads());
+                S::fetch_weights(shared + next % stages * S::bytes, p.w, first, next, thread(), threads());
+            }
             copy_group();
             if (u < 0) continue;
             if (stages == STAGES) copies_done<STAGES - 1>();
             else copies_done<0>();
             sync_block();
             float part[2][J][4];
-            multiply_unit<L, WR, WT, J>(shared + u % stages * S::bytes, part);
+            multiply_unit<L, WR, WT, J>(shared + u % stages * S::bytes, warp, part);
 #pragma unroll
             for (int f = 0; f < 2; f++)
 #pragma unroll

@@ -21,6 +21,9 @@ typedef unsigned long long uint64_t;
 #define DEVICE __device__ __forceinline__
 #define OUTLINED __device__ __noinline__
 #define KERNEL(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Args a)
+// At most so many threads a block, and registers for so many blocks a multiprocessor.
+#define CROWDED(name, Args, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
 #define SHARED uint8_t* const shared = shared_memory
 #define CONSTANT __device__ const
 
@@ -86,6 +89,10 @@ DEVICE float load_fresh(const float* p) {
 // 16 bytes from global to shared memory, behind the thread's back; `copies_done<N>` waits for all but the last N groups.
 DEVICE void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+DEVICE void copy_async4(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                  :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
 DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }

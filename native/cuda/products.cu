@@ -1,8 +1,8 @@
 // Matrix products for few tokens: out[t, r] = sum_i W[r, i] x[t, i], a thread an item of 256 columns.
 //
-// A block takes a group of rows: its warps read the group's tiles straight into registers, the first of them before it
-// waits for the kernel that computes x; then it norms and quantises x for itself, multiplies, leaves the partial sums
-// of all units in shared memory, and one thread a row adds them in order. Bound by memory: the weights are read once.
+// A block takes a group of rows: its warps copy the group's tiles to shared memory, the first of them before it waits for
+// the kernel that computes x; then it norms and quantises x for itself, multiplies, leaves the partial sums of all units
+// in shared memory, and one thread a row adds them in order. Bound by memory: the weights are read once.
 #include "product.h"
 
 namespace assay {
@@ -15,27 +15,20 @@ DEVICE float total_of(const Matrix& w, const float* parts, int r) {
     return total;
 }
 
-template <class L>
-struct Item {
-    InRegisters<L::chunks> q;
-    uint32_t super;
-    DEVICE void load(const uint8_t* tile) {
-#pragma unroll
-        for (int c = 0; c < L::chunks; c++) q.chunk[c] = load_stream(reinterpret_cast<const uint4*>(tile) + c * 32 + lane());
-        super = L::word ? load_stream(reinterpret_cast<const uint32_t*>(tile + L::chunks * 512) + lane()) : 0;
-    }
-};
-
 // The partial sum of this thread's item.
 template <class L>
-DEVICE float multiply(const Item<L>& w, const int8_t* q, const float2* ds, const uint32_t* n) {
+DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
+    InRegisters<L::chunks> w;
+#pragma unroll
+    for (int c = 0; c < L::chunks; c++) w.chunk[c] = reinterpret_cast<const uint4*>(tile)[c * 32 + lane()];
+    const uint32_t super = L::word ? reinterpret_cast<const uint32_t*>(tile + L::chunks * 512)[lane()] : 0;
     float part = 0.0f;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         uint32_t c[8];
 #pragma unroll
-        for (int g = 0; g < 4; g++) L::words(w.q, i, g, c[g], c[g + 4]);
-        const typename L::Values f = L::factors(w.q, w.super, i);
+        for (int g = 0; g < 4; g++) L::words(w, i, g, c[g], c[g + 4]);
+        const typename L::Values f = L::factors(w, super, i);
         const int4 x = reinterpret_cast<const int4*>(q)[2 * i], y = reinterpret_cast<const int4*>(q)[2 * i + 1];
         const float2 s = ds[i];
         const uint32_t sums = L::offset != 0 || (L::sub16 && L::min) ? n[i] : 0;
@@ -68,33 +61,38 @@ DEVICE float multiply(const Item<L>& w, const int8_t* q, const float2* ds, const
     return part;
 }
 
-// Where a block's activations and partial sums lie in shared memory.
+// Where a block's activations, partial sums and weights lie in shared memory.
 struct Room {
     int8_t* q;
     float2* ds;
     uint32_t* n;
-    float *chains, *parts, *row;
-    DEVICE Room(uint8_t* shared, int stride, int items) {
+    float *chains, *parts, *norm, *row;
+    uint8_t* slots;
+    DEVICE Room(uint8_t* shared, int stride, int items, int normed) {
         q = reinterpret_cast<int8_t*>(shared);
         ds = reinterpret_cast<float2*>(shared + stride);
         n = reinterpret_cast<uint32_t*>(ds + stride / 32);
         chains = reinterpret_cast<float*>(n + stride / 32);
         parts = chains + 4;
-        row = parts + items;  // the row of floats, while it is normed
+        norm = parts + items;  // the norm's weights, and the row while it is normed
+        row = norm + normed;
+        slots = reinterpret_cast<uint8_t*>(row + normed);
     }
 };
 
-// `together` groups of rows at a time, each by its own warps. Matrices of two layouts can share a launch.
+// `together` groups of rows at a time, each by its own warps; a warp copies a tile to its slot of shared memory, the
+// first before it waits for x, each further one while the sums of the one before are added. Matrices of two layouts can
+// share a launch.
 template <class A, class B>
 DEVICE void one_token(const ProductArgs& a) {
     SHARED;
+    constexpr int slot_bytes = A::tile_bytes > B::tile_bytes ? A::tile_bytes : B::tile_bytes;
     const Matrix& shape = a.parts[0].w;  // all parts are alike but for rows and layout
     const int tiles = shape.tiles, items = tiles * 32, rows = shape.group, stride = shape.units * 256;
     const int warps = threads() / 32 / a.together, sub = thread() / 32 / warps, warp = thread() / 32 % warps;
-    const Room room(shared, stride, a.together * items);
+    const Room room(shared, stride, a.together * items, a.norm ? a.columns : 0);
     float* const parts = room.parts + sub * items;
-    const Early early(a.norm, a.columns);
-    bool ready = false;
+    uint8_t* const slot = room.slots + thread() / 32 * slot_bytes;
     next_may_start();
     int64_t expert = 0;
     const float* x = a.x;
@@ -104,32 +102,42 @@ DEVICE void one_token(const ProductArgs& a) {
         expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
         x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
     }
-    const auto run = [&](auto layout, const Product& p, int local, bool mine) {
-        using L = decltype(layout);
-        Item<L> w;
-        const uint8_t* base = p.w.tile(local, 0) + expert * a.expert_bytes;
-        if (mine && warp < tiles) w.load(base + int64_t(warp) * L::tile_bytes);
-        if (!ready) {
-            if (!a.experts) wait_for_previous();
-            quantise_row(x, a.norm, early, a.eps, a.columns, stride, room.row, room.chains, room.q, room.ds, room.n);
-            sync_block();
-        }
-        if (!mine) return;
-        for (int tile = warp; tile < tiles; tile += warps) {
-            if (tile != warp) w.load(base + int64_t(tile) * L::tile_bytes);
-            const int at = tile * 32 + lane(), unit = at / rows < shape.units ? at / rows : shape.units - 1;
-            parts[at] = multiply<L>(w, room.q + unit * 256, room.ds + unit * 8, room.n + unit * 8);
-        }
-    };
-    for (int first = block_x() * a.together; first < a.groups; first += grid_x() * a.together) {
-        const int group = first + sub < a.groups ? first + sub : a.groups - 1;
-        const bool mine = first + sub < a.groups;
+    const auto fetch = [&](int group, int tile) {
+        if (group >= a.groups || tile >= tiles) return;
         const Product& p = a.parts[part_of(a, group)];
-        const int local = group - p.first_group;
-        if constexpr (A::number == B::number) run(A{}, p, local, mine);
-        else if (p.w.format == A::number) run(A{}, p, local, mine);
-        else run(B{}, p, local, mine);
-        ready = true;
+        const uint8_t* from = p.w.tile(group - p.first_group, tile) + expert * a.expert_bytes;
+        const bool first = A::number == B::number || p.w.format == A::number;
+        const int chunks = first ? A::chunks : B::chunks;
+#pragma unroll
+        for (int c = 0; c < (A::chunks > B::chunks ? A::chunks : B::chunks); c++)
+            if (c < chunks) copy_async(slot + c * 512 + lane() * 16, from + c * 512 + lane() * 16);
+        if (first ? A::word : B::word) copy_async4(slot + chunks * 512 + lane() * 4, from + chunks * 512 + lane() * 4);
+    };
+    fetch(block_x() * a.together + sub, warp);
+    if (a.norm)
+        for (int i = thread(); i < a.columns / 4; i += threads()) copy_async(room.norm + 4 * i, a.norm + 4 * i);
+    copy_group();
+    if (!a.experts) wait_for_previous();
+    copies_done<0>();  // the norm's weights are read by other threads than those that copied them
+    sync_block();
+    quantise_row(x, a.norm ? room.norm : nullptr, a.eps, a.columns, stride, room.row, room.chains, room.q, room.ds, room.n);
+    sync_block();
+    for (int first = block_x() * a.together; first < a.groups; first += grid_x() * a.together) {
+        const int group = first + sub;
+        for (int tile = warp; tile < tiles; tile += warps) {
+            copies_done<0>();
+            if (group < a.groups) {
+                const int at = tile * 32 + lane(), unit = at / rows < shape.units ? at / rows : shape.units - 1;
+                const bool is_first = A::number == B::number || a.parts[part_of(a, group)].w.format == A::number;
+                const int8_t* q = room.q + unit * 256;
+                parts[at] = is_first ? multiply<A>(slot, q, room.ds + unit * 8, room.n + unit * 8)
+                                     : multiply<B>(slot, q, room.ds + unit * 8, room.n + unit * 8);
+            }
+            sync_warp();
+            if (tile + warps < tiles) fetch(group, tile + warps);
+            else fetch(group + grid_x() * a.together, warp);
+            copy_group();
+        }
         sync_block();
         for (int i = thread(); i < a.together * rows; i += threads()) {
             const int g = first + i / rows, r = i % rows;
@@ -144,7 +152,7 @@ DEVICE void one_token(const ProductArgs& a) {
 }
 
 // One kernel a layout, and one for each pair that the usual mixes put side by side.
-#define ONE(name, A, B) KERNEL(product_one_##name, ProductArgs, 512) { one_token<LayoutOf<A>, LayoutOf<B>>(a); }
+#define ONE(name, A, B) CROWDED(product_one_##name, ProductArgs, 512, 2) { one_token<LayoutOf<A>, LayoutOf<B>>(a); }
 ONE(q4_0, Q4_0, Q4_0)
 ONE(q4_1, Q4_1, Q4_1)
 ONE(q5_0, Q5_0, Q5_0)
@@ -166,15 +174,19 @@ DEVICE const float4* quad(const float* x, int i) { return reinterpret_cast<const
 
 // The same for F32, F16 and BF16: two chains, even and odd columns. x lies in shared memory as it is, or normed.
 
+constexpr int ahead = 16;  // chunks of a lane on their way
+
+DEVICE void load_ahead(const uint8_t* tile, uint4 (&next)[ahead]) {
+#pragma unroll
+    for (int c = 0; c < ahead; c++) next[c] = load_stream(reinterpret_cast<const uint4*>(tile) + c * 32 + lane());
+}
+
 template <int FORMAT, int M>
-DEVICE void multiply_floats(const uint8_t* tile, const float* x, int stride, int unit, float (&part)[M]) {
-    constexpr int per = FORMAT == F32 ? 4 : 8, chunks = 256 / per, ahead = 16;
+DEVICE void multiply_floats(const uint8_t* tile, uint4 (&next)[ahead], const float* x, int stride, int unit, float (&part)[M]) {
+    constexpr int per = FORMAT == F32 ? 4 : 8, chunks = 256 / per;
     float even[M], odd[M];
 #pragma unroll
     for (int t = 0; t < M; t++) even[t] = odd[t] = 0.0f;
-    uint4 next[ahead];
-#pragma unroll
-    for (int c = 0; c < ahead; c++) next[c] = load_stream(reinterpret_cast<const uint4*>(tile) + c * 32 + lane());
     for (int c0 = 0; c0 < chunks; c0 += ahead) {
 #pragma unroll
         for (int k = 0; k < ahead; k++) {
@@ -213,6 +225,11 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
     float* rows = reinterpret_cast<float*>(shared);
     float* parts = rows + M * stride;
     next_may_start();
+    uint4 next[ahead];
+    if (!a.experts && warp < a.parts[0].w.tiles && block_x() < a.groups) {
+        const Product& p = a.parts[part_of(a, block_x())];
+        load_ahead(p.w.tile(block_x() - p.first_group, warp), next);
+    }
     wait_for_previous();
     int64_t expert = 0;
     const float* x = a.x + int64_t(first) * a.x_stride;
@@ -221,10 +238,9 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
         expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
         x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
     }
-    for (int i = thread(); i < M * stride; i += threads()) {
-        const int t = i / stride, c = i % stride;
-        rows[i] = t < tokens && c < a.columns ? x[int64_t(t) * a.x_stride + c] : 0.0f;
-    }
+    for (int t = 0; t < M; t++)
+        for (int c = thread(); c < stride; c += threads())
+            rows[t * stride + c] = t < tokens && c < a.columns ? x[int64_t(t) * a.x_stride + c] : 0.0f;
     sync_block();
     if (a.prologue == NORMED_ROWS)
         for (int t = 0; t < tokens; t++) {
@@ -239,9 +255,10 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
             const int at = tile * 32 + lane(), unit = at / p.w.group < p.w.units ? at / p.w.group : p.w.units - 1;
             const uint8_t* base = p.w.tile(local, tile) + expert * a.expert_bytes;
             float part[M];
-            if (p.w.format == F32) multiply_floats<F32, M>(base, rows, stride, unit, part);
-            else if (p.w.format == F16) multiply_floats<F16, M>(base, rows, stride, unit, part);
-            else multiply_floats<BF16, M>(base, rows, stride, unit, part);
+            if (a.experts || tile != warp || group != block_x()) load_ahead(base, next);
+            if (p.w.format == F32) multiply_floats<F32, M>(base, next, rows, stride, unit, part);
+            else if (p.w.format == F16) multiply_floats<F16, M>(base, next, rows, stride, unit, part);
+            else multiply_floats<BF16, M>(base, next, rows, stride, unit, part);
 #pragma unroll
             for (int t = 0; t < M; t++) parts[t * items + at] = part[t];
         }

@@ -17,6 +17,8 @@
     }                                                                                 \
     static void body_##name(const Args& a)
 
+#define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
+
 struct uint4 { uint32_t x, y, z, w; };
 struct uint2 { uint32_t x, y; };
 struct int4 { int32_t x, y, z, w; };
@@ -116,6 +118,7 @@ inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); }
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}

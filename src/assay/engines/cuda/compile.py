@@ -39,7 +39,6 @@ _KQ, _SOFTMAX, _KQV, _CAPPED, _WEIGHTS = range(5)
 _GIVEN, _PLAIN, _NORMED = range(3)
 _BLOCK = 256  # keys
 _WARPS = 16  # most of a block that multiplies
-_RESIDENT = 4  # blocks of a product that a multiprocessor is given at once; each takes groups of rows in turns
 _PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
 
 
@@ -150,7 +149,7 @@ def tile_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int]:
     """The kernel for long chunks, its query rows a tile and its shared memory."""
     quads = -(-k_dim // 4)
     for name, most, rows in (("64", 64, 8), ("128", 128, 8), ("256", 256, 4), ("512", 512, 2)):
-        size = 4 * (8 * rows * 4 * quads + 4 * 32 * max(4 * quads, v_dim) + 8 * rows * 32 + 4)
+        size = 4 * (8 * rows * 4 * quads + 4 * 32 * max(4 * quads, v_dim) + 8 * rows * (_BLOCK + 8) + 4)
         if v_dim <= most and size <= shared - 1024:
             return f"attend_tile_{name}", 8 * rows, size
     raise AssayError(f"engine cuda: heads of {k_dim} and {v_dim} values do not fit this GPU's shared memory")
@@ -651,9 +650,11 @@ class _Compiler:
                 each = 1 if rows == 1 else 4
                 shared = 4 * (each * stride + max(64, each * items))
                 return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
-            shared = stride + stride // 32 * 12 + 16 + 4 * items * together + (4 * matrix.columns if node else 0)
-            blocks = min(-(-groups // together), _RESIDENT * self._processors())
-            return Launch(kernel, (blocks, 1, 1), 32 * warps * together, args, shared)
+            shared = _one_shared(parts, stride, items * together, matrix.columns if node else 0, warps * together)
+            threads, units = 32 * warps * together, -(-groups // together)
+            room = self.tensors.device.resident(kernel, threads, shared) * self._processors()
+            blocks = -(-units // -(-units // room))  # all at once, or as many each
+            return Launch(kernel, (blocks, 1, 1), threads, args, shared)
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
@@ -669,8 +670,13 @@ class _Compiler:
         for p in parts:
             f = p.matrix.format
             size = max(size, tokens * (272 + 80 + 48 * f.sums) + f.chunks * tile * 16 + 4 * tile * f.word)
-        if stages * size > self.shared - 1024:
-            stages = 1
+        shared = stages * size
+        if kernel == "product_eight":  # a stage a warp, and the partial sums of all units
+            units = parts[0].matrix.units
+            threads = 32 * min(8, units)
+            shared, stages = 1024 * units + threads // 32 * size, size
+        elif shared > self.shared - 1024:
+            shared, stages = size, 1
 
         def make() -> Launch:
             array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
@@ -685,7 +691,7 @@ class _Compiler:
                 prologue=_GIVEN,
                 stages=stages,
             )
-            return Launch(kernel, (tiles, -(-rows // tokens), 1), threads, args, stages * size)
+            return Launch(kernel, (tiles, -(-rows // tokens), 1), threads, args, shared)
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
@@ -700,7 +706,8 @@ class _Compiler:
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
-            array, groups = self._part_structs([_Part(matrix, node.name, out=out)], lambda m: m.groups)
+            array_parts = [_Part(matrix, node.name, out=out)]
+            array, groups = self._part_structs(array_parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
                 x=self._at(x),
@@ -717,7 +724,7 @@ class _Compiler:
                 together=1,
             )
             floats = matrix.format.floats
-            shared = 4 * (stride + max(64, items)) if floats else stride + stride // 32 * 12 + 16 + 4 * items
+            shared = 4 * (stride + max(64, items)) if floats else _one_shared(array_parts, stride, items, 0, warps)
             kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
             return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
 
@@ -920,6 +927,14 @@ def _warps(tiles: int) -> tuple[int, int]:
     """Warps for the tiles of a group, and groups together: about 8 warps, so that they share the work on the input."""
     warps = -(-tiles // -(-tiles // _WARPS))
     return warps, max(1, 8 // warps)
+
+
+def _one_shared(parts: Sequence[_Part], stride: int, items: int, normed: int, warps: int) -> int:
+    """Bytes of shared memory of product_one: activations, partial sums, the row and its norm, a tile a warp."""
+    slot = max(p.matrix.format.tile_bytes for p in parts)
+    if {p.matrix.format.name for p in parts} != {parts[0].matrix.format.name}:
+        slot = max(slot, 13 * 512 + 128)  # the kernel for a pair has room for the larger of the two
+    return stride + stride // 32 * 12 + 16 + 4 * items + 8 * normed + warps * slot
 
 
 def _by_kernel(parts: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:

@@ -47,6 +47,10 @@ class Device(Protocol):
     def upload(self, at: int, data: NDArray[Any]) -> None: ...
     def download(self, data: NDArray[Any], at: int) -> None: ...
     def copy(self, to: int, source: int, size: int) -> None: ...
+    def resident(self, kernel: str, threads: int, shared: int) -> int:
+        """Blocks of threads that a multiprocessor runs at once."""
+        ...
+
     def launch(self, launch: Launch, early: bool) -> None:
         """Queue a kernel; `early`: it may begin before the one before it has ended."""
         ...
@@ -137,14 +141,20 @@ class Driver:
     def copy(self, to: int, source: int, size: int) -> None:
         self._checked(self.cu.cuMemcpyDtoDAsync(to, source, size, self.stream))
 
-    def _function(self, kernel: str, shared: int) -> Any:
+    def _function(self, kernel: str) -> Any:
         if kernel not in self.functions:
             found = [self.cu.cuModuleGetFunction(module, kernel.encode()) for module in self.modules]
             f = next(f for error, f in found if error == self.cu.CUresult.CUDA_SUCCESS)
             most = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._checked(self.cu.cuFuncSetAttribute(f, most, self.shared_bytes - 1024))
+            carveout = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            self._checked(self.cu.cuFuncSetAttribute(f, carveout, 100))
             self.functions[kernel] = f
         return self.functions[kernel]
+
+    def resident(self, kernel: str, threads: int, shared: int) -> int:
+        ask = self.cu.cuOccupancyMaxActiveBlocksPerMultiprocessor
+        return max(1, int(self._checked(ask(self._function(kernel), threads, shared))))
 
     def _prepare(self, launch: Launch, early: bool) -> Any:
         config = self.cu.CUlaunchConfig()
@@ -159,7 +169,7 @@ class Driver:
             config.attrs = [attribute]
             config.numAttrs = 1
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(launch.args))
-        function = self._function(launch.kernel, launch.shared)
+        function = self._function(launch.kernel)
         return config, function, pointers, ctypes.addressof(pointers)
 
     def launch(self, launch: Launch, early: bool) -> None:

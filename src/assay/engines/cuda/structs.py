@@ -103,7 +103,7 @@ KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the
     "product_floats_4": (ProductArgs, 512),
     "product_many": (ProductArgs, 256),
     "product_some": (ProductArgs, 64),
-    "product_eight": (ProductArgs, 32),
+    "product_eight": (ProductArgs, 256),
     "attend_one_1": (AttentionArgs, 256),
     "attend_one_4": (AttentionArgs, 256),
     **{f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
