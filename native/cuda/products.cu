@@ -80,9 +80,8 @@ struct Room {
     }
 };
 
-// `together` groups of rows at a time, each by its own warps; a warp copies a tile to its slot of shared memory, the
-// first before it waits for x, each further one while the sums of the one before are added. Matrices of two layouts can
-// share a launch.
+// `together` groups of rows at a time, each by its own warps; a warp copies a tile to a slot of shared memory, the first
+// before it waits for x, each further one while the one before is multiplied. Matrices of two layouts can share a launch.
 template <class A, class B>
 DEVICE void one_token(const ProductArgs& a) {
     SHARED;
@@ -90,9 +89,8 @@ DEVICE void one_token(const ProductArgs& a) {
     const Matrix& shape = a.parts[0].w;  // all parts are alike but for rows and layout
     const int tiles = shape.tiles, items = tiles * 32, rows = shape.group, stride = shape.units * 256;
     const int warps = threads() / 32 / a.together, sub = thread() / 32 / warps, warp = thread() / 32 % warps;
-    const Room room(shared, stride, a.together * items, a.norm ? a.columns : 0);
-    float* const parts = room.parts + sub * items;
-    uint8_t* const slot = room.slots + thread() / 32 * slot_bytes;
+    const Room room(shared, stride, 2 * a.together * items, a.norm ? a.columns : 0);
+    uint8_t* const slots = room.slots + thread() / 32 * a.slots * slot_bytes;  // of this warp
     next_may_start();
     int64_t expert = 0;
     const float* x = a.x;
@@ -102,52 +100,67 @@ DEVICE void one_token(const ProductArgs& a) {
         expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
         x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
     }
-    const auto fetch = [&](int group, int tile) {
+    const auto fetch = [&](int group, int tile, uint8_t* to) {
         if (group >= a.groups || tile >= tiles) return;
         const Product& p = a.parts[part_of(a, group)];
-        const uint8_t* from = p.w.tile(group - p.first_group, tile) + expert * a.expert_bytes;
+        const uint8_t* from = p.w.tile(group - p.first_group, tile) + expert * a.expert_bytes + lane() * 16;
         const bool first = A::number == B::number || p.w.format == A::number;
         const int chunks = first ? A::chunks : B::chunks;
+        to += lane() * 16;
 #pragma unroll
         for (int c = 0; c < (A::chunks > B::chunks ? A::chunks : B::chunks); c++)
-            if (c < chunks) copy_async(slot + c * 512 + lane() * 16, from + c * 512 + lane() * 16);
-        if (first ? A::word : B::word) copy_async4(slot + chunks * 512 + lane() * 4, from + chunks * 512 + lane() * 4);
+            if (c < chunks) copy_async(to + c * 512, from + c * 512);
+        if (first ? A::word : B::word) copy_async4(to + chunks * 512 - lane() * 12, from + chunks * 512 - lane() * 12);
     };
-    fetch(block_x() * a.together + sub, warp);
     if (a.norm)
         for (int i = thread(); i < a.columns / 4; i += threads()) copy_async(room.norm + 4 * i, a.norm + 4 * i);
     copy_group();
+    fetch(block_x() * a.together + sub, warp, slots);
+    copy_group();
     if (!a.experts) wait_for_previous();
-    copies_done<0>();  // the norm's weights are read by other threads than those that copied them
+    copies_done<1>();  // the norm's weights are read by other threads than those that copied them
     sync_block();
     quantise_row(x, a.norm ? room.norm : nullptr, a.eps, a.columns, stride, room.row, room.chains, room.q, room.ds, room.n);
     sync_block();
-    for (int first = block_x() * a.together; first < a.groups; first += grid_x() * a.together) {
+    const int step = grid_x() * a.together;
+    int turn = 0, round = 0;  // which slot holds the next tile; which partial sums are written
+    for (int first = block_x() * a.together; first < a.groups; first += step, round++) {
         const int group = first + sub;
-        for (int tile = warp; tile < tiles; tile += warps) {
-            copies_done<0>();
+        // One thread a row adds its partial sums; another warp in every round, as the others go on meanwhile.
+        const int mine = (thread() + 32 * round) % threads(), owned = first + mine / rows;
+        const bool owner = mine < a.together * rows && owned < a.groups;
+        const Product& of = a.parts[part_of(a, owner ? owned : 0)];
+        const Tail tail(of, owner ? owned - of.first_group : of.w.rows, mine % rows, a.experts ? block_y() : 0);
+        float* const sums = room.parts + round % 2 * a.together * items;
+        for (int tile = warp; tile < tiles; tile += warps, turn ^= a.slots - 1) {
+            uint8_t* const slot = slots + turn * slot_bytes;
+            const bool more = tile + warps < tiles;
+            if (a.slots == 2) {
+                fetch(more ? group : group + step, more ? tile + warps : warp, slots + (turn ^ 1) * slot_bytes);
+                copy_group();
+                copies_done<1>();
+            } else {
+                copies_done<0>();
+            }
+            sync_warp();
             if (group < a.groups) {
                 const int at = tile * 32 + lane(), unit = at / rows < shape.units ? at / rows : shape.units - 1;
                 const bool is_first = A::number == B::number || a.parts[part_of(a, group)].w.format == A::number;
                 const int8_t* q = room.q + unit * 256;
-                parts[at] = is_first ? multiply<A>(slot, q, room.ds + unit * 8, room.n + unit * 8)
-                                     : multiply<B>(slot, q, room.ds + unit * 8, room.n + unit * 8);
+                sums[sub * items + at] = is_first ? multiply<A>(slot, q, room.ds + unit * 8, room.n + unit * 8)
+                                                  : multiply<B>(slot, q, room.ds + unit * 8, room.n + unit * 8);
             }
             sync_warp();
-            if (tile + warps < tiles) fetch(group, tile + warps);
-            else fetch(group + grid_x() * a.together, warp);
-            copy_group();
+            if (a.slots == 1) {
+                fetch(more ? group : group + step, more ? tile + warps : warp, slots);
+                copy_group();
+            }
         }
         sync_block();
-        for (int i = thread(); i < a.together * rows; i += threads()) {
-            const int g = first + i / rows, r = i % rows;
-            if (g >= a.groups) break;
-            const Product& of = a.parts[part_of(a, g)];
-            const float* sums = room.parts + i / rows * items;
-            const int pair = of.paired ? rows / 2 : 0;
-            finish(of, g - of.first_group, r, a.experts ? block_y() : 0, total_of(of.w, sums, r), pair ? total_of(of.w, sums, (r + pair) % rows) : 0.0f);
-        }
-        sync_block();
+        if (!owner) continue;
+        const float* of_group = sums + mine / rows * items;
+        const int r = mine % rows, pair = of.paired ? rows / 2 : 0;
+        tail.finish(total_of(shape, of_group, r), pair ? total_of(shape, of_group, (r + pair) % rows) : 0.0f);
     }
 }
 

@@ -213,67 +213,85 @@ class CudaEngine(PagedEngine):
     # -- a run -----------------------------------------------------------------------------------------------------
 
     def _run(self, program: Program, step: Step, arrays: list[NDArray[np.float32]]) -> None:
-        words = self._host[: program.shape.words]
-        self._fill(program.shape, step, words)
-        if program.shape.tokens <= _GRAPHED and program.shape.one:
-            if program.play is None:
-                program.play = self._device.capture(lambda: self._queue(program, words))
-            program.play()
+        shape = program.shape
+        words = self._host[: shape.words]
+        if not program.tables:
+            program.tables = {name: words[at : at + size] for name, (at, size) in shape.tables().items()}
+        if shape.one:
+            self._fill_one(program.tables, step)
         else:
-            self._queue(program, words)
-        rows = {"tokens": step.n_tokens, "outputs": step.n_outputs}
-        rows |= {"keys": program.shape.keys, "scores": program.shape.scores}
-        for (external, offset), array in zip(program.results, arrays, strict=True):
-            wanted = array[: external.width * rows[external.domain]]
-            if wanted.size:
-                self._device.download(wanted, self._at.arena + offset)
+            self._fill(shape, program.tables, step)
+        rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
+        if shape.one and shape.tokens <= _GRAPHED:
+            if program.play is None:
+                program.landed = [self._device.pinned(4 * e.width * shape.tokens).view(np.float32) for e, _ in program.results]
+                program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
+            program.play()
+            self._device.sync()
+            for (external, _), array, landed in zip(program.results, arrays, program.landed, strict=True):
+                n = external.width * rows[external.domain]
+                array[:n] = landed[:n]
+            return
+        wanted = [a[: e.width * rows[e.domain]] for (e, _), a in zip(program.results, arrays, strict=True)]
+        self._queue(program, words, wanted)
         self._device.sync()
 
-    def _queue(self, program: Program, words: NDArray[np.int32]) -> None:
+    def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)
         for i, launch in enumerate(program.launches):
             self._device.launch(launch, early=i > 0)
+        for (_, offset), array in zip(program.results, results, strict=True):
+            if array.size:
+                self._device.download(array, self._at.arena + offset)
 
-    def _fill(self, shape: Shape, step: Step, words: NDArray[np.int32]) -> None:
-        """The tables of a step, in the order of `Shape.tables`."""
-        at = {name: words[first : first + size] for name, (first, size) in shape.tables().items()}
+    def _fill_one(self, at: dict[str, NDArray[np.int32]], step: Step) -> None:
+        """The tables of a step in which every sequence has one token."""
+        chunks, n, page = [p.chunk for p in step.pieces], len(step.pieces), 0
+        at["slots"][n:] = -1
+        for i, c in enumerate(chunks):
+            slot = c.start
+            position = slot if c.positions is None else int(c.positions[0])
+            at["tokens"][i], at["slots"][i], at["positions"][i], at["tables"][i] = c.tokens[0], slot, position, page
+            used = slot // PAGE + 1
+            at["pages"][page : page + used] = c.pages[:used]
+            self._positions[c.pages[used - 1], slot % PAGE] = position
+            page += used
+
+    def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
+        """The tables of any other step."""
         at["slots"][:] = -1
-        at["tokens"][:] = at["positions"][:] = at["tables"][:] = at["outputs"][:] = at["tiles"][:] = 0
-        at["output_positions"][:] = at["output_tiles"][:] = 0
+        for name in ("tokens", "positions", "tables", "outputs", "output_positions", "tiles", "output_tiles"):
+            at[name][:] = 0
         row = output = page = tile = output_tile = key = score = 0
         for i, p in enumerate(step.pieces):
             n, start, end = p.end - p.begin, p.chunk.start + p.begin, p.chunk.start + p.end
-            positions = p.chunk.all_positions()[p.begin : p.end]
+            positions, slots = p.chunk.all_positions()[p.begin : p.end], np.arange(start, end)
             at["tokens"][row : row + n] = p.chunk.tokens[p.begin : p.end]
             at["positions"][row : row + n] = positions
+            at["slots"][row : row + n] = slots
             at["tables"][row : row + n] = page
+            self._positions[p.chunk.pages[slots // PAGE], slots % PAGE] = positions
             outs = np.arange(row + n - p.n_outputs, row + n)
             at["outputs"][output : output + len(outs)] = outs
             at["output_positions"][output : output + len(outs)] = positions[n - len(outs) :]
             table = p.chunk.pages[: pages_for(end)]
             at["pages"][page : page + len(table)] = table
-            slots = np.arange(start, end)
-            at["slots"][row : row + n] = slots
-            self._positions[p.chunk.pages[slots // PAGE], slots % PAGE] = positions
-            if not shape.one:
-                for name, first, count in (("tiles", row, n), ("output_tiles", output, len(outs))):
-                    made = self._cut(first, count, end, score, row if name == "tiles" else output)
-                    begin = tile if name == "tiles" else output_tile
-                    at[name].reshape(-1, 8)[begin : begin + len(made)] = made
-                    if name == "tiles":
-                        tile += len(made)
-                    else:
-                        output_tile += len(made)
+            made = self._cut(row, n, end, score)
+            at["tiles"].reshape(-1, 8)[tile : tile + len(made)] = made
+            tile += len(made)
+            made = self._cut(output, len(outs), end, score)
+            at["output_tiles"].reshape(-1, 8)[output_tile : output_tile + len(made)] = made
+            output_tile += len(made)
             if shape.keys:
-                slots = np.arange(end)
-                pages = p.chunk.pages[slots // PAGE]
-                at["keys"].reshape(-1, 2)[key : key + end] = np.stack([pages, slots % PAGE], 1)
-                at["key_positions"][key : key + end] = self._positions[pages, slots % PAGE]
+                of_keys = np.arange(end)
+                pages = p.chunk.pages[of_keys // PAGE]
+                at["keys"].reshape(-1, 2)[key : key + end] = np.stack([pages, of_keys % PAGE], 1)
+                at["key_positions"][key : key + end] = self._positions[pages, of_keys % PAGE]
                 at["chunks"].reshape(-1, 6)[i] = (row, n, key, end, score & 0xFFFFFFFF, score >> 32)
             row, output, page, key, score = row + n, output + len(outs), page + len(table), key + end, score + n * end
 
-    def _cut(self, first: int, tokens: int, keys: int, score: int, base: int) -> NDArray[np.int32]:
-        """Tiles of a piece's query rows: first token, first row, rows, keys, tokens, scores (2 words), first of all."""
+    def _cut(self, first: int, tokens: int, keys: int, score: int) -> NDArray[np.int32]:
+        """Tiles of a piece's query rows: its first token, first row, rows, keys, tokens, scores (2 words), first token."""
         if not tokens or not self._tokens_a_tile:
             return np.zeros((0, 8), np.int32)
         (group, size), *others = self._tokens_a_tile.items()
@@ -283,7 +301,7 @@ class CudaEngine(PagedEngine):
         begins = np.arange(0, rows, size)
         made = np.zeros((len(begins), 8), np.int64)
         made[:, 0], made[:, 1], made[:, 2] = first, begins, np.minimum(size, rows - begins)
-        made[:, 3], made[:, 4], made[:, 7] = keys, tokens, base
+        made[:, 3], made[:, 4], made[:, 7] = keys, tokens, first
         made[:, 5], made[:, 6] = score & 0xFFFFFFFF, score >> 32
         return made.astype(np.uint32).view(np.int32)
 

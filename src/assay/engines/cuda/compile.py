@@ -133,6 +133,8 @@ class Program:
     results: list[tuple[External, int]]  # and its offset
     aliases: dict[str, str]
     play: Callable[[], None] | None = None  # its graph
+    tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
+    landed: list[Any] = field(default_factory=list)  # host memory that a graph leaves its results in
 
 
 @dataclass
@@ -650,11 +652,19 @@ class _Compiler:
                 each = 1 if rows == 1 else 4
                 shared = 4 * (each * stride + max(64, each * items))
                 return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
-            shared = _one_shared(parts, stride, items * together, matrix.columns if node else 0, warps * together)
             threads, units = 32 * warps * together, -(-groups // together)
-            room = self.tensors.device.resident(kernel, threads, shared) * self._processors()
-            blocks = -(-units // -(-units // room))  # all at once, or as many each
-            return Launch(kernel, (blocks, 1, 1), threads, args, shared)
+            for slots in (1, 2):  # one round of blocks wants one tile a warp, more want the next on its way
+                n_slots, normed = slots * warps * together, matrix.columns if node else 0
+                shared = _one_shared(parts, stride, items * together, normed, n_slots)
+                if shared > self.shared - 1024:
+                    break
+                room = self.tensors.device.resident(kernel, threads, shared) * self._processors()
+                blocks = -(-units // -(-units // room))  # all at once, or as many each
+                launch = Launch(kernel, (blocks, 1, 1), threads, args, shared)
+                args.slots = slots
+                if units <= room and warps == matrix.tiles:
+                    break
+            return launch
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
@@ -664,7 +674,7 @@ class _Compiler:
         kernel, tile, tokens, stages, threads = "product_eight", 32, 8, 4, 32
         if rows > 8:
             kernel, tile, tokens, stages, threads = "product_some", 32, 64, 2, 64
-        if rows > 64 and -(-total // 128) * -(-rows // 64) >= 2 * self.tensors.device.multiprocessors:
+        if rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors():
             kernel, tile, tokens, stages, threads = "product_many", 128, 64, 2, 256
         size = 0
         for p in parts:
@@ -722,6 +732,7 @@ class _Compiler:
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
                 together=1,
+                slots=1,
             )
             floats = matrix.format.floats
             shared = 4 * (stride + max(64, items)) if floats else _one_shared(array_parts, stride, items, 0, warps)
@@ -929,12 +940,12 @@ def _warps(tiles: int) -> tuple[int, int]:
     return warps, max(1, 8 // warps)
 
 
-def _one_shared(parts: Sequence[_Part], stride: int, items: int, normed: int, warps: int) -> int:
-    """Bytes of shared memory of product_one: activations, partial sums, the row and its norm, a tile a warp."""
+def _one_shared(parts: Sequence[_Part], stride: int, items: int, normed: int, slots: int) -> int:
+    """Bytes of shared memory of product_one: activations, partial sums, the row and its norm, tiles."""
     slot = max(p.matrix.format.tile_bytes for p in parts)
     if {p.matrix.format.name for p in parts} != {parts[0].matrix.format.name}:
         slot = max(slot, 13 * 512 + 128)  # the kernel for a pair has room for the larger of the two
-    return stride + stride // 32 * 12 + 16 + 4 * items + 8 * normed + warps * slot
+    return stride + stride // 32 * 12 + 16 + 8 * items + 8 * normed + slots * slot
 
 
 def _by_kernel(parts: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:

@@ -39,7 +39,7 @@ ProductArgs = _struct(
     ("expert_bytes", _I64),
     *_all(_I32, "n_parts groups tokens columns x_stride prologue"),
     ("eps", _F32),
-    *_all(_I32, "rows_of_x n_experts stages together"),
+    *_all(_I32, "rows_of_x n_experts slots padding stages together"),
 )
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
