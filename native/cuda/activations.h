@@ -73,9 +73,17 @@ DEVICE void load_eight(const float* x, float (&v)[8]) {
 }
 
 // One row by the threads of a block: normed with `norm` on the way, if that is given, in which case `row` is shared memory
-// for it. Columns from `columns` (a multiple of 32) to the stride become zeros.
-DEVICE void quantise_row(const float* x, const float* norm, float eps, int columns, int stride, float* row, float* chains,
-                         int8_t* q, float2* ds, uint32_t* n) {
+// for it. Columns from `columns` (a multiple of 32) to the stride become zeros. `Early`: a thread's first weights of the
+// norm, on their way before x is there.
+struct Early {
+    float w[8];
+    DEVICE Early(const float* norm, int columns) {
+        if (norm && 8 * thread() < columns) load_eight(norm + 8 * thread(), w);
+    }
+};
+
+DEVICE void quantise_row(const float* x, const float* norm, const Early& early, float eps, int columns, int stride, float* row,
+                         float* chains, int8_t* q, float2* ds, uint32_t* n) {
     float f = 0.0f;
     if (norm) {
         for (int i = thread(); i < columns / 4; i += threads()) reinterpret_cast<float4*>(row)[i] = reinterpret_cast<const float4*>(x)[i];
@@ -88,7 +96,12 @@ DEVICE void quantise_row(const float* x, const float* norm, float eps, int colum
             load_eight(norm ? row + 8 * i : x + 8 * i, v);
             if (norm) {
                 float w[8];
-                load_eight(norm + 8 * i, w);
+                if (i == thread()) {
+#pragma unroll
+                    for (int j = 0; j < 8; j++) w[j] = early.w[j];
+                } else {
+                    load_eight(norm + 8 * i, w);
+                }
 #pragma unroll
                 for (int j = 0; j < 8; j++) v[j] = (v[j] * f) * w[j];
             }

@@ -15,50 +15,52 @@ DEVICE float total_of(const Matrix& w, const float* parts, int r) {
     return total;
 }
 
-// The partial sum of this thread's item.
-template <class L>
-DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
-    InRegisters<L::chunks> w;
+// The partial sums of P items of this thread, which have their columns in common: x is read once.
+template <class L, int P>
+DEVICE void multiply(const uint8_t* const (&tiles)[P], const int8_t* q, const float2* ds, const uint32_t* n, float (&part)[P]) {
+    InRegisters<L::chunks> w[P];
+    uint32_t super[P];
 #pragma unroll
-    for (int c = 0; c < L::chunks; c++) w.chunk[c] = reinterpret_cast<const uint4*>(tile)[c * 32 + lane()];
-    const uint32_t super = L::word ? reinterpret_cast<const uint32_t*>(tile + L::chunks * 512)[lane()] : 0;
-    float part = 0.0f;
+    for (int k = 0; k < P; k++) {
+#pragma unroll
+        for (int c = 0; c < L::chunks; c++) w[k].chunk[c] = reinterpret_cast<const uint4*>(tiles[k])[c * 32 + lane()];
+        super[k] = L::word ? reinterpret_cast<const uint32_t*>(tiles[k] + L::chunks * 512)[lane()] : 0;
+        part[k] = 0.0f;
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        uint32_t c[8];
-#pragma unroll
-        for (int g = 0; g < 4; g++) L::words(w, i, g, c[g], c[g + 4]);
-        const typename L::Values f = L::factors(w, super, i);
         const int4 x = reinterpret_cast<const int4*>(q)[2 * i], y = reinterpret_cast<const int4*>(q)[2 * i + 1];
         const float2 s = ds[i];
         const uint32_t sums = L::offset != 0 || (L::sub16 && L::min) ? n[i] : 0;
-        int a = int(kMagicBits) - L::offset * low_sum(sums), b = L::sub16 ? int(kMagicBits) - L::offset * high_sum(sums) : 0;
-        if (!L::sub16 && L::offset) a -= L::offset * high_sum(sums);
-        a = dp4a(int(c[0]), x.x, a);
-        a = dp4a(int(c[1]), x.y, a);
-        a = dp4a(int(c[2]), x.z, a);
-        a = dp4a(int(c[3]), x.w, a);
-        if constexpr (L::sub16) {
+#pragma unroll
+        for (int k = 0; k < P; k++) {
+            uint32_t c[8];
+#pragma unroll
+            for (int g = 0; g < 4; g++) L::words(w[k], i, g, c[g], c[g + 4]);
+            const typename L::Values f = L::factors(w[k], super[k], i);
+            // Two chains of integers; where the halves have one scale they meet, and the second starts at nothing.
+            int a = int(kMagicBits) - L::offset * low_sum(sums), b = (L::sub16 ? int(kMagicBits) : 0) - L::offset * high_sum(sums);
+            a = dp4a(int(c[0]), x.x, a);
             b = dp4a(int(c[4]), y.x, b);
+            a = dp4a(int(c[1]), x.y, a);
             b = dp4a(int(c[5]), y.y, b);
+            a = dp4a(int(c[2]), x.z, a);
             b = dp4a(int(c[6]), y.z, b);
+            a = dp4a(int(c[3]), x.w, a);
             b = dp4a(int(c[7]), y.w, b);
-            const float low = (as_float(uint32_t(a)) - kMagic) * f.d[0];
-            part = fma(fma(as_float(uint32_t(b)) - kMagic, f.d[1], low), s.x, part);
-            if constexpr (L::min) {
-                part = fma(f.m[0], s.x * float(low_sum(sums)), part);
-                part = fma(f.m[1], s.x * float(high_sum(sums)), part);
+            if constexpr (L::sub16) {
+                const float low = (as_float(uint32_t(a)) - kMagic) * f.d[0];
+                part[k] = fma(fma(as_float(uint32_t(b)) - kMagic, f.d[1], low), s.x, part[k]);
+                if constexpr (L::min) {
+                    part[k] = fma(f.m[0], s.x * float(low_sum(sums)), part[k]);
+                    part[k] = fma(f.m[1], s.x * float(high_sum(sums)), part[k]);
+                }
+            } else {
+                part[k] = fma((as_float(uint32_t(a + b)) - kMagic) * f.d[0], s.x, part[k]);
+                if constexpr (L::min) part[k] = fma(f.m[0], s.y, part[k]);
             }
-        } else {
-            a = dp4a(int(c[4]), y.x, a);
-            a = dp4a(int(c[5]), y.y, a);
-            a = dp4a(int(c[6]), y.z, a);
-            a = dp4a(int(c[7]), y.w, a);
-            part = fma((as_float(uint32_t(a)) - kMagic) * f.d[0], s.x, part);
-            if constexpr (L::min) part = fma(f.m[0], s.y, part);
         }
     }
-    return part;
 }
 
 // Where a block's activations, partial sums and weights lie in shared memory.
@@ -66,31 +68,34 @@ struct Room {
     int8_t* q;
     float2* ds;
     uint32_t* n;
-    float *chains, *parts, *norm, *row;
+    float *chains, *parts;
     uint8_t* slots;
-    DEVICE Room(uint8_t* shared, int stride, int items, int normed) {
+    DEVICE Room(uint8_t* shared, int stride, int items) {
         q = reinterpret_cast<int8_t*>(shared);
         ds = reinterpret_cast<float2*>(shared + stride);
         n = reinterpret_cast<uint32_t*>(ds + stride / 32);
         chains = reinterpret_cast<float*>(n + stride / 32);
         parts = chains + 4;
-        norm = parts + items;  // the norm's weights, and the row while it is normed
-        row = norm + normed;
-        slots = reinterpret_cast<uint8_t*>(row + normed);
+        slots = reinterpret_cast<uint8_t*>(parts + items);
     }
 };
 
-// `together` groups of rows at a time, each by its own warps; a warp copies a tile to a slot of shared memory, the first
-// before it waits for x, each further one while the one before is multiplied. Matrices of two layouts can share a launch.
-template <class A, class B>
+// `together` groups of rows at a time, P of them by the same warps; a warp copies tiles to slots of shared memory, the
+// first before it waits for x, each further one while the one before is multiplied. Matrices of two layouts can share a
+// launch, one group a warp.
+template <class A, class B, int P>
 DEVICE void one_token(const ProductArgs& a) {
     SHARED;
-    constexpr int slot_bytes = A::tile_bytes > B::tile_bytes ? A::tile_bytes : B::tile_bytes;
+    static_assert(P == 1 || A::number == B::number);
+    constexpr int tile_room = A::tile_bytes > B::tile_bytes ? A::tile_bytes : B::tile_bytes;
     const Matrix& shape = a.parts[0].w;  // all parts are alike but for rows and layout
-    const int tiles = shape.tiles, items = tiles * 32, rows = shape.group, stride = shape.units * 256;
-    const int warps = threads() / 32 / a.together, sub = thread() / 32 / warps, warp = thread() / 32 % warps;
-    const Room room(shared, stride, 2 * a.together * items, a.norm ? a.columns : 0);
-    uint8_t* const slots = room.slots + thread() / 32 * a.slots * slot_bytes;  // of this warp
+    const int tiles = shape.tiles, items = tiles * 32, rows = shape.group, stride = shape.units * 256, step = grid_x() * a.together;
+    const int warps = threads() / 32 * P / a.together, sub = thread() / 32 / warps * P, warp = thread() / 32 % warps;
+    const Room room(shared, stride, 2 * a.together * items);
+    const int turn_bytes = threads() / 32 * P * tile_room;  // the first tiles of all warps, then the next ones
+    uint8_t* const slots = room.slots + thread() / 32 * P * tile_room;
+    float* const row = reinterpret_cast<float*>(room.slots + turn_bytes);  // while it is normed, before the next ones come
+    const Early early(a.norm, a.columns);
     next_may_start();
     int64_t expert = 0;
     const float* x = a.x;
@@ -101,29 +106,25 @@ DEVICE void one_token(const ProductArgs& a) {
         x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
     }
     const auto fetch = [&](int group, int tile, uint8_t* to) {
-        if (group >= a.groups || tile >= tiles) return;
-        const Product& p = a.parts[part_of(a, group)];
-        const uint8_t* from = p.w.tile(group - p.first_group, tile) + expert * a.expert_bytes + lane() * 16;
-        const bool first = A::number == B::number || p.w.format == A::number;
-        const int chunks = first ? A::chunks : B::chunks;
-        to += lane() * 16;
 #pragma unroll
-        for (int c = 0; c < (A::chunks > B::chunks ? A::chunks : B::chunks); c++)
-            if (c < chunks) copy_async(to + c * 512, from + c * 512);
-        if (first ? A::word : B::word) copy_async4(to + chunks * 512 - lane() * 12, from + chunks * 512 - lane() * 12);
+        for (int k = 0; k < P; k++, group++, to += tile_room) {
+            if (group >= a.groups || tile >= tiles) break;
+            const Product& p = a.parts[part_of(a, group)];
+            const uint8_t* from = p.w.tile(group - p.first_group, tile) + expert * a.expert_bytes + lane() * 16;
+            const bool first = A::number == B::number || p.w.format == A::number;
+            const int chunks = first ? A::chunks : B::chunks;
+#pragma unroll
+            for (int c = 0; c < (A::chunks > B::chunks ? A::chunks : B::chunks); c++)
+                if (c < chunks) copy_async(to + lane() * 16 + c * 512, from + c * 512);
+            if (first ? A::word : B::word) copy_async4(to + lane() * 4 + chunks * 512, from + chunks * 512 - lane() * 12);
+        }
+        copy_group();
     };
-    if (a.norm)
-        for (int i = thread(); i < a.columns / 4; i += threads()) copy_async(room.norm + 4 * i, a.norm + 4 * i);
-    copy_group();
     fetch(block_x() * a.together + sub, warp, slots);
-    copy_group();
     if (!a.experts) wait_for_previous();
-    copies_done<1>();  // the norm's weights are read by other threads than those that copied them
+    quantise_row(x, a.norm, early, a.eps, a.columns, stride, row, room.chains, room.q, room.ds, room.n);
     sync_block();
-    quantise_row(x, a.norm ? room.norm : nullptr, a.eps, a.columns, stride, room.row, room.chains, room.q, room.ds, room.n);
-    sync_block();
-    const int step = grid_x() * a.together;
-    int turn = 0, round = 0;  // which slot holds the next tile; which partial sums are written
+    int turn = 0, round = 0;  // where the tile at hand lies; which partial sums are written
     for (int first = block_x() * a.together; first < a.groups; first += step, round++) {
         const int group = first + sub;
         // One thread a row adds its partial sums; another warp in every round, as the others go on meanwhile.
@@ -133,54 +134,60 @@ DEVICE void one_token(const ProductArgs& a) {
         const Tail tail(of, owner ? owned - of.first_group : of.w.rows, mine % rows, a.experts ? block_y() : 0);
         float* const sums = room.parts + round % 2 * a.together * items;
         for (int tile = warp; tile < tiles; tile += warps, turn ^= a.slots - 1) {
-            uint8_t* const slot = slots + turn * slot_bytes;
+            const uint8_t* slot = slots + turn * turn_bytes;
             const bool more = tile + warps < tiles;
             if (a.slots == 2) {
-                fetch(more ? group : group + step, more ? tile + warps : warp, slots + (turn ^ 1) * slot_bytes);
-                copy_group();
+                fetch(more ? group : group + step, more ? tile + warps : warp, slots + (turn ^ 1) * turn_bytes);
                 copies_done<1>();
             } else {
                 copies_done<0>();
             }
             sync_warp();
-            if (group < a.groups) {
-                const int at = tile * 32 + lane(), unit = at / rows < shape.units ? at / rows : shape.units - 1;
-                const bool is_first = A::number == B::number || a.parts[part_of(a, group)].w.format == A::number;
-                const int8_t* q = room.q + unit * 256;
-                sums[sub * items + at] = is_first ? multiply<A>(slot, q, room.ds + unit * 8, room.n + unit * 8)
-                                                  : multiply<B>(slot, q, room.ds + unit * 8, room.n + unit * 8);
-            }
+            const int at = tile * 32 + lane(), unit = at / rows < shape.units ? at / rows : shape.units - 1;
+            const int8_t* q = room.q + unit * 256;
+            float part[P];
+            const uint8_t* of_groups[P];
+#pragma unroll
+            for (int k = 0; k < P; k++) of_groups[k] = slot + k * tile_room;
+            if (A::number == B::number || a.parts[part_of(a, group)].w.format == A::number)
+                multiply<A, P>(of_groups, q, room.ds + unit * 8, room.n + unit * 8, part);
+            else
+                multiply<B, P>(of_groups, q, room.ds + unit * 8, room.n + unit * 8, part);
+#pragma unroll
+            for (int k = 0; k < P; k++) sums[(sub + k) * items + at] = part[k];  // garbage where there is no such group
             sync_warp();
-            if (a.slots == 1) {
-                fetch(more ? group : group + step, more ? tile + warps : warp, slots);
-                copy_group();
-            }
+            if (a.slots == 1) fetch(more ? group : group + step, more ? tile + warps : warp, slots);
         }
         sync_block();
-        if (!owner) continue;
-        const float* of_group = sums + mine / rows * items;
-        const int r = mine % rows, pair = of.paired ? rows / 2 : 0;
-        tail.finish(total_of(shape, of_group, r), pair ? total_of(shape, of_group, (r + pair) % rows) : 0.0f);
+        const auto total = [&](int row, int pair) {
+            return total_of(shape, sums + row / rows * items, pair ? (row % rows + pair) % rows : row % rows);
+        };
+        if (owner) tail.finish(total(mine, 0), of.paired ? total(mine, rows / 2) : 0.0f);
+        for (int more = mine + threads(); more < a.together * rows && first + more / rows < a.groups; more += threads()) {
+            const Product& p = a.parts[part_of(a, first + more / rows)];
+            const float up = p.paired ? total(more, rows / 2) : 0.0f;
+            finish(p, first + more / rows - p.first_group, more % rows, a.experts ? block_y() : 0, total(more, 0), up);
+        }
     }
 }
 
 // One kernel a layout, and one for each pair that the usual mixes put side by side.
-#define ONE(name, A, B) CROWDED(product_one_##name, ProductArgs, 512, 2) { one_token<LayoutOf<A>, LayoutOf<B>>(a); }
-ONE(q4_0, Q4_0, Q4_0)
-ONE(q4_1, Q4_1, Q4_1)
-ONE(q5_0, Q5_0, Q5_0)
-ONE(q5_1, Q5_1, Q5_1)
-ONE(q8_0, Q8_0, Q8_0)
-ONE(q4_k, Q4_K, Q4_K)
-ONE(q5_k, Q5_K, Q5_K)
-ONE(q6_k, Q6_K, Q6_K)
-ONE(iq4_nl, IQ4_NL, IQ4_NL)
-ONE(iq4_xs, IQ4_XS, IQ4_XS)
-ONE(mxfp4, MXFP4, MXFP4)
-ONE(wide16, WIDE16, WIDE16)
-ONE(wide16_min, WIDE16_MIN, WIDE16_MIN)
-ONE(q4_k_q6_k, Q4_K, Q6_K)
-ONE(q5_k_q6_k, Q5_K, Q6_K)
+#define ONE(name, A, B, P) CROWDED(product_one_##name, ProductArgs, 512, 1) { one_token<LayoutOf<A>, LayoutOf<B>, P>(a); }
+ONE(q4_0, Q4_0, Q4_0, 2)
+ONE(q4_1, Q4_1, Q4_1, 2)
+ONE(q5_0, Q5_0, Q5_0, 2)
+ONE(q5_1, Q5_1, Q5_1, 2)
+ONE(q8_0, Q8_0, Q8_0, 1)
+ONE(q4_k, Q4_K, Q4_K, 2)
+ONE(q5_k, Q5_K, Q5_K, 2)
+ONE(q6_k, Q6_K, Q6_K, 2)
+ONE(iq4_nl, IQ4_NL, IQ4_NL, 2)
+ONE(iq4_xs, IQ4_XS, IQ4_XS, 2)
+ONE(mxfp4, MXFP4, MXFP4, 2)
+ONE(wide16, WIDE16, WIDE16, 1)
+ONE(wide16_min, WIDE16_MIN, WIDE16_MIN, 1)
+ONE(q4_k_q6_k, Q4_K, Q6_K, 1)
+ONE(q5_k_q6_k, Q5_K, Q6_K, 1)
 
 // ---- floats ---------------------------------------------------------------------------------------------------------
 DEVICE const float4* quad(const float* x, int i) { return reinterpret_cast<const float4*>(x) + i; }

@@ -84,9 +84,10 @@ KERNEL(quantise_rows, RowArgs, 256) {
     SHARED;
     next_may_start();
     const int64_t row = block_x(), blocks = a.acts.stride / 32;
+    const Early early(a.w, a.width);
     float* room = reinterpret_cast<float*>(shared);
     wait_for_previous();
-    quantise_row(a.x + row * a.width, a.w, a.eps, a.width, a.acts.stride, room + 4, room, a.acts.q + row * a.acts.stride,
+    quantise_row(a.x + row * a.width, a.w, early, a.eps, a.width, a.acts.stride, room + 4, room, a.acts.q + row * a.acts.stride,
                  a.acts.ds + row * blocks, a.acts.n + row * blocks);
 }
 

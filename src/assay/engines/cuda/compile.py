@@ -40,6 +40,7 @@ _GIVEN, _PLAIN, _NORMED = range(3)
 _BLOCK = 256  # keys
 _WARPS = 16  # most of a block that multiplies
 _PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
+_SHARING = {"q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"}  # two groups a warp
 
 
 @dataclass(frozen=True)
@@ -630,7 +631,8 @@ class _Compiler:
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        warps, together = _warps(matrix.tiles)
+        shares = 2 if kernel.removeprefix("product_one_") in _SHARING else 1
+        warps, together = _warps(matrix.tiles, shares)
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
@@ -652,11 +654,10 @@ class _Compiler:
                 each = 1 if rows == 1 else 4
                 shared = 4 * (each * stride + max(64, each * items))
                 return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
-            threads, units = 32 * warps * together, -(-groups // together)
+            threads, units = 32 * warps * together // shares, -(-groups // together)
             for slots in (1, 2):  # one round of blocks wants one tile a warp, more want the next on its way
-                n_slots, normed = slots * warps * together, matrix.columns if node else 0
-                shared = _one_shared(parts, stride, items * together, normed, n_slots)
-                if shared > self.shared - 1024:
+                shared = _one_shared(parts, stride, items * together, matrix.columns if node else 0, warps * together, slots)
+                if slots == 2 and shared > self.shared - 1024:
                     break
                 room = self.tensors.device.resident(kernel, threads, shared) * self._processors()
                 blocks = -(-units // -(-units // room))  # all at once, or as many each
@@ -712,7 +713,8 @@ class _Compiler:
         choices = self._width(node.inputs[1])
         pairs = self._rows(domain) * choices
         shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
-        warps, _ = _warps(matrix.tiles)
+        shares = 2 if matrix.format.name in _SHARING else 1
+        warps, _ = _warps(matrix.tiles, 1)
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
@@ -731,13 +733,13 @@ class _Compiler:
                 prologue=_PLAIN,
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
-                together=1,
+                together=shares,
                 slots=1,
             )
             floats = matrix.format.floats
-            shared = 4 * (stride + max(64, items)) if floats else _one_shared(array_parts, stride, items, 0, warps)
+            shared = 4 * (stride + max(64, items)) if floats else _one_shared(array_parts, stride, items * shares, 0, warps * shares, 1)
             kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
-            return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
+            return Launch(kernel, (-(-groups // (1 if floats else shares)), pairs, 1), 32 * warps, args, shared)
 
         self._step([x, idx, out], make)
 
@@ -934,18 +936,18 @@ class _Compiler:
         self._scores(_KQV, p, v, self._new(node.name), int(heads), kv_heads=kv_heads, dim=int(dim))
 
 
-def _warps(tiles: int) -> tuple[int, int]:
+def _warps(tiles: int, shares: int) -> tuple[int, int]:
     """Warps for the tiles of a group, and groups together: about 8 warps, so that they share the work on the input."""
     warps = -(-tiles // -(-tiles // _WARPS))
-    return warps, max(1, 8 // warps)
+    return warps, max(1, 8 // warps) * shares
 
 
-def _one_shared(parts: Sequence[_Part], stride: int, items: int, normed: int, slots: int) -> int:
-    """Bytes of shared memory of product_one: activations, partial sums, the row and its norm, tiles."""
+def _one_shared(parts: Sequence[_Part], stride: int, items: int, normed: int, tiles: int, slots: int) -> int:
+    """Bytes of shared memory of product_one: activations, partial sums, tiles, and over the second ones the row."""
     slot = max(p.matrix.format.tile_bytes for p in parts)
     if {p.matrix.format.name for p in parts} != {parts[0].matrix.format.name}:
         slot = max(slot, 13 * 512 + 128)  # the kernel for a pair has room for the larger of the two
-    return stride + stride // 32 * 12 + 16 + 8 * items + 8 * normed + slots * slot
+    return stride + stride // 32 * 12 + 16 + 8 * items + tiles * slot + max(4 * normed, (slots - 1) * tiles * slot)
 
 
 def _by_kernel(parts: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:
