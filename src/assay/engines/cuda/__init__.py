@@ -224,7 +224,8 @@ class CudaEngine(PagedEngine):
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
         if shape.one and shape.tokens <= _GRAPHED:
             if program.play is None:
-                program.landed = [self._device.pinned(4 * e.width * shape.tokens).view(np.float32) for e, _ in program.results]
+                sizes = [4 * e.width * shape.tokens for e, _ in program.results]
+                program.landed = [self._device.pinned(size).view(np.float32) for size in sizes]
                 program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
             program.play()
             self._device.sync()
@@ -291,7 +292,7 @@ class CudaEngine(PagedEngine):
             row, output, page, key, score = row + n, output + len(outs), page + len(table), key + end, score + n * end
 
     def _cut(self, first: int, tokens: int, keys: int, score: int) -> NDArray[np.int32]:
-        """Tiles of a piece's query rows: its first token, first row, rows, keys, tokens, scores (2 words), first token."""
+        """Tiles of a piece's query rows, 8 words each (attention.cu, AttentionArgs::tiles)."""
         if not tokens or not self._tokens_a_tile:
             return np.zeros((0, 8), np.int32)
         (group, size), *others = self._tokens_a_tile.items()

@@ -12,7 +12,6 @@ Beside the groups of engines/fuse.py, three things are folded where nobody else 
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +39,7 @@ _GIVEN, _PLAIN, _NORMED = range(3)
 _BLOCK = 256  # keys
 _WARPS = 16  # most of a block that multiplies
 _PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
-_SHARING = {"q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"}  # two groups a warp
+_SHARING = {"q4_0", "q4_1", "q4_k", "q5_k", "q6_k"}  # layouts with a kernel whose warps take two groups
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,8 @@ class Shape:
 
     def tables(self) -> dict[str, tuple[int, int]]:
         """Where each table lies among the words of the step, and how many it has."""
-        m, sizes = self.tokens, {}
-        sizes |= {"tokens": m, "positions": m, "slots": m, "tables": m, "outputs": self.outputs}
+        m = self.tokens
+        sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "outputs": self.outputs}
         sizes |= {"output_positions": self.outputs, "tiles": 8 * self.tiles, "output_tiles": 8 * self.tiles}
         sizes |= {"chunks": 6 * self.chunks, "keys": 2 * self.keys, "key_positions": self.keys, "pages": self.pages}
         found, at = {}, 0
@@ -369,7 +368,7 @@ class _Compiler:
         elif node.op in _MAP:
             self._map(node, node.inputs)
         else:
-            raise AssayError(f"node {node.name}: the cuda engine does not know the operation {node.op}; use --engine cpu")
+            raise AssayError(f"node {node.name}: the cuda engine has no operation {node.op}; use --engine cpu")
 
     def _map(
         self,
@@ -462,7 +461,7 @@ class _Compiler:
         attrs = node.all_attrs()
         heads, mode = attrs.pop("n_head"), attrs.pop("mode")
         if attrs.pop("offset", 0):
-            raise AssayError(f"node {node.name}: the cuda engine turns the first values of a head only; use --engine cpu")
+            raise AssayError(f"node {node.name}: the cuda engine turns heads from their start only; use --engine cpu")
         factors = self.tensors.array(node.weights[0]) if node.weights else None
         angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
         assert heads
@@ -631,8 +630,7 @@ class _Compiler:
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        shares = 2 if kernel.removeprefix("product_one_") in _SHARING else 1
-        warps, together = _warps(matrix.tiles, shares)
+        warps = _warps(matrix.tiles)
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
@@ -648,24 +646,26 @@ class _Compiler:
                 x_stride=matrix.columns,
                 prologue=_NORMED if node else _PLAIN,
                 eps=float(node.attr("eps")) if node else 0.0,
-                together=together,
             )
             if matrix.format.floats:
                 each = 1 if rows == 1 else 4
                 shared = 4 * (each * stride + max(64, each * items))
                 return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
-            threads, units = 32 * warps * together // shares, -(-groups // together)
-            for slots in (1, 2):  # one round of blocks wants one tile a warp, more want the next on its way
-                shared = _one_shared(parts, stride, items * together, matrix.columns if node else 0, warps * together, slots)
-                if slots == 2 and shared > self.shared - 1024:
-                    break
-                room = self.tensors.device.resident(kernel, threads, shared) * self._processors()
+            normed, best = matrix.columns if node else 0, None
+            for shares, together, slots in arrangements(kernel, groups, matrix.tiles, self._processors()):
+                name = kernel if shares == 1 else kernel.replace("one", "two")
+                threads, units = 32 * warps * together // shares, -(-groups // together)
+                shared = _one_shared(parts, stride, items * together, normed, warps * together, slots)
+                if shared > self.shared - 1024:
+                    continue
+                room = self.tensors.device.resident(name, threads, shared) * self._processors()
                 blocks = -(-units // -(-units // room))  # all at once, or as many each
-                launch = Launch(kernel, (blocks, 1, 1), threads, args, shared)
-                args.slots = slots
-                if units <= room and warps == matrix.tiles:
-                    break
-            return launch
+                best = Launch(name, (blocks, 1, 1), threads, args, shared)
+                args.slots, args.together = slots, together
+                break
+            if best is None:
+                raise AssayError(f"node {name}: rows of {matrix.columns} values do not fit this GPU's shared memory")
+            return best
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
@@ -713,8 +713,7 @@ class _Compiler:
         choices = self._width(node.inputs[1])
         pairs = self._rows(domain) * choices
         shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
-        shares = 2 if matrix.format.name in _SHARING else 1
-        warps, _ = _warps(matrix.tiles, 1)
+        warps = _warps(matrix.tiles)
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
@@ -733,13 +732,13 @@ class _Compiler:
                 prologue=_PLAIN,
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
-                together=shares,
+                together=1,
                 slots=1,
             )
             floats = matrix.format.floats
-            shared = 4 * (stride + max(64, items)) if floats else _one_shared(array_parts, stride, items * shares, 0, warps * shares, 1)
+            shared = 4 * (stride + max(64, items)) if floats else _one_shared(array_parts, stride, items, 0, warps, 1)
             kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
-            return Launch(kernel, (-(-groups // (1 if floats else shares)), pairs, 1), 32 * warps, args, shared)
+            return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
 
         self._step([x, idx, out], make)
 
@@ -936,14 +935,30 @@ class _Compiler:
         self._scores(_KQV, p, v, self._new(node.name), int(heads), kv_heads=kv_heads, dim=int(dim))
 
 
-def _warps(tiles: int, shares: int) -> tuple[int, int]:
-    """Warps for the tiles of a group, and groups together: about 8 warps, so that they share the work on the input."""
-    warps = -(-tiles // -(-tiles // _WARPS))
-    return warps, max(1, 8 // warps) * shares
+def _warps(tiles: int) -> int:
+    """Warps for the tiles of a group, as few turns as 16 allow."""
+    return -(-tiles // -(-tiles // _WARPS))
+
+
+def arrangements(kernel: str, groups: int, tiles: int, processors: int) -> list[tuple[int, int, int]]:
+    """How a product may be dealt to blocks of threads, best first: groups that share a warp, groups together, slots.
+
+    Where all is done in one round, every multiprocessor gets one block, and a block as many groups as that takes: they
+    share the work on the input. Where there are more rounds, the next tile is on its way while one is multiplied.
+    """
+    warps = _warps(tiles)
+    most = max(1, _WARPS // warps)  # groups of one warp each that a block has room for
+    can_share = kernel.removeprefix("product_one_") in _SHARING
+    if groups <= most * processors:
+        return [(1, -(-groups // processors), 1), (1, 1, 1)]
+    if can_share and groups <= 2 * most * processors:
+        return [(2, 2 * -(-groups // (2 * processors)), 1), (1, 1, 1)]
+    some = max(1, 8 // warps)
+    return [*([(2, 2 * some, 2)] if can_share else []), (1, some, 2), (1, 1, 2), (1, 1, 1)]
 
 
 def _one_shared(parts: Sequence[_Part], stride: int, items: int, normed: int, tiles: int, slots: int) -> int:
-    """Bytes of shared memory of product_one: activations, partial sums, tiles, and over the second ones the row."""
+    """Bytes of shared memory of product_one: activations, partial sums, tiles; the row lies over the second ones."""
     slot = max(p.matrix.format.tile_bytes for p in parts)
     if {p.matrix.format.name for p in parts} != {parts[0].matrix.format.name}:
         slot = max(slot, 13 * 512 + 128)  # the kernel for a pair has room for the larger of the two
@@ -974,5 +989,3 @@ class _Part:
     act: int = 0
     kept: tuple[Value | None, ...] = (None, None)
     out: Value | None = None
-
-
