@@ -180,7 +180,7 @@ def _reset(connection: socket.socket) -> bool:
 
 def test_health_is_answered_among_idle_connections(start: Start, tmp_path: Path) -> None:  # noqa: F811
     path = tiny.make(tmp_path / "tiny.gguf", n_ctx=512)
-    server = start([("tiny", path)], limits={"connections": 64, "spare": 16})
+    server = start([("tiny", path)], limits={"connections": 64, "spare": 300})
     host, port = server.url.removeprefix("http://").split(":")
     idle = [socket.create_connection((host, int(port))) for _ in range(200)]
     for _ in range(3):

@@ -41,7 +41,7 @@ class Limits:
     body_s: float = 30.0
     idle_s: float = 30.0  # between two requests
     connections: int = 512  # requests at once; of idle connections the oldest goes when another comes
-    spare: int = 64  # connections beyond them: /health is answered, anything else is 503
+    spare: int = 512  # connections beyond them: /health is answered, anything else is 503
     buffer: int = 2048  # updates waiting for a reader that does not read
     stall_s: float = 30.0  # a write that the reader does not take
     load_s: float = 120.0  # waiting for room to load another model

@@ -20,7 +20,7 @@ from assay.runtime.opening import Options
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.errors import ApiError
-from assay.serve.http.connection import Protocol, Server, allow_files, is_loopback, listen
+from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Models, open_models
@@ -58,7 +58,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     settings = uvicorn.Config(
         app.create(state), http=Protocol, ws="none", lifespan="off", log_level="error", access_log=False,
         server_header=False, timeout_keep_alive=int(limits.idle_s), h11_max_incomplete_event_size=limits.headers,
-        timeout_graceful_shutdown=int(limits.drain_s) + 5, backlog=1024,
+        timeout_graceful_shutdown=int(limits.drain_s) + 5, backlog=AT_ONCE,
     )  # fmt: skip
     settings.limits, settings.present = limits, {}  # type: ignore[attr-defined]
     allow_files(limits.connections + limits.spare + 256)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import math
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -16,6 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from assay.errors import AssayError
 from assay.serve.limits import Limits
 
+GRACE = 1.0  # seconds that a new connection has to ask for something
+AT_ONCE = 16  # connections accepted before others get their turn
+
 
 class Protocol(H11Protocol):
     """uvicorn's, and it waits for nobody for ever: not for the end of a request's headers, not for a reader who does
@@ -26,16 +30,19 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._made = self.loop.time()
         transport.set_write_buffer_limits(high=0)  # whatever the system does not take at once counts as unread
         self._make_room()
         self._watch()
 
     def _make_room(self) -> None:
-        """Of too many connections the oldest idle one goes; where all are busy, and the spare ones too, the new one."""
+        """Of too many connections the oldest idle one goes, unless it has only just come and may be about to ask; where
+        none can go and the spare ones are taken too, the new one."""
         limits: Limits = self.config.limits  # type: ignore[attr-defined]
         present: dict[Protocol, None] = self.config.present  # type: ignore[attr-defined]
         if len(present) >= limits.connections:
-            idle = next((p for p in present if p.cycle is None or p.cycle.response_complete), None)
+            late = self.loop.time() - GRACE
+            idle = next((p for p in present if p._idle_since < late), None)
             if idle is not None:
                 idle.transport.abort()
                 present.pop(idle, None)
@@ -43,6 +50,11 @@ class Protocol(H11Protocol):
                 self.transport.abort()
                 return
         present[self] = None
+
+    @property
+    def _idle_since(self) -> float:
+        """When it last had nothing to do; infinity while it has."""
+        return self._made if self.cycle is None or self.cycle.response_complete else math.inf
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -88,6 +100,11 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_exit = on_exit
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(1024)  # those who wait; the loop was told the number it accepts at once
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from assay.serve.errors import ApiError
@@ -46,10 +47,14 @@ class Threads:
                 self._waiting[kind] -= 1
             else:  # nobody waits, but it still runs
                 loop = asyncio.get_running_loop()
-                future.add_done_callback(lambda _: loop.call_soon_threadsafe(self._left, kind))
+                future.add_done_callback(lambda _: self._left(loop, kind))
 
-    def _left(self, kind: str) -> None:
-        self._waiting[kind] -= 1
+    def _left(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
+        def one_less() -> None:
+            self._waiting[kind] -= 1
+
+        with suppress(RuntimeError):  # the server has ended meanwhile
+            loop.call_soon_threadsafe(one_less)
 
     def close(self) -> None:
         for pool in self._pools.values():

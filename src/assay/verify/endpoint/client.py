@@ -74,7 +74,12 @@ class Client:
             headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(self.url + path, data, headers)
         where = f"{self.url}{path}"
-        raw = within(min(REPLY_S, self._until - time.monotonic()), where, partial(_fetch, where, request))
+        return self._read(
+            where, within(min(REPLY_S, self._until - time.monotonic()), where, partial(_fetch, where, request))
+        )
+
+    def _read(self, where: str, raw: bytes) -> dict[str, Any]:
+        """An answer's bytes as an object with a first choice."""
         try:
             found = json.loads(raw)
         except (ValueError, RecursionError) as error:
