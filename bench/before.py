@@ -1,6 +1,6 @@
 """This checkout and an earlier one side by side: speed over the speed before, prefill and decode.
 
-    git worktree add ../before COMMIT && make -C ../before VENV=.venv test-fast        # or build it any other way
+    git worktree add ../before COMMIT && make -C ../before .venv/.installed
     python bench/before.py ../before q4_0.gguf q4_k_m.gguf --threads 1 --clock cpu
 
 Each lives in its own process (CHECKOUT/.venv/bin/python) with the model loaded; they take turns, in changing order, so
@@ -24,6 +24,8 @@ def compare(before: Path, model: Path, args: argparse.Namespace) -> None:
     pythons = [str(root / ".venv" / "bin" / "python") for root in (HERE, before)]
     workers = [Worker(python, ASSAY, model, args.threads, args.clock) for python in pythons]
     for name, (do, n, depth) in MEASURES.items():
+        if not name.startswith(args.only):
+            continue
         ratios = []
         for turn in range(args.repeat + 1):
             speed = {i: workers[i].ask(do, n, depth, fresh=turn < 2) for i in ((0, 1), (1, 0))[turn % 2]}
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=15)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="cpu")
+    parser.add_argument("--only", default="", help="prefill or decode alone")
     args = parser.parse_args()
     print("| file | measure | speed over before | middle half |\n|---|---|---|---|")
     for model in args.models:

@@ -160,3 +160,10 @@ def test_a_file_without_vocabulary_is_traced_by_ids(tmp_path: Path, capsys: pyte
     trace = ["trace", file, "-o", str(tmp_path / "trace.safetensors")]
     assert main([*trace, "--tokens", "1,2,3"]) == 0 and "49 nodes of 3 tokens" in capsys.readouterr().out
     assert main([*trace, "-p", "text"]) == 2 and "the file has no vocabulary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "phi3"])
+def test_a_dump_with_heads_apart_is_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """llama.cpp's q and k have an axis of heads where the graph has them side by side."""
+    file = golden.path(name)
+    assert main(["diff", str(file), str(file.with_suffix(".npz"))]) == 0, capsys.readouterr().err

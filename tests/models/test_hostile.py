@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,17 @@ def test_no_loop_over_blocks_that_are_not_there(count: int, drafts: int, name: s
         assert "the blocks whose tensors are present" in str(error)
 
 
+def test_heads_that_do_not_turn_may_be_odd() -> None:
+    sizes = replace(ARCHITECTURES["gpt2"].sizes, n_embd=60, n_embd_head=15, n_embd_head_v=15)
+    row = replace(ARCHITECTURES["gpt2"], sizes=sizes)
+    keys = metadata(row)
+    del keys["gpt2.rope.dimension_count"]
+    assert build(row, keys, tensor_shapes(row)).shapes["kqv-0"] == (4, "T", 15)
+    with pytest.raises(AssayError, match="node Qcur-0: rope: n_rot must be even"):
+        odd = replace(ARCHITECTURES["qwen2"], sizes=replace(sizes, n_head_kv=2))
+        build(odd, {k: v for k, v in metadata(odd).items() if "rope" not in k}, tensor_shapes(odd))
+
+
 def test_draft_layers_are_skipped() -> None:
     """Their tensors may be there or not; they are not run."""
     row = ARCHITECTURES["glm4moe"]
@@ -146,8 +158,6 @@ def test_draft_layers_are_skipped() -> None:
 
 def test_values_by_layer() -> None:
     """Heads and widths from arrays, in a graph that fits the tensors."""
-    from dataclasses import replace
-
     row = ARCHITECTURES["qwen2"]
     arrays = {"attention.head_count": [4, 2], "attention.head_count_kv": [2, 1], "feed_forward_length": [128, 32]}
     hp, graph = example(replace(row, keys=arrays))

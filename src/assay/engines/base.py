@@ -160,7 +160,10 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
         if chunk.start and engine.graph.whole:
-            raise AssayError(f"{where}: this model sees a text as a whole (found a start of {chunk.start})")
+            raise AssayError(
+                f"{where}: attention is not causal (or the output is pooled), so the text is run whole "
+                f"(found a start of {chunk.start})"
+            )
         most = engine.graph.max_positions
         if most is not None and not 0 <= int(chunk.all_positions().min()) <= int(chunk.all_positions().max()) < most:
             raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")

@@ -30,7 +30,7 @@ from assay.engines.base import (
 )
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES, cache_pools
-from assay.engines.cpu_compile import Compiled, compile_program
+from assay.engines.cpu_compile import GATES, Compiled, compile_program
 from assay.engines.fuse import Gated, fuse
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
@@ -70,7 +70,7 @@ class _Tensors:
         self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
-        for group in fuse(graph, (), self.format).groups:
+        for group in fuse(graph, (), self.format, GATES).groups:
             if isinstance(group, Gated) and group.glu.op == "glu_split":
                 self.halves(group.gate.weights[0])
         for node in graph:

@@ -20,6 +20,8 @@ from assay.engines.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 
+GATES = ("glu", "glu_split")  # computed block by block with their products
+
 
 class Tensors(Protocol):
     """The loaded weights."""
@@ -65,7 +67,7 @@ class _Compiler:
     aliases: dict[str, str] = field(default_factory=dict)
 
     def compile(self) -> None:
-        plan = fuse(self.graph, self.keep, self.tensors.format)
+        plan = fuse(self.graph, self.keep, self.tensors.format, GATES)
         self.domains = plan.domains
         self.pools = cache_pools(self.graph)
         self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value

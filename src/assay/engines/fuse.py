@@ -104,14 +104,20 @@ class Plan:
     domains: Mapping[str, str]
 
 
-def fuse(graph: Graph, keep: Collection[str] = (), form: Callable[[str], str] = lambda weight: "") -> Plan:
+def fuse(
+    graph: Graph,
+    keep: Collection[str] = (),
+    form: Callable[[str], str] = lambda weight: "",
+    gates: Collection[str] = ("glu",),
+) -> Plan:
     """The plan that fills the cache, gives the output and computes the nodes in `keep`.
 
     `form` names what a product with that weight wants its input turned into; products are grouped where it is the same.
+    `gates` are the gating operations that the engine computes together with their products.
     """
     pools = cache_pools(graph)
     needed = graph.ancestors({graph.output, *(name for name, p in pools.items() if not p.passing), *keep})
-    match = _Matcher(graph, needed, pools, form)
+    match = _Matcher(graph, needed, pools, form, gates)
     folded = {n.name: g for n in graph if n.name in needed and (g := match.attention(n) or match.gated(n, keep))}
     inside = {name for group in folded.values() for name in group.inner} | match.views(folded.values(), keep)
     # What must exist for every token: what the cache and the kept nodes depend on, scores outside a fused pass, and
@@ -154,6 +160,7 @@ class _Matcher:
     needed: Collection[str]
     pools: Mapping[str, CachePool]
     form: Callable[[str], str]
+    gates: Collection[str]
 
     def readers(self, name: str) -> list[Node]:
         return [self.graph[u] for u in self.graph.users.get(name, ()) if u in self.needed]
@@ -196,7 +203,7 @@ class _Matcher:
         return {n for n in sliced if n not in keep and all(r.name in passes for r in self.readers(n))}
 
     def gated(self, glu: Node, keep: Collection[str]) -> Gated | None:
-        if glu.op not in ("glu", "glu_split"):
+        if glu.op not in self.gates:
             return None
         linears = [self.graph.by_name.get(name) for name in glu.inputs]
         gate, up = linears[0], linears[-1]

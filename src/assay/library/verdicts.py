@@ -30,6 +30,7 @@ from assay.verify.dumps.resolve import resolve
 from assay.verify.dumps.trace import take_trace
 from assay.verify.judge import text as judged
 from assay.verify.judge.diff import Diff
+from assay.verify.judge.overflow import explain
 from assay.verify.judge.verdict import compare, judge
 from assay.verify.witness import known, open_engine
 
@@ -221,16 +222,21 @@ def diff(
         dumps = dumps[::-1]
     if dumps[1] is None:
         raise AssayError(f"{first.shown} and {second.shown}: both are the definition; name an engine or a dump")
-    result = judge(on.model, dumps[1], progress)
+    result = _judged(on.model, dumps[1], progress)
     if dumps[0] is not None and dumps[0].engine != "reference":
-        result = result.beside(judge(on.model, dumps[0], progress))
+        result = result.beside(_judged(on.model, dumps[0], progress))
     return _finding(result, on.model, dumps[1])
 
 
+def _judged(model: Model, dump: Dump, progress: Nodes | None) -> Diff:
+    """The verdict on everything up to the first value that is not finite, and on that."""
+    result = judge(model, dump, progress)
+    return replace(result, broken=explain(model, dump, dump.not_finite)) if dump.not_finite is not None else result
+
+
 def _finding(result: Diff, model: Model | None, dump: Dump) -> Finding:
-    first = result.first_wrong
     words = lambda rows: judged.text(result, model, rows)  # noqa: E731
-    return Finding(result.verdict, first.name if first else None, result, bool(result), words, dump, model)
+    return Finding(result.verdict, result.first_name, result, bool(result), words, dump, model)
 
 
 def _provenance(dumps: Iterable[Dump]) -> str | None:
@@ -277,6 +283,12 @@ def diagnose(
         dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
         _told(dump, progress)
         result = by_values.diagnose(on.model, dump, progress=progress)
+        if dump.not_finite is not None:
+            first = result.first_wrong or dump.not_finite.node
+            verdict = "fault" if result else result.verdict
+            result = replace(
+                result, verdict=verdict, first_wrong=first, broken=explain(on.model, dump, dump.not_finite)
+            )
         if prompt is not None:
             from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
 

@@ -192,7 +192,7 @@ class HParams:
 
 def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
     """Base and scaling; YaRN's magnitude is the one of most architectures, m(1)."""
-    if n_rot % 2:
+    if n_rot % 2 and "rope.dimension_count" in meta:  # heads that do not turn may have any width
         raise meta.error("rope.dimension_count", n_rot, "an even number")
     kind = meta.choice("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
     key = "rope.scaling.factor" if "rope.scaling.factor" in meta else "rope.scale_linear"

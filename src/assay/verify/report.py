@@ -48,17 +48,16 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
     """What the page shows."""
     nodes = diff.nodes if diff is not None else ()
     samples = _samples(model, dump, nodes) if diff is not None else {}
-    first = diff.first_wrong if diff is not None else None
     verdict = diagnosis.verdict if diagnosis is not None else (diff.verdict if diff is not None else "")
     return {
         "title": f"{model.file.path.name} against {dump.source}",
         "verdict": verdict,
-        "headline": _headline(verdict, diagnosis, first),
+        "headline": _headline(verdict, diagnosis, diff),
         "engine": dump.engine,
         "tokens": list(dump.tokens),
         "steps": list(dump.steps),
         "arithmetic": diff.arithmetic.name if diff is not None else "",
-        "first": diagnosis.first_wrong if diagnosis is not None else (first.name if first else None),
+        "first": diagnosis.first_wrong if diagnosis is not None else diff.first_name if diff is not None else None,
         "roles": _roles(model, nodes),
         "layers": model.hparams.n_layer,
         "nodes": [_cell(model, n, samples) for n in nodes],
@@ -70,7 +69,11 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
     }
 
 
-def _headline(verdict: str, diagnosis: Diagnosis | None, first: NodeVerdict | None) -> str:
+def _headline(verdict: str, diagnosis: Diagnosis | None, diff: Diff | None) -> str:
+    first = diff.first_wrong if diff is not None else None
+    broken = diagnosis.broken if diagnosis is not None else diff.broken if diff is not None else None
+    if broken is not None:
+        return broken.words
     if diagnosis is not None and diagnosis.causes:
         c = diagnosis.causes[0]
         return f"{c.fault} at {c.node}: {FAULTS[c.fault].wrong}"

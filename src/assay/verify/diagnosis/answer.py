@@ -9,6 +9,7 @@ from assay.graph import split
 from assay.models import Model
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.faults import FAULTS
+from assay.verify.judge.text import broken_lines
 
 PAGE = "docs/faults.md"
 _WIDTH = 100
@@ -24,6 +25,14 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
         yield "healthy: nothing is wrong that arithmetic does not explain"
         yield from _notes(d)
         return
+    if d.broken is not None:
+        yield from broken_lines(d.broken, len(d.diff.nodes) if d.diff is not None else 0)
+        if not d.wrong_nodes and not d.causes:
+            yield "  everything before it is right, or the noise of an arithmetic"
+            yield from _notes(d)
+            return
+        yield "  something before it is wrong already, and may be why:"
+        yield ""
     yield _headline(d)
     if d.first_wrong and d.diff is not None:
         yield from _place(d, model)

@@ -9,6 +9,7 @@ from assay.graph import split
 from assay.verify.diagnosis.relations import Relation
 from assay.verify.faults import FAULTS
 from assay.verify.judge.diff import Diff
+from assay.verify.judge.overflow import Broken
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Diagnosis:
     segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
     notes: tuple[str, ...] = ()
     diff: Diff | None = None
+    broken: Broken | None = None  # the first value that is not finite
 
     def __bool__(self) -> bool:
         return self.verdict == "healthy"
@@ -83,4 +85,5 @@ class Diagnosis:
             "relations": [r.text for r in self.relations],
             "segment": list(self.segment),
             "notes": list(self.notes),
+            "not_finite": self.broken.to_dict() if self.broken is not None else None,
         }

@@ -22,9 +22,10 @@ from assay.errors import AssayError
 from assay.graph import join, split
 from assay.models import Model
 from assay.verify.dumps import axes
+from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
+from assay.verify.dumps.settle import counted_from_one, folded, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
 from assay.verify.thresholds import MATCHED, RIVAL
 
@@ -61,20 +62,18 @@ def resolve(
         chosen = [replace(o, name=_one_less(o.name), others=tuple(_one_less(x) for x in o.others)) for o in chosen]
         notes.append("layers are counted from 1 there")
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, broken = up_to_first(named, model.graph, dump.steps)
     named, note = settle(named, model, len(dump.tokens), truth)
     notes += note
-    matched, left, note = _match_by_value(unknown, model, dump, truth)
+    matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
     notes += note
     laid: list[Observation] = []
-    seen: set[str] = set()
     for obs in (*named, *matched):
         done, label = _lay(obs, model, dump, truth)
         if done is None:
             continue
         laid.append(done)
-        role = split(obs.name)[0]
-        if label and role not in seen:
-            seen.add(role)
+        if label:
             notes.append(f"{obs.name}: read as {label}")
     laid, note = _orders(laid, model, truth)
     notes += note
@@ -83,7 +82,8 @@ def resolve(
     joined.sort(key=lambda o: order[o.name])
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
     notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
-    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes))
+    notes = folded(notes)
+    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken)
     return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
 
 
@@ -172,9 +172,13 @@ def _one_less(name: str) -> str:
 
 
 def _match_by_value(
-    unknown: list[Observation], model: Model, dump: Dump, truth: Truth
+    unknown: list[Observation], model: Model, dump: Dump, truth: Truth, named: Collection[str]
 ) -> tuple[list[Observation], list[Observation], list[str]]:
-    """Unknown names that carry whole values: the one node whose value it is, or a list of those it might be."""
+    """Unknown names that carry whole values: the one node whose value it is, or a list of those it might be.
+
+    Nodes that hold the same values in another shape, as kqv-0 and kqv_out-0 do, are one: the first that has the dumped
+    axes and that nobody named stands for them.
+    """
     graph, n = model.graph, len(dump.tokens)
     matched: list[Observation] = []
     left: list[Observation] = []
@@ -189,22 +193,35 @@ def _match_by_value(
             left.append(obs)
             continue
         array = obs.array().astype(np.float64)
+        if not is_finite(array, "kq").all():
+            left.append(obs)
+            continue
         values = truth(fits)
-        scored = []
+        scored, plain = [], dict[str, bool]()
         for name in fits:
             reading = axes.readings(graph, name, array, (0, n), n)
             if reading:
                 best = axes.nearest(reading, values[name], token_axis(graph, name))
                 scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
+                plain[name] = not best.label
         scored.sort(key=lambda pair: pair[0])
-        if scored and scored[0][0] < MATCHED and (len(scored) == 1 or scored[1][0] > RIVAL * scored[0][0]):
-            matched.append(replace(obs, name=scored[0][1]))
-            notes.append(_evidence(obs, scored, "taken for"))
+        same = [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
+        rivals = [pair for pair in scored if pair[1] not in same]
+        if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
+            taken = {*named, *(o.name for o in matched)}
+            one = min(same, key=lambda name: (name in taken, not plain[name]))
+            matched.append(replace(obs, name=one))
+            notes.append(_evidence(obs, [(scored[0][0], one), *rivals], "taken for", [n for n in same if n != one]))
         else:
             left.append(obs)
             if scored and scored[0][0] < MATCHED:
                 notes.append(_evidence(obs, scored, "not used: it might be"))
     return matched, left, notes
+
+
+def _same_values(a: Array, b: Array) -> bool:
+    """The same numbers in whatever shape."""
+    return a is b or (a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)))
 
 
 def _distance(array: Array, truth: Array, axis: int) -> float:
@@ -213,10 +230,11 @@ def _distance(array: Array, truth: Array, axis: int) -> float:
     return float(np.mean(np.sum((a - b) ** 2, axis=1) / (np.sum(b**2, axis=1) + 1e-30)))
 
 
-def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str) -> str:
+def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str, same: Sequence[str] = ()) -> str:
     near = ", ".join(f"{name} (nmse {nmse:.1e})" for nmse, name in scored[: 1 if "taken" in verb else 3])
     rest = f"; next {scored[1][1]} (nmse {scored[1][0]:.1e})" if len(scored) > 1 and "taken" in verb else ""
-    return f"{obs.foreign}: matched by value, {verb} {near}{rest}"
+    shared = f", whose values {' and '.join(same)} shares" if same else ""
+    return f"{obs.foreign}: matched by value, {verb} {near}{shared}{rest}"
 
 
 def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Observation | None, str]:

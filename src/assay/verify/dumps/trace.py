@@ -209,22 +209,12 @@ def read_trace(path: Path) -> Dump | None:
             tokens=tokens,
             positions=tuple(map(int, positions)),
             steps=tuple(map(int, steps)),
-            observations=tuple(
-                Observation(n, "values", partial(_whole, path, n, readers[n]), shape=entries[n].shape, foreign=n)
-                for n in names
-            ),
+            observations=tuple(Observation(n, "values", readers[n], shape=entries[n].shape, foreign=n) for n in names),
             source=str(path),
             provenance={k: metadata[k] for k in ("assay", "model", "model_sha256", "precision") if k in metadata},
         )
     except (KeyError, ValueError, TypeError) as error:
         raise AssayError(f"{path}: the trace's metadata are not valid ({error}); trace again") from None
-
-
-def _whole(path: Path, name: str, reader: Callable[[], Array]) -> Array:
-    value = reader()
-    if not np.isfinite(value).all():
-        raise AssayError(f"{path}: {name}: holds values that are not finite")
-    return value
 
 
 def write_summary(
