@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast test-gpu lint docs sanitize witness score cases clean
+.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -32,16 +32,29 @@ lint: $(VENV)/.test-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The native engine under AddressSanitizer and UndefinedBehaviorSanitizer, on the tiny models. `-S` keeps an editable
-# install from shadowing the instrumented package.
+# The native engine under AddressSanitizer and UndefinedBehaviorSanitizer, on the tiny models, NaN and huge weights among
+# them; the team of threads and the kernels under ThreadSanitizer. `-S` keeps an editable install from shadowing the
+# instrumented package.
 sanitize: $(VENV)/.test-installed
-	cmake -S . -B build/sanitize -DASSAY_SANITIZE=ON -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
+	cmake -S . -B build/sanitize-threads -DASSAY_SANITIZE=thread -DASSAY_MODULE=OFF > /dev/null
+	cmake --build build/sanitize-threads -j 2 --target native_tests
+	TSAN_OPTIONS=halt_on_error=1 build/sanitize-threads/test_pool
+	cmake -S . -B build/sanitize -DASSAY_SANITIZE=address,undefined -DPython_EXECUTABLE=$(abspath $(BIN)/python) > /dev/null
 	cmake --build build/sanitize -j 2
 	rm -rf build/sanitize/package && mkdir build/sanitize/package && cp -r src/assay build/sanitize/package/
 	rm -f build/sanitize/package/assay/_native*.so && cp build/sanitize/_native*.so build/sanitize/package/assay/
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 	PYTHONPATH=build/sanitize/package:$$($(BIN)/python -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))') \
-	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/native -m "not slow" -q -p no:xdist
+	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/engines/test_extremes.py tests/native -m "not slow" -q -p no:xdist
+
+# Inputs that are nearly right for every reader of a stranger's bytes; guided by coverage: python -m fuzz.guided READER.
+MINUTES ?= 2
+fuzz: $(VENV)/.test-installed
+	$(BIN)/python -m fuzz --minutes $(MINUTES)
+
+# Honest and hostile clients at once; fails on an honest error, other text, growing memory or a lost page.
+soak: $(VENV)/.test-installed
+	$(BIN)/python bench/soak.py --minutes $(MINUTES)
 
 # llama.cpp itself: its values for a small model against the recorded ones, and the live tests. Builds it once, 10 min.
 witness: $(VENV)/.test-installed

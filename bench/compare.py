@@ -58,7 +58,7 @@ ASSAY = (
     COMMON
     + """
 import numpy as np
-from assay.engines.base import PAGE, Chunk
+from assay.engines.base import Chunk, pages_for
 from assay.engines.cpu import CpuEngine
 from assay.gguf import open_file
 from assay.models import load as load_model
@@ -70,7 +70,7 @@ def load():
     outs = [n.name for n in model.graph if n.name.startswith("l_out-")]
 
 def step(tokens, start, keep=()):
-    pages = np.arange(-(-(start + len(tokens)) // PAGE), dtype=np.int32)
+    pages = np.arange(pages_for(start + len(tokens)), dtype=np.int32)
     engine.forward([Chunk(np.array(tokens, np.int32), start, pages)], keep)
 
 serve(load, step, lambda tokens, start: step(tokens, start, outs))
@@ -101,13 +101,13 @@ BURN = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\nwhil
 class Worker:
     """An engine in a process of its own; `load_seconds` is from nothing to the first token."""
 
-    def __init__(self, python: str, code: str, model: Path, threads: int, clock: str) -> None:
+    def __init__(self, python: str, code: str, model: Path, threads: int, clock: str, *, here: bool = False) -> None:
         source = str(Path(__file__).resolve().parents[1] / "src")
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
         command = [python, "-c", code, str(model), str(threads), clock]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=env if code is ASSAY else os.environ,
+            env=env if here else os.environ,
         )  # fmt: skip
         self.load_seconds = self._answer()
 
@@ -145,7 +145,7 @@ def compare(model: Path, args: argparse.Namespace) -> dict[str, Any]:
     loads: tuple[list[float], list[float]] = ([], [])
     for _ in range(args.repeat):
         workers = [
-            Worker(sys.executable, ASSAY, model, args.threads, args.clock),
+            Worker(sys.executable, ASSAY, model, args.threads, args.clock, here=True),
             Worker(args.peer_python, LLAMA_CPP, model, args.threads, args.clock),
         ]
         for found, worker in zip(loads, workers, strict=True):

@@ -1,7 +1,8 @@
-"""Write a Llama-shaped GGUF file with random weights: any size, any quantisation, in seconds.
+"""Write a GGUF file with random weights: any size, any quantisation, most architectures, in seconds.
 
     python bench/make_model.py tiny-q4km.gguf --type Q4_K_M                 # TinyLlama's shape
     python bench/make_model.py wide.gguf --type Q8_0 --n-embd 4096 --n-layer 4
+    python bench/make_model.py moe.gguf --type Q4_K_M --arch qwen3moe --n-expert 32 --n-expert-used 4 --n-ff-exp 768
 
 Speed does not depend on what the weights say, only on their types and shapes; those are llama.cpp's for the mix.
 A few thousand random blocks of each type are quantised for real, every tensor is a random choice of them. The
@@ -18,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.gguf.codecs import encode
-from assay.gguf.mixes import QUANTIZATION_VERSION, Facts, choose, mix_by_name
+from assay.gguf.mixes import QUANTIZATION_VERSION, Facts, choose, mix_by_name, role_of
 from assay.gguf.types import GGMLType, by_name
 from assay.gguf.writer import Tensor, write
-from assay.models.catalogue import ARCHITECTURES, Sizes, tensor_shapes
+from assay.models.catalogue import ARCHITECTURES, Sizes, metadata, tensor_shapes
 
 POOL = 4096  # different blocks of a type
 
@@ -53,17 +54,26 @@ def make(
     n_ff: int = 5632,
     n_vocab: int = 32000,
     n_ctx: int = 4096,
+    n_expert: int = 0,
+    n_expert_used: int = 0,
+    n_ff_exp: int = 768,
     seed: int = 1,
+    arch: str = "llama",
 ) -> Path:
     """Write the model and give its path back."""
     width = n_embd // n_head
     sizes = Sizes(
         n_layer=n_layer, n_embd=n_embd, n_head=n_head, n_head_kv=n_head_kv, n_embd_head=width, n_embd_head_v=width,
-        n_ff=n_ff, n_vocab=n_vocab,
+        n_ff=n_ff, n_vocab=n_vocab, n_ctx=n_ctx, n_expert=n_expert, n_expert_used=n_expert_used, n_ff_exp=n_ff_exp,
+        n_ff_shexp=n_ff_exp,
     )  # fmt: skip
-    shapes = tensor_shapes(replace(ARCHITECTURES["llama"], sizes=sizes, top="token_embd output_norm output"))
+    row = replace(ARCHITECTURES[arch], sizes=sizes)
+    if arch == "llama":
+        row = replace(row, top="token_embd output_norm output", blocks="PRE QKV EXPERTS" if n_expert else row.blocks)
+    shapes = tensor_shapes(row)
     f32, mix = by_name("F32"), mix_by_name(mix_name)
-    facts = Facts("llama", n_layer, n_head, n_head_kv, 0, tied=False, n_value=n_layer)
+    value = sum(role_of(name) == "value" for name in shapes)
+    facts = Facts(arch, n_layer, n_head, n_head_kv, n_expert, tied="output.weight" not in shapes, n_value=value)
     types = choose(mix, facts, [(name, shape, f32) for name, shape in shapes.items()])
     blocks = Blocks(seed)
 
@@ -75,20 +85,11 @@ def make(
         for name, shape in shapes.items()
     ]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"▁w{i}" for i in range(n_vocab - 259))]
-    metadata = {
-        "general.architecture": "llama",
+    keys = {
+        **metadata(row),
         "general.name": f"random {mix.name}",
         "general.file_type": mix.file_type,
         "general.quantization_version": QUANTIZATION_VERSION,
-        "llama.block_count": n_layer,
-        "llama.context_length": n_ctx,
-        "llama.embedding_length": n_embd,
-        "llama.feed_forward_length": n_ff,
-        "llama.attention.head_count": n_head,
-        "llama.attention.head_count_kv": n_head_kv,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.rope.dimension_count": width,
-        "llama.vocab_size": n_vocab,
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens[:n_vocab],
         "tokenizer.ggml.scores": np.zeros(n_vocab, np.float32),
@@ -97,7 +98,7 @@ def make(
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
     }
-    write(path, metadata, tensors)
+    write(path, keys, tensors)
     return path
 
 
@@ -105,8 +106,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--type", required=True, help="Q4_0, Q4_K_M, Q5_K_M, Q6_K, Q8_0, F16 and so on")
+    parser.add_argument("--arch", default="llama", choices=ARCHITECTURES, metavar="NAME", help="default llama")
     for name, default in (("n-embd", 2048), ("n-layer", 22), ("n-head", 32), ("n-head-kv", 4), ("n-ff", 5632),
-                          ("n-vocab", 32000), ("n-ctx", 4096), ("seed", 1)):  # fmt: skip
+                          ("n-vocab", 32000), ("n-ctx", 4096), ("n-expert", 0), ("n-expert-used", 0), ("n-ff-exp", 768),
+                          ("seed", 1)):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default, help=f"default {default}")
     options = vars(parser.parse_args())
     path = make(options.pop("path"), options.pop("type"), **options)

@@ -3,6 +3,7 @@
 python bench/score.py                       # the synthetic model of every block type, everything
 python bench/score.py --model smollm2       # SmolLM2, a sample (a run of it costs more)
 python bench/score.py --page                # write docs/score.md from the results so far
+python bench/score.py --every 9 --out build/after.jsonl --against build/before.jsonl    # did a change move a verdict?
 
 Results are kept line by line in build/score-MODEL.jsonl and reused; `--again` starts over.
 """
@@ -100,15 +101,15 @@ def tokens_of(name: str) -> Sequence[int]:
     return planting.TOKENS if name == "synthetic" else planting.SMOL_TOKENS
 
 
-def run(model: Model, name: str, out: Path, seconds: float, jobs: int) -> None:
-    """Grade what is not graded yet, until the time is over."""
+def run(model: Model, name: str, out: Path, seconds: float, jobs: int, every: int) -> None:
+    """Grade what is not graded yet (every so many-th case), until the time is over."""
     done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
     weights = Weights(model.file)
     started = time.monotonic()
     todo = [
         (kind, bug, style, make)
-        for kind, bug, style, make in cases(model, weights, name)
-        if (kind, bug, style) not in done and (style, bug) not in NOT_SEEN
+        for i, (kind, bug, style, make) in enumerate(cases(model, weights, name))
+        if i % every == 0 and (kind, bug, style) not in done and (style, bug) not in NOT_SEEN
     ]
 
     def grade(i: int) -> dict[str, Any] | None:
@@ -161,6 +162,15 @@ def _one(
     answer = f"{first.fault} ({first.how})" if first else found.verdict
     return {**result, "grade": grade, "stage": stage, "seconds": time.monotonic() - started, "answer": answer,
             "confidence": first.confidence if first else None}  # fmt: skip
+
+
+def moved(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+    """Cases of both whose grade, stage or first cause differs, one line each."""
+    case, verdict = ("kind", "bug", "style"), ("grade", "stage", "answer")
+    known = {tuple(r[k] for k in case): [r.get(k) for k in verdict] for r in before}
+    both = [(key, [r.get(k) for k in verdict]) for r in after if (key := tuple(r[k] for k in case)) in known]
+    print(f"{len(both)} cases in both", file=sys.stderr)
+    return [f"{' '.join(key)}: {known[key]} became {found}" for key, found in both if found != known[key]]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -282,11 +292,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
     parser.add_argument("--jobs", type=int, default=1, help="cases graded at the same time")
     parser.add_argument("--page", action="store_true", help="only write docs/score.md")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth case")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here, and leave the page alone")
+    parser.add_argument("--against", type=Path, metavar="FILE", help="exit 1 if a verdict of these results has moved")
     args = parser.parse_args()
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
     if not args.page:
-        out = build / f"score-{args.model}.jsonl"
+        out = args.out or build / f"score-{args.model}.jsonl"
         if args.again:
             out.unlink(missing_ok=True)
         if args.model == "synthetic":
@@ -295,7 +308,13 @@ def main() -> None:
             from assay.runtime import hub
 
             path = hub.resolve(args.model)
-        run(load(open_file(path)), args.model, out, args.seconds, args.jobs)
+        run(load(open_file(path)), args.model, out, args.seconds, args.jobs, args.every)
+        if args.against:
+            differ = moved(read(args.against), read(out))
+            print("\n".join(differ) or "no verdict has moved")
+            raise SystemExit(bool(differ))
+        if args.out:
+            return
     results = {p.stem.removeprefix("score-"): read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)}
     text = page(results)
     (ROOT / "docs" / "score.md").write_text(text)

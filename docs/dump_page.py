@@ -42,8 +42,11 @@ NumPy. Then the values, or anything that is known about them:
 | `top` | pairs `[token id, logit]` of the largest logits |
 | `rms`, `mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean` | one number |
 
-With `row`, they describe the row of one token. Several may stand in one line. Numbers must be finite: a NaN is
-a result of its own, and assay says where it stands instead of comparing on.
+With `row`, they describe the row of one token. Several may stand in one line.
+
+NaN, infinities and `null` for either are evidence. Everything computed before the first of them is judged; the node
+that holds it is named with the operation that made it: an overflow of half precision, 0/0 in a norm, a softmax row in
+which every key is masked, exp without the maximum subtracted, memory that was never written. Masked scores may be -inf.
 
 Layouts are recognised: `[tokens, features]`, `[heads, tokens, dim]`, the last token only, and fastest axis
 first. What was assumed is printed as a note.

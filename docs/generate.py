@@ -98,8 +98,16 @@ def dump_page() -> str:
     return made.dump_page()
 
 
+def models_page() -> str:
+    """The architectures, and how exactly each was checked."""
+    import models_page as made
+
+    return made.page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "names.md": names_page,
+    "models.md": models_page,
     "cli.md": cli_page,
     "faults.md": faults_page,
     "dump-format.md": dump_page,

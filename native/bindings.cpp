@@ -13,6 +13,7 @@
 
 #include "kernels/blocks.h"
 #include "kernels/kernels.h"
+#include "program/mapped.h"
 #include "program/program.h"
 
 namespace nb = nanobind;
@@ -24,7 +25,6 @@ namespace {
 template <class T, int dims>
 using Array = nb::ndarray<const T, nb::numpy, nb::ndim<dims>, nb::c_contig, nb::device::cpu>;
 using Result = nb::ndarray<float, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats = std::shared_ptr<const std::vector<float>>;
 
 // A small vector of weights (norms, biases), copied.
 struct Vector {
@@ -36,13 +36,18 @@ T choose(const std::map<std::string, T>& table, const std::string& name, const c
     if (const auto found = table.find(name); found != table.end()) return found->second;
     throw std::invalid_argument(std::string(what) + ": unknown name '" + name + "'");
 }
-const std::map<std::string, Domain> domains = {
-    {"tokens", Domain::tokens}, {"outputs", Domain::outputs}, {"keys", Domain::keys}, {"scores", Domain::scores}};
+const std::map<std::string, Domain> domains = {{"tokens", Domain::tokens},
+                                               {"outputs", Domain::outputs},
+                                               {"keys", Domain::keys},
+                                               {"scores", Domain::scores},
+                                               {"sequences", Domain::sequences}};
 const std::map<std::string, Act> activations = {
     {"silu", Act::silu}, {"gelu_tanh", Act::gelu_tanh}, {"gelu_erf", Act::gelu_erf}, {"relu", Act::relu}};
 const std::map<std::string, KvType> kv_types = {
     {"f32", KvType::f32}, {"f16", KvType::f16}, {"bf16", KvType::bf16}, {"q8_0", KvType::q8_0}};
 const std::map<std::string, kernels::Acts> formats = {{"q8", kernels::Acts::Q8}, {"f32", kernels::Acts::F32}};
+
+Floats floats(const Vector* vector) { return vector ? vector->values : Floats(); }
 
 // Values that a program does not have must not reach it.
 int known(const Program& program, int value) {
@@ -180,6 +185,15 @@ NB_MODULE(_native, m) {
         .def_prop_ro("threads", &Pool::threads)
         .def_prop_ro("isa", [](const Pool& pool) { return pool.isa().name; });
 
+    nb::class_<Guard>(m, "Guard")
+        .def(
+            "__init__",
+            [](Guard* self, nb::ndarray<const uint8_t, nb::numpy, nb::c_contig, nb::device::cpu> view) {
+                new (self) Guard(view.data(), view.size());
+            },
+            "view"_a.noconvert(), nb::keep_alive<1, 2>())
+        .def_prop_ro("lost", &Guard::lost);
+
     nb::class_<Arena>(m, "Arena").def(nb::init<>());
 
     nb::class_<Weight>(m, "Weight")
@@ -217,16 +231,22 @@ NB_MODULE(_native, m) {
     nb::class_<Cache>(m, "Cache")
         .def(
             "__init__",
-            [](Cache* self, int n_pages, const std::string& type,
-               const std::vector<std::tuple<bool, int, int>>& pools) {
-                const KvType kind = choose(kv_types, type, "kv type");
+            [](Cache* self, int n_pages, const std::vector<std::tuple<std::string, bool, int, int>>& pools) {
                 std::vector<PageShape> shapes;
-                for (const auto& [keys, heads, dim] : pools) shapes.push_back({kind, keys, heads, dim});
+                for (const auto& [type, keys, heads, dim] : pools)
+                    shapes.push_back({choose(kv_types, type, "kv type"), keys, heads, dim});
                 new (self) Cache(n_pages, std::move(shapes));
             },
-            "n_pages"_a, "type"_a, "pools"_a)
+            "n_pages"_a, "pools"_a)
         .def_prop_ro("page_bytes", &Cache::page_bytes)
         .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, nb::call_guard<nb::gil_scoped_release>());
+
+    nb::class_<Mask>(m, "Mask").def(
+        "__init__",
+        [](Mask* self, float scale, int window, int chunk, bool causal, const Vector* sinks, const Vector* slopes) {
+            new (self) Mask{scale, window, chunk, causal, floats(sinks), floats(slopes)};
+        },
+        "scale"_a, "window"_a, "chunk"_a, "causal"_a, "sinks"_a.none(), "slopes"_a.none());
 
     nb::class_<Program>(m, "Program")
         .def(nb::init<std::shared_ptr<Pool>, std::shared_ptr<Cache>, bool>(), "pool"_a, "cache"_a, "exact"_a)
@@ -243,15 +263,24 @@ NB_MODULE(_native, m) {
                 return p.acts(width, choose(domains, domain, "domain"), choose(formats, format, "format"));
             },
             "width"_a, "domain"_a, "format"_a)
-        .def("embed", &Program::embed, "table"_a, "out"_a)
+        .def("embed", &Program::embed, "table"_a, "by_position"_a, "out"_a)
         .def(
             "rms_norm",
-            [](Program& p, int x, const Vector& w, float eps, int parts, int out) {
-                p.rms_norm(x, w.values, eps, parts, out);
+            [](Program& p, int x, const Vector* w, float eps, int parts, int out) {
+                p.rms_norm(x, floats(w), eps, parts, out);
             },
-            "x"_a, "w"_a, "eps"_a, "parts"_a, "out"_a)
+            "x"_a, "w"_a.none(), "eps"_a, "parts"_a, "out"_a)
+        .def(
+            "layer_norm",
+            [](Program& p, int x, const Vector& w, const Vector* b, float eps, int parts, int out) {
+                p.layer_norm(x, w.values, floats(b), eps, parts, out);
+            },
+            "x"_a, "w"_a, "b"_a.none(), "eps"_a, "parts"_a, "out"_a)
         .def(
             "bias", [](Program& p, int x, const Vector& b, int out) { p.bias(x, b.values, out); }, "x"_a, "b"_a,
+            "out"_a)
+        .def(
+            "gain", [](Program& p, int x, const Vector& w, int out) { p.gain(x, w.values, out); }, "x"_a, "w"_a,
             "out"_a)
         .def(
             "binary",
@@ -260,16 +289,40 @@ NB_MODULE(_native, m) {
             },
             "op"_a, "a"_a, "b"_a, "out"_a, "act"_a = "silu")
         .def("unary", &Program::unary, "op"_a, "x"_a, "argument"_a, "out"_a)
-        .def("slice", &Program::slice, "x"_a, "start"_a, "out"_a)
+        .def(
+            "act",
+            [](Program& p, int x, const std::string& act, int out) {
+                p.act(x, choose(activations, act, "activation"), out);
+            },
+            "x"_a, "act"_a, "out"_a)
+        .def(
+            "glu_split",
+            [](Program& p, int x, const std::string& act, int parts, int out) {
+                p.glu_split(x, choose(activations, act, "activation"), parts, out);
+            },
+            "x"_a, "act"_a, "parts"_a, "out"_a)
+        .def("glu_oai", &Program::glu_oai, "gate"_a, "up"_a, "alpha"_a, "limit"_a, "out"_a)
+        .def("clamp", &Program::clamp, "x"_a, "lo"_a, "hi"_a, "out"_a)
+        .def("slice", &Program::slice, "x"_a, "start"_a, "parts"_a, "out"_a)
+        .def("concat", &Program::concat, "a"_a, "b"_a, "parts_a"_a, "parts_b"_a, "parts"_a, "out"_a)
+        .def("pos_scale", &Program::pos_scale, "x"_a, "beta"_a, "unit"_a, "offset"_a, "out"_a)
+        .def("pool_rows", &Program::pool_rows, "x"_a, "kind"_a, "out"_a)
+        .def("group_mask", &Program::group_mask, "x"_a, "groups"_a, "used"_a, "out"_a)
+        .def(
+            "expert_rows",
+            [](Program& p, const std::string& op, int x, int idx, const Vector& rows, int out) {
+                p.expert_rows(op, x, idx, rows.values, out);
+            },
+            "op"_a, "x"_a, "idx"_a, "rows"_a, "out"_a)
         .def("expert_sum", &Program::expert_sum, "x"_a, "out"_a)
         .def("rope_table", &Program::rope_table, "frequencies"_a, "magnitude"_a, "out"_a)
-        .def("rope", &Program::rope, "x"_a, "table"_a, "heads"_a, "neox"_a, "out"_a)
+        .def("rope", &Program::rope, "x"_a, "table"_a, "heads"_a, "offset"_a, "neox"_a, "out"_a)
         .def("cache_write", &Program::cache_write, "x"_a, "pool"_a)
         .def("cache_read", &Program::cache_read, "pool"_a, "out"_a)
         .def("output_rows", &Program::output_rows, "x"_a, "out"_a)
         .def("prepare", &Program::prepare, "x"_a, "acts"_a)
         .def("kq", &Program::kq, "q"_a, "k"_a, "heads"_a, "kv_heads"_a, "out"_a)
-        .def("attn_softmax", &Program::attn_softmax, "x"_a, "scale"_a, "window"_a, "out"_a)
+        .def("attn_softmax", &Program::attn_softmax, "x"_a, "mask"_a, "out"_a)
         .def("kqv", &Program::kqv, "p"_a, "v"_a, "kv_heads"_a, "out"_a)
         .def(
             "products",
@@ -277,8 +330,7 @@ NB_MODULE(_native, m) {
                const std::vector<std::tuple<std::shared_ptr<Weight>, int, const Vector*, int>>& list) {
                 std::vector<Product> products;
                 for (const auto& [weight, out, bias, residual] : list)
-                    products.push_back(
-                        {weight, known(p, out), bias ? bias->values : Floats(), known_or_none(p, residual)});
+                    products.push_back({weight, known(p, out), floats(bias), known_or_none(p, residual)});
                 p.products(known(p, acts), std::move(products));
             },
             "acts"_a, "products"_a)
@@ -293,17 +345,17 @@ NB_MODULE(_native, m) {
         .def(
             "expert_product",
             [](Program& p, int x, int idx, std::shared_ptr<Weight> weight, int out) {
-                p.expert_product(known(p, x), known(p, idx), weight, known(p, out));
+                p.expert_product(known(p, x), known_or_none(p, idx), weight, known(p, out));
             },
             "x"_a, "idx"_a, "weight"_a, "out"_a)
         .def(
             "attention",
-            [](Program& p, int q, int k_pool, int v_pool, int n_head, float scale, float cap, int window, int out,
+            [](Program& p, int q, int k_pool, int v_pool, int n_head, float cap, const Mask& mask, int v_first, int out,
                int kq, int capped, int soft_max) {
-                p.attention({known(p, q), known(p, out), k_pool, v_pool, n_head, scale, cap, window,
+                p.attention({known(p, q), known(p, out), k_pool, v_pool, n_head, cap, mask, v_first,
                              known_or_none(p, kq), known_or_none(p, capped), known_or_none(p, soft_max)});
             },
-            "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "scale"_a, "cap"_a, "window"_a, "out"_a, "kq"_a = -1,
+            "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "cap"_a, "mask"_a, "v_first"_a, "out"_a, "kq"_a = -1,
             "capped"_a = -1, "soft_max"_a = -1)
         .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "chunks"_a.noconvert(),
              "pages"_a.noconvert(), "externals"_a.noconvert(), "interruptible"_a)

@@ -2,8 +2,7 @@
 //
 // One accumulation, `panel`, serves every case: a packed layout with 1..4 tokens (decode), or a panel expanded to a
 // tile of bytes that many groups of 4 tokens share (prompts). Both run the same float operations in the same order,
-// so the number of tokens cannot change a bit. Partial sums of 256 columns are added to the total in `out`, which is
-// also where a total rests between blocks along k.
+// so the number of tokens cannot change a bit; blocking along k parks the totals in `out` and changes none either.
 
 template <int N, class Function>
 INLINE void unroll(Function f) {
@@ -144,12 +143,16 @@ INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const ui
     if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
 }
 
-// out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group. Partial sums of 8
-// blocks, 256 columns, are added to what `out` holds; without `carry` the first one is stored as it is.
+// out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group: partial sums of 8
+// blocks, 256 columns, each added to the total. A total begins as -0, to which anything added stays what it is.
 template <class F, int T>
 void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out, int64_t ldo) {
+    typename V::F total[T][PV];
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        unroll<PV>([&](auto v) INLINE_LAMBDA { total[t][v] = carry ? V::load(out + t * ldo + v * L) : V::set(-0.0f); });
+    });
     const uint8_t* unit = weights;
-    for (int64_t b = 0; b < blocks; b += SUM, carry = true) {
+    for (int64_t b = 0; b < blocks; b += SUM) {
         typename V::F acc[T][PV];
         unroll<T>([&](auto t) INLINE_LAMBDA { unroll<PV>([&](auto v) INLINE_LAMBDA { acc[t][v] = V::set(0.0f); }); });
         const int units = int(blocks - b < SUM ? blocks - b : SUM) / F::unit_blocks;
@@ -158,12 +161,12 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
             for (int j = 0; j < F::unit_blocks; j++, a++) add_block<F, T>(acc, head, unit, j, a);
         }
         unroll<T>([&](auto t) INLINE_LAMBDA {
-            unroll<PV>([&](auto v) INLINE_LAMBDA {
-                float* at = out + t * ldo + v * L;
-                V::store(at, carry ? V::add(V::load(at), acc[t][v]) : acc[t][v]);
-            });
+            unroll<PV>([&](auto v) INLINE_LAMBDA { total[t][v] = V::add(total[t][v], acc[t][v]); });
         });
     }
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        unroll<PV>([&](auto v) INLINE_LAMBDA { V::store(out + t * ldo + v * L, total[t][v]); });
+    });
 }
 
 // A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.

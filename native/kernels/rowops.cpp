@@ -42,6 +42,26 @@ void add(const float* a, const float* b, float* y, size_t n) {
     for (size_t i = 0; i < n; ++i) y[i] = a[i] + b[i];
 }
 
+// The sum of 64 chains, folded by halves.
+float total(const float* x, size_t n) {
+    float s[64] = {};
+    size_t i = 0;
+    for (; i + 64 <= n; i += 64)
+        for (size_t c = 0; c < 64; ++c) s[c] += x[i + c];
+    for (size_t c = 0; i < n; ++i, ++c) s[c] += x[i];
+    for (size_t half = 32; half; half /= 2)
+        for (size_t c = 0; c < half; ++c) s[c] += s[c + half];
+    return s[0];
+}
+
+void layer_norm(const float* x, const float* w, const float* b, float* y, size_t n, float eps) {
+    const float mean = total(x, n) / float(n);
+    for (size_t i = 0; i < n; ++i) y[i] = x[i] - mean;
+    const float factor = 1.0f / std::sqrt(dot(y, y, n) / float(n) + eps);
+    for (size_t i = 0; i < n; ++i) y[i] = y[i] * factor * w[i];
+    if (b) add(y, b, y, n);
+}
+
 void scale(const float* x, float factor, float* y, size_t n) {
     for (size_t i = 0; i < n; ++i) y[i] = x[i] * factor;
 }
@@ -372,6 +392,18 @@ void page_scores(const AttnBlock& b, const uint8_t* head, Ahead ahead, float* s)
     scores_rows(b.q, head_floats(b.k_shape, head, b.scratch + size_t(b.rows) * kBlock), b.rows, dim, ahead, s);
 }
 
+// Columns [first, first + dim) of a page of keys, [dim][32], as values, [32][stride].
+const float* turned(const AttnBlock& b, const uint8_t* head) {
+    float* floats = b.scratch + size_t(b.rows) * kBlock;
+    float* out = floats + size_t(kPage) * std::max(b.k_shape.dim, b.v_shape.stride());
+    const float* in = head_floats(b.k_shape, head, floats) + size_t(b.v_first) * kPage;
+    const int stride = b.v_shape.stride();
+    for (int slot = 0; slot < kPage; ++slot)
+        for (int d = 0; d < stride; ++d)
+            out[slot * stride + d] = d < b.v_shape.dim ? in[size_t(d) * kPage + slot] : 0.0f;
+    return out;
+}
+
 void page_weigh(const AttnBlock& b, const uint8_t* head, const float* p, int keys) {
     const int stride = b.v_shape.stride();
     const auto run = [&](const auto* v) {
@@ -380,6 +412,7 @@ void page_weigh(const AttnBlock& b, const uint8_t* head, const float* p, int key
         else
             weigh_rows<std::remove_cvref_t<decltype(*v)>, 16>(p, v, b.rows, keys, stride, b.acc);
     };
+    if (b.v_first >= 0) return run(turned(b, head));
     if (b.rows <= kFewRows && b.v_shape.type == KvType::f16) return run(reinterpret_cast<const Half*>(head));
     run(head_floats(b.v_shape, head, b.scratch + size_t(b.rows) * kBlock));
 }
@@ -395,7 +428,7 @@ void weigh_seen(const AttnBlock& b, int row, const float* p) {
     float *acc = b.acc + size_t(row) * stride, *floats = b.scratch + size_t(b.rows) * kBlock;
     std::fill_n(acc, stride, 0.0f);
     for (int page = 0; page * kPage < b.keys; ++page) {
-        const float* v = head_floats(b.v_shape, b.v[page], floats);
+        const float* v = b.v_first >= 0 ? turned(b, b.v[page]) : head_floats(b.v_shape, b.v[page], floats);
         const int keys = std::min(kPage, b.keys - page * kPage);
         for (int d = 0; d < stride; ++d) {
             float part = 0;
@@ -415,7 +448,8 @@ bool has_nan(const float* x, int n) {  // n: a multiple of 16
     return any(found);
 }
 
-// Scores in place: capped, scaled, -inf where the row does not see the key; then weights. Gives m and l.
+// Scores in place: capped, scaled, with their bias, -inf where the row does not see the key; then weights. Gives m and
+// l.
 void weights(const AttnBlock& b, int r, int padded, float* row) {
     I lanes;
     for (int i = 0; i < W; ++i) lanes[i] = i;
@@ -427,6 +461,7 @@ void weights(const AttnBlock& b, int r, int padded, float* row) {
     V top = set1(kMinusInfinity);
     for (int j = 0; j < padded; j += W) {
         V x = load(row + j) * b.scale;
+        if (b.bias) x = x + load(b.bias[r] + j);
         if (j < from || j + W > to) {
             const I at = lanes + j;
             x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
@@ -483,7 +518,7 @@ void attn_merge(float* m, float* l, float* acc, float m2, float l2, const float*
 }  // namespace
 
 extern const RowOps kRowOps;
-const RowOps kRowOps = {rms_norm, add,  scale,      glu,        softcap,   softmax, exps,      chain,
-                        axpy,     rope, rope_table, page_write, page_read, attend,  attn_merge};
+const RowOps kRowOps = {rms_norm, layer_norm, add,  scale,      glu,        softcap,   softmax, exps,
+                        chain,    axpy,       rope, rope_table, page_write, page_read, attend,  attn_merge};
 
 }  // namespace assay::ASSAY_NS

@@ -32,11 +32,13 @@ struct PageShape {
 };
 
 // Query rows that read the same key/value head, against one block of keys.
-//   s[r, j] = scale * cap(q[r] . k[j]) where row r sees key j, else -inf     (cap(x) = cap tanh(x / cap), or x)
+//   s[r, j] = scale * cap(q[r] . k[j]) + bias[r, j] where row r sees key j, else -inf
+//                                                                            (cap(x) = cap tanh(x / cap), or x)
 //   m[r] = max_j s[r, j];  l[r] = sum_j exp(s[r, j] - m[r]);  acc[r, d] = sum_j exp(s[r, j] - m[r]) v[j, d]
 // Keys that a row does not see add exactly nothing, whatever they hold.
 struct AttnBlock {
     PageShape k_shape, v_shape;
+    int v_first;              // -1; or values are columns of the keys, from this one on, and v are pages of keys
     float scale, cap;         // cap 0: none
     int rows, keys;           // keys: those of this block that exist and that some row may see
     const float* const* q;    // [rows] -> [dim]
@@ -45,6 +47,7 @@ struct AttnBlock {
     const int* from;  // [rows] row r sees keys [from, to) of the block ...
     const int* to;
     const uint8_t* const* hidden;  // ... or, if given, those with hidden[r][j] == 0
+    const float* const* bias;      // null, or [rows] -> [keys rounded up to pages]
     float* m;                      // [rows]
     float* l;                      // [rows]
     float* acc;                    // [rows][v stride]
@@ -52,12 +55,16 @@ struct AttnBlock {
     float* scratch;                // attn_scratch(rows, ...) floats
 };
 
-inline size_t attn_scratch(int rows, int k_dim, int v_stride) {
-    return size_t(rows) * kBlock + size_t(kPage) * (k_dim > v_stride ? k_dim : v_stride);
+inline size_t attn_scratch(int rows, const PageShape& k, const PageShape& v) {
+    // Scores; a page of keys or values as floats; and, where values lie in the keys, turned to lie by position.
+    return size_t(rows) * kBlock + size_t(kPage) * (k.dim > v.stride() ? k.dim : v.stride()) +
+           size_t(kPage) * v.stride();
 }
 
 struct RowOps {
     void (*rms_norm)(const float* x, const float* w, float* y, size_t n, float eps);  // w / sqrt(mean x^2 + eps) * x
+    // (x - mean x) / sqrt(var x + eps) * w + b; b may be null
+    void (*layer_norm)(const float* x, const float* w, const float* b, float* y, size_t n, float eps);
     void (*add)(const float* a, const float* b, float* y, size_t n);
     void (*scale)(const float* x, float factor, float* y, size_t n);
     void (*glu)(Act act, const float* gate, const float* up, float* y, size_t n);  // act(gate) * up

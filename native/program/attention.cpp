@@ -22,13 +22,21 @@ struct Task {
     int64_t partial = -1;
 };
 
+// The shape of the values: a pool of their own, or as many columns of the keys as the result has.
+PageShape values_of(const Program& program, const Attention& a) {
+    PageShape shape = program.cache().shapes()[a.v_pool];
+    if (a.v_pool == a.k_pool)
+        shape = {shape.type, false, shape.heads, static_cast<int>(program.width(a.out) / a.n_head)};
+    return shape;
+}
+
 class AttentionStep : public Instruction {
 public:
     AttentionStep(const Program& program, const Attention& a)
         : a_(a),
           domain_(program.domain(a.q)),
           k_(program.cache().shapes()[a.k_pool]),
-          v_(program.cache().shapes()[a.v_pool]),
+          v_(values_of(program, a)),
           group_(a.n_head / k_.heads),
           traced_(a.kq >= 0 || a.capped >= 0 || a.soft_max >= 0) {
         reads = {a.q};
@@ -77,6 +85,7 @@ public:
             float* state = partials_.data() + task.partial;
             for (++at; at < tasks_.size() && same_rows(task, tasks_[at]); ++at)
                 fold(run.program.ops(), state, partials_.data() + tasks_[at].partial, task.count);
+            sink(run.program.ops(), task, state);
             finish(run, task, state);
         }
     }
@@ -85,6 +94,7 @@ private:
     int n_queries(const Chunk& c) const { return domain_ == Domain::outputs ? c.n_outputs : c.n_tokens; }
     int n_rows(const Chunk& c) const { return n_queries(c) * group_; }
     int slot(const Chunk& c, int row) const { return c.n_keys() - n_queries(c) + row / group_; }
+    int head_of(const Task& t, int row) const { return t.head * group_ + row % group_; }
     int64_t query_row(const Chunk& c, int row) const {
         return (domain_ == Domain::outputs ? c.first_output : c.first) + row / group_;
     }
@@ -97,8 +107,8 @@ private:
 
     void push(const Chunk& c, int head, int first, int count, bool split, int64_t& room) {
         const bool whole = traced_ || !c.regular;
-        const int end = whole ? c.n_keys() : slot(c, first + count - 1) + 1;
-        const int begin = whole || !a_.window ? 0 : std::max(0, slot(c, first) - a_.window + 1);
+        const int end = whole ? c.n_keys() : a_.mask.to(slot(c, first + count - 1), c.n_keys());
+        const int begin = whole ? 0 : a_.mask.from(slot(c, first));
         const int from = begin / kBlock, to = (end + kBlock - 1) / kBlock;
         if (!split || to - from < 2) {
             tasks_.push_back({&c, head, first, count, from, to});
@@ -117,10 +127,19 @@ private:
                            other + 2 * rows + r * stride, stride);
     }
 
+    // A sink is one more block that holds one score and no value, after all keys.
+    void sink(const RowOps& ops, const Task& t, float* state) const {
+        if (!a_.mask.sinks) return;
+        const std::vector<float> nothing(v_.stride());
+        for (int r = 0; r < t.count; ++r)
+            ops.attn_merge(state + r, state + t.count + r, state + 2 * t.count + int64_t(r) * v_.stride(),
+                           (*a_.mask.sinks)[head_of(t, t.first + r)], 1.0f, nothing.data(), v_.stride());
+    }
+
     void finish(Run& run, const Task& t, const float* state) const {
         for (int r = 0; r < t.count; ++r) {
             const int row = t.first + r;
-            float* out = run.row(a_.out, query_row(*t.chunk, row)) + int64_t(t.head * group_ + row % group_) * v_.dim;
+            float* out = run.row(a_.out, query_row(*t.chunk, row)) + int64_t(head_of(t, row)) * v_.dim;
             run.program.ops().scale(state + 2 * t.count + int64_t(r) * v_.stride(), 1.0f / state[t.count + r], out,
                                     v_.dim);
         }
@@ -131,25 +150,28 @@ private:
         const RowOps& ops = run.program.ops();
         const Cache& cache = run.program.cache();
         const int rows = t.count;
-        const size_t work = attn_scratch(rows, k_.dim, v_.stride()), size = state_size(rows);
+        const size_t work = attn_scratch(rows, k_, v_), size = state_size(rows);
         float* room = run.scratch(thread, work + 2 * size);
         float *state = t.partial >= 0 ? partials_.data() + t.partial : room + work, *other = room + work + size;
 
         const float* q[kTileRows];
         int from[kTileRows], to[kTileRows], slots[kTileRows];
         const uint8_t *k[kPagesPerBlock], *v[kPagesPerBlock], *hidden[kTileRows];
-        float* kq[kTileRows];
+        float *kq[kTileRows], *bias[kTileRows];
         std::vector<uint8_t> masks;
+        std::vector<float> biases;
         std::vector<float> raw;  // scores of all keys, if a trace asks
         const int64_t n_keys = c.n_keys();
         if (traced_) raw.resize(rows * n_keys);
         if (!c.regular) masks.resize(size_t(rows) * kBlock);
+        if (a_.mask.slopes) biases.resize(size_t(rows) * kBlock);
         for (int r = 0; r < rows; ++r) {
             const int row = t.first + r;
-            q[r] = run.row(a_.q, query_row(c, row)) + int64_t(t.head * group_ + row % group_) * k_.dim;
+            q[r] = run.row(a_.q, query_row(c, row)) + int64_t(head_of(t, row)) * k_.dim;
             slots[r] = slot(c, row);
         }
-        const int end = traced_ || !c.regular ? c.n_keys() : slots[rows - 1] + 1;  // keys that some row may see
+        // Keys that some row may see.
+        const int end = traced_ || !c.regular ? c.n_keys() : a_.mask.to(slots[rows - 1], c.n_keys());
         for (int block = t.from; block < t.to; ++block) {
             const int base = block * kBlock, keys = std::min(kBlock, end - base);
             for (int p = 0; p * kPage < keys; ++p) {
@@ -158,16 +180,22 @@ private:
                 v[p] = cache.page(a_.v_pool, page) + t.head * v_.head_bytes();
             }
             for (int r = 0; r < rows; ++r) {
-                from[r] = std::max(0, a_.window ? slots[r] - a_.window + 1 - base : 0);
-                to[r] = std::clamp(slots[r] + 1 - base, 0, keys);
+                from[r] = std::max(0, a_.mask.from(slots[r]) - base);
+                to[r] = std::clamp(a_.mask.to(slots[r], c.n_keys()) - base, 0, keys);
                 if (traced_) kq[r] = raw.data() + r * n_keys + base;
                 if (!c.regular) hidden[r] = hide(run, c, slots[r], base, keys, masks.data() + size_t(r) * kBlock);
+                if (a_.mask.slopes) {
+                    bias[r] = biases.data() + size_t(r) * kBlock;
+                    lean(run, c, head_of(t, t.first + r), slots[r], base, keys, bias[r]);
+                }
             }
             float* into = block == t.from ? state : other;
-            ops.attend({k_, v_, a_.scale, a_.cap, rows, keys, q, k, v, from, to, c.regular ? nullptr : hidden, into,
-                        into + rows, into + 2 * rows, traced_ ? kq : nullptr, room});
+            ops.attend({k_, v_, a_.v_pool == a_.k_pool ? a_.v_first : -1, a_.mask.scale, a_.cap, rows, keys, q, k, v,
+                        from, to, c.regular ? nullptr : hidden, a_.mask.slopes ? bias : nullptr, into, into + rows,
+                        into + 2 * rows, traced_ ? kq : nullptr, room});
             if (into == other) fold(ops, state, other, rows);
         }
+        if (t.partial < 0) sink(ops, t, state);
         if (traced_) trace(run, t, state, raw, slots);
         if (t.partial < 0) finish(run, t, state);
     }
@@ -175,11 +203,14 @@ private:
     // Which keys of a block the query in `slot` does not see, by the positions they were written with.
     const uint8_t* hide(Run& run, const Chunk& c, int slot, int base, int keys, uint8_t* mask) const {
         const int32_t* at = run.batch.key_positions.data() + c.first_key;
-        for (int j = 0; j < keys; ++j) {
-            const int64_t distance = int64_t(at[slot]) - at[base + j];
-            mask[j] = distance < 0 || (a_.window && distance >= a_.window);
-        }
+        for (int j = 0; j < keys; ++j) mask[j] = a_.mask.hides(at[slot], at[base + j]);
         return mask;
+    }
+
+    // What a head's slope adds to the scores of a block.
+    void lean(Run& run, const Chunk& c, int head, int slot, int base, int keys, float* bias) const {
+        const int32_t* at = run.batch.key_positions.data() + c.first_key;
+        for (int j = 0; j < keys; ++j) bias[j] = a_.mask.bias(head, at[slot], at[base + j]);
     }
 
     // kq as computed; its capped form; exp(s - m) / l with the m and l that weighed the values.
@@ -188,10 +219,11 @@ private:
         const RowOps& ops = run.program.ops();
         const int64_t n_keys = c.n_keys();
         std::vector<uint8_t> mask(n_keys);
+        const int32_t* keys_at = run.batch.key_positions.data() + c.first_key;
         for (int r = 0; r < t.count; ++r) {
             const int row = t.first + r;
             const float* x = raw.data() + r * n_keys;
-            const int64_t head = t.head * group_ + row % group_;
+            const int64_t head = head_of(t, row);
             const int64_t at = c.first_score * a_.n_head + (head * c.n_tokens + row / group_) * n_keys;
             if (a_.kq >= 0) std::copy_n(x, n_keys, run.rows(a_.kq) + at);
             std::vector<float> s(x, x + n_keys);
@@ -200,7 +232,10 @@ private:
             if (a_.soft_max < 0) continue;
             hide(run, c, slots[r], 0, static_cast<int>(n_keys), mask.data());
             float* y = run.rows(a_.soft_max) + at;
-            ops.scale(s.data(), a_.scale, s.data(), n_keys);
+            ops.scale(s.data(), a_.mask.scale, s.data(), n_keys);
+            if (a_.mask.slopes)
+                for (int64_t j = 0; j < n_keys; ++j)
+                    s[j] += a_.mask.bias(static_cast<int>(head), keys_at[slots[r]], keys_at[j]);
             ops.exps(s.data(), state[r], y, n_keys);
             for (int64_t j = 0; j < n_keys; ++j) y[j] = mask[j] ? 0.0f : y[j] / state[t.count + r];
         }
@@ -233,10 +268,12 @@ void Program::attention(const Attention& a) {
     if (a.k_pool < 0 || a.v_pool < 0 || a.k_pool >= n_pools || a.v_pool >= n_pools)
         throw std::invalid_argument("attention: no such cache pool");
     const PageShape &k = cache_->shapes()[a.k_pool], &v = cache_->shapes()[a.v_pool];
-    if (!k.keys || v.keys || k.heads != v.heads || a.n_head < 1 || a.n_head % k.heads || a.window < 0 ||
-        width(a.q) != int64_t(a.n_head) * k.dim || width(a.out) != int64_t(a.n_head) * v.dim ||
-        domain(a.q) != domain(a.out) || is_acts(a.q) ||
-        (domain(a.q) != Domain::tokens && domain(a.q) != Domain::outputs))
+    const bool shared = a.k_pool == a.v_pool;
+    const int64_t dim = a.n_head > 0 ? width(a.out) / a.n_head : 0;  // of a head's value
+    if (!k.keys || (v.keys && !shared) || k.heads != v.heads || a.n_head < 1 || a.n_head % k.heads ||
+        !a.mask.fits(a.n_head) || width(a.q) != int64_t(a.n_head) * k.dim || width(a.out) != a.n_head * dim ||
+        dim < 1 || (shared ? a.v_first < 0 || a.v_first + dim > k.dim : dim != v.dim) || domain(a.q) != domain(a.out) ||
+        is_acts(a.q) || (domain(a.q) != Domain::tokens && domain(a.q) != Domain::outputs))
         throw std::invalid_argument("attention: operands do not fit together");
     for (int s : {a.kq, a.capped, a.soft_max})
         if (s >= 0 && (domain(s) != Domain::scores || width(s) != a.n_head || domain(a.q) != Domain::tokens))

@@ -146,7 +146,7 @@ private:
 };
 
 // ---- experts --------------------------------------------------------------------------------------------------------
-// The rows that go to one expert, at most a tile of them.
+// The rows that go to one expert, at most a tile of them. Without a choice, part j of a row goes to expert j.
 struct Group {
     int64_t expert;
     std::vector<int64_t> pairs;  // token * k + choice
@@ -160,13 +160,14 @@ public:
     ExpertGather(int x, int idx, std::shared_ptr<const Weight> weight, kernels::Acts format,
                  std::shared_ptr<Groups> groups)
         : x_(x), idx_(idx), weight_(std::move(weight)), format_(format), groups_(std::move(groups)) {
-        reads = {x, idx};
+        reads = {x};
+        if (idx >= 0) reads.push_back(idx);
     }
     Step plan(Run& run) override {
-        const int64_t k = run.program.width(idx_), pairs = run.batch.rows(run.program.domain(idx_)) * k;
+        const int64_t k = choices(run), pairs = run.batch.rows(run.program.domain(x_)) * k;
         std::vector<std::vector<int64_t>> by_expert(weight_->count());
         for (int64_t i = 0; i < pairs; ++i) {
-            const float id = run.rows(idx_)[i];
+            const float id = idx_ >= 0 ? run.rows(idx_)[i] : static_cast<float>(i % k);
             if (!(id >= 0 && id < float(weight_->count()))) throw std::runtime_error("expert id outside the experts");
             by_expert[static_cast<size_t>(id)].push_back(i);
         }
@@ -180,7 +181,7 @@ public:
         return {static_cast<uint32_t>(groups_->size())};
     }
     void work(Run& run, uint32_t first, uint32_t last, unsigned thread) override {
-        const int64_t k = run.program.width(idx_), columns = weight_->columns();
+        const int64_t k = choices(run), columns = weight_->columns();
         const bool own_input = run.program.width(x_) != columns;  // [T, k, I] rather than [T, I]
         for (uint32_t g = first; g < last; ++g) {
             Group& group = (*groups_)[g];
@@ -195,6 +196,8 @@ public:
     }
 
 private:
+    int64_t choices(const Run& run) const { return idx_ >= 0 ? run.program.width(idx_) : weight_->count(); }
+
     int x_, idx_;
     std::shared_ptr<const Weight> weight_;
     kernels::Acts format_;
@@ -203,10 +206,8 @@ private:
 
 class ExpertProducts : public Instruction {
 public:
-    ExpertProducts(int idx, int out, std::shared_ptr<const Weight> weight, kernels::Acts format,
-                   std::shared_ptr<Groups> groups)
+    ExpertProducts(int out, std::shared_ptr<const Weight> weight, kernels::Acts format, std::shared_ptr<Groups> groups)
         : out_(out), weight_(std::move(weight)), format_(format), groups_(std::move(groups)) {
-        reads = {idx};
         writes = {out};
     }
     Step plan(Run&) override {
@@ -271,14 +272,18 @@ void Program::glu_products(int acts, std::shared_ptr<const Weight> gate, std::sh
 }
 
 void Program::expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out) {
-    const int64_t k = width(idx);
+    const int64_t k = idx >= 0 ? width(idx) : weight->count();
     if ((width(x) != weight->columns() && width(x) != k * weight->columns()) || width(out) != k * weight->rows() ||
-        domain(x) != domain(idx) || domain(out) != domain(idx) || is_acts(x) || is_acts(idx))
+        domain(out) != domain(x) || is_acts(x) || (idx >= 0 && (domain(x) != domain(idx) || is_acts(idx))))
         throw std::invalid_argument("expert product: operands do not fit together");
     const kernels::Acts format = kernels::acts_format(weight->matrix().type, exact_);
-    auto groups = std::make_shared<Groups>();
-    add(std::make_unique<ExpertGather>(x, idx, weight, format, groups));
-    add(std::make_unique<ExpertProducts>(idx, out, std::move(weight), format, std::move(groups)));
+    // Gate and up of the same experts read the same rows: gathered and prepared once.
+    std::shared_ptr<void>& known = gathered_[{x, idx, int64_t(format), weight->count()}];
+    const bool fresh = !known;
+    if (fresh) known = std::make_shared<Groups>();
+    auto groups = std::static_pointer_cast<Groups>(known);
+    if (fresh) add(std::make_unique<ExpertGather>(x, idx, weight, format, groups));
+    add(std::make_unique<ExpertProducts>(out, std::move(weight), format, std::move(groups)));
 }
 
 }  // namespace assay

@@ -153,6 +153,10 @@ void Program::check(Batch& batch) const {
     for (int32_t i = 0; i < batch.n_tokens; ++i)
         if (batch.tokens[i] < 0 || batch.tokens[i] >= n_vocab)
             throw fault("batch: token id outside the vocabulary (found " + std::to_string(batch.tokens[i]) + ")");
+    if (n_positions < INT32_MAX)
+        for (int32_t i = 0; i < batch.n_tokens; ++i)
+            if (batch.positions[i] < 0 || batch.positions[i] >= n_positions)
+                throw fault("batch: position outside the table (found " + std::to_string(batch.positions[i]) + ")");
     batch.chunk_of.resize(batch.n_tokens);
     int64_t row = 0, keys = 0;
     for (Chunk& c : batch.chunks) {
@@ -211,13 +215,14 @@ void place_positions(Batch& batch, const Cache& cache) {
 
 // Values whose lives overlap get disjoint memory; first fit in order of birth.
 void Program::plan(const Batch& batch) {
-    bool fits = true;
-    for (int d = 0; d < 4; ++d) fits &= batch.rows(Domain(d)) <= planned_[d];
-    if (fits) return;
-    const int64_t old[4] = {planned_[0], planned_[1], planned_[2], planned_[3]};
-    bool used[4] = {};
+    bool enough = true;
+    for (int d = 0; d < kDomains; ++d) enough &= batch.rows(Domain(d)) <= planned_[d];
+    if (enough) return;
+    int64_t old[kDomains];
+    std::copy_n(planned_, kDomains, old);
+    bool used[kDomains] = {};
     for (const Value& v : values_) used[int(v.domain)] |= v.external < 0;
-    for (int d = 0; d < 4; ++d)
+    for (int d = 0; d < kDomains; ++d)
         planned_[d] =
             used[d] ? std::max<int64_t>(old[d], std::bit_ceil(uint64_t(std::max<int64_t>(1, batch.rows(Domain(d))))))
                     : INT64_MAX;

@@ -1,15 +1,20 @@
 // A program: the steps of one forward pass, compiled once from a graph, run on any batch.
 //
 // Values are matrices of float32 rows. A value lives in a domain that says what its rows are: the tokens of the
-// batch, the tokens whose logits were asked for, the keys that each sequence sees, or the scores (head, token,
-// key). Steps read and write values; memory is planned from their order. A value that a trace asks for is bound
-// to memory of the caller ("external") and written there by the very step that computes it, so tracing changes
-// nothing but the address.
+// batch, the tokens whose logits were asked for, the keys that each sequence sees, the scores (head, token, key), or
+// the sequences themselves. Steps read and write values; memory is planned from their order. A value that a trace asks
+// for is bound to memory of the caller ("external") and written there by the very step that computes it, so tracing
+// changes nothing but the address.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <map>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -20,7 +25,14 @@
 
 namespace assay {
 
-enum class Domain : int { tokens, outputs, keys, scores };
+enum class Domain : int { tokens, outputs, keys, scores, sequences };
+constexpr int kDomains = 5;
+
+using Floats = std::shared_ptr<const std::vector<float>>;
+
+inline void fits(bool ok, const char* op) {
+    if (!ok) throw std::invalid_argument(std::string(op) + ": operands do not fit together");
+}
 
 // ---- weights --------------------------------------------------------------------------------------------------------
 // `count` matrices of one shape (experts; 1 otherwise), interleaved into own memory or as they lie in the file.
@@ -91,10 +103,8 @@ struct Batch {
     std::vector<int32_t> output_rows, key_positions, chunk_of;
 
     int64_t rows(Domain d) const {
-        return d == Domain::tokens    ? n_tokens
-               : d == Domain::outputs ? n_outputs
-               : d == Domain::keys    ? n_keys
-                                      : n_scores;
+        const int64_t counts[kDomains] = {n_tokens, n_outputs, n_keys, n_scores, static_cast<int64_t>(chunks.size())};
+        return counts[int(d)];
     }
 };
 
@@ -122,16 +132,55 @@ struct RowOp {
 struct Product {
     std::shared_ptr<const Weight> weight;
     int out;
-    std::shared_ptr<const std::vector<float>> bias;  // or null
+    Floats bias;  // or null
     int residual = -1;
+};
+
+// What a query does not see of the keys, by their positions, and what is added to the scores it sees.
+struct Mask {
+    float scale = 1;
+    int window = 0, chunk = 0;
+    bool causal = true;
+    Floats sinks;   // a score more for each head, or null
+    Floats slopes;  // of each head: minus slope * |distance|, or null
+
+    bool hides(int32_t query, int32_t key) const {
+        const int64_t distance = int64_t(query) - key;
+        if (causal ? distance < 0 || (window && distance >= window) : window && std::abs(distance) > window / 2)
+            return true;
+        return chunk && key < chunk_start(query);
+    }
+    // Where keys lie at positions 0, 1, 2, ...: the query sees [from, to), `n` being how many there are.
+    int from(int query) const {
+        const int behind = !window ? 0 : causal ? query - window + 1 : query - window / 2;
+        return std::max({0, behind, chunk ? static_cast<int>(chunk_start(query)) : 0});
+    }
+    int to(int query, int n) const {
+        return causal   ? query + 1
+               : window ? static_cast<int>(std::min<int64_t>(n, int64_t(query) + window / 2 + 1))
+                        : n;
+    }
+    float bias(int head, int32_t query, int32_t key) const {
+        return -((*slopes)[head] * static_cast<float>(std::abs(int64_t(query) - key)));
+    }
+    bool fits(int heads) const {
+        return window >= 0 && chunk >= 0 && (!sinks || static_cast<int>(sinks->size()) == heads) &&
+               (!slopes || static_cast<int>(slopes->size()) == heads);
+    }
+
+private:
+    int64_t chunk_start(int32_t query) const {
+        return (query >= 0 ? query / chunk : (query + 1) / chunk - 1) * int64_t(chunk);
+    }
 };
 
 struct Attention {
     int q, out;
     int k_pool, v_pool;
     int n_head;
-    float scale, cap;
-    int window;
+    float cap;
+    Mask mask;
+    int v_first = 0;  // where keys and values share a pool: the column of a key at which its value begins
     int kq = -1, capped = -1, soft_max = -1;  // external values of a trace, or -1
 };
 
@@ -149,23 +198,35 @@ public:
     kernels::Acts format(int value) const { return values_.at(value).format; }
     bool is_acts(int value) const { return values_.at(value).is_acts; }
 
-    // Steps, in order. Rows: each is one function of a row (rows.cpp has the formulas).
-    void embed(std::shared_ptr<const Weight> table, int out);
-    void rms_norm(int x, std::shared_ptr<const std::vector<float>> w, float eps, int parts, int out);
-    void bias(int x, std::shared_ptr<const std::vector<float>> b, int out);
-    void binary(const std::string& op, int a, int b, int out, Act act);  // add, glu, gather, div, expert_scale
-    void unary(const std::string& op, int x, float argument, int out);   // scale, softcap, softmax, argsort, ...
-    void slice(int x, int64_t start, int out);
+    // Steps, in order. Rows: each is one function of a row (rows.cpp, heads.cpp and experts.cpp have the formulas).
+    void embed(std::shared_ptr<const Weight> table, bool by_position, int out);
+    void rms_norm(int x, Floats w, float eps, int parts, int out);              // w may be null
+    void layer_norm(int x, Floats w, Floats b, float eps, int parts, int out);  // b may be null
+    void bias(int x, Floats b, int out);
+    void gain(int x, Floats w, int out);
+    void binary(const std::string& op, int a, int b, int out,
+                Act act);                                               // add, mul, glu, gather, div, expert_scale, ...
+    void unary(const std::string& op, int x, float argument, int out);  // scale, softcap, softmax, argsort, ...
+    void act(int x, Act act, int out);
+    void glu_split(int x, Act act, int parts, int out);
+    void glu_oai(int gate, int up, float alpha, float limit, int out);
+    void clamp(int x, float lo, float hi, int out);
+    void slice(int x, int64_t start, int parts, int out);
+    void concat(int a, int b, int parts_a, int parts_b, int parts, int out);
+    void pos_scale(int x, double beta, int64_t unit, int64_t offset, int out);
+    void pool_rows(int x, const std::string& kind, int out);
+    void group_mask(int x, int groups, int used, int out);
+    void expert_rows(const std::string& op, int x, int idx, Floats rows, int out);  // expert_bias, expert_gain
     void expert_sum(int x, int out);
     void rope_table(std::vector<double> frequencies, float magnitude, int out);
-    void rope(int x, int table, int heads, bool neox, int out);
+    void rope(int x, int table, int heads, int offset, bool neox, int out);
     void cache_write(int x, int pool);
     void cache_read(int pool, int out);
     void output_rows(int x, int out);
     void prepare(int x, int acts);
     // Scores one operation at a time, for graphs that `attention` does not fit.
     void kq(int q, int k, int heads, int kv_heads, int out);
-    void attn_softmax(int x, float scale, int window, int out);
+    void attn_softmax(int x, const Mask& mask, int out);
     void kqv(int p, int v, int kv_heads, int out);
     // Products and attention.
     void row(RowOp op);
@@ -173,6 +234,7 @@ public:
     void glu_products(int acts, std::shared_ptr<const Weight> gate, std::shared_ptr<const Weight> up, int gate_out,
                       int up_out, int out, Act act);  // gate_out, up_out: values, or -1
     void attention(const Attention& a);
+    // idx -1: each of the weight's matrices takes its own part of a row.
     void expert_product(int x, int idx, std::shared_ptr<const Weight> weight, int out);
     void add(std::unique_ptr<Instruction> instruction);
 
@@ -181,7 +243,8 @@ public:
     Cache& cache() const { return *cache_; }
     Pool& pool() const { return *pool_; }
     bool exact() const { return exact_; }
-    int64_t n_vocab = INT32_MAX;  // tokens must be below
+    int64_t n_vocab = INT32_MAX;      // tokens must be below
+    int64_t n_positions = INT32_MAX;  // and positions
 
     // Run on a batch; false if `poll` said to stop. Throws on anything outside the cache or the vocabulary.
     bool run(Batch& batch, const std::function<bool()>& poll);
@@ -209,8 +272,9 @@ private:
     std::vector<Value> values_;
     int n_externals_ = 0;
     std::vector<std::unique_ptr<Instruction>> code_;
-    std::vector<RowOp> pending_;  // row steps not yet made into an instruction
-    int64_t planned_[4] = {-1, -1, -1, -1};
+    std::map<std::array<int64_t, 4>, std::shared_ptr<void>> gathered_;  // by input, choice, format and experts
+    std::vector<RowOp> pending_;                                        // row steps not yet made into an instruction
+    int64_t planned_[kDomains] = {-1, -1, -1, -1, -1};
     Pages arena_;
     std::vector<std::vector<float>> scratch_;  // one a thread
 };

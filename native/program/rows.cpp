@@ -8,45 +8,73 @@
 #include "program.h"
 
 namespace assay {
-namespace {
-
-void fits(bool ok, const char* op) {
-    if (!ok) throw std::invalid_argument(std::string(op) + ": operands do not fit together");
-}
-
-}  // namespace
-
-// y[t] = W[token[t]]
-void Program::embed(std::shared_ptr<const Weight> table, int out) {
+// y[t] = W[token[t]], or W[position[t]]
+void Program::embed(std::shared_ptr<const Weight> table, bool by_position, int out) {
     fits(table->columns() == width(out) && domain(out) == Domain::tokens && table->count() == 1, "embed");
-    n_vocab = std::min(n_vocab, table->rows());
+    int64_t& limit = by_position ? n_positions : n_vocab;
+    limit = std::min(limit, table->rows());
     row({Domain::tokens, width(out), {}, {out}, [=](Run& run, int64_t first, int64_t last) {
+             const int32_t* at = by_position ? run.batch.positions : run.batch.tokens;
              for (int64_t i = first; i < last; ++i)
-                 run.program.isa().decode_row(table->matrix(), run.batch.tokens[i], run.row(out, i));
+                 run.program.isa().decode_row(table->matrix(), at[i], run.row(out, i));
          }});
 }
 
-// y = x / sqrt(mean(x^2) + eps) * w over each of `parts` equal parts of a row
-void Program::rms_norm(int x, std::shared_ptr<const std::vector<float>> w, float eps, int parts, int out) {
+// Both norms work on each of `parts` equal parts of a row; weights are those of one part, or of the whole row.
+
+// y = x / sqrt(mean(x^2) + eps) * w
+void Program::rms_norm(int x, Floats w, float eps, int parts, int out) {
     const int64_t n = width(x), each = parts > 0 ? n / parts : 0;
-    fits(parts > 0 && each * parts == n && static_cast<int64_t>(w->size()) == each && width(out) == n &&
-             domain(x) == domain(out),
+    if (!w) w = std::make_shared<const std::vector<float>>(std::max<int64_t>(1, each), 1.0f);
+    const int64_t size = static_cast<int64_t>(w->size()), step = size == each ? 0 : each;
+    fits(parts > 0 && each * parts == n && (size == each || size == n) && width(out) == n && domain(x) == domain(out),
          "rms_norm");
     row({domain(x), 2 * n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
              for (int64_t i = first; i < last; ++i)
-                 for (int64_t at = 0; at < n; at += each)
-                     run.program.ops().rms_norm(run.row(x, i) + at, w->data(), run.row(out, i) + at, each, eps);
+                 for (int64_t part = 0; part < parts; ++part)
+                     run.program.ops().rms_norm(run.row(x, i) + part * each, w->data() + part * step,
+                                                run.row(out, i) + part * each, each, eps);
+         }});
+}
+
+// y = (x - mean(x)) / sqrt(var(x) + eps) * w + b
+void Program::layer_norm(int x, Floats w, Floats b, float eps, int parts, int out) {
+    const int64_t n = width(x), each = parts > 0 ? n / parts : 0;
+    const int64_t size = static_cast<int64_t>(w->size()), step = size == each ? 0 : each;
+    fits(parts > 0 && each * parts == n && (size == each || size == n) && (!b || b->size() == w->size()) &&
+             width(out) == n && domain(x) == domain(out),
+         "layer_norm");
+    row({domain(x), 4 * n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
+             for (int64_t i = first; i < last; ++i)
+                 for (int64_t part = 0; part < parts; ++part)
+                     run.program.ops().layer_norm(run.row(x, i) + part * each, w->data() + part * step,
+                                                  b ? b->data() + part * step : nullptr, run.row(out, i) + part * each,
+                                                  each, eps);
          }});
 }
 
 // y = x + b, b repeated along the row
-void Program::bias(int x, std::shared_ptr<const std::vector<float>> b, int out) {
+void Program::bias(int x, Floats b, int out) {
     const int64_t n = width(x), each = static_cast<int64_t>(b->size());
     fits(each > 0 && n % each == 0 && width(out) == n && domain(x) == domain(out), "bias");
     row({domain(x), n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
              for (int64_t i = first; i < last; ++i)
                  for (int64_t at = 0; at < n; at += each)
                      run.program.ops().add(run.row(x, i) + at, b->data(), run.row(out, i) + at, each);
+         }});
+}
+
+// y = x * w, w repeated along the row
+void Program::gain(int x, Floats w, int out) {
+    const int64_t n = width(x), each = static_cast<int64_t>(w->size());
+    fits(each > 0 && n % each == 0 && width(out) == n && domain(x) == domain(out), "mul_weight");
+    row({domain(x), n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
+             for (int64_t i = first; i < last; ++i) {
+                 const float* p = run.row(x, i);
+                 float* y = run.row(out, i);
+                 for (int64_t at = 0; at < n; at += each)
+                     for (int64_t j = 0; j < each; ++j) y[at + j] = p[at + j] * (*w)[j];
+             }
          }});
 }
 
@@ -66,6 +94,11 @@ void Program::binary(const std::string& op, int a, int b, int out, Act act) {
         body = [=](const RowOps&, const float* p, const float* q, float* y) {
             for (int64_t j = 0; j < n; ++j) y[j] = p[j] / *q;
         };
+    } else if (op == "mul") {  // y[j] = a[j] b[j], or one b for all
+        ok &= m == n || m == 1;
+        body = [=](const RowOps&, const float* p, const float* q, float* y) {
+            for (int64_t j = 0; j < n; ++j) y[j] = p[j] * q[m == 1 ? 0 : j];
+        };
     } else if (op == "gather") {  // y[j] = a[b[j]]
         const int64_t from = width(a);
         ok = m == n && domain(a) == domain(out) && domain(b) == domain(out);
@@ -76,6 +109,12 @@ void Program::binary(const std::string& op, int a, int b, int out, Act act) {
         ok &= n % m == 0;
         body = [=](const RowOps& ops, const float* p, const float* q, float* y) {
             for (int64_t j = 0; j < m; ++j) ops.scale(p + j * (n / m), q[j], y + j * (n / m), n / m);
+        };
+    } else if (op == "expert_input") {  // y[j, i] = a[i] b[j]
+        const int64_t each = width(a);
+        ok = n == m * each && domain(a) == domain(out) && domain(b) == domain(out);
+        body = [=](const RowOps& ops, const float* p, const float* q, float* y) {
+            for (int64_t j = 0; j < m; ++j) ops.scale(p, q[j], y + j * each, each);
         };
     } else {
         throw std::invalid_argument(op + ": no such step");
@@ -98,6 +137,12 @@ void Program::unary(const std::string& op, int x, float argument, int out) {
         body = [=](const RowOps& ops, const float* p, float* y) { ops.softcap(p, argument, y, n); };
     } else if (op == "softmax") {
         body = [=](const RowOps& ops, const float* p, float* y) { ops.softmax(p, y, n); };
+    } else if (op == "sigmoid") {  // 1 / (1 + exp(-x))
+        body = [=](const RowOps& ops, const float* p, float* y) {
+            for (int64_t j = 0; j < n; ++j) y[j] = -p[j];
+            ops.exps(y, 0.0f, y, n);
+            for (int64_t j = 0; j < n; ++j) y[j] = 1.0f / (1.0f + y[j]);
+        };
     } else if (op == "clamp_min") {
         body = [=](const RowOps&, const float* p, float* y) {
             for (int64_t j = 0; j < n; ++j) y[j] = p[j] < argument ? argument : p[j];
@@ -125,24 +170,58 @@ void Program::unary(const std::string& op, int x, float argument, int out) {
          }});
 }
 
-// y = x[start : start + width(out)]
-void Program::slice(int x, int64_t start, int out) {
-    const int64_t n = width(out);
-    fits(start >= 0 && start + n <= width(x) && domain(x) == domain(out), "slice");
-    row({domain(x), n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
-             for (int64_t i = first; i < last; ++i) std::copy_n(run.row(x, i) + start, n, run.row(out, i));
+// y = act(x)
+void Program::act(int x, Act act, int out) {
+    const int64_t n = width(x);
+    fits(width(out) == n && domain(x) == domain(out), "act");
+    const auto ones = std::make_shared<const std::vector<float>>(n, 1.0f);
+    row({domain(x), 2 * n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
+             for (int64_t i = first; i < last; ++i)
+                 run.program.ops().glu(act, run.row(x, i), ones->data(), run.row(out, i), n);
          }});
 }
 
-// y[o] = sum_j x[j, o], j ascending
-void Program::expert_sum(int x, int out) {
-    const int64_t n = width(out), k = width(x) / n;
-    fits(k * n == width(x) && domain(x) == domain(out), "expert_sum");
-    row({domain(x), width(x), {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
+// y = act(first half of x) * second half, for each of `parts` equal parts of a row
+void Program::glu_split(int x, Act act, int parts, int out) {
+    const int64_t n = width(out), each = parts > 0 ? n / parts : 0;
+    fits(parts > 0 && each * parts == n && width(x) == 2 * n && domain(x) == domain(out), "glu_split");
+    row({domain(x), 2 * n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
+             for (int64_t i = first; i < last; ++i)
+                 for (int64_t part = 0; part < parts; ++part) {
+                     const float* p = run.row(x, i) + 2 * part * each;
+                     run.program.ops().glu(act, p, p + each, run.row(out, i) + part * each, each);
+                 }
+         }});
+}
+
+// y = g / (1 + exp(-(alpha g))) * (v + 1), g = min(gate, limit), v = up within -limit .. limit
+void Program::glu_oai(int gate, int up, float alpha, float limit, int out) {
+    const int64_t n = width(out);
+    fits(width(gate) == n && width(up) == n && domain(gate) == domain(out) && domain(up) == domain(out), "glu_oai");
+    row({domain(out), 4 * n, {gate, up}, {out}, [=](Run& run, int64_t first, int64_t last) {
              for (int64_t i = first; i < last; ++i) {
-                 float *p = run.row(x, i), *y = run.row(out, i);
-                 std::copy_n(p, n, y);
-                 for (int64_t j = 1; j < k; ++j) run.program.ops().add(y, p + j * n, y, n);
+                 const float *p = run.row(gate, i), *q = run.row(up, i);
+                 float* y = run.row(out, i);
+                 for (int64_t j = 0; j < n; ++j) y[j] = -(alpha * (p[j] > limit ? limit : p[j]));
+                 run.program.ops().exps(y, 0.0f, y, n);
+                 for (int64_t j = 0; j < n; ++j) {
+                     const float g = p[j] > limit ? limit : p[j];
+                     const float v = q[j] > limit ? limit : q[j] < -limit ? -limit : q[j];
+                     y[j] = g / (1.0f + y[j]) * (v + 1.0f);
+                 }
+             }
+         }});
+}
+
+// y = x within lo .. hi
+void Program::clamp(int x, float lo, float hi, int out) {
+    const int64_t n = width(x);
+    fits(width(out) == n && domain(x) == domain(out), "clamp");
+    row({domain(x), n, {x}, {out}, [=](Run& run, int64_t first, int64_t last) {
+             for (int64_t i = first; i < last; ++i) {
+                 const float* p = run.row(x, i);
+                 float* y = run.row(out, i);
+                 for (int64_t j = 0; j < n; ++j) y[j] = p[j] < lo ? lo : p[j] > hi ? hi : p[j];
              }
          }});
 }
@@ -162,16 +241,26 @@ void Program::rope_table(std::vector<double> frequencies, float magnitude, int o
          }});
 }
 
-void Program::rope(int x, int table, int heads, bool neox, int out) {
+// Each head's values [offset, offset + n_rot) turned, the others as they are
+void Program::rope(int x, int table, int heads, int offset, bool neox, int out) {
     const int64_t n = width(x), n_rot = width(table), dim = heads > 0 ? n / heads : 0;
-    fits(heads > 0 && dim * heads == n && n_rot <= dim && width(out) == n && domain(x) == domain(out) &&
-             domain(table) == domain(x),
+    fits(heads > 0 && dim * heads == n && offset >= 0 && offset + n_rot <= dim && width(out) == n &&
+             domain(x) == domain(out) && domain(table) == domain(x),
          "rope");
     row({domain(x), 2 * n, {x, table}, {out}, [=](Run& run, int64_t first, int64_t last) {
              for (int64_t i = first; i < last; ++i) {
-                 const float* turn = run.row(table, i);
-                 run.program.ops().rope(run.row(x, i), turn, turn + n_rot / 2, run.row(out, i), heads,
-                                        static_cast<int>(dim), static_cast<int>(n_rot), neox);
+                 const float *turn = run.row(table, i), *p = run.row(x, i);
+                 float* y = run.row(out, i);
+                 if (!offset) {
+                     run.program.ops().rope(p, turn, turn + n_rot / 2, y, heads, static_cast<int>(dim),
+                                            static_cast<int>(n_rot), neox);
+                     continue;
+                 }
+                 for (int h = 0; h < heads; ++h, p += dim, y += dim) {
+                     if (y != p) std::copy_n(p, offset, y);
+                     run.program.ops().rope(p + offset, turn, turn + n_rot / 2, y + offset, 1,
+                                            static_cast<int>(dim - offset), static_cast<int>(n_rot), neox);
+                 }
              }
          }});
 }
@@ -282,23 +371,28 @@ void Program::kq(int q, int k, int heads, int kv_heads, int out) {
     }));
 }
 
-// softmax over s of scale x[h, t, s], masked where kpos[s] > pos[t] or kpos[s] <= pos[t] - window
-void Program::attn_softmax(int x, float scale, int window, int out) {
-    fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out) && !is_acts(x),
+// softmax over s of scale x[h, t, s] - slope[h] |distance| where the mask lets it be seen; a sink is one more score
+void Program::attn_softmax(int x, const Mask& mask, int out) {
+    const int heads = static_cast<int>(width(x));
+    fits(domain(x) == Domain::scores && domain(out) == Domain::scores && width(x) == width(out) && !is_acts(x) &&
+             mask.fits(heads),
          "attn_softmax");
-    add(std::make_unique<HeadSteps>(
-        static_cast<int>(width(x)), std::vector{x}, out, [=](Run& run, const Chunk& c, int head) {
-            const int32_t* at = run.batch.key_positions.data() + c.first_key;
-            for (int t = 0; t < c.n_tokens; ++t) {
-                const float* in = score_row(run, x, c, head, t);
-                float* y = score_row(run, out, c, head, t);
-                for (int s = 0; s < c.n_keys(); ++s) {
-                    const int64_t distance = int64_t(run.batch.positions[c.first + t]) - at[s];
-                    y[s] = distance < 0 || (window && distance >= window) ? -INFINITY : in[s] * scale;
-                }
-                run.program.ops().softmax(y, y, c.n_keys());
+    add(std::make_unique<HeadSteps>(heads, std::vector{x}, out, [=](Run& run, const Chunk& c, int head) {
+        const int32_t* at = run.batch.key_positions.data() + c.first_key;
+        const int n = c.n_keys();
+        std::vector<float> s(n + 1);
+        for (int t = 0; t < c.n_tokens; ++t) {
+            const int32_t query = run.batch.positions[c.first + t];
+            const float* in = score_row(run, x, c, head, t);
+            for (int j = 0; j < n; ++j) {
+                s[j] = mask.hides(query, at[j]) ? -INFINITY : in[j] * mask.scale;
+                if (mask.slopes) s[j] += mask.bias(head, query, at[j]);
             }
-        }));
+            if (mask.sinks) s[n] = (*mask.sinks)[head];
+            run.program.ops().softmax(s.data(), s.data(), n + (mask.sinks ? 1 : 0));
+            std::copy_n(s.data(), n, score_row(run, out, c, head, t));
+        }
+    }));
 }
 
 // y[t, h] = sum_s p[h, t, s] v[s, h / group], s ascending

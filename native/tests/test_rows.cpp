@@ -85,10 +85,9 @@ struct Bench {
             kp.push_back(k_pages.data() + page * k.page_bytes());
             vp.push_back(v_pages.data() + page * v.page_bytes());
         }
-        std::vector<float> m(count), l(count), acc(size_t(count) * v.stride()),
-            room(attn_scratch(count, k.dim, v.stride()));
-        ops.attend({k, v, 0.2f, 0.0f, count, keys, q.data(), kp.data(), vp.data(), from.data(), to.data(), nullptr,
-                    m.data(), l.data(), acc.data(), nullptr, room.data()});
+        std::vector<float> m(count), l(count), acc(size_t(count) * v.stride()), room(attn_scratch(count, k, v));
+        ops.attend({k, v, -1, 0.2f, 0.0f, count, keys, q.data(), kp.data(), vp.data(), from.data(), to.data(), nullptr,
+                    nullptr, m.data(), l.data(), acc.data(), nullptr, room.data()});
         std::vector<float> out;
         for (int r = 0; r < count; ++r)
             for (int d = 0; d < v.dim; ++d) out.push_back(acc[size_t(r) * v.stride() + d] / l[r]);
@@ -304,11 +303,11 @@ uint64_t hash(const RowOps& ops) {
                 ks.push_back(kp.data() + page * k.page_bytes());
                 vs.push_back(vp.data() + page * v.page_bytes());
             }
-            std::vector<float> room(attn_scratch(rows, 64, 64)), state(size_t(rows) * 66);
+            std::vector<float> room(attn_scratch(rows, k, v)), state(size_t(rows) * 66);
             float* s = state.data();
             for (float cap : {0.0f, 20.0f}) {
-                ops.attend({k, v, 0.125f, cap, rows, kBlock, q.data(), ks.data(), vs.data(), from.data(), to.data(),
-                            nullptr, s, s + rows, s + 2 * rows, nullptr, room.data()});
+                ops.attend({k, v, -1, 0.125f, cap, rows, kBlock, q.data(), ks.data(), vs.data(), from.data(), to.data(),
+                            nullptr, nullptr, s, s + rows, s + 2 * rows, nullptr, room.data()});
                 for (int r = 1; r < rows; ++r)
                     ops.attn_merge(s, s + rows, s + 2 * rows, s[r], s[rows + r], s + 2 * rows + 64 * r, 64);
                 h = hash(s, 4 * state.size(), h);

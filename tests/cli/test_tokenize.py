@@ -98,3 +98,23 @@ def test_user_faults(vocab: str, arguments: tuple[str, ...], words: str, capsys:
 def test_argument_that_is_not_utf8(assay: Assay, vocab: str) -> None:
     done = assay("tokenize", vocab, b"\xff\xfe")
     assert done.returncode == 2 and "not valid UTF-8" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_template_arguments(vocab: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    source = tmp_path / "t.jinja"
+    source.write_text("{{ messages[0].content }}{{ '!' if loud }}{{ word }}{{ [n] if n is number }}")
+    chat = (vocab, "a", "--chat", "--template", str(source), "--json")
+
+    def text(*args: str) -> str:
+        return "".join(json.loads(run(capsys, *chat, *args)[1])["pieces"])
+
+    assert text() == "<s> a"
+    assert text("--template-arg", "loud=true", "--template-arg", "word=b c", "--template-arg", "n=2") == "<s> a!b c[2]"
+    assert text("--chat-template-kwargs", '{"loud": true, "word": "=x"}', "--template-arg", "loud=false") == "<s> a=x"
+    for wrong in ("loud", "1=2", "{1}", "=x"):
+        code, _, err = run(capsys, *chat, "--template-arg", wrong)
+        assert code == 2 and "--template-arg" in err
+    code, _, err = run(capsys, *chat, "--template-arg", "messages=1")
+    assert code == 2 and "messages: cannot be set" in err
+    code, _, err = run(capsys, vocab, "a", "--template-arg", "loud=true")
+    assert code == 2 and "need --chat" in err

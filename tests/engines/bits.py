@@ -26,9 +26,10 @@ from assay.engines.cpu import KV_TYPES, CpuEngine
 from assay.gguf import open_file
 from assay.gguf.codecs import decode
 from assay.gguf.types import GGMLType, by_name
-from assay.gguf.writer import Tensor
+from assay.gguf.writer import Tensor, write
 from assay.graph import Graph, Node
 from assay.models import Model, load
+from assay.models.catalogue import ARCHITECTURES, VARIANTS, metadata, tensor_shapes
 from tests import tiny
 
 RECORDED = Path(__file__).parents[1] / "data" / "bits.json"
@@ -45,13 +46,15 @@ TYPES = (*SCALES, "IQ1_M", "MXFP4", "Q8_K", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the engine's options, the graph's change, and how many tokens are run."""
+    """A model (a tiny llama, or the catalogue's example of `arch`), the engine's options, the graph's change, and how
+    many tokens are run."""
 
     options: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     change: Callable[[Node], Any] | None = None
     tokens: int = 40
     positions: tuple[int, ...] = ()
+    arch: str = ""
 
 
 def _act(act: str) -> Callable[[Node], Any]:
@@ -85,6 +88,7 @@ def _loose(node: Node) -> Any:
 
 WIDE = {"n_embd": 256, "n_ff": 768}
 HEADS = {"n_embd": 128, "n_head": 4, "n_head_kv": 2}  # of 32 values: any cache
+LONG = ("gpt-oss", "mpt", "deepseek2", "gemma3", "nomic-bert")
 CASES = {
     **{f"{t} fast": Case({"type": t, **WIDE}, tokens=18) for t in TYPES},
     **{f"{t} exact": Case({"type": t, **WIDE}, {"precision": "exact"}, tokens=10) for t in TYPES},
@@ -110,6 +114,9 @@ CASES = {
     "far positions": Case({"type": "Q8_0"}, tokens=6, positions=(0, 1, 70000, 3000000, 3000001, 2**31 - 1)),
     **{f"cache {kv}": Case({"type": "Q8_0", **HEADS}, {"kv_type": kv}, tokens=300) for kv in KV_TYPES},
     **{f"cache {kv} exact": Case({"type": "F32", **HEADS}, {"kv_type": kv, "precision": "exact"}) for kv in KV_TYPES},
+    # What an architecture has of its own: norms, gates, masks, sinks, slopes, routing, heads. Long where blocks of keys
+    # are merged.
+    **{f"arch {name}": Case(arch=name, tokens=300 if name in LONG else 40) for name in (*ARCHITECTURES, *VARIANTS)},
 }  # fmt: skip
 
 
@@ -138,10 +145,10 @@ def blocks(kind: GGMLType, n: int, size: float, rng: np.random.Generator) -> np.
     return scaled(round(math.log2(size / math.sqrt(float(np.mean(seen**2))))))
 
 
-def _tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> Tensor:
+def tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> Tensor:
     """As tests/tiny.py has them, without a rounding of any library."""
     kind = by_name(type_name if len(shape) > 1 else "F32")
-    if name == "rope_freqs.weight":
+    if name.startswith("rope_f"):
         return Tensor(name, shape, kind, np.linspace(1, 8, shape[0]).astype(np.float32))
     if "norm" in name:
         return Tensor(name, shape, kind, 1 + np.float32(0.25) * _uniform(shape, rng))
@@ -159,7 +166,18 @@ def _tensor(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Ge
 
 def make(case: Case, path: Path) -> Model:
     """Write the model's file and load it."""
-    return load(open_file(tiny.make(path, **{"n_ctx": 1024, **case.options, "tensor": _tensor})))
+    if not case.arch:
+        return load(open_file(tiny.make(path, **{"n_ctx": 1024, **case.options, "tensor": tensor})))
+    row = ARCHITECTURES.get(case.arch) or VARIANTS[case.arch]
+    rng = np.random.default_rng(1)
+
+    def kind(name: str, shape: tuple[int, ...]) -> str:
+        plain = "norm" in name or not name.endswith(".weight") or shape[-1] % 32
+        return "F32" if plain else "Q8_0"
+
+    tensors = [tensor(name, shape, kind(name, shape), rng) for name, shape in tensor_shapes(row).items()]
+    write(path, {**metadata(row), "tokenizer.ggml.model": "no_vocab", "tokenizer.ggml.token_type_count": 2}, tensors)
+    return load(open_file(path))
 
 
 def graph_of(case: Case, model: Model) -> Graph:
@@ -169,7 +187,7 @@ def graph_of(case: Case, model: Model) -> Graph:
 def logits(case: Case, model: Model, *, piece: int = 0, keep: tuple[str, ...] = (), **engine: Any) -> np.ndarray:
     """All logits of the case's tokens, given `piece` at a time (0: all at once)."""
     run = CpuEngine(model, graph=graph_of(case, model), n_pages=32, **{**case.engine, **engine})
-    ids, table = IDS[: case.tokens], np.arange(-(-case.tokens // PAGE), dtype=np.int32)
+    ids, table = IDS[: case.tokens] % model.hparams.n_vocab, np.arange(-(-case.tokens // PAGE), dtype=np.int32)
     positions = np.array(case.positions or range(case.tokens), np.int32)
     size = piece or case.tokens
     rows = [

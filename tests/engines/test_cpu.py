@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from assay import _native
 from assay.engines.base import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.reference import ReferenceEngine, evaluate
@@ -95,12 +96,13 @@ def test_exact_is_the_reference(make: Make, variant: str, type_name: str) -> Non
     assert nmse(found, expected) < 1e-9
 
 
+@pytest.mark.parametrize("isa", _native.isas())
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_every_node_on_its_own_inputs(make: Make, variant: str) -> None:
+def test_every_node_on_its_own_inputs(make: Make, variant: str, isa: str) -> None:
     """Exact mode: the definition, fed this engine's values of a node's inputs, gives this engine's value."""
     model = make(**VARIANTS[variant])
     ids = IDS[:40]
-    engine = CpuEngine(model, precision="exact", threads=2)
+    engine = CpuEngine(model, precision="exact", threads=2, isa=isa)
     values = engine.forward([whole(ids)], [n.name for n in model.graph])[0].nodes
     env = {"inp_tokens": ids.astype(np.int64), "inp_pos": np.arange(40), "inp_kpos": np.arange(40)}
     weights = Weights(model.file)
@@ -131,11 +133,12 @@ def test_fast_is_near_the_reference(make: Make, type_name: str, limit: float) ->
     assert nmse(CpuEngine(model, threads=2).forward([whole(ids)])[0].logits, expected) < limit
 
 
+@pytest.mark.parametrize("isa", _native.isas())
 @pytest.mark.parametrize(("kv_type", "limit"), [("f32", 1e-9), ("f16", 1e-5), ("bf16", 1e-3), ("q8_0", 1e-3)])
-def test_cache_types(make: Make, kv_type: str, limit: float) -> None:
+def test_cache_types(make: Make, kv_type: str, limit: float, isa: str) -> None:
     model = make(n_embd=128, n_head=4, n_head_kv=2)
     expected = ReferenceEngine(model).forward([whole(IDS[:300])])[0].logits
-    engine = CpuEngine(model, precision="exact", kv_type=kv_type, threads=2)
+    engine = CpuEngine(model, precision="exact", kv_type=kv_type, threads=2, isa=isa)
     found = engine.forward([whole(IDS[:300])])[0].logits
     assert nmse(found, expected) < limit
     assert np.array_equal(found, in_pieces(engine, IDS[:300], 1))

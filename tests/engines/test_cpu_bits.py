@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from assay import _native
 from assay.engines.cpu import CpuEngine
 from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.gguf.writer import Tensor
+from assay.models import load
+from tests import tiny
 from tests.engines import bits
 
 RECORDED = json.loads(bits.RECORDED.read_text())
@@ -29,6 +34,8 @@ def test_recorded_bits(name: str, tmp_path: Path) -> None:
     runs = [{"threads": 1}, {"threads": 2, "piece": 7}, {"threads": 3, "piece": 32}, {"threads": 2, "pack": False}]
     if case.tokens <= 40:
         runs += [{"threads": 3, "piece": 1}, {"threads": 2, "keep": ("l_out-0",)}]
+    if model.graph.whole:
+        runs = [{**run, "piece": 0} for run in runs]
     for isa in _native.isas():
         for run in runs if isa != "portable" else runs[:2]:
             assert bits.digest(bits.logits(case, model, isa=isa, **run)) == recorded["logits"], (isa, run)
@@ -39,3 +46,37 @@ def test_an_instruction_set_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(AssayError, match=r"found sse9, expected .*portable"):
         CpuEngine(model, isa="sse9")
     assert CpuEngine(model, isa="portable").isa == "portable"
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = bits.make(bits.CASES["F32 fast"], tmp_path / "model.gguf")
+    monkeypatch.setenv("ASSAY_ISA", "portable")
+    assert CpuEngine(model).isa == "portable"
+    monkeypatch.setenv("ASSAY_ISA", "mmx")
+    with pytest.raises(AssayError, match="found mmx"):
+        CpuEngine(model)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38, 1e-40])
+@pytest.mark.parametrize("precision", ["fast", "exact"])
+def test_strange_activations(value: float, precision: str, tmp_path: Path) -> None:
+    """A NaN, infinite, huge or tiny embedding: the same bits on every path, and earlier tokens do not notice."""
+    case = bits.Case({"type": "Q4_0"}, {"precision": precision}, tokens=40)
+
+    def fill(name: str, shape: tuple[int, ...], type_name: str, rng: np.random.Generator) -> Tensor:
+        if name != "token_embd.weight":
+            return bits.tensor(name, shape, type_name, rng)
+        table = bits.tensor(name, shape, "F32", rng)
+        table.data[bits.IDS[9], 5] = value
+        return table
+
+    model = load(open_file(tiny.make(tmp_path / "model.gguf", type="Q4_0", tied=False, tensor=fill)))
+    first = next(i for i, token in enumerate(bits.IDS) if token == bits.IDS[9])
+    whole = bits.logits(case, model, threads=1)
+    assert np.isfinite(whole[:first]).all()
+    if not np.isfinite(value):
+        assert np.isnan(whole[first:]).all()
+    for isa in _native.isas():
+        for run in ({"threads": 2, "piece": 1}, {"threads": 3, "piece": 7}, {"threads": 2, "pack": False}):
+            found = bits.logits(case, model, isa=isa, **run)
+            assert np.array_equal(found, whole, equal_nan=True), (isa, run)

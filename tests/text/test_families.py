@@ -125,7 +125,10 @@ def test_all_tokens_of_the_vocabulary_are_known() -> None:
 
 
 def test_generators_become_lists_and_lists_are_queues() -> None:
-    source = "{{ messages | map(attribute='content') | tojson }}{% set l = [] %}{{ l.append(1) or l }}{{ l.pop(0) }}{{ x | tojson }}"
+    source = (
+        "{{ messages | map(attribute='content') | tojson }}"
+        "{% set l = [] %}{{ l.append(1) or l }}{{ l.pop(0) }}{{ x | tojson }}"
+    )
     template = ChatTemplate(source, name="t")
     assert template.render([{"role": "user", "content": "é"}], x={"a": "<"}) == '["é"][1]1{"a": "<"}'
     with pytest.raises(AssayError, match="not JSON serializable"):
@@ -138,3 +141,22 @@ def test_a_slow_template_is_not_tried_again_for_ever() -> None:
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": None}]
     with pytest.raises(AssayError, match=r"does not take these messages|no result within"):
         ChatTemplate(source, name="t").render(messages, timeout=0.5)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
+        ("{% set n = namespace(x=1) %}{% generation %}{% set n.x = 2 %}{% endgeneration %}{{ n.x }}", "2"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}", "ab"),
+        ("{% for m in messages %}{% if loop.last %}{% break %}{% endif %}{{ m.content }}{% endfor %}", "a"),
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% endfor %}", "b"),
+        ("{{ {'b': 'é<', 'a': 1} | tojson(indent=1) }}", '{\n "b": "é<",\n "a": 1\n}'),
+        ("{{ {'b': 'é', 'a': 1} | tojson(ensure_ascii=true, sort_keys=true) }}", '{"a": 1, "b": "\\u00e9"}'),
+        ("{{ [1, 2] | tojson(separators=(',', ':')) | safe }}", "[1,2]"),
+        ("{{ strftime_now('%%') }}", "%"),
+    ],
+)
+def test_what_transformers_adds_to_jinja(source: str, text: str) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    assert ChatTemplate(source, name="t").render(messages) == text

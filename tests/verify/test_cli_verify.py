@@ -43,6 +43,29 @@ def test_trace_then_diff(model: Model, tmp_path: Path, capsys: pytest.CaptureFix
     assert run(capsys, "diff", out, out)[0] == 0  # the trace knows its model
 
 
+def test_trace_as_an_archive(model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "t.npz"
+    assert run(capsys, "trace", model.file.path, "--tokens", IDS, "--decode", 2, "-o", out)[0] == 0
+    with np.load(out) as arrays:
+        assert arrays["tokens"].tolist() == TOKENS and arrays["steps"].tolist() == [4, 1, 1]
+        assert arrays["l_out-1"].shape == (len(TOKENS), model.hparams.n_embd)
+    assert [p.name for p in tmp_path.iterdir()] == ["t.npz"]
+    code, text, _ = run(capsys, "diff", model.file.path, out, "--json")
+    assert code == 0 and json.loads(text)["verdict"] == "same" and json.loads(text)["unmatched"] == []
+
+
+def test_what_was_read_of_a_log_is_said_first(
+    model: Model, truth: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"layer {i}: {np.asarray(truth.values(f'l_out-{i}'))[-1, :5].tolist()}" for i in range(2)]
+    log = tmp_path / "run.log"
+    log.write_text("\n".join(lines))
+    for verb in ("diff", "diagnose"):
+        code, _, err = run(capsys, verb, model.file.path, log, "--tokens", IDS)
+        assert code == 0
+        assert err.splitlines()[0] == f"read {log}: l_out-0 … l_out-1 (2 nodes): last row, 5 values each"
+
+
 def test_trace_summary_and_nodes(model: Model, capsys: pytest.CaptureFixture[str]) -> None:
     code, text, _ = run(capsys, "trace", model.file.path, "-p", "hello", "--nodes", "l_out|result", "--summary")
     lines = [json.loads(line) for line in text.splitlines()]
@@ -112,6 +135,7 @@ def test_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("trace", "MODEL", "--tokens", "1", "--nodes", "zzz", "-o", "x"), "matches none"),
         (("trace", "MODEL", "--tokens", "1", "--nodes", "(", "-o", "x"), "not a regular expression"),
         (("trace", "MODEL", "--tokens", "1", "-p", "x", "-o", "x"), "not both"),
+        (("trace", "MODEL", "--tokens", "1", "-o", "x.jsonl"), "as .safetensors or .npz (found .jsonl)"),
         (("trace", "MODEL", "--tokens", "1", "-o", "/no/such/place"), "cannot be written"),
         (("trace", "MODEL", "--tokens", "1", "--engine", "nobody", "-o", "x"), "engine nobody: not available"),
         (("diff", "MODEL", "nothing.npz"), "cannot be opened"),

@@ -1,7 +1,8 @@
 """The command line: a table of verbs and one place where errors become exit codes.
 
 Every verb is the module `assay.cli.<verb>` with `HELP` (one line), `EXAMPLE`, `add_arguments(parser)` and
-`run(args) -> int`. Only the verb that was asked for is imported, and what is heavy only when it runs.
+`run(args) -> int`; with `COMMAND = True`, `args.command` is what follows `--`. Only the verb that was asked for is
+imported, and what is heavy only when it runs.
 
 Exit codes: 0 done, 1 a mismatch was found (a result, not an error), 2 a fault of the user's making (one line on
 stderr), 130 interrupted. Anything else is a bug and keeps its traceback.
@@ -20,14 +21,17 @@ from typing import NoReturn
 
 from assay import __version__
 from assay.errors import AssayError
+from assay.system.terminal import printable
 
 # A new verb is one module and one name here; the order is that of the help page.
 VERBS = (
     "run", "chat", "serve",
     "inspect", "tokenize",
-    "trace", "diff", "check", "diagnose", "kit",
+    "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
     "bench", "eval", "quantize", "pull",
 )  # fmt: skip
+
+_LONGEST = 4000  # characters of an error
 
 EXAMPLE = 'assay run -p "The capital of France is" -n 16'
 
@@ -67,6 +71,15 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
+def parse(verb: str, rest: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a verb."""
+    command: Sequence[str] = ()
+    if "--" in rest and getattr(load(verb), "COMMAND", False):
+        at = list(rest).index("--")
+        rest, command = rest[:at], rest[at + 1 :]
+    return verb_parser(verb).parse_args(rest, argparse.Namespace(command=list(command)))
+
+
 def overview() -> str:
     """What `assay --help` prints."""
     lines = "\n".join(f"  {verb:<10} {load(verb).HELP}" for verb in verbs())
@@ -94,6 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _let_go_of_stdout()
         what = f"{os.fsdecode(error.filename)}: " if error.filename is not None else ""
         return _fault(f"{what}{error.strerror or error}")
+    except MemoryError as error:
+        return _fault(f"out of memory ({str(error) or 'an allocation failed'}); use fewer tokens or a smaller context")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
@@ -118,7 +133,7 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in verbs():
         raise AssayError(f"{verb}: no such verb; there are {', '.join(verbs())}")
     try:
-        parsed = verb_parser(verb).parse_args(rest)
+        parsed = parse(verb, rest)
     except SystemExit as done:  # --help
         return int(done.code or 0)
     code = int(load(verb).run(parsed))
@@ -135,5 +150,5 @@ def _let_go_of_stdout() -> None:
 
 
 def _fault(message: str) -> int:
-    print(f"assay: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"assay: {printable(' '.join(message.splitlines()), _LONGEST)}", file=sys.stderr)
     return 2

@@ -93,9 +93,9 @@ def run(args: argparse.Namespace) -> int:
 def step(engine: Engine, ids: Sequence[int], start: int) -> None:
     import numpy as np
 
-    from assay.engines.base import PAGE, Chunk
+    from assay.engines.base import Chunk, pages_for
 
-    pages = np.arange(-(-(start + len(ids)) // PAGE), dtype=np.int32)
+    pages = np.arange(pages_for(start + len(ids)), dtype=np.int32)
     engine.forward([Chunk(np.array(ids, np.int32), start, pages)])
 
 

@@ -58,12 +58,14 @@ def run(args: argparse.Namespace) -> int:
     from assay.library.model import LanguageModel
     from assay.runtime.session import Session
     from assay.text import encode_chat
+    from assay.text.reply import TAIL, assistant_message
 
     with LanguageModel(opened) as model:
         session = Session(
             model.generator,
             lambda messages: encode_chat(opened.tokenizer, template, messages),
             params,
+            read=lambda prompt, text: assistant_message(template.source, opened.tokenizer.decode(prompt[-TAIL:]), text),
             system=args.system,
             max_tokens=args.predict,
             stop=args.stop,
@@ -211,9 +213,9 @@ class _Chat:
 
     def show(self, text: str) -> int:
         if not self.quiet:
-            sys.stdout.write(text)
+            sys.stdout.write(common.for_terminal(text))
             sys.stdout.flush()
         return len(text)
 
     def note(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        common.say(text)

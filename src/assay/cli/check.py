@@ -8,6 +8,7 @@ from pathlib import Path
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
 from assay.cli.trace import add_run_arguments, counting
+from assay.system.terminal import harmless
 
 HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             if check.diff is not None and check.dump is not None and (page is None or page.passed):
                 page = check if args.html else None
             if not args.json:
-                print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
+                print(f"{'pass' if check.passed else 'FAIL'}  {check.name}: {harmless(check.detail)}", flush=True)
     if page is not None and page.dump is not None:
         write_html(Path(args.html), on.model, page.dump, page.diff)
     found = verdict_of(on.model, done)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
+from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.gguf import GGUFFile
@@ -51,7 +52,11 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     from assay.runtime.opening import Options, open_model
 
     names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template")
-    options = Options(**{name: getattr(args, name, None) for name in names}, cache_size=cache_size)
+    options = Options(
+        **{name: getattr(args, name, None) for name in names},
+        cache_size=cache_size,
+        template_arguments=template_arguments(args),
+    )
     with progress_bar() as bar:
         return open_model(args.model, options, progress=bar)
 
@@ -224,6 +229,40 @@ def add_template_argument(parser: argparse.ArgumentParser | argparse._ArgumentGr
     parser.add_argument(
         "--template", metavar="NAME", help="another chat template than the file's: a built-in one or a file"
     )
+    add_template_variables(parser)
+
+
+def add_template_variables(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    parser.add_argument(
+        "--template-arg", "--chat-template-kwargs", dest="template_args", action="append", type=_template_argument,
+        metavar="KEY=VALUE",
+        help="a variable of the template, such as enable_thinking=false; repeatable; a JSON object sets several",
+    )  # fmt: skip
+
+
+def _template_argument(text: str) -> dict[str, Any]:
+    """`KEY=VALUE`, the value as JSON where it is JSON and as text where not; or a JSON object."""
+
+    def value(some: str) -> Any:
+        try:
+            return json.loads(some)
+        except (ValueError, RecursionError):
+            return some
+
+    if text.lstrip().startswith("{"):
+        found = value(text)
+        if isinstance(found, dict):
+            return found
+        raise argparse.ArgumentTypeError(f"not a JSON object (found {text!r:.60})")
+    key, equals, rest = text.partition("=")
+    if not equals or not key.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE or a JSON object (found {text!r:.60})")
+    return {key: value(rest)}
+
+
+def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The variables of the template, the last of a name counting."""
+    return {key: value for some in getattr(args, "template_args", None) or () for key, value in some.items()}
 
 
 # --- results out
@@ -233,13 +272,26 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
-def emit(args: argparse.Namespace, obj: Mapping[str, Any], text: str | Callable[[], str]) -> None:
-    """The result on stdout: the object with --json, else the text."""
+def emit(
+    args: argparse.Namespace, obj: Mapping[str, Any], text: str | Callable[[], str], *, exact: bool = False
+) -> None:
+    """The result on stdout: the object with --json, else the text. `exact`: a pipe gets it to the letter."""
     if args.json:
         print(json.dumps(plain(obj), allow_nan=False))
         return
-    shown = text if isinstance(text, str) else text()
+    found = text if isinstance(text, str) else text()
+    shown = for_terminal(found) if exact else harmless(found)
     print(shown, end="" if shown.endswith("\n") or not shown else "\n")
+
+
+def for_terminal(text: str) -> str:
+    """A model's own words: to the letter into a pipe or a file, with nothing that a terminal obeys on one."""
+    return harmless(text) if sys.stdout.isatty() else text
+
+
+def say(line: str) -> None:
+    """Progress and notes, aside."""
+    print(harmless(line), file=sys.stderr, flush=True)
 
 
 def plain(value: Any) -> Any:

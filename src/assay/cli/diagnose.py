@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, opened, text_argument, token_ids
+from assay.cli.common import add_json_argument, add_model_argument, emit, opened, say, text_argument, token_ids
 from assay.errors import AssayError
 
 HELP = "name the bug in somebody's engine, from its dump or over HTTP"
@@ -55,12 +54,8 @@ def run(args: argparse.Namespace) -> int:
 def _answer(args: argparse.Namespace, **evidence: Any) -> int:
     from assay.library.verdicts import diagnose
 
-    found = diagnose(opened(args), progress=_progress, **evidence)
+    found = diagnose(opened(args), progress=say, **evidence)
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: repr(found))
     return 0 if found else 1
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, model_path, whole
@@ -16,6 +16,7 @@ EXAMPLE = "assay inspect model.gguf --tensors"
 
 _SHOWN = 6  # elements of an array
 _LONGEST = 90  # characters of a value
+_WIDEST = 64  # columns that names are padded to
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator[str]:
-    from assay.gguf.cursor import printable
+    from assay.system.terminal import printable
 
     parts = f", {len(file.parts)} parts" if len(file.parts) > 1 else ""
     yield f"file        {file.path}"
@@ -59,17 +60,22 @@ def _lines(file: GGUFFile, report: dict[str, Any], *, tensors: bool) -> Iterator
         )
     yield from _types(file)
     yield "\nmetadata"
-    width = max(map(len, file.metadata), default=0)
+    width = _width(file.metadata)
     for key in file.metadata:
         yield f"  {printable(key):<{width}}  {_short(file, key, report['metadata'][key])}"
     if tensors:
         yield "\ntensors (row-major shapes)"
-        width = max(map(len, file.tensors), default=0)
+        width = _width(file.tensors)
         for t in file.tensors.values():
             shape = " x ".join(map(str, t.shape))
             yield f"  {printable(t.name):<{width}}  {t.type.name:<8}{shape:<18}{t.nbytes:>14,} bytes at {t.offset:,}"
     yield "\nnotes"
     yield from (f"  {note}" for note in report["notes"] or ["nothing odd"])
+
+
+def _width(names: Iterable[str]) -> int:
+    """Of a column of names; a name of a book's length does not widen everybody's line."""
+    return min(max(map(len, names), default=0), _WIDEST)
 
 
 def _types(file: GGUFFile) -> Iterator[str]:
@@ -89,8 +95,8 @@ def _short(file: GGUFFile, key: str, value: Any) -> str:
     """A value on one line, the middle of long ones left out."""
     import numpy as np
 
-    from assay.gguf.cursor import printable
     from assay.gguf.types import ValueType
+    from assay.system.terminal import printable
 
     if value is None:
         return f"?  ({file.metadata.describe(key)})"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import add_json_argument, emit, model_path, whole
+from assay.cli.common import add_json_argument, emit, model_path, say, whole
 from assay.errors import AssayError
+from assay.system.terminal import printable
 
 if TYPE_CHECKING:
     from assay.gguf.mixes import Mix
@@ -50,11 +50,11 @@ def run(args: argparse.Namespace) -> int:
             def progress(step: Step) -> None:
                 nonlocal done
                 done += 1
-                print(f"[{done}/{total}] {line(step)}", file=sys.stderr, flush=True)
+                say(f"[{done}/{total}] {line(step)}")
 
             again = sum(step.requantizes for step in plan(file, mix))
             if again and args.allow_requantize:
-                print(f"{file.path.name}: {again} tensors are quantised already; quality suffers", file=sys.stderr)
+                say(f"{file.path.name}: {again} tensors are quantised already; quality suffers")
             steps = quantize(
                 file, out, mix, allow_requantize=args.allow_requantize, threads=args.threads, progress=progress
             )
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 def line(step: Step) -> str:
     """`blk.0.attn_q.weight  576 × 576  F16 → Q5_0`"""
     change = step.before.name if step.before == step.after else f"{step.before} → {step.after}"
-    return f"{step.name:<32} {' × '.join(map(str, step.shape)):>16}  {change}"
+    return f"{printable(step.name):<32} {' × '.join(map(str, step.shape)):>16}  {change}"
 
 
 def summary(steps: list[Step]) -> str:

@@ -93,13 +93,13 @@ def stream(generation: Generation, *, quiet: bool = False) -> Result:
     with common.interruptible(generation):
         for event in generation:
             if event.text and not quiet:
-                sys.stdout.write(event.text)
+                sys.stdout.write(common.for_terminal(event.text))
                 sys.stdout.flush()
                 shown += len(event.text)
     result = generation.result
     if not quiet:
         rest = result.text[shown:]
-        sys.stdout.write(rest + ("" if result.text.endswith("\n") else "\n"))
+        sys.stdout.write(common.for_terminal(rest) + ("" if result.text.endswith("\n") else "\n"))
         sys.stdout.flush()
     return result
 

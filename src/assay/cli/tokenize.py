@@ -9,7 +9,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import add_json_argument, emit, model_path, text_argument, token_ids
+from assay.cli.common import (
+    add_json_argument,
+    add_template_variables,
+    emit,
+    model_path,
+    say,
+    template_arguments,
+    text_argument,
+    token_ids,
+)
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -42,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of the model's own: chatml, llama2, llama3, zephyr (TinyLlama's), mistral, phi3, gemma, "
         "alpaca, or a file",
     )  # fmt: skip
+    add_template_variables(chat)
     parser.add_argument(
         "--check", metavar="IDS",
         help="compare these ids, or those in a file, with ours and say what differs; exit code 1 if they do",
@@ -57,10 +67,10 @@ def run(args: argparse.Namespace) -> int:
     file = open_file(model_path(args))
     tokenizer = Tokenizer.from_gguf(file)
     for note in tokenizer.vocab.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     if args.ids is not None:
         shown = tokenizer.decode(args.ids)
-        emit(args, {**_listing(tokenizer, args.ids), "text": shown}, shown)
+        emit(args, {**_listing(tokenizer, args.ids), "text": shown}, shown, exact=True)
         return 0
     assert text is not None
     chat: Chat | None = None
@@ -68,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         from assay.text import ChatTemplate, encode_chat
         from assay.text.compare import Chat
 
-        chat = Chat(ChatTemplate.choose(file, tokenizer, args.template), _messages(args, text))
+        template = ChatTemplate.choose(file, tokenizer, args.template).given(template_arguments(args))
+        chat = Chat(template, _messages(args, text))
         ids = encode_chat(tokenizer, chat.template, chat.messages)
     else:
         ids = tokenizer.encode(text, parse_special=not args.no_special)
@@ -95,8 +106,8 @@ def _operands(args: argparse.Namespace) -> str | bytes | None:
         if args.check is not None or args.chat:
             raise AssayError("--ids decodes ids; it does not go with --check or --chat")
         return None
-    if (args.system is not None or args.template is not None) and not args.chat:
-        raise AssayError("--system and --template need --chat")
+    if (args.system is not None or args.template is not None or args.template_args) and not args.chat:
+        raise AssayError("--system, --template and --template-arg need --chat")
     if words[-1] == "-":
         return sys.stdin.buffer.read()
     try:

@@ -1,21 +1,23 @@
-"""`assay trace`: every node's value on any engine, to a safetensors file or as JSON lines."""
+"""`assay trace`: every node's value on any engine, to a safetensors or .npz file or as JSON lines."""
 
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli.common import add_json_argument, add_model_argument, emit, open_model, token_ids, whole
+from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids, whole
 from assay.errors import AssayError
+from assay.system.files import write
 from assay.verify.conformance.sample import PROMPT
 
 if TYPE_CHECKING:
-    from assay.text import Tokenizer
+    from assay.runtime.opening import Opened
 
 HELP = "write every node's value to a file, on any engine"
 EXAMPLE = """\
@@ -28,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_token_arguments(parser)
     parser.add_argument("--nodes", metavar="REGEX", help="only nodes whose name matches somewhere")
     add_run_arguments(parser, "reference")
-    parser.add_argument("-o", "--output", metavar="FILE", help="the file to write; --summary: default stdout")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file to write, .safetensors or .npz; --summary: default stdout"
+    )
     parser.add_argument("--summary", action="store_true", help="JSON lines with statistics and first values instead")
     add_json_argument(parser)
 
@@ -53,11 +57,13 @@ def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
 
 
-def chosen_tokens(args: argparse.Namespace, tokenizer: Tokenizer) -> list[int]:
+def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
     """The ids that -p or --tokens give."""
     if args.prompt is not None and args.tokens is not None:
         raise AssayError("give -p TEXT or --tokens IDS, not both")
-    ids = args.tokens if args.tokens is not None else tokenizer.encode(PROMPT if args.prompt is None else args.prompt)
+    ids = args.tokens
+    if ids is None:
+        ids = found.tokenizer.encode(PROMPT if args.prompt is None else args.prompt)
     if not ids:
         raise AssayError("no tokens to feed; give a text with -p or ids with --tokens")
     return list(ids)
@@ -83,26 +89,28 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.engines.base import PAGE
+    from assay.engines.base import pages_for
     from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
     from assay.verify.witness import open_engine
 
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")
-    _file, model, tokenizer = open_model(args)
-    tokens = chosen_tokens(args, tokenizer)
+    found = opened(args)
+    model, tokens = found.model, chosen_tokens(args, found)
     steps = steps_of(len(tokens), args.decode)
     choose(model.graph, args.nodes)  # complain before the engine is made
     once = args.engine == "reference" and len(steps) == 1  # then no decoded tensor is needed twice
     engine = open_engine(
         args.engine, model, budget=0 if once else None,
-        n_pages=-(-len(tokens) // PAGE), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
+        n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
     names = choose(model.graph, args.nodes, engine.unseen)
     with counting(f"tracing on {engine.name}") as progress:
         if args.summary:
-            with nullcontext(sys.stdout) if args.output is None else open(args.output, "w", encoding="utf-8") as out:
-                write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+            out = sys.stdout if args.output is None else io.StringIO()
+            write_summary(out, engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
+            if isinstance(out, io.StringIO):
+                write(args.output, out.getvalue())
         else:
             write_trace(Path(args.output), engine, tokens, decode=args.decode, nodes=args.nodes, progress=progress)
     engine.close()

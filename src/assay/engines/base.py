@@ -64,6 +64,11 @@ class Chunk:
         """How many rows of the output are wanted; always the last ones."""
         return self.n_tokens if self.outputs == "all" else int(self.outputs == "last")
 
+    @property
+    def ascending(self) -> bool:
+        """No token sees a later one by its position: the chunk may be run in pieces."""
+        return self.positions is None or bool(np.all(np.diff(self.positions.astype(np.int64)) > 0))
+
     def all_positions(self) -> NDArray[np.int32]:
         """The RoPE position of each token."""
         return np.arange(self.start, self.end, dtype=np.int32) if self.positions is None else self.positions
@@ -154,9 +159,10 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"{where}: page outside the cache (expected 0 to {engine.n_pages - 1})")
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
-        if chunk.start and not engine.graph.causal:
+        if chunk.start and engine.graph.whole:
             raise AssayError(
-                f"{where}: attention is not causal, so the text is run whole (found a start of {chunk.start})"
+                f"{where}: attention is not causal (or the output is pooled), so the text is run whole "
+                f"(found a start of {chunk.start})"
             )
         most = engine.graph.max_positions
         if most is not None and not 0 <= int(chunk.all_positions().min()) <= int(chunk.all_positions().max()) < most:

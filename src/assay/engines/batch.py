@@ -88,19 +88,19 @@ def whole(batch: Sequence[Chunk]) -> list[Step]:
     return [Step(tuple(Piece(c, 0, c.n_tokens) for c in batch))]
 
 
-def steps(batch: Sequence[Chunk], limit: int = STEP) -> list[Step]:
-    """The batch cut into steps of at most `limit` tokens, in order."""
+def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[Step]:
+    """The batch in steps of at most `limit` tokens, in order; a chunk that must not be `cut` may be longer, alone."""
     found: list[list[Piece]] = [[]]
     room = limit
     for chunk in batch:
-        begin = 0
+        begin, whole = 0, not cut or not chunk.ascending
         while begin < chunk.n_tokens:
-            if not room:
+            if not room or (whole and chunk.n_tokens > room and found[-1]):
                 found.append([])
                 room = limit
-            end = min(chunk.n_tokens, begin + room)
+            end = chunk.n_tokens if whole else min(chunk.n_tokens, begin + room)
             found[-1].append(Piece(chunk, begin, end))
-            room -= end - begin
+            room = max(0, room - (end - begin))
             begin = end
     return [Step(tuple(pieces)) for pieces in found]
 
@@ -148,6 +148,7 @@ class Results:
             "outputs": [c.n_outputs for c in batch],
             "keys": [c.end for c in batch],
             "scores": [c.n_tokens * c.end for c in batch],
+            "sequences": [1] * len(batch),
         }
         self._ends = {domain: [0, *accumulate(rows)] for domain, rows in counts.items()}
         self._flat = [
@@ -156,13 +157,14 @@ class Results:
             else np.empty(e.width * self._ends[e.domain][-1], np.float32)
             for e in externals
         ]
-        self._done = {"tokens": 0, "outputs": 0}
+        self._done = {"tokens": 0, "outputs": 0, "sequences": 0}
 
     def take(self, step: Step) -> list[NDArray[np.float32]]:
         """What is left of each array, from the rows of this step on."""
         left = [f[self._done.get(e.domain, 0) * e.width :] for e, f in zip(self.externals, self._flat, strict=True)]
         self._done["tokens"] += step.n_tokens
         self._done["outputs"] += step.n_outputs
+        self._done["sequences"] += len(step.pieces)
         return left
 
     def outputs(self, graph: Graph, keep: Collection[str], aliases: Mapping[str, str]) -> list[Output]:
@@ -180,14 +182,17 @@ class Results:
         for i, chunk in enumerate(self.batch):
             logits = rows(graph.output, i)
             nodes = {name: _shaped(graph, name, rows(name, i), chunk) for name in names}
-            found.append(Output(logits[len(logits) - chunk.n_outputs :], nodes))
+            found.append(Output(logits[max(0, len(logits) - chunk.n_outputs) :], nodes))
         return found
 
 
 def _shaped(graph: Graph, name: str, rows: Array, chunk: Chunk) -> Array:
     """A node's rows in the shape the graph gives it."""
     shape = shape_in(graph, name, chunk)
-    if graph[name].op == "kqv":  # stored token by token
+    if len(shape) == 3 and graph.shapes[name][1:] == (
+        "T",
+        shape[2],
+    ):  # heads first in the graph, token by token in memory
         heads, tokens, width = shape
         return rows.reshape(tokens, heads, width).transpose(1, 0, 2)
     value = rows.reshape(shape)

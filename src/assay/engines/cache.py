@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from assay.engines.base import PAGE
 from assay.graph import Graph
@@ -14,16 +15,24 @@ _BITS = KV_TYPES | {"f64": 64.0}  # and the reference's, which nobody chooses
 
 @dataclass(frozen=True)
 class CachePool:
-    """One `cache` node: its place among the pools and the shape of a position."""
+    """Where a `cache` node's rows lie: its place among the pools and the shape of a position.
+
+    Keys and values that a graph does not cache are put into pages for the pass alone, in float32; such a pool serves
+    all nodes of its shape, one after the other.
+    """
 
     index: int
     keys: bool  # read by kq, hence stored transposed
     heads: int
     dim: int
+    passing: bool = False
+
+    def type(self, kv_type: str) -> str:
+        return "f32" if self.passing else kv_type
 
 
 def cache_pools(graph: Graph) -> dict[str, CachePool]:
-    """The pools a graph needs; the same for every program of the graph."""
+    """The pools a graph needs, by the node whose rows they hold; the same for every program of the graph."""
     pools: dict[str, CachePool] = {}
     for node in graph:
         if node.op == "cache":
@@ -31,13 +40,21 @@ def cache_pools(graph: Graph) -> dict[str, CachePool]:
             keys = any(r.op == "kq" and r.inputs[1] == node.name for r in readers)
             heads, dim = graph.shapes[node.name][1:]
             pools[node.name] = CachePool(len(pools), keys, int(heads), int(dim))
+    passing: dict[CachePool, CachePool] = {}
+    cached = len(pools)
+    for node in graph:
+        if node.op in ("kq", "kqv") and graph.shapes[node.inputs[1]][0] == "T":
+            width = math.prod(int(d) for d in graph.shapes[node.inputs[1]][1:])
+            heads = node.attr("n_head_kv") or int(graph.shapes[node.inputs[1]][1])
+            shape = CachePool(0, node.op == "kq", heads, width // heads, True)
+            pools[node.inputs[1]] = passing.setdefault(shape, replace(shape, index=cached + len(passing)))
     return pools
 
 
 def page_bytes(graph: Graph, kv_type: str) -> int:
     """Bytes of one page: keys and values of `PAGE` positions in every layer, and the positions; no engine's padding."""
-    values = sum(pool.heads * pool.dim for pool in cache_pools(graph).values())
-    return int(PAGE * (values * _BITS.get(kv_type, 64.0) / 8 + 4))
+    bits = sum(p.heads * p.dim * _BITS.get(p.type(kv_type), 64.0) for p in set(cache_pools(graph).values()))
+    return int(PAGE * (bits / 8 + 4))
 
 
 def natural_kv_type(engine: str, precision: str | None) -> str:

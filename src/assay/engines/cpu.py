@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,8 @@ from assay.engines.base import (
 )
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES, cache_pools
-from assay.engines.cpu_compile import Compiled, compile_program
+from assay.engines.cpu_compile import GATES, Compiled, compile_program
+from assay.engines.fuse import Gated, fuse
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
@@ -54,6 +55,9 @@ def available_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+_MATRICES = ("linear", "embed", "expert_linear", "head_linear")
+
+
 class _Tensors:
     """Weights in native form, each loaded once: interleaved copies, or the mapped file where memory is short."""
 
@@ -63,28 +67,51 @@ class _Tensors:
         self.arena = _native.Arena()
         self.products = {name for node in graph if "linear" in node.op for name in node.weights}
         self.matrices: dict[str, _native.Weight] = {}
+        self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
+        for group in fuse(graph, (), self.format, GATES).groups:
+            if isinstance(group, Gated) and group.glu.op == "glu_split":
+                self.halves(group.gate.weights[0])
         for node in graph:
             for name in node.weights:
-                if node.op in ("linear", "embed", "expert_linear"):
-                    self.matrix(name)
-                else:
+                if node.op not in _MATRICES:
                     self.vector(name)
+                elif name not in self.split:
+                    self.matrix(name)
 
     def matrix(self, name: str) -> _native.Weight:
         found = self.matrices.get(name)
         if found is None:
-            info = self.file.tensors[name]
-            raw, kind = self.file.raw(name), info.type.id
-            mapped = self.file.byteorder == "little"
-            if not _native.supported(kind):  # no kernel decodes it: decode once, here
-                raw, kind, mapped = self.file.decode(name).view(np.uint8), _F32, False
-            count = info.shape[0] if len(info.shape) == 3 else 1
-            pack = self.pack and name in self.products  # a table only looked up stays in the file
-            shape = (count, info.shape[-2], info.shape[-1])
-            found = self.matrices[name] = _native.Weight(self.arena, self.pool, raw, kind, shape, pack, mapped)
+            # A table only looked up stays in the file, and so does the whole of what has been loaded by halves.
+            pack = name in self.products and name not in self.split
+            found = self.matrices[name] = self._load(name, slice(None), pack)
         return found
+
+    def halves(self, name: str) -> tuple[_native.Weight, _native.Weight]:
+        """The first and the second half of its rows."""
+        if name not in self.split:
+            half = self.file.tensors[name].shape[0] // 2
+            self.split[name] = self._load(name, slice(half), True), self._load(name, slice(half, None), True)
+        return self.split[name]
+
+    def _load(self, name: str, rows: slice, pack: bool) -> _native.Weight:
+        info = self.file.tensors[name]
+        shape, kind, mapped = info.shape, info.type.id, self.file.byteorder == "little"
+        if _native.supported(kind):
+            raw = self.file.raw(name)
+        else:  # no kernel decodes it: decode once, here
+            raw, kind, mapped = self.file.decode(name).view(np.uint8), _F32, False
+        shape = (1, *shape) if len(shape) == 1 else shape  # a vector is a matrix of one row
+        raw = raw.reshape(*shape[:-1], -1)[rows]
+        count = raw.shape[0] if len(shape) == 3 else 1
+        size = (count, raw.shape[-2], shape[-1])
+        return _native.Weight(self.arena, self.pool, raw, kind, size, self.pack and pack, mapped)
+
+    def weights(self) -> Iterator[_native.Weight]:
+        yield from self.matrices.values()
+        for pair in self.split.values():
+            yield from pair
 
     def array(self, name: str) -> NDArray[np.float32]:
         if name not in self.arrays:
@@ -93,7 +120,7 @@ class _Tensors:
 
     def vector(self, name: str) -> _native.Vector:
         if name not in self.vectors:
-            self.vectors[name] = _native.Vector(self.array(name))
+            self.vectors[name] = _native.Vector(self.array(name).ravel())
         return self.vectors[name]
 
     def format(self, name: str) -> str:
@@ -140,9 +167,10 @@ class CpuEngine(PagedEngine):
         if pack is None:
             pack = model.file.size * 1.2 < available_memory()
         self._programs: dict[frozenset[str], Compiled] = {}
-        pools = [(p.keys, p.heads, p.dim) for p in cache_pools(self.graph).values()]
+        pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
         try:
-            self._cache = _native.Cache(self.n_pages, kv_type, pools)
+            shapes = [(p.type(kv_type), p.keys, p.heads, p.dim) for p in pools]
+            self._cache = _native.Cache(self.n_pages, shapes)
             self._tensors: _Tensors | None = _Tensors(model.file, self.graph, self._pool, precision == "exact", pack)
         except ValueError as error:
             raise AssayError(f"{model.file.path}: {error}") from None
@@ -159,9 +187,10 @@ class CpuEngine(PagedEngine):
 
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
         compiled = self._compiled(keep)
-        scores = any(e.domain in ("keys", "scores") for e in compiled.externals)
+        domains = {e.domain for e in compiled.externals}
+        cut = not self.graph.whole and "sequences" not in domains
         results = Results(compiled.externals, batch)
-        for step in whole(batch) if scores else steps(batch):
+        for step in whole(batch) if domains & {"keys", "scores"} else steps(batch, cut=cut):
             self._run(compiled, step, results.take(step))
         return results.outputs(self.graph, keep, compiled.aliases)
 
@@ -183,6 +212,7 @@ class CpuEngine(PagedEngine):
             compiled.program.run(step.tokens(), step.positions(), step.table(), step.pages(), arrays, interruptible)
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
+        self.model.file.check()  # tables that are only looked up are read where they lie in the file
 
     def copy_page(self, source: int, to: int) -> None:
         self._cache.copy_page(source, to)
@@ -194,6 +224,6 @@ class CpuEngine(PagedEngine):
 
     @property
     def memory(self) -> Memory:
-        weights = sum(w.bytes for w in self._tensors.matrices.values()) if self._tensors else 0
+        weights = sum(w.bytes for w in self._tensors.weights()) if self._tensors else 0
         buffers = sum(c.program.arena_bytes for c in self._programs.values())
         return Memory(weights, buffers, self._cache.page_bytes)

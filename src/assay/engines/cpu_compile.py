@@ -12,19 +12,22 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from assay._native import Cache, Pool, Program, Vector, Weight
+from assay._native import Cache, Mask, Pool, Program, Vector, Weight
 from assay.engines.batch import External
 from assay.engines.cache import cache_pools
-from assay.engines.functions import rope_angles
+from assay.engines.functions import alibi_slopes, rope_angles
 from assay.engines.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.errors import AssayError
-from assay.graph import OPS, Graph, Node
+from assay.graph import Graph, Node
+
+GATES = ("glu", "glu_split")  # computed block by block with their products
 
 
 class Tensors(Protocol):
     """The loaded weights."""
 
     def matrix(self, name: str) -> Weight: ...
+    def halves(self, name: str) -> tuple[Weight, Weight]: ...
     def vector(self, name: str) -> Vector: ...
     def array(self, name: str) -> NDArray[np.float32]: ...
     def format(self, name: str) -> str: ...
@@ -54,25 +57,6 @@ def compile_program(
     return Compiled(compiler.program, tuple(compiler.externals), compiler.aliases)
 
 
-# What an operation may be asked for that this engine has no step for: attributes away from their default, weights.
-_BEYOND = {
-    "rope": (("offset",), 1),
-    "slice": (("n_head",), 0),
-    "kq": (("n_head", "n_head_kv"), 0),
-    "attn_softmax": (("causal", "chunk", "max_bias"), 0),
-    "kqv": (("n_head_kv",), 0),
-}
-
-
-def _beyond(node: Node) -> str:
-    """What this engine lacks of an operation it knows, or nothing."""
-    attrs, n_weights = _BEYOND.get(node.op, ((), len(node.weights)))
-    found = [a for a in attrs if node.attr(a) != OPS[node.op].attrs[a]] + list(node.weights[n_weights:])
-    if node.op == "rms_norm" and not node.weights:
-        found.append("no weight")
-    return ", ".join(found)
-
-
 @dataclass
 class _Compiler:
     graph: Graph
@@ -83,12 +67,7 @@ class _Compiler:
     aliases: dict[str, str] = field(default_factory=dict)
 
     def compile(self) -> None:
-        for node in self.graph:
-            if lack := _beyond(node):
-                raise AssayError(
-                    f"node {node.name}: the cpu engine has no {node.op} with {lack}; run the reference engine"
-                )
-        plan = fuse(self.graph, self.keep, self.tensors.format)
+        plan = fuse(self.graph, self.keep, self.tensors.format, GATES)
         self.domains = plan.domains
         self.pools = cache_pools(self.graph)
         self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value
@@ -100,7 +79,7 @@ class _Compiler:
         for group in plan.groups:
             match group:
                 case Single(node):
-                    self._emit(node)
+                    self._single(node)
                 case Products(products):
                     self._products(products)
                 case Gated():
@@ -117,7 +96,7 @@ class _Compiler:
         return width
 
     def _new(self, name: str) -> int:
-        """The value of a node about to be computed: the caller's memory if it is kept or is the logits."""
+        """The value of a node about to be computed: the caller's memory if it is kept or is the output."""
         domain, width = self.domains[name], self._width(name)
         external = name in self.keep or name == self.graph.output
         if external:
@@ -135,11 +114,32 @@ class _Compiler:
             self.program.output_rows(self.values[name, "tokens"], value)
         elif domain == "keys" and name in self.pools:
             value = self.program.value(self._width(name), "keys")
-            self.program.cache_read(self.pools[name].index, value)
+            self.program.cache_read(self._pool(name), value)
         else:
             raise AssayError(f"node {name}: the cpu engine cannot use it here; run the reference engine")
         self.values[name, domain] = value
         return value
+
+    def _input(self, node: Node) -> int:
+        """Its first input, on its own rows."""
+        return self._get(node.inputs[0], self.domains[node.name])
+
+    def _pair(self, node: Node) -> tuple[int, int]:
+        """Its two inputs, on its own rows."""
+        a, b = (self._get(name, self.domains[node.name]) for name in node.inputs)
+        return a, b
+
+    def _pool(self, name: str) -> int:
+        """The pool with a node's keys or values; what is not cached is put there first."""
+        pool = self.pools[name]
+        if pool.passing:
+            self.program.cache_write(self._get(name, "tokens"), pool.index)
+        return pool.index
+
+    def _parts(self, name: str, n_head: int) -> int:
+        """How many heads (or experts) a row has: by the value's own axis, or as the operation cuts it."""
+        shape = self.graph.shapes[name]
+        return int(shape[1]) if len(shape) == 3 else n_head or 1
 
     def _prepared(self, name: str, domain: str, form: str) -> int:
         key = (name, domain, form)
@@ -151,59 +151,102 @@ class _Compiler:
 
     # -- steps ---------------------------------------------------------------------------------------------
 
-    def _emit(self, node: Node) -> None:
-        special: dict[str, Callable[[Node], None]] = {
-            "embed": self._embed,
-            "rms_norm": self._rms_norm,
-            "bias": self._bias,
-            "slice": lambda n: self._slice(n, n.attr("start")),
-            "topk": lambda n: self._slice(n, 0),
-            "rope": self._rope,
-            "cache": self._cache,
-            "kq": self._kq,
-            "attn_softmax": self._attn_softmax,
-            "kqv": self._kqv,
-            "merge_heads": self._merge_heads,
-            "glu": self._glu,
-            "expert_linear": self._expert_linear,
-            "expert_sum": self._expert_sum,
-        }
-        unary = {"scale": "factor", "softcap": "cap", "clamp_min": "lo", "softmax": "", "argsort": "", "row_sum": ""}
-        if node.op in special:
-            special[node.op](node)
-        elif node.op in unary:
-            if node.op in ("softmax", "argsort", "row_sum") and len(self.graph.shapes[node.inputs[0]]) != 2:
-                raise AssayError(f"node {node.name}: the cpu engine has {node.op} for rows only")
-            argument = float(node.attr(unary[node.op])) if unary[node.op] else 0.0
-            x = self._get(node.inputs[0], self.domains[node.name])
-            self.program.unary(node.op, x, argument, self._new(node.name))
-        elif node.op in ("add", "gather", "div", "expert_scale"):
-            a, b = (self._get(name, self.domains[node.name]) for name in node.inputs)
-            self.program.binary(node.op, a, b, self._new(node.name))
-        else:
+    def _single(self, node: Node) -> None:
+        emit = _STEPS.get(node.op)
+        if emit is None:
             raise AssayError(f"node {node.name}: the cpu engine does not know the operation {node.op}")
+        emit(self, node)
 
     def _embed(self, node: Node) -> None:
-        if node.inputs != ("inp_tokens",):
-            raise AssayError(f"node {node.name}: the cpu engine embeds inp_tokens only (found {node.inputs[0]})")
-        self.program.embed(self.tensors.matrix(node.weights[0]), self._new(node.name))
+        if node.inputs[0] not in ("inp_tokens", "inp_pos"):
+            raise AssayError(f"node {node.name}: the cpu engine embeds tokens and positions (found {node.inputs[0]})")
+        by_position = node.inputs == ("inp_pos",)
+        self.program.embed(self.tensors.matrix(node.weights[0]), by_position, self._new(node.name))
 
-    def _rms_norm(self, node: Node) -> None:
-        shape = self.graph.shapes[node.inputs[0]]
-        parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
-        x = self._get(node.inputs[0], self.domains[node.name])
-        w = self.tensors.vector(node.weights[0])
-        self.program.rms_norm(x, w, float(node.attr("eps")), parts, self._new(node.name))
+    def _norm(self, node: Node) -> None:
+        x, parts = self._input(node), self._parts(node.inputs[0], node.attr("n_head"))
+        w, b = (*(self.tensors.vector(name) for name in node.weights), None, None)[:2]
+        eps = float(node.attr("eps"))
+        if node.op == "rms_norm":
+            self.program.rms_norm(x, w, eps, parts, self._new(node.name))
+        else:
+            assert w is not None
+            self.program.layer_norm(x, w, b, eps, parts, self._new(node.name))
 
     def _bias(self, node: Node) -> None:
-        x = self._get(node.inputs[0], self.domains[node.name])
-        self.program.bias(x, self.tensors.vector(node.weights[0]), self._new(node.name))
+        row = node.attr("row") if node.op == "add_row" else 0
+        width = int(self.graph.shapes[node.name][-1])
+        values = self.tensors.array(node.weights[0]).reshape(-1, width)[row]
+        self.program.bias(self._input(node), Vector(np.ascontiguousarray(values)), self._new(node.name))
 
-    def _slice(self, node: Node, start: int) -> None:
-        self.program.slice(self._get(node.inputs[0], self.domains[node.name]), start, self._new(node.name))
+    def _gain(self, node: Node) -> None:
+        self.program.gain(self._input(node), self.tensors.vector(node.weights[0]), self._new(node.name))
+
+    def _unary(self, node: Node) -> None:
+        argument = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}.get(node.op)
+        if node.op in ("softmax", "argsort", "row_sum") and len(self.graph.shapes[node.inputs[0]]) != 2:
+            raise AssayError(f"node {node.name}: the cpu engine has {node.op} for rows only")
+        x = self._input(node)
+        self.program.unary(node.op, x, float(node.attr(argument)) if argument else 0.0, self._new(node.name))
+
+    def _binary(self, node: Node) -> None:
+        act = node.attr("act") if node.op == "glu" else "silu"
+        self.program.binary(node.op, *self._pair(node), self._new(node.name), act)
+
+    def _act(self, node: Node) -> None:
+        self.program.act(self._input(node), node.attr("act"), self._new(node.name))
+
+    def _glu_split(self, node: Node) -> None:
+        parts = self._parts(node.inputs[0], 1)
+        self.program.glu_split(self._input(node), node.attr("act"), parts, self._new(node.name))
+
+    def _glu_oai(self, node: Node) -> None:
+        alpha, limit = float(node.attr("alpha")), float(node.attr("limit"))
+        self.program.glu_oai(*self._pair(node), alpha, limit, self._new(node.name))
+
+    def _clamp(self, node: Node) -> None:
+        self.program.clamp(self._input(node), float(node.attr("lo")), float(node.attr("hi")), self._new(node.name))
+
+    def _slice(self, node: Node) -> None:
+        parts = self._parts(node.inputs[0], node.attr("n_head"))
+        self.program.slice(self._input(node), node.attr("start"), parts, self._new(node.name))
+
+    def _topk(self, node: Node) -> None:
+        self.program.slice(self._input(node), 0, 1, self._new(node.name))
+
+    def _concat(self, node: Node) -> None:
+        a, b = self._pair(node)
+        heads = node.attr("n_head")
+        parts = [self._parts(name, heads) for name in node.inputs]
+        self.program.concat(a, b, parts[0], parts[1], heads, self._new(node.name))
+
+    def _pos_scale(self, node: Node) -> None:
+        if node.inputs[1] != "inp_pos":
+            raise AssayError(f"node {node.name}: the cpu engine scales by inp_pos only (found {node.inputs[1]})")
+        x = self._get(node.inputs[0], self.domains[node.name])
+        beta, unit, offset = float(node.attr("beta")), int(node.attr("unit")), int(node.attr("offset"))
+        self.program.pos_scale(x, beta, unit, offset, self._new(node.name))
+
+    def _pool_rows(self, node: Node) -> None:
+        self.program.pool_rows(self._get(node.inputs[0], "tokens"), node.attr("kind"), self._new(node.name))
+
+    def _group_mask(self, node: Node) -> None:
+        self.program.group_mask(self._input(node), node.attr("groups"), node.attr("used"), self._new(node.name))
+
+    def _expert_rows(self, node: Node) -> None:
+        x, idx = self._pair(node)
+        self.program.expert_rows(node.op, x, idx, self.tensors.vector(node.weights[0]), self._new(node.name))
 
     def _expert_sum(self, node: Node) -> None:
-        self.program.expert_sum(self._get(node.inputs[0], self.domains[node.name]), self._new(node.name))
+        self.program.expert_sum(self._input(node), self._new(node.name))
+
+    def _expert_linear(self, node: Node) -> None:
+        x, idx = self._pair(node)
+        self.program.expert_product(x, idx, self.tensors.matrix(node.weights[0]), self._new(node.name))
+
+    def _head_linear(self, node: Node) -> None:
+        """Heads lie side by side in a row: head h is the part that matrix h takes."""
+        self.program.expert_product(self._input(node), -1, self.tensors.matrix(node.weights[0]), self._new(node.name))
 
     def _products(self, products: tuple[Product, ...]) -> None:
         first = products[0].linear
@@ -216,20 +259,15 @@ class _Compiler:
             rows.append((self.tensors.matrix(p.linear.weights[0]), self._new(p.last.name), bias, residual))
         self.program.products(acts, rows)
 
-    def _glu(self, node: Node) -> None:
-        a, b = (self._get(name, self.domains[node.name]) for name in node.inputs)
-        self.program.binary("glu", a, b, self._new(node.name), node.attr("act"))
-
     def _gated(self, group: Gated) -> None:
         gate, up, glu = group.gate, group.up, group.glu
         acts = self._prepared(gate.inputs[0], self.domains[glu.name], self.tensors.format(gate.weights[0]))
-        gate_out, up_out = (self._new(n.name) if n.name in self.keep else -1 for n in (gate, up))
-        gate_weight, up_weight = (self.tensors.matrix(n.weights[0]) for n in (gate, up))
-        self.program.glu_products(acts, gate_weight, up_weight, gate_out, up_out, self._new(glu.name), glu.attr("act"))
-
-    def _expert_linear(self, node: Node) -> None:
-        x, idx = (self._get(name, self.domains[node.name]) for name in node.inputs)
-        self.program.expert_product(x, idx, self.tensors.matrix(node.weights[0]), self._new(node.name))
+        kept = [self._new(n.name) if n.name in self.keep else -1 for n in (gate, up)]
+        if glu.op == "glu_split":
+            weights = self.tensors.halves(gate.weights[0])
+        else:
+            weights = self.tensors.matrix(gate.weights[0]), self.tensors.matrix(up.weights[0])
+        self.program.glu_products(acts, *weights, kept[0], kept[1], self._new(glu.name), glu.attr("act"))
 
     def _rope(self, node: Node) -> None:
         domain = self.domains[node.name]
@@ -237,7 +275,7 @@ class _Compiler:
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
         attrs = node.all_attrs()
-        heads, mode, _ = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
+        heads, mode, offset = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
         factors = self.tensors.array(node.weights[0]) if node.weights else None
         angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
         key = (angles.tobytes(), magnitude)
@@ -248,7 +286,7 @@ class _Compiler:
             table = self.tables[*key, domain] = self.program.value(2 * angles.shape[1], domain)
             self.program.output_rows(self.tables[*key, rows], table)
         x = self._get(node.inputs[0], domain)
-        self.program.rope(x, self.tables[*key, domain], heads, mode == "neox", self._new(node.name))
+        self.program.rope(x, self.tables[*key, domain], heads, offset, mode == "neox", self._new(node.name))
 
     def _cache(self, node: Node) -> None:
         self.program.cache_write(self._get(node.inputs[0], "tokens"), self.pools[node.name].index)
@@ -257,21 +295,32 @@ class _Compiler:
 
     def _kq(self, node: Node) -> None:
         q, k = self._get(node.inputs[0], "tokens"), self._get(node.inputs[1], "keys")
-        heads, kv_heads = (int(self.graph.shapes[name][1]) for name in node.inputs)
-        self.program.kq(q, k, heads, kv_heads, self._new(node.name))
+        kv_heads = self._parts(node.inputs[1], node.attr("n_head_kv"))
+        self.program.kq(q, k, int(self.graph.shapes[node.name][0]), kv_heads, self._new(node.name))
+
+    def _mask(self, node: Node) -> Mask:
+        if node.inputs[1:] not in (("inp_pos", "inp_kpos"), ("inp_pos", "inp_pos")):
+            raise AssayError(f"node {node.name}: the cpu engine masks by inp_pos and inp_kpos only")
+        max_bias, heads = float(node.attr("max_bias")), int(self.graph.shapes[node.name][0])
+        return Mask(
+            scale=float(node.attr("scale")),
+            window=int(node.attr("window")),
+            chunk=int(node.attr("chunk")),
+            causal=bool(node.attr("causal")),
+            sinks=self.tensors.vector(node.weights[0]) if node.weights else None,
+            slopes=Vector(alibi_slopes(heads, max_bias).astype(np.float32)) if max_bias else None,
+        )
 
     def _attn_softmax(self, node: Node) -> None:
-        if node.inputs[1:] != ("inp_pos", "inp_kpos"):
-            raise AssayError(f"node {node.name}: the cpu engine masks by inp_pos and inp_kpos only")
-        x = self._get(node.inputs[0], "scores")
-        self.program.attn_softmax(x, float(node.attr("scale")), node.attr("window"), self._new(node.name))
+        self.program.attn_softmax(self._get(node.inputs[0], "scores"), self._mask(node), self._new(node.name))
 
     def _kqv(self, node: Node) -> None:
         p, v = self._get(node.inputs[0], "scores"), self._get(node.inputs[1], "keys")
-        self.program.kqv(p, v, int(self.graph.shapes[node.inputs[1]][1]), self._new(node.name))
+        self.program.kqv(p, v, self._parts(node.inputs[1], node.attr("n_head_kv")), self._new(node.name))
 
     def _attention(self, group: Attention) -> None:
         kq, capped, softmax, kqv = group.kq, group.capped, group.softmax, group.kqv
+        k_pool, v_pool = self._pool(group.keys), self._pool(group.values)
         kept = {
             role: self._new(n.name)
             for role, n in (("kq", kq), ("capped", capped), ("soft_max", softmax))
@@ -279,12 +328,12 @@ class _Compiler:
         }
         self.program.attention(
             q=self._get(kq.inputs[0], self.domains[kqv.name]),
-            k_pool=self.pools[kq.inputs[1]].index,
-            v_pool=self.pools[kqv.inputs[1]].index,
-            n_head=int(self.graph.shapes[kq.inputs[0]][1]),
-            scale=float(softmax.attr("scale")),
+            k_pool=k_pool,
+            v_pool=v_pool,
+            n_head=int(self.graph.shapes[kq.name][0]),
             cap=float(capped.attr("cap")) if capped else 0.0,
-            window=int(softmax.attr("window")),
+            mask=self._mask(softmax),
+            v_first=group.first,
             out=self._new(kqv.name) if kqv.name in self.keep else self._heads(kqv),
             **kept,
         )
@@ -299,11 +348,51 @@ class _Compiler:
                 return value
         return self._new(kqv.name)
 
-    def _merge_heads(self, node: Node) -> None:
-        """Nothing to do: kqv is stored token by token, heads side by side."""
+    def _relabel(self, node: Node) -> None:
+        """Heads first or tokens first is a matter of the graph: in memory they lie token by token, side by side."""
         domain, source = self.domains[node.name], node.inputs[0]
         if (node.name, domain) in self.values:
             return
-        self.values[node.name, domain] = self._get(source, domain)
-        if node.name in self.keep:
+        value = self._get(source, domain)
+        if node.name not in self.keep and node.name != self.graph.output:
+            self.values[node.name, domain] = value
+        elif source in self.keep:
+            self.values[node.name, domain] = value
             self.aliases[node.name] = source
+        else:
+            self.program.slice(value, 0, 1, self._new(node.name))
+
+
+# A row an operation; linears come in groups.
+_STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
+    "embed": _Compiler._embed,
+    "rms_norm": _Compiler._norm,
+    "layer_norm": _Compiler._norm,
+    "bias": _Compiler._bias,
+    "add_row": _Compiler._bias,
+    "mul_weight": _Compiler._gain,
+    **dict.fromkeys(("scale", "softcap", "sigmoid", "clamp_min", "softmax", "argsort", "row_sum"), _Compiler._unary),
+    **dict.fromkeys(("add", "mul", "glu", "gather", "div", "expert_scale", "expert_input"), _Compiler._binary),
+    "act": _Compiler._act,
+    "glu_split": _Compiler._glu_split,
+    "glu_oai": _Compiler._glu_oai,
+    "clamp": _Compiler._clamp,
+    "slice": _Compiler._slice,
+    "topk": _Compiler._topk,
+    "concat": _Compiler._concat,
+    "rope": _Compiler._rope,
+    "pos_scale": _Compiler._pos_scale,
+    "cache": _Compiler._cache,
+    "kq": _Compiler._kq,
+    "attn_softmax": _Compiler._attn_softmax,
+    "kqv": _Compiler._kqv,
+    "merge_heads": _Compiler._relabel,
+    "split_heads": _Compiler._relabel,
+    "head_linear": _Compiler._head_linear,
+    "group_mask": _Compiler._group_mask,
+    "expert_linear": _Compiler._expert_linear,
+    "expert_bias": _Compiler._expert_rows,
+    "expert_gain": _Compiler._expert_rows,
+    "expert_sum": _Compiler._expert_sum,
+    "pool": _Compiler._pool_rows,
+}

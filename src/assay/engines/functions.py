@@ -116,6 +116,13 @@ def rope_frequencies(base: float, n_rot: int) -> tuple[float, ...]:
         return tuple(map(float, found))
 
 
+def _power(x: float, y: float) -> float:
+    """x^y, correctly rounded."""
+    with localcontext() as context:
+        context.prec = 40
+        return float(Decimal(x) ** Decimal(y))
+
+
 def _ln(x: float) -> float:
     """The natural logarithm, correctly rounded."""
     with localcontext() as context:
@@ -204,10 +211,10 @@ def kq(q: Array, k: Array, *, n_head: int = 0, n_head_kv: int = 0) -> Array:
 
 
 def alibi_slopes(n_head: int, max_bias: float) -> Array:
-    """2^(-b·j/n), j = 1…n, for the largest power of two n up to H; then 2^(-b/2·(2j+1)/n), j = 0… ."""
+    """2^(-b·j/n), j = 1…n, for the largest power of two n up to H; then 2^(-b/2·(2j+1)/n), j = 0… ; rounded once."""
     n = 1 << (n_head.bit_length() - 1)
-    first = [2.0 ** (-max_bias * j / n) for j in range(1, n + 1)]
-    return np.array(first + [2.0 ** (-max_bias / 2 * (2 * j + 1) / n) for j in range(n_head - n)])
+    first = [_power(2, -max_bias * j / n) for j in range(1, n + 1)]
+    return np.array(first + [_power(2, -max_bias / 2 * (2 * j + 1) / n) for j in range(n_head - n)])
 
 
 def attn_mask(

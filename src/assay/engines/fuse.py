@@ -4,7 +4,7 @@ Nodes are folded into groups where nobody else reads what lies between them, whi
 and never how:
 
     linears of one input          one group, no waiting between them; a bias or a residual add after one joins it
-    gate, up and their product    one group
+    gate, up and their product    one group; the two may be halves of one linear
     kq, (softcap,) softmax, kqv   one pass over the cache
 
 Rows: what only the output needs is computed for the rows that are asked for. What the cache or a kept node depends on
@@ -21,8 +21,8 @@ from assay.engines.cache import CachePool, cache_pools
 from assay.graph import INPUTS, Graph, Node
 
 # What the rows of a value are: the tokens of the step, those whose output is asked for, the keys that each sequence
-# sees, or a score for each (token, key), head by head.
-DOMAINS = ("tokens", "outputs", "keys", "scores")
+# sees, a score for each (token, key), head by head, or the sequences.
+DOMAINS = ("tokens", "outputs", "keys", "scores", "sequences")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Products:
 
 @dataclass(frozen=True)
 class Gated:
-    """act(gate) * up, the two linears of one input inside."""
+    """act(gate) * up, the linears of one input inside; of a glu_split, gate and up are halves of the same linear."""
 
     gate: Node
     up: Node
@@ -83,6 +83,9 @@ class Attention:
     capped: Node | None
     softmax: Node
     kqv: Node
+    keys: str  # whose pool holds the keys
+    values: str  # and the values; the same where a value is a part of the key ...
+    first: int = 0  # ... from this column on
 
     @property
     def inner(self) -> set[str]:
@@ -101,21 +104,28 @@ class Plan:
     domains: Mapping[str, str]
 
 
-def fuse(graph: Graph, keep: Collection[str] = (), form: Callable[[str], str] = lambda weight: "") -> Plan:
+def fuse(
+    graph: Graph,
+    keep: Collection[str] = (),
+    form: Callable[[str], str] = lambda weight: "",
+    gates: Collection[str] = ("glu",),
+) -> Plan:
     """The plan that fills the cache, gives the output and computes the nodes in `keep`.
 
     `form` names what a product with that weight wants its input turned into; products are grouped where it is the same.
+    `gates` are the gating operations that the engine computes together with their products.
     """
     pools = cache_pools(graph)
-    needed = graph.ancestors({graph.output, *pools, *keep})
-    match = _Matcher(graph, needed, pools, form)
-    folded = {n.name: g for n in graph if n.name in needed and (g := match.attention(n) or match.gated(n))}
-    inside = {name for group in folded.values() for name in group.inner}
-    # What must exist for every token: what the cache and the kept nodes depend on, and scores outside a fused pass.
+    needed = graph.ancestors({graph.output, *(name for name, p in pools.items() if not p.passing), *keep})
+    match = _Matcher(graph, needed, pools, form, gates)
+    folded = {n.name: g for n in graph if n.name in needed and (g := match.attention(n) or match.gated(n, keep))}
+    inside = {name for group in folded.values() for name in group.inner} | match.views(folded.values(), keep)
+    # What must exist for every token: what the cache and the kept nodes depend on, scores outside a fused pass, and
+    # what a fused pass or a pool reads of all tokens.
     single = needed - inside - folded.keys()
-    full = {n.name for n in graph if n.op in ("kq", "attn_softmax", "kqv", "embed") and n.name in single}
+    full = {n.name for n in graph if n.op in ("kq", "attn_softmax", "kqv", "embed", "pool") and n.name in single}
     full |= {name for name, group in folded.items() if not group.inner.isdisjoint(keep)}
-    full = graph.ancestors({*full, *pools, *keep})
+    full = graph.ancestors({*full, *(name for name in pools if name in needed), *keep})
     domains = {name: _domain(graph, name, full) for name in needed if name not in INPUTS}
 
     products = {n.name: match.product(n, keep, domains) for n in graph if n.op == "linear" and n.name in single}
@@ -134,9 +144,11 @@ def fuse(graph: Graph, keep: Collection[str] = (), form: Callable[[str], str] = 
 
 
 def _domain(graph: Graph, name: str, full: Collection[str]) -> str:
-    shape = graph.shapes[name]
-    if "S" in shape:
-        return "scores" if len(shape) == 3 and shape[2] == "S" else "keys"
+    symbols = [d for d in graph.shapes[name] if isinstance(d, str)]
+    if len(symbols) != 1:
+        return "scores" if symbols else "sequences"
+    if symbols == ["S"]:
+        return "keys"
     return "tokens" if name in full or name in graph.given else "outputs"
 
 
@@ -148,6 +160,7 @@ class _Matcher:
     needed: Collection[str]
     pools: Mapping[str, CachePool]
     form: Callable[[str], str]
+    gates: Collection[str]
 
     def readers(self, name: str) -> list[Node]:
         return [self.graph[u] for u in self.graph.users.get(name, ()) if u in self.needed]
@@ -159,28 +172,46 @@ class _Matcher:
     def attention(self, kqv: Node) -> Attention | None:
         if kqv.op != "kqv":
             return None
-        softmax, v = (self.graph.by_name.get(name) for name in kqv.inputs)
-        if not softmax or softmax.op != "attn_softmax" or not v or v.op != "cache":
+        softmax = self.graph.by_name.get(kqv.inputs[0])
+        if not softmax or softmax.op != "attn_softmax":
             return None
         capped: Node | None = None
         kq = self.graph.by_name.get(softmax.inputs[0])
         if kq and kq.op == "softcap":
             capped, kq = kq, self.graph.by_name.get(kq.inputs[0])
-        if not kq or kq.op != "kq" or softmax.inputs[1:] != ("inp_pos", "inp_kpos"):
+        if not kq or kq.op != "kq" or not self.alone([n for n in (kq, capped, softmax, kqv) if n]):
             return None
-        k = self.graph.by_name.get(kq.inputs[1])
-        keys_and_values = k is not None and k.op == "cache" and not self.pools[v.name].keys
-        queries = self.graph.shapes[kq.inputs[0]][0] == "T"
-        alone = self.alone([n for n in (kq, capped, softmax, kqv) if n])
-        return Attention(kq, capped, softmax, kqv) if alone and keys_and_values and queries else None
+        k, (v, first) = kq.inputs[1], self.column(kqv.inputs[1])
+        if k not in self.pools or v not in self.pools or not self.pools[k].keys or self.pools[v].keys != (k == v):
+            return None
+        positions = ("inp_pos", "inp_pos" if self.pools[k].passing else "inp_kpos")
+        if softmax.inputs[1:] != positions or self.graph.shapes[kq.inputs[0]][0] != "T":
+            return None
+        return Attention(kq, capped, softmax, kqv, k, v, first)
 
-    def gated(self, glu: Node) -> Gated | None:
-        if glu.op != "glu":
+    def column(self, name: str) -> tuple[str, int]:
+        """The pool that a value lies in and where it begins there: a slice of what is cached is not copied."""
+        node = self.graph.by_name.get(name)
+        if node and node.op == "slice" and node.inputs[0] in self.pools and self.pools[node.inputs[0]].heads == 1:
+            return node.inputs[0], int(node.attr("start"))
+        return name, 0
+
+    def views(self, groups: Collection[Attention | Gated], keep: Collection[str]) -> set[str]:
+        """Slices of the cache that only fused passes read, through the pool itself."""
+        passes = {g.kqv.name: g for g in groups if isinstance(g, Attention)}
+        sliced = {g.kqv.inputs[1] for g in passes.values() if g.kqv.inputs[1] != g.values}
+        return {n for n in sliced if n not in keep and all(r.name in passes for r in self.readers(n))}
+
+    def gated(self, glu: Node, keep: Collection[str]) -> Gated | None:
+        if glu.op not in self.gates:
             return None
-        gate, up = (self.graph.by_name.get(name) for name in glu.inputs)
-        if not gate or not up or gate is up or gate.op != "linear" or up.op != "linear":
+        linears = [self.graph.by_name.get(name) for name in glu.inputs]
+        gate, up = linears[0], linears[-1]
+        if not gate or not up or gate.op != "linear" or up.op != "linear":
             return None
-        if gate.inputs != up.inputs or self.form(gate.weights[0]) != self.form(up.weights[0]):
+        if glu.op == "glu_split":
+            return Gated(gate, up, glu) if self.alone([gate, glu]) and gate.name not in keep else None
+        if gate is up or gate.inputs != up.inputs or self.form(gate.weights[0]) != self.form(up.weights[0]):
             return None
         return Gated(gate, up, glu) if self.alone([gate, glu]) and self.alone([up, glu]) else None
 

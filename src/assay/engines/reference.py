@@ -181,7 +181,7 @@ class ReferenceEngine(PagedEngine):
         def take(name: str, value: Array) -> None:
             nonlocal logits
             if name == output and head:
-                logits = value[-1:] if chunk.outputs == "last" else value  # a pooled output has one row
+                logits = value[-1:] if chunk.outputs == "last" else value
             if name in keep:
                 if emit:
                     emit(i, name, value)

@@ -23,10 +23,13 @@ class Table:
 
     def __init__(self, file: GGUFFile, name: str, dtype: DTypeLike) -> None:
         info = file.tensors[name]
+        self._file = file
         self.shape, self._type, self._raw, self._dtype = info.shape, info.type, file.raw(name), dtype
 
     def __getitem__(self, rows: Any) -> Array:
-        return codecs.decode(self._type, self._raw[rows]).astype(self._dtype, copy=False)
+        found = codecs.decode(self._type, self._raw[rows]).astype(self._dtype, copy=False)
+        self._file.check()
+        return found
 
 
 class Weights:

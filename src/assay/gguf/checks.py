@@ -103,7 +103,7 @@ def tokenizer_notes(file: GGUFFile) -> Iterator[str]:
         return
     if "tokenizer.chat_template" not in metadata:
         yield "tokenizer.chat_template: missing; chat needs a template from elsewhere, or raw prompts"
-    if metadata["tokenizer.ggml.model"] == "gpt2" and "tokenizer.ggml.pre" not in metadata:
+    if file.get_str("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in metadata:
         yield "tokenizer.ggml.pre: missing; text is cut by GPT-2's rule, which may not be this model's"
     if "tokenizer.ggml.eos_token_id" not in metadata:
         yield "tokenizer.ggml.eos_token_id: missing; generation ends only at its limit"

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from assay.errors import AssayError
 from assay.gguf.types import SCALARS, ValueType
+from assay.system.terminal import printable
 
 Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.int64]
@@ -33,12 +34,6 @@ MAX_STRINGS = 1 << 24
 _WINDOW = 1 << 20
 _SHORT = 8
 _BURST = 32
-
-
-def printable(text: str, longest: int = 400) -> str:
-    """`text` from a stranger's file as one line that no terminal obeys."""
-    short = text if len(text) <= longest else f"{text[: longest // 2]}…{text[-longest // 2 :]}"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in short)
 
 
 class Cursor:

@@ -129,7 +129,9 @@ def _work(
     progress(step)
     raw = file.raw(step.name)
     if step.before == step.after:
-        return raw
+        kept = raw.copy()
+        file.check()
+        return kept
     rows = raw.reshape(-1, raw.shape[-1])
     out = np.empty((len(rows), step.after.row_bytes(step.shape[-1])), np.uint8)
     height = max(1, SLAB // step.shape[-1])
@@ -142,4 +144,5 @@ def _work(
 
     for _ in pool.map(convert, range(0, len(rows), height)):
         pass
+    file.check()
     return out

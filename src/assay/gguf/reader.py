@@ -15,6 +15,7 @@ file and do not overlap. After that, no access can leave the map.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import mmap
@@ -22,6 +23,7 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,9 +32,10 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.errors import AssayError
-from assay.gguf.cursor import Bytes, Cursor, printable
+from assay.gguf.cursor import Bytes, Cursor
 from assay.gguf.metadata import MAX_KEY, MAX_PAIRS, Getters, Metadata
 from assay.gguf.types import REMOVED, TYPES, GGMLType, ValueType
+from assay.system.terminal import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -73,6 +76,7 @@ class Part:
     metadata: Metadata
     tensors: tuple[TensorInfo, ...]
     data: Bytes
+    guard: Any = None  # says whether the file was cut short while it was mapped
 
 
 class GGUFFile(Getters):
@@ -88,6 +92,23 @@ class GGUFFile(Getters):
         self.metadata = first.metadata
         self.size = sum(len(part.data) for part in parts)
         self.tensors: dict[str, TensorInfo] = {t.name: t for part in parts for t in part.tensors}
+
+    @cached_property
+    def sha256(self) -> str:
+        """Over the bytes of all parts. It is computed, never remembered on disk: who wrote a note cannot be known."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(part.data.data)
+        self.check()
+        return digest.hexdigest()
+
+    def check(self) -> None:
+        """After reading from the map: what was read is worth nothing if the file has been cut short meanwhile."""
+        for part in self.parts:
+            if part.guard is not None and part.guard.lost:
+                raise AssayError(
+                    f"{part.path}: the file became shorter while it was in use; restore it and load the model again"
+                )
 
     def info(self, name: str) -> TensorInfo:
         if name not in self.tensors:
@@ -116,7 +137,9 @@ class GGUFFile(Getters):
         """The tensor as float32."""
         from assay.gguf import codecs
 
-        return codecs.decode(self.info(name).type, self.raw(name))
+        found = codecs.decode(self.info(name).type, self.raw(name))
+        self.check()
+        return found
 
     def close(self) -> None:
         """Let go of the map; it is unmapped when the last array that views it is gone."""
@@ -126,6 +149,8 @@ class GGUFFile(Getters):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: Any, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.check()
         self.close()
 
 
@@ -217,8 +242,17 @@ def _open_without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a named pipe would wait for a writer
 
 
+def _guard(data: mmap.mmap) -> Any:
+    try:
+        from assay import _native
+    except ImportError:
+        return None
+    return _native.Guard(np.frombuffer(data, np.uint8))
+
+
 def _open_part(path: Path, index: int) -> Part:
     data = _map(path)
+    guard = _guard(data)
     name = path.name
     if data[:4] != MAGIC:
         raise AssayError(f"{name}: not a GGUF file (found first bytes {bytes(data[:4])!r}, expected {MAGIC!r})")
@@ -238,7 +272,7 @@ def _open_part(path: Path, index: int) -> Part:
     tensors = tuple(_check_tensor(cursor, info, start, alignment, index) for info in infos)
     _check_disjoint(cursor, tensors)
     byteorder = "little" if order == "<" else "big"
-    return Part(path, version, byteorder, alignment, metadata, tensors, cursor.view)
+    return Part(path, version, byteorder, alignment, metadata, tensors, cursor.view, guard)
 
 
 def _alignment(cursor: Cursor, metadata: Metadata) -> int:

@@ -110,6 +110,15 @@ class Graph:
         return all(node.attr("causal") for node in self.nodes if node.op == "attn_softmax")
 
     @cached_property
+    def whole(self) -> bool:
+        """A sequence must be run at once: a token sees a later one, keys are not cached, or the output is pooled."""
+        pooled = any(self[name].op == "pool" for name in self.ancestors([self.output]) if name in self)
+        return pooled or any(
+            node.op == "attn_softmax" and (not node.attr("causal") or self.shapes[node.name][-1] == "T")
+            for node in self.nodes
+        )
+
+    @cached_property
     def max_positions(self) -> int | None:
         """How many positions a table of learned ones has; None where any will do."""
         tables = [n.weights[0] for n in self.nodes if n.op == "embed" and n.inputs == ("inp_pos",)]

@@ -53,6 +53,11 @@ def _flat(shape: Shape) -> Dim:
     return total
 
 
+def _axes(weight: Shape, wanted: int) -> None:
+    if len(weight) != wanted:
+        raise ShapeError(f"the tensor has the wrong number of axes (found {list(weight)}, expected {wanted} axes)")
+
+
 def _split(shape: Shape, n_head: int) -> Shape:
     """`[T, H, D]` of a value: as it is, or its features cut into `n_head` heads."""
     if len(shape) == 3:
@@ -69,6 +74,7 @@ def _same(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 
 def _embed(_a: Attrs, _ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _axes(w[0], 2)
     return ("T", w[0][1])
 
 
@@ -82,6 +88,8 @@ def _norm(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
 
 
 def _linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    if len(w[0]) > 1:
+        _axes(w[0], 2)
     rows, columns = (1, w[0][0]) if len(w[0]) == 1 else w[0]  # a vector is a matrix of one row
     _expect("input width differs from the weight's columns", _flat(ins[0]), columns)
     return (ins[0][0], rows)
@@ -103,6 +111,7 @@ def _concat(a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 
 def _bias(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _axes(w[0], 1)
     _expect("bias length differs from the input width", w[0][0], ins[0][-1])
     return ins[0]
 
@@ -150,6 +159,7 @@ def _rope(a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
     if a["n_rot"] % 2 or a["n_rot"] < 2 or a["offset"] < 0 or a["offset"] + a["n_rot"] > int(shape[2]):
         raise ShapeError(f"n_rot must be even and at most the head width {shape[2]} (found {a['n_rot']})")
     if w:
+        _axes(w[0], 1)
         _expect("rope factors must be half of n_rot", w[0][0], a["n_rot"] // 2)
     return shape
 
@@ -222,6 +232,7 @@ def _sum(_a: Attrs, ins: Sequence[Shape], _w: Sequence[Shape]) -> Shape:
 
 
 def _expert_linear(_a: Attrs, ins: Sequence[Shape], w: Sequence[Shape]) -> Shape:
+    _axes(w[0], 3)
     _expect("input width differs from the expert weights' columns", ins[0][-1], w[0][2])
     return (*ins[1], w[0][1])
 

@@ -35,6 +35,7 @@ def load(
     ctx_size: int | None = None,
     cache_size: int | None = None,
     template: str | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
     parallel: int = RUNNING,
     progress: Progress = silent,
 ) -> LanguageModel:
@@ -47,10 +48,11 @@ def load(
     ctx_size    positions of one sequence; 0 is all the model was trained on
     cache_size  positions of all sequences together
     template    a chat template by name or file, instead of the file's own
+    template_arguments  variables of the template, such as {"enable_thinking": False}
     parallel    sequences that are computed at once
     progress    told of a download as (what, done, total)
     """
-    options = Options(engine, precision, threads, kv_type, ctx_size, cache_size, template)
+    options = Options(engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments)
     return LanguageModel(open_model(model, options, progress=progress), parallel=parallel)
 
 
@@ -99,8 +101,13 @@ class LanguageModel:
         """The text of ids; `special=False` hides control tokens."""
         return self.tokenizer.decode(ids, special=special)
 
-    def ids(self, prompt: Prompt) -> list[int]:
-        """The ids that a prompt stands for: of a text, of messages under the chat template, or the ids themselves."""
+    def ids(
+        self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None, **template_arguments: Any
+    ) -> list[int]:
+        """The ids that a prompt stands for: of a text, of messages under the chat template, or the ids themselves.
+
+        `tools` (OpenAI's list) and any other argument are for the template.
+        """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         items: list[Any] = list(prompt)
@@ -109,7 +116,7 @@ class LanguageModel:
                 raise AssayError(f"{self.path}: has no chat template; name one with template=, or give a text")
             if wrong := [m for m in items if not (isinstance(m, Mapping) and isinstance(m.get("role"), str))]:
                 raise AssayError(f"messages: each is an object with a role and a content (found {wrong[0]!r:.60})")
-            return encode_chat(self.tokenizer, self.opened.template, items)
+            return encode_chat(self.tokenizer, self.opened.template, items, tools=tools, **template_arguments)
         if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in items):
             raise AssayError(f"prompt: must be a text, ids or messages (found {prompt!r:.80})")
         return [int(item) for item in items]
@@ -153,9 +160,21 @@ class LanguageModel:
         """
         return self._prepare(prompt, 1, resume, settings(self.opened, given))[0]
 
-    def chat(self, messages: str | Sequence[Message], *, system: str | None = None, **given: Any) -> Result:
-        """Answer a conversation under the model's chat template; a text is a user's only message."""
-        return self.stream(conversation(messages, system), **given).run()
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        **given: Any,
+    ) -> Result:
+        """Answer a conversation under the model's chat template; a text is a user's only message.
+
+        `tools` (OpenAI's list) and `template_arguments` (such as enable_thinking) are for the template.
+        """
+        ids = self.ids(conversation(messages, system), tools=tools, **(template_arguments or {}))
+        return self.stream(ids, **given).run()
 
     def batch(self, requests: Iterable[tuple[Prompt, Mapping[str, Any]] | AssayError]) -> Iterator[Pending]:
         """Requests with settings of their own, computed together; each is given, in order, when it has ended.

@@ -55,4 +55,5 @@ class Trace(Mapping[str, NDArray[Any]]):
 
     def save(self, path: str | Path) -> None:
         """To an .npz file that `assay diff` and `assay diagnose` read, `tokens` among the arrays."""
-        np.savez(path, tokens=np.array(self.tokens, np.int32), **self._values)  # type: ignore[arg-type]
+        fed = {"tokens": self.tokens, "positions": self.dump.positions, "steps": self.dump.steps}
+        np.savez(path, **{key: np.array(ids, np.int32) for key, ids in fed.items()}, **self._values)  # type: ignore[arg-type]

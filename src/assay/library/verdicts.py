@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.base import PAGE
+from assay.engines.base import pages_for
 from assay.errors import AssayError
 from assay.library.model import LanguageModel
 from assay.library.trace import Trace
@@ -30,11 +30,13 @@ from assay.verify.dumps.resolve import resolve
 from assay.verify.dumps.trace import take_trace
 from assay.verify.judge import text as judged
 from assay.verify.judge.diff import Diff
+from assay.verify.judge.overflow import explain
 from assay.verify.judge.verdict import compare, judge
 from assay.verify.witness import known, open_engine
 
 Values = str | Path | Mapping[str, Any] | Trace | Dump
 ModelLike = str | Path | LanguageModel | Opened | None
+_READINGS = 16  # lines about what was understood of a log
 Nodes = Callable[[int, int], None]  # progress: nodes done, of how many
 
 
@@ -62,8 +64,16 @@ class Finding:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as `--json` gives it."""
         if isinstance(self.result, tuple):
-            return {"verdict": self.verdict, "checks": [check.to_json() for check in self.result]}
-        found: dict[str, Any] = self.result.to_json()
+            return {"verdict": self.verdict, "checks": [check.to_dict() for check in self.result]}
+        found: dict[str, Any] = self.result.to_dict()
+        if found.get("causes"):
+            from assay.verify.diagnosis.words import words
+
+            told = [words(cause, self.model, self.result.diff) for cause in self.result.causes]
+            found["causes"] = [
+                {**cause, **said.to_dict(), "fix": said.fix or said.right}
+                for cause, said in zip(found["causes"], told, strict=True)
+            ]
         return found
 
     def save_html(self, path: str | Path) -> None:
@@ -99,6 +109,16 @@ def load_dump(
     """
     dump = _read(values, patterns)
     return dump if model is None else resolve(dump, opened(model).model, names, tokens=tokens, side=side)
+
+
+def _told(dump: Dump, say: Callable[[str], None] | None) -> Dump:
+    """The dump, once it is said what its printed lines were understood as."""
+    if say is not None:
+        for line in dump.reading[:_READINGS]:
+            say(f"read {dump.source}: {line}")
+        if len(dump.reading) > _READINGS:
+            say(f"read {dump.source}: and {len(dump.reading) - _READINGS} more kinds of lines")
+    return dump
 
 
 def _read(values: Values, patterns: Sequence[str] = ()) -> Dump:
@@ -139,7 +159,9 @@ class Side:
         return self.model is not None and not self.engine
 
     @staticmethod
-    def of(given: Values | LanguageModel, *, truth: bool = False) -> Side:
+    def of(given: Values | LanguageModel | Opened, *, truth: bool = False) -> Side:
+        if isinstance(given, Opened):
+            return Side(given.file.path.name, given)
         if isinstance(given, LanguageModel):  # as the truth, its definition; else what its engine makes of it
             return Side(given.path.name, given, "" if truth else given.engine.name)
         if not isinstance(given, str):
@@ -155,7 +177,7 @@ class Side:
 
 
 def diff(
-    a: Values | LanguageModel,
+    a: Values | LanguageModel | Opened,
     b: Values | LanguageModel,
     *,
     model: ModelLike = None,
@@ -166,12 +188,14 @@ def diff(
     patterns: Sequence[str] = (),
     side: str = "",
     progress: Nodes | None = None,
+    reading: Callable[[str], None] | None = None,
 ) -> Finding | TwoFiles:
     """Hold `b` against `a`, node by node, each judged on its own inputs.
 
     `a` is the truth: a model (its definition), "MODEL@engine", or values; `b` is values or "MODEL@engine". The ids come
     from the values, from `tokens` or from `prompt`. Without a model anywhere, two sets of values are compared as
-    numbers. Two model files are compared in their weights, activations and logits.
+    numbers. Two model files are compared in their weights, activations and logits. `reading` is told first what the
+    lines of a log were understood as.
     """
     first, second = Side.of(a, truth=True), Side.of(b)
     if first.is_file and second.is_file:
@@ -192,7 +216,7 @@ def diff(
 
     def values(s: Side) -> Dump | None:
         if s.values is not None:
-            return resolve(raw[s], on.model, names, tokens=ids, side=side)
+            return _told(resolve(raw[s], on.model, names, tokens=ids, side=side), reading)
         if s.engine in ("", "reference"):
             return None  # the definition itself
         if isinstance(s.model, LanguageModel):
@@ -208,16 +232,21 @@ def diff(
         dumps = dumps[::-1]
     if dumps[1] is None:
         raise AssayError(f"{first.shown} and {second.shown}: both are the definition; name an engine or a dump")
-    result = judge(on.model, dumps[1], progress)
+    result = _judged(on.model, dumps[1], progress)
     if dumps[0] is not None and dumps[0].engine != "reference":
-        result = result.beside(judge(on.model, dumps[0], progress))
+        result = result.beside(_judged(on.model, dumps[0], progress))
     return _finding(result, on.model, dumps[1])
 
 
+def _judged(model: Model, dump: Dump, progress: Nodes | None) -> Diff:
+    """The verdict on everything up to the first value that is not finite, and on that."""
+    result = judge(model, dump, progress)
+    return replace(result, broken=explain(model, dump, dump.not_finite)) if dump.not_finite is not None else result
+
+
 def _finding(result: Diff, model: Model | None, dump: Dump) -> Finding:
-    first = result.first_wrong
     words = lambda rows: judged.text(result, model, rows)  # noqa: E731
-    return Finding(result.verdict, first.name if first else None, result, bool(result), words, dump, model)
+    return Finding(result.verdict, result.first_name, result, bool(result), words, dump, model)
 
 
 def _provenance(dumps: Iterable[Dump]) -> str | None:
@@ -262,7 +291,14 @@ def diagnose(
         raise AssayError("diagnose: needs values (a dump) or an endpoint")
     else:
         dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
+        _told(dump, progress)
         result = by_values.diagnose(on.model, dump, progress=progress)
+        if dump.not_finite is not None:
+            first = result.first_wrong or dump.not_finite.node
+            verdict = "fault" if result else result.verdict
+            result = replace(
+                result, verdict=verdict, first_wrong=first, broken=explain(on.model, dump, dump.not_finite)
+            )
         if prompt is not None:
             from assay.verify.diagnosis.by_tokens import expected_ids, token_causes
 
@@ -291,7 +327,7 @@ def checks(
         raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
     on = opened(model)
     ids = on.tokenizer.encode(TEXT)[: max(lengths)]
-    pages = -(-max(lengths) // PAGE)
+    pages = pages_for(max(lengths))
     return check_engine(
         lambda: open_engine(engine, on.model, n_pages=pages, **options), on.model, ids, lengths, progress
     )

@@ -41,4 +41,4 @@ def _encoder(b: Builder, act: str) -> Graph:
         if i < b.hp.n_layer - 1:
             x = b.norm("l_out", x, "layer_output_norm")
     x = b.norm("result_embd", x, f"blk.{b.hp.n_layer - 1}.layer_output_norm")
-    return b.graph(b.pool(x))
+    return b.encoded(x)

@@ -42,6 +42,8 @@ class Builder:
             )
         self.norm_op = f"{norm}_norm"
         self.hp = HParams.read(self.meta, self.shapes, table[0], norm=norm, mode=mode)
+        if table[1] != self.hp.n_embd:
+            raise self.meta.error("embedding_length", self.hp.n_embd, f"{table[1]}, the width of token_embd.weight")
         return self.hp
 
     def rope_factors(self, *, long: bool = False) -> None:
@@ -142,17 +144,20 @@ class Builder:
         """Query, key and value before norm and rotation, from three matrices or from one fused `attn_qkv`."""
         row = self.here
         names = []
+        parts = (
+            ("Qcur", "attn_q", row.n_head * row.n_embd_head),
+            ("Kcur", "attn_k", row.n_head_kv * row.n_embd_head),
+            ("Vcur", "attn_v", row.n_head_kv * row.n_embd_head_v),
+        )
         fused = self.has("attn_qkv")
+        for stem, width in [("attn_qkv", sum(p[2] for p in parts))] if fused else [p[1:] for p in parts]:
+            self.check_rows(stem, width)
         if fused:
             x = self.project("wqkv_b" if self.has("attn_qkv", "bias") else "wqkv", x, "attn_qkv", partial="wqkv")
             if clamp:
                 x = self.node("wqkv_clamped", "clamp", x, lo=-clamp, hi=clamp)
         start = 0
-        for role, stem, width in (
-            ("Qcur", "attn_q", row.n_head * row.n_embd_head),
-            ("Kcur", "attn_k", row.n_head_kv * row.n_embd_head),
-            ("Vcur", "attn_v", row.n_head_kv * row.n_embd_head_v),
-        ):
+        for role, stem, width in parts:
             biased = self.has(stem, "bias")
             plain, final = ("Vcur_proj", "Vcur") if role == "Vcur" else (f"{role}_proj", f"{role}_biased")
             first = final if role == "Vcur" and not biased else plain
@@ -163,6 +168,15 @@ class Builder:
             names.append(self.node(final, "bias", y, weights=(self.weight(stem, "bias"),)) if biased else y)
             start += width
         return names[0], names[1], names[2]
+
+    def check_rows(self, stem: str, rows: int) -> None:
+        """A matrix whose rows are heads has as many as the metadata say."""
+        name, row = self.weight(stem), self.here
+        if name in self.shapes and self.shapes[name][:1] != (rows,):
+            heads = f"{row.n_head} heads over {row.n_head_kv}, {row.n_embd_head} wide"
+            raise AssayError(
+                f"{name}: rows do not make the heads (found {self.shapes[name]}, expected {rows}: {heads})"
+            )
 
     def head_norm(self, role: str, x: str, stem: str, n_head: int) -> str:
         """q/k norm, if the file has it: over each head, or over the whole width where the weight is that long."""
@@ -347,14 +361,19 @@ class Builder:
             y = self.scaled("result_output_scaled" if cap else "result_output", y, scale)
         if cap:
             self.node("result_output", "softcap", y, cap=cap)
-        return self.graph("result_output")
+        return self._graph("result_output")
 
-    def pool(self, x: str) -> str:
+    def encoded(self, x: str) -> Graph:
+        """The end of an encoder: a row a token, and one for the text."""
+        self.pool(x)
+        return self._graph(x)
+
+    def pool(self, x: str) -> None:
         """One row of all tokens, where the file says how; then through `dense_2` and `dense_3` where it has them."""
         kind = self.meta.count("pooling_type", 0, least=0)
+        self.embedding_node = x
         if kind == 0:
-            self.embedding_node = x
-            return x
+            return
         if kind not in POOLING:
             raise self.meta.error("pooling_type", kind, "0 none, 1 mean, 2 first or 3 last")
         dense = [stem for stem in ("dense_2", "dense_3") if self.has(stem)]
@@ -363,9 +382,8 @@ class Builder:
             role = "result_embd_pooled" if stem == dense[-1] else f"result_{stem}"
             x = self.project(role, x, stem, partial=f"{role}_proj")
         self.embedding_node = x
-        return x
 
-    def graph(self, output: str) -> Graph:
+    def _graph(self, output: str) -> Graph:
         return Graph(tuple(self.nodes), self.shapes, output, embedding=self.embedding_node)
 
 

@@ -104,7 +104,7 @@ ARCHITECTURES: dict[str, Arch] = {
         Arch("smollm3", llama.smollm3, "SmolLM3", "PRE QKV GLU", sizes=replace(_E, n_layer=4), top=_TIED),
         Arch("hunyuan-dense", llama.hunyuan, "Hunyuan dense", "PRE QKV QKN GLU", top=_TIED),
         Arch("granite", granite.granite, "Granite 3", "PRE QKV GLU", _SCALES, top=_TIED),
-        Arch("granitemoe", granite.granite, "Granite 3 with experts", "PRE QKV moe:EXPERTS moe:SH", _SCALES,
+        Arch("granitemoe", granite.granitemoe, "Granite 3 with experts", "PRE QKV moe:EXPERTS moe:SH", _SCALES,
              replace(_MOE, n_ff_exp=128), _TIED),
         Arch("minicpm", granite.minicpm, "MiniCPM", "PRE QKV GLU", top=_TIED),
         Arch("qwen2", qwen.qwen, "Qwen2, Qwen2.5, R1-Distill-Qwen", "PRE BIASED GLU", top=_TIED),
@@ -187,7 +187,7 @@ VARIANTS: dict[str, Arch] = {
     "deepseek2 with whole keys and values": replace(
         ARCHITECTURES["deepseek2"],
         blocks="PRE attn_q:mla attn_kv_a_mqa attn_kv_a_norm attn_kv_b attn_output:mla dense:GLU moe:EXPERTS moe:SH",
-        keys={k: v for k, v in _MLA.items() if "_mla" not in k and "q_lora" not in k and "group" not in k},
+        keys={k: v for k, v in _MLA.items() if "_mla" not in k and "group" not in k} | {"attention.q_lora_rank": 0},
         sizes=replace(_MOE, n_head_kv=4, n_embd_head=24, n_embd_head_v=16, n_rot=8),
     ),
     "stablelm with one norm": replace(
@@ -284,7 +284,10 @@ def _symbols(row: Arch, layer: int) -> dict[str, int]:
         "k": keys.get("attention.key_length_mla", z.n_embd_head),
         "w": keys.get("attention.value_length_mla", z.n_embd_head_v),
     }  # fmt: skip
-    arrays = {"h": "attention.head_count", "g": "attention.head_count_kv", "f": "feed_forward_length"}
+    arrays = {
+        "h": "attention.head_count", "g": "attention.head_count_kv", "f": "feed_forward_length",
+        "x": "expert_feed_forward_length",
+    }  # fmt: skip
     found |= {symbol: keys[key][layer] for symbol, key in arrays.items() if isinstance(keys.get(key), list)}
     if "attention.key_length_swa" in keys and keys["attention.sliding_window_pattern"][layer]:
         found |= {"d": keys["attention.key_length_swa"], "v": keys["attention.value_length_swa"]}

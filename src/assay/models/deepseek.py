@@ -87,7 +87,7 @@ def _attention(b: Builder, x: str, width: int) -> str:
     k_pe = b.node("k_pe_proj", "slice", both, start=lora, stop=lora + r, n_head=1)
     k_pe = b.rope("k_pe", k_pe, 1)
     row_c = b.norm("kv_cmpr", b.node("kv_cmpr_proj", "slice", both, start=0, stop=lora), "attn_kv_a_norm")
-    if b.has("attn_kv_b"):
+    if b.has("attn_kv_b") and not b.has("attn_k_b"):
         kv = b.linear("kv", row_c, "attn_kv_b")
         value = row.n_embd_head_v
         k_nope = b.node("k_nope", "slice", kv, start=0, stop=nope, n_head=n_head)

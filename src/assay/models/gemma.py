@@ -44,7 +44,7 @@ def gemma_embedding(b: Builder) -> Graph:
     b.hp = hp.each(lambda i, row: replace(row, causal=False))
     _scale_query(b, b.hp)
     _local(b, b.meta.count("attention.sliding_window"))
-    return b.graph(b.pool(b.norm("result_norm", _blocks(b), "output_norm")))
+    return b.encoded(b.norm("result_norm", _blocks(b), "output_norm"))
 
 
 def _scale_query(b: Builder, hp: HParams, deep: int = 0) -> None:

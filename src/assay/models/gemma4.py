@@ -52,9 +52,11 @@ def gemma4(b: Builder) -> Graph:
 def _attention(b: Builder, x: str, source: int) -> str:
     """Attention over the keys and values of layer `source`; its own are computed and kept where it is the source."""
     row, eps = b.here, b.hp.eps
+    b.check_rows("attn_q", row.n_head * row.n_embd_head)
     q = b.head_norm("Qcur_normed", b.linear("Qcur_proj", x, "attn_q"), "attn_q_norm", row.n_head)
     q = b.query(b.rope("Qcur", q, row.n_head))
     if source == b.layer:
+        b.check_rows("attn_k", row.n_head_kv * row.n_embd_head)
         k = b.linear("Kcur_proj", x, "attn_k")
         v = b.linear("Vcur_proj", x, "attn_v") if b.has("attn_v") else k
         k = b.rope("Kcur", b.head_norm("Kcur_normed", k, "attn_k_norm", row.n_head_kv), row.n_head_kv)

@@ -9,9 +9,17 @@ from assay.models.blocks import Builder
 
 
 def granite(b: Builder) -> Graph:
+    """Not rotated where `rope.scaling.finetuned` is false."""
+    return _granite(b, b.meta.flag("rope.scaling.finetuned", True))
+
+
+def granitemoe(b: Builder) -> Graph:
+    return _granite(b, rotated=True)
+
+
+def _granite(b: Builder, rotated: bool) -> Graph:
     hp = b.read()
     scale = b.meta.number("attention.scale", 0.0) or hp.attn_scale
-    rotated = b.meta.flag("rope.scaling.finetuned", True)
     b.hp = hp.each(lambda i, row: replace(row, scale=scale, rope=row.rope if rotated else None))
     return _build(b, b.meta.number("embedding_scale", 0.0), b.meta.number("residual_scale", 0.0), None)
 

@@ -167,14 +167,10 @@ class HParams:
         meta: Metadata, tensors: Collection[str], n_vocab: int, *, norm: str = "rms", mode: str = "norm"
     ) -> HParams:
         """The keys that all architectures share; `norm` is the kind whose eps is wanted, `mode` the pairing of RoPE."""
-        blocks = meta.count("block_count")
-        _check_blocks(meta, tensors, blocks)
-        n_layer = blocks - meta.count("nextn_predict_layers", 0, least=0)  # the last ones only draft
-        if n_layer < 1:
-            raise meta.error("nextn_predict_layers", blocks - n_layer, f"less than the {blocks} blocks")
+        n_layer = _blocks(meta, tensors)
         n_embd = meta.count("embedding_length")
-        heads = meta.counts("attention.head_count", blocks)
-        kv_heads = meta.counts("attention.head_count_kv", blocks, tuple(heads))
+        heads = meta.counts("attention.head_count", n_layer)
+        kv_heads = meta.counts("attention.head_count_kv", n_layer, heads)
         for n_head, n_head_kv in zip(heads, kv_heads, strict=True):
             if n_head % n_head_kv:
                 raise meta.error("attention.head_count_kv", n_head_kv, f"a divisor of head_count {n_head}")
@@ -182,10 +178,10 @@ class HParams:
             raise meta.error("attention.head_count", heads[0], f"a divisor of embedding_length {n_embd}")
         width = meta.count("attention.key_length", n_embd // heads[0])
         width_v = meta.count("attention.value_length", max(1, n_embd // heads[0]))
-        n_ff = meta.counts("feed_forward_length", blocks, 0, least=0)
+        n_ff = meta.counts("feed_forward_length", n_layer, 0, least=0)
         rope = read_rope(meta, meta.count("rope.dimension_count", width), mode)
         eps = meta.positive("attention.layer_norm_rms_epsilon" if norm == "rms" else "attention.layer_norm_epsilon")
-        experts, causal = _experts(meta, blocks), meta.flag("attention.causal", True)
+        experts, causal = _experts(meta, n_layer), meta.flag("attention.causal", True)
         layers = [
             Layer(heads[i], kv_heads[i], width, width_v, n_ff[i], width**-0.5, rope, causal=causal, experts=experts[i])
             for i in range(n_layer)
@@ -196,7 +192,7 @@ class HParams:
 
 def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
     """Base and scaling; YaRN's magnitude is the one of most architectures, m(1)."""
-    if n_rot % 2:
+    if n_rot % 2 and "rope.dimension_count" in meta:  # heads that do not turn may have any width
         raise meta.error("rope.dimension_count", n_rot, "an even number")
     kind = meta.choice("rope.scaling.type", "linear", ("none", "linear", "yarn", "longrope"))
     key = "rope.scaling.factor" if "rope.scaling.factor" in meta else "rope.scale_linear"
@@ -219,20 +215,26 @@ def read_rope(meta: Metadata, n_rot: int, mode: str) -> Rope:
     )
 
 
-def _experts(meta: Metadata, blocks: int) -> list[Experts | None]:
+def _experts(meta: Metadata, n_layer: int) -> list[Experts | None]:
     """The number of experts and how many are used; how they are chosen is the architecture's own."""
     count = meta.count("expert_count", 0, least=0)
-    used = meta.counts("expert_used_count", blocks, 0, least=0)
-    for n in used:
-        if n > count or (count and not n):
-            raise meta.error("expert_used_count", n, f"1 to expert_count {count}")
-    return [Experts(count, n) if count else None for n in used]
+    used = meta.counts("expert_used_count", n_layer, 0, least=0)
+    most = max(used)
+    if most > count or (count and not most):
+        raise meta.error("expert_used_count", most, f"1 to expert_count {count}")
+    return [Experts(count, n) if n else None for n in used]  # a layer that uses none is dense
 
 
-def _check_blocks(meta: Metadata, tensors: Collection[str], blocks: int) -> None:
-    """Before anybody loops over the blocks: the file must hold exactly those, but for draft layers it may lack."""
+def _blocks(meta: Metadata, tensors: Collection[str]) -> int:
+    """How many blocks are run: all but the last ones that only draft.
+
+    Before anybody loops over them: the file must hold every one of them, and none beyond `block_count`.
+    """
+    blocks, drafts = meta.count("block_count"), meta.count("nextn_predict_layers", 0, least=0)
+    if drafts >= blocks:
+        raise meta.error("nextn_predict_layers", drafts, f"less than the {blocks} blocks")
     present = {int(m[1]) for name in tensors if (m := _BLOCK.match(name))}
-    top = max(present, default=-1) + 1
-    least = blocks - meta.count("nextn_predict_layers", 0, least=0)
-    if not least <= top <= blocks:
-        raise meta.error("block_count", blocks, f"{top}, the blocks whose tensors are present")
+    run = sum(block < blocks - drafts for block in present)
+    if run != blocks - drafts or max(present) >= blocks:
+        raise meta.error("block_count", blocks, f"{len(present)}, the blocks whose tensors are present")
+    return run

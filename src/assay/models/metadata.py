@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,8 @@ import numpy as np
 from assay.errors import AssayError
 
 MOST = 2**31 - 1
+LARGEST = 3.5e38  # of a float32
+TINY = 1e-20  # numbers beyond it and its inverse overflow in the formulas that use them
 
 
 class Metadata:
@@ -43,29 +44,29 @@ class Metadata:
         """A whole number from `least` to 2^31 - 1."""
         return self._whole(key, self._get(key, default), least)
 
-    def counts(self, key: str, n: int, default: int | tuple[int, ...] | None = None, *, least: int = 1) -> list[int]:
-        """A whole number a layer, from an array of `n` or from one number for all."""
+    def counts(self, key: str, n: int, default: int | list[int] | None = None, *, least: int = 1) -> list[int]:
+        """A whole number for each of `n` layers, from an array (which may go on for draft layers) or one for all."""
         value = self._get(key, default)
-        if not isinstance(value, np.ndarray | list | tuple):
+        if not isinstance(value, np.ndarray | list):
             return [self._whole(key, value, least)] * n
-        if len(value) != n:
+        if not n <= len(value) <= self.count("block_count"):
             raise self.error(key, f"{len(value)} values", f"one, or {n}, one a layer")
-        return [self._whole(key, v, least) for v in value]
+        return [self._whole(key, v, least) for v in value[:n]]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A finite number of float32's range: a power of it stays finite too."""
         value = self._get(key, default)
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
             raise self.error(key, _shown(value), "a number")
-        if not math.isfinite(value):
-            raise self.error(key, value, "a finite number")
+        if not abs(float(value)) <= LARGEST:
+            raise self.error(key, value, "a finite number of float32's range")
         return float(value)
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 that the formulas can divide by and take the logarithm of."""
         value = self.number(key, default)
-        if value <= 0:
-            raise self.error(key, value, "a finite number above 0")
+        if not TINY <= value <= 1 / TINY:
+            raise self.error(key, value, f"a number from {TINY:g} to {1 / TINY:g}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -76,7 +77,7 @@ class Metadata:
 
     def choice(self, key: str, default: str, known: tuple[str, ...]) -> str:
         value = self._get(key, default)
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             raise self.error(key, _shown(value), " or ".join((", ".join(known[:-1]), known[-1])))
         return str(value)
 

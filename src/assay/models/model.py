@@ -43,7 +43,19 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     )
     try:
         graph = ARCHITECTURES[arch].build(builder).check()
+        _check_experts(graph, builder.hp)
     except AssayError as error:
         text = str(error)
         raise AssayError(text if text.startswith(f"{file.path}: ") else f"{file.path}: {text}") from error
     return Model(file, builder.hp, graph)
+
+
+def _check_experts(graph: Graph, hparams: HParams) -> None:
+    """A router's choice must be an expert of every matrix it is used on; shapes alone do not say so."""
+    for node in graph:
+        for name in node.weights if node.op.startswith("expert_") else ():
+            if graph.weights[name][0] != hparams.n_expert:
+                raise AssayError(f"{name}: {graph.weights[name][0]} experts (expected expert_count {hparams.n_expert})")
+        if node.op == "argsort" and graph.shapes[node.name][-1] != hparams.n_expert:
+            found = graph.shapes[node.name][-1]
+            raise AssayError(f"node {node.name}: chooses among {found} experts (expected {hparams.n_expert})")

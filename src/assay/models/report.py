@@ -8,8 +8,8 @@ from typing import Any
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.checks import scale_notes, tokenizer_notes
-from assay.gguf.cursor import printable
 from assay.models.model import Model, load
+from assay.system.terminal import printable
 
 
 def describe(file: GGUFFile, context: int | None = None, *, scan: bool = True) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO
 
 from assay.errors import AssayError
+from assay.system.home import home
 
 Progress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
 _BLOCK = 1 << 20
@@ -81,15 +82,6 @@ CATALOGUE: dict[str, Entry] = {
 
 def silent(what: str, done: int, total: int) -> None:
     """Progress for nobody."""
-
-
-def home() -> Path:
-    """The cache directory: ASSAY_HOME, else assay/ in XDG_CACHE_HOME, else ~/.cache/assay."""
-    if chosen := os.environ.get("ASSAY_HOME"):
-        return Path(chosen)
-    xdg = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "assay"
 
 
 def cached(entry: Entry) -> Path:

@@ -11,6 +11,7 @@ constants and rounds are those of Salmon et al., "Parallel random numbers: as ea
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 
 _WORD = (1 << 64) - 1
 _MULTIPLY = 0xD2E7470EE14C6C93, 0xCA5A826395121157
@@ -41,10 +42,13 @@ def seed_of(seed: int | None, index: int) -> int | None:
 
 
 class Draws:
-    """The numbers in [0, 1) for one token, at most four."""
+    """The numbers in [0, 1) for one token, at most four; made when the first is wanted."""
 
     def __init__(self, seed: int, position: int) -> None:
-        self._words = iter(philox((seed, 0), (position, 0, 0, 0)))
+        self._seed, self._position = seed, position
+        self._words: Iterator[int] | None = None
 
     def random(self) -> float:
+        if self._words is None:
+            self._words = iter(philox((self._seed, 0), (self._position, 0, 0, 0)))
         return (next(self._words) >> 11) / (1 << 53)

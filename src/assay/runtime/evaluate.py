@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.engines.base import PAGE, Chunk, Engine
+from assay.engines.base import PAGE, Chunk, Engine, pages_for
 from assay.errors import AssayError
 
 
@@ -39,14 +39,14 @@ def evaluate(
         raise AssayError(f"window of {window} tokens: must be between 2 and the context of {engine.n_pages * PAGE}")
     first = [] if bos is None else [bos]
     step = window - len(first)
-    pages = np.arange(-(-window // PAGE), dtype=np.int32)
+    pages = np.arange(pages_for(window), dtype=np.int32)
     losses: list[np.ndarray] = []
     started = time.perf_counter()
     for start in range(0, len(tokens), step):
         part = np.array([*first, *tokens[start : start + step]], np.int32)
         if len(part) < 2:
             break
-        chunk = Chunk(part, 0, pages[: -(-len(part) // PAGE)], "all")
+        chunk = Chunk(part, 0, pages[: pages_for(len(part))], "all")
         logits = engine.forward([chunk])[0].logits[:-1].astype(np.float64)
         top = logits.max(axis=-1)
         total = top + np.log(np.sum(np.exp(logits - top[:, None]), axis=-1))

@@ -1,16 +1,20 @@
 """Constrained decoding: JSON schemas and grammars (GBNF or Lark) through llguidance.
 
-llguidance is given the vocabulary as bytes. Compiling is bounded by its own fuel, by the size of the text and by a
-clock; a compiled grammar is kept for the next request that sends the same one.
+llguidance is given the vocabulary as bytes. A grammar comes from a stranger, and there are some whose compilation never
+ends, so it is compiled on trial in the box first (`compiler.py`). What gets through is kept for the next request that
+sends the same one; what does not is remembered, too.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
+import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,16 +23,19 @@ from assay.engines.base import Array
 from assay.errors import AssayError
 from assay.runtime.errors import GrammarError, NoGrammars
 from assay.runtime.sequence import Constraint
+from assay.system.box import Box
+from assay.system.terminal import printable
 from assay.text import Tokenizer
 
-_KEPT = 32  # compiled grammars a model remembers
+_KEPT = 32  # grammars a model remembers
+_box = Box("grammar", Path(__file__).with_name("compiler.py"))
 # One way to space JSON: a model that may write blanks between any two tokens can write them for ever.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def _llguidance(param: str, module: str = "") -> Any:
+def _llguidance(param: str) -> Any:
     try:
-        return import_module(f"llguidance{module}")
+        return import_module("llguidance")
     except ImportError:
         raise NoGrammars(f"{param}: needs llguidance; `pip install 'assay[serve]'` brings it", param) from None
 
@@ -40,15 +47,22 @@ class _Vocabulary:
         self._tokenizer = tokenizer
         known = tokenizer.n_vocab
         self.tokens = [tokenizer.piece(i) if i < known else b"" for i in range(n_vocab)]
+        self._bytes = {piece: i for i, piece in enumerate(self.tokens) if len(piece) == 1}
         self.special_token_ids = [i for i in range(known) if tokenizer.is_special(i)]
         self.bos_token_id = tokenizer.bos
         self.eos_token_id = tokenizer.eot if tokenizer.eot is not None else tokenizer.eos
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Ids of a text in the middle of others: behind a byte that merges with nothing, so no space is put first."""
+        """Ids of a text in the middle of others: behind a byte that merges with nothing, so no space is put first.
+
+        A text that a SentencePiece vocabulary would change (U+2581, its space) is spelled in bytes.
+        """
         data = text.encode() if isinstance(text, str) else text
         before, whole = self._encode(b"\x02"), self._encode(b"\x02" + data)
-        return whole[len(before) :] if whole[: len(before)] == before else self._encode(data)
+        ids = whole[len(before) :] if whole[: len(before)] == before else self._encode(data)
+        if b"".join(self.tokens[i] for i in ids) != data and all(bytes([b]) in self._bytes for b in data):
+            return [self._bytes[bytes([b])] for b in data]
+        return ids
 
     def _encode(self, data: bytes) -> list[int]:
         return self._tokenizer.encode(data, add_special=False, parse_special=False)
@@ -62,8 +76,10 @@ class Grammars:
         self._n_vocab = n_vocab
         self._most = most  # bytes of a grammar
         self._lock = threading.Lock()
+        self._name = uuid.uuid4().hex  # under which the box knows the vocabulary
+        self._vocabulary: _Vocabulary | None = None
         self._ll: Any = None
-        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()  # a matcher, or what is wrong
 
     def schema(self, schema: Mapping[str, Any]) -> Callable[[], Constraint]:
         """JSON that fits a JSON schema."""
@@ -71,49 +87,83 @@ class Grammars:
 
     def gbnf(self, text: str) -> Callable[[], Constraint]:
         """llama.cpp's notation, or Lark: told apart by `::=`."""
-        convert = _llguidance("grammar", ".gbnf_to_lark").any_to_lark
-        try:
-            lark = convert(text)
-        except Exception as error:  # the converter raises whatever it meets
-            raise GrammarError(f"grammar: is neither GBNF nor Lark ({error})", "grammar") from None
-        return self.lark(lark, "grammar")
+        return self._maker("gbnf", text, "grammar")
 
     def lark(self, text: str, param: str) -> Callable[[], Constraint]:
         """A maker of constraints, one for each sequence."""
-        size = len(text.encode())
+        return self._maker("lark", text, param)
+
+    def _maker(self, kind: str, text: str, param: str) -> Callable[[], Constraint]:
+        size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._most:
             raise GrammarError(f"{param}: too long (found {size} bytes, at most {self._most})", param)
         with self._lock:
-            matcher = self._compiled.get(text)
-            if matcher is None:
-                matcher = self._compiled[text] = self._compile(text, param)
-                while len(self._compiled) > _KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(text)
-        return lambda: _Matcher(matcher.deep_copy())
+            found = self._compiled.get((kind, text))
+        if found is None:
+            found = self._compile(kind, text, param)
+        with self._lock:
+            self._compiled[kind, text] = found
+            self._compiled.move_to_end((kind, text))
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        if isinstance(found, str):
+            raise GrammarError(f"{param}: {found}", param)
+        return lambda: _Matcher(found.deep_copy())
 
-    def _compile(self, text: str, param: str) -> Any:
+    def _compile(self, kind: str, text: str, param: str) -> Any:
+        """The matcher, or what is wrong with the grammar."""
         ll = _llguidance(param)
-        if self._ll is None:
-            vocabulary = _Vocabulary(self._tokenizer, self._n_vocab)
-            if vocabulary.eos_token_id is None:
-                raise NoGrammars("this model's vocabulary has no end token; grammars need one", param)
-            ends = sorted(self._tokenizer.eog, key=lambda token: token != vocabulary.eos_token_id)
-            self._ll = ll.LLTokenizer(ll.TokenizerWrapper(vocabulary), n_vocab=self._n_vocab, eos_token=ends)
-        fuel = ll.LLParserLimits(
-            initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, step_max_items=50_000, max_lexer_states=50_000,
-            max_grammar_size=100_000, verbose_errors=False,
-        )  # fmt: skip
-        matcher = ll.LLMatcher(self._ll, ll.LLMatcher.grammar_from_lark(text), log_level=0, limits=fuel)
-        if matcher.is_error():
-            reason = " ".join(matcher.get_error().split())[:300]
-            raise GrammarError(f"{param}: does not compile ({reason})", param)
-        return matcher
+        with self._lock:
+            if self._ll is None:
+                self._vocabulary = _Vocabulary(self._tokenizer, self._n_vocab)
+                if self._vocabulary.eos_token_id is None:
+                    raise NoGrammars("this model's vocabulary has no end token; grammars need one", param)
+                wrapped = ll.TokenizerWrapper(self._vocabulary)
+                self._ll = ll.LLTokenizer(wrapped, n_vocab=self._n_vocab, eos_token=self._ends())
+        reply = self._try(kind, text)
+        if "lark" not in reply:
+            return _complaint(reply)
+        compiler = import_module("assay.runtime.compiler")
+        matcher = compiler.compiled(self._ll, reply["lark"])
+        return f"does not compile ({_short(matcher.get_error())})" if matcher.is_error() else matcher
+
+    def _ends(self) -> list[int]:
+        first = self._vocabulary.eos_token_id if self._vocabulary is not None else None
+        return sorted(self._tokenizer.eog, key=lambda token: token != first)
+
+    def _try(self, kind: str, text: str) -> dict[str, Any]:
+        """The compilation on trial."""
+        return _box.ask({"vocabulary": self._name, kind: text}, teach=self._lesson)
+
+    def _lesson(self) -> dict[str, Any]:
+        """The vocabulary, for a process that does not know it yet."""
+        assert self._vocabulary is not None
+        return {
+            "vocabulary": self._name,
+            "tokens": [base64.b64encode(token).decode() for token in self._vocabulary.tokens],
+            "special": self._vocabulary.special_token_ids,
+            "bos": self._vocabulary.bos_token_id,
+            "eos": self._ends(),
+        }
+
+
+def _complaint(reply: Mapping[str, Any]) -> str:
+    if reply["fault"] == "grammar":
+        return _short(str(reply["message"]))
+    why = {"time": "takes too long", "memory": "takes too much memory", "busy": "cannot wait any longer for its turn"}
+    return f"does not compile (it {why.get(reply['fault'], 'brings the compiler down')})"
+
+
+def _short(text: str) -> str:
+    return printable(" ".join(text.split()), 300)
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
     """A schema as part of a Lark rule."""
-    return "%json " + json.dumps({**schema, "x-guidance": _SPACING})
+    try:
+        return "%json " + json.dumps({**schema, "x-guidance": _SPACING})
+    except RecursionError:
+        raise GrammarError("response_format: the schema is nested too deeply", "response_format") from None
 
 
 class _Matcher:

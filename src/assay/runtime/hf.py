@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.errors import AssayError
+from assay.system.terminal import printable
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
@@ -21,16 +22,31 @@ def fetch(argument: str) -> Path:
         raise AssayError(f"{argument}: expected hf:owner/repo or hf:owner/repo:file-or-quant")
     try:
         import huggingface_hub
+        from huggingface_hub import constants
     except ImportError:
         raise AssayError(f"{argument}: needs the package huggingface_hub; pip install huggingface_hub") from None
     files = choose(argument, _list(argument, repo), wanted)
     paths = []
     for file in files:
         try:
-            paths.append(huggingface_hub.hf_hub_download(repo, file))
+            path = Path(huggingface_hub.hf_hub_download(repo, file))
+            _check_place(path, Path(constants.HF_HUB_CACHE))
+            paths.append(path)
+        except AssayError as error:
+            raise AssayError(f"{argument}: {file}: {error}") from None
         except Exception as error:  # whatever the client raises: network, permission, disk, a name it refuses
             raise AssayError(f"{argument}: cannot fetch {file}: {_line(error)}") from error
-    return Path(paths[0])
+    return paths[0]
+
+
+def _check_place(path: Path, cache: Path) -> None:
+    """A downloaded file must lie in the cache, and be one. The client has built its path from what the server said (an
+    ETag names the blob), so a server may have made it point elsewhere; what does is not used."""
+    real, root = path.resolve(), cache.resolve()
+    if not real.is_relative_to(root):
+        raise AssayError(f"was written to {printable(str(real))}, outside the cache {root}; do not trust this server")
+    if not real.is_file():
+        raise AssayError(f"{printable(str(real))} is not a file")
 
 
 def choose(argument: str, files: Sequence[str], wanted: str) -> list[str]:
@@ -39,7 +55,7 @@ def choose(argument: str, files: Sequence[str], wanted: str) -> list[str]:
     A name that is a file wins; then a quantisation that is a whole word of the name (`Q4_K` is not in
     `x-Q4_K_M.gguf`), then any part of the name. Projectors (`mmproj`) are models only when named.
     """
-    models = _models([file for file in files if file.lower().endswith(".gguf")])
+    models = _models([file for file in files if file.lower().endswith(".gguf") and _is_inside(file)])
     plain = {name: parts for name, parts in models.items() if "mmproj" not in name.lower()}
     low = wanted.lower()
     tries = [
@@ -54,6 +70,11 @@ def choose(argument: str, files: Sequence[str], wanted: str) -> list[str]:
     if not found:
         raise AssayError(f"{argument}: no GGUF file matches {wanted!r} (there: {listing})")
     raise AssayError(f"{argument}: {len(found)} files match; name one: {', '.join(sorted(found))}")
+
+
+def _is_inside(file: str) -> bool:
+    """Whether a name of a server's list stays below the folder it is put into."""
+    return not file.startswith("/") and ".." not in file.split("/") and file.isprintable() and "\\" not in file
 
 
 def _models(files: Sequence[str]) -> dict[str, list[str]]:
@@ -84,4 +105,4 @@ def _list(argument: str, repo: str) -> list[str]:
 
 
 def _line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))

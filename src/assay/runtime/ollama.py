@@ -64,7 +64,7 @@ def _model_layer(argument: str, manifest: Path) -> tuple[str, int]:
             for layer in layers or ()
             if layer["mediaType"] == _MODEL_LAYER
         ]
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (ValueError, LookupError, TypeError, RecursionError, OverflowError):
         raise AssayError(f"{argument}: its manifest {manifest} is damaged; pull it again") from None
     if len(found) != 1 or found[0][0] is None:
         raise AssayError(f"{argument}: its manifest {manifest} names no single model file with a sha256 digest")

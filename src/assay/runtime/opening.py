@@ -9,13 +9,14 @@ engine (weights and cache).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from assay import engines
-from assay.engines.base import PAGE, PagedEngine
+from assay.engines.base import PagedEngine, pages_for
 from assay.engines.cache import natural_kv_type, page_bytes
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, open_file
@@ -42,6 +43,7 @@ class Options:
     ctx_size: int | None = None  # positions of one sequence; 0: all the model was trained on
     cache_size: int | None = None  # positions of all sequences together, at least one context
     template: str | None = None  # a chat template by name or file, instead of the file's own
+    template_arguments: Mapping[str, Any] | None = None  # variables of the template, such as enable_thinking
 
 
 class Opened:
@@ -51,7 +53,6 @@ class Opened:
         self.file = file
         self.options = options
         model = load(file)
-        self.tokenizer = Tokenizer.from_gguf(file)
         trained = model.hparams.n_ctx_train
         asked = options.ctx_size
         if asked is not None and asked > MAX_CTX:
@@ -59,14 +60,21 @@ class Opened:
         self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
         self.model: Model = model.at(self.n_ctx)
         positions = max(SHARED_CACHE if options.cache_size is None else options.cache_size, self.n_ctx)
-        self.n_pages = -(-positions // PAGE)
+        self.n_pages = pages_for(positions)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Made when it is asked for: a file without a vocabulary can be run on ids."""
+        return Tokenizer.from_gguf(self.file)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
         """The chat template asked for, else the file's own, if it has one."""
         if self.options.template is not None:
-            return ChatTemplate.named(self.options.template, self.tokenizer)
-        return ChatTemplate.from_gguf(self.file, self.tokenizer)
+            found: ChatTemplate | None = ChatTemplate.named(self.options.template, self.tokenizer)
+        else:
+            found = ChatTemplate.from_gguf(self.file, self.tokenizer)
+        return found.given(self.options.template_arguments) if found else None
 
     @cached_property
     def grammars(self) -> Grammars:

@@ -1,10 +1,11 @@
 """Continuous batching: every sequence at once through one engine, step after step.
 
 A step takes the next token of every sequence that decodes and at most one chunk of prompt tokens, so a long
-prompt delays nobody by more than a chunk. Sequences start in the order of arrival. When the cache is full the
-youngest gives its pages back and goes to the front of the queue; later its prompt and answer are computed again.
-Because the engine gives the same bits however a sequence is cut into steps and whoever shares them, neither
-batching nor chunks nor preemption nor the prefix cache change a token.
+prompt delays nobody by more than a chunk. Prompts are computed and sequences started in fair shares: whose client and
+whose request had least goes first (`shares.py`), and no request takes the last quarter of the places or of the cache
+for more than one of its sequences. When the cache is full the youngest gives its pages back and goes to the front of
+the queue; later its prompt and answer are computed again. Because the engine gives the same bits however a sequence is
+cut into steps and whoever shares them, neither batching nor chunks nor preemption nor the prefix cache change a token.
 
 The scheduler has no thread: whoever wants tokens calls `step`. `worker.py` gives it one, `generate.py` steps it in
 the caller's. A step that is broken off by an exception has changed nothing that the next one does not repeat.
@@ -16,12 +17,13 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine
+from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.runtime.errors import DeadlinePassed, EngineFailed
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.sampler import scores
 from assay.runtime.sequence import Job, Sequence, Sink, Update
+from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
 RUNNING = 32  # sequences that run at once, unless told otherwise
@@ -70,6 +72,7 @@ class Scheduler:
         self.computing = False  # whether the engine is at work this moment
         self.running: list[Sequence] = []  # by arrival
         self.waiting: deque[Sequence] = deque()
+        self._shares = Shares()
         self._news: News = []
 
     @property
@@ -84,6 +87,7 @@ class Scheduler:
         """To the end of the queue."""
         for sequence in sequences:
             self.waiting.append(sequence)
+            self._shares.enter(sequence)
             if sequence.over:
                 text, reason = sequence.over
                 self._finish(sequence, Update(None, text, reason))
@@ -161,18 +165,34 @@ class Scheduler:
             if sequence.pending == 1 and sequence in self.running and not self._reserve(sequence, 1, plan):
                 self._preempt(sequence, plan)
         budget = self.chunk
-        for sequence in list(self.running):
-            n = self._share(sequence, budget)
-            if n and sequence.pending > 1 and sequence in self.running:
+        room = True
+        queue = sorted((*(s for s in self.running if s.pending > 1), *self.waiting), key=self._rank)
+        for sequence in queue:
+            if not sequence.lease:
+                if not room or not self._share(sequence, budget) or self._crowds(sequence):
+                    continue
+                room = len(self.running) < self.most and self._admit(sequence, plan)
+                if not room:  # nobody overtakes it
+                    continue
+                self.waiting.remove(sequence)
+            if (n := self._share(sequence, budget)) and sequence in self.running:
                 budget -= n * self._reserve(sequence, n, plan)
-        while budget and self.waiting and len(self.running) < self.most:
-            sequence = self.waiting[0]
-            if not self._share(sequence, budget) or not self._admit(sequence, plan):
-                break
-            self.waiting.popleft()
-            n = self._share(sequence, budget)
-            budget -= n * self._reserve(sequence, n, plan)
+        for sequence, n in plan.items():
+            self._shares.charge(sequence, n)
         return plan
+
+    def _rank(self, sequence: Sequence) -> tuple[bool, tuple[int, int, float]]:
+        """A sequence that has lost its pages goes first: it was let in before."""
+        return not sequence.preempted, self._shares.rank(sequence)
+
+    def _crowds(self, sequence: Sequence) -> bool:
+        """Whether it would take room that is kept for others: more than a share of the places, or the last pages."""
+        mine = sum(other.job.owner == sequence.job.owner for other in self.running)
+        if not mine or not any(sequence.job.owner):
+            return False
+        places = max(1, self.most * 3 // 4 // self._shares.requests())
+        wanted = pages_for(len(sequence.ids) + 1)
+        return mine >= places or self.pages.available - wanted < self.pages.n_pages // 4
 
     def _share(self, sequence: Sequence, budget: int) -> int:
         """How much of the step's budget it takes. A probe waits for a whole chunk rather than be cut smaller; a
@@ -213,7 +233,7 @@ class Scheduler:
         """Start it, unless the cache has too little room, or this very step computes a prefix it could share."""
         fresh = sequence.job.prompt_logprobs is not None or sequence.job.keep  # all rows are wanted
         lease = self.pages.open([] if fresh else sequence.ids)
-        needed = -(-(len(sequence.ids) + 1) // PAGE) - lease.n_pages
+        needed = pages_for(len(sequence.ids) + 1) - lease.n_pages
         spare = len(self.running)  # each of them may want another page soon
         if (self.running and needed + spare > self.pages.available) or self._twin(sequence, lease.length, plan):
             self.pages.close(lease)
@@ -277,5 +297,6 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         sequence.finished = True
+        self._shares.leave(sequence)
         self.meter.finished(sequence, update.finish)
         self._news.append((sequence, update))

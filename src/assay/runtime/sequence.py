@@ -68,6 +68,7 @@ class Job:
     ignore_eos: bool = False
     deadline: float = math.inf  # of time.monotonic()
     answered: tuple[int, ...] = ()
+    owner: tuple[str, str] = ("", "")  # client and request: whose share of the engine it is
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,11 @@ from assay.runtime.params import SamplerParams
 
 Message = dict[str, str]
 EncodeChat = Callable[[Sequence[Message]], list[int]]
+ReadAnswer = Callable[[Sequence[int], str], Message]  # from the prompt's ids and the answer
+
+
+def as_written(prompt: Sequence[int], text: str) -> Message:
+    return {"role": "assistant", "content": text}
 
 
 class Session:
@@ -24,6 +29,7 @@ class Session:
         encode: EncodeChat,
         params: SamplerParams,
         *,
+        read: ReadAnswer = as_written,
         system: str | None = None,
         max_tokens: int = -1,
         stop: Sequence[str] = (),
@@ -31,6 +37,7 @@ class Session:
     ) -> None:
         self._generator = generator
         self._encode = encode
+        self._read = read  # an answer as a message: reasoning that goes back as content would confuse the model
         self._params = params
         self._max_tokens = max_tokens
         self._stop = tuple(stop)
@@ -63,18 +70,19 @@ class Session:
         return any(message["role"] == "user" for message in self.messages)
 
     def _answer(self, messages: list[Message]) -> Iterator[Event]:
+        prompt = self._encode(messages)
         self.generation = self._generator.generate(
-            self._encode(messages),
+            prompt,
             self._params,
             max_tokens=self._max_tokens,
             stop=self._stop,
             ignore_eos=self._ignore_eos,
         )
-        return self._follow(self.generation, messages)
+        return self._follow(self.generation, prompt, messages)
 
-    def _follow(self, generation: Generation, messages: list[Message]) -> Iterator[Event]:
+    def _follow(self, generation: Generation, prompt: list[int], messages: list[Message]) -> Iterator[Event]:
         try:
             yield from generation
         finally:
             if generation.ended:
-                self.messages = [*messages, {"role": "assistant", "content": generation.result.text}]
+                self.messages = [*messages, self._read(prompt, generation.result.text)]

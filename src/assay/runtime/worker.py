@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from assay.errors import AssayError
 from assay.runtime.errors import EngineFailed, QueueFull
 from assay.runtime.scheduler import News, Scheduler, deliver
 from assay.runtime.sequence import Job, Sink
@@ -108,7 +109,7 @@ class Worker:
             try:
                 self._tell(scheduler.step())
             except Exception as error:  # whatever it was, nobody is left waiting for an answer
-                log.exception("a step failed")
+                log.error("a step failed: %s", error, exc_info=not isinstance(error, AssayError))
                 failed = scheduler.running or scheduler.waiting
                 scheduler.fail(list(failed), EngineFailed(f"the engine failed: {error}"))
                 self._tell(scheduler.news())

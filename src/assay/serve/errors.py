@@ -41,6 +41,7 @@ KINDS: dict[str, Kind] = {
     "internal_error": Kind(500, "server_error", "a fault of the server's"),
     "model_load_failed": Kind(500, "server_error", "the model's file cannot be loaded"),
     "model_not_loaded": Kind(503, "server_error", "the model is being loaded, or waits for memory"),
+    "overloaded": Kind(503, "server_error", "more requests at once than the server takes; /health is still answered"),
     "shutting_down": Kind(503, "server_error", "the server is ending"),
     "deadline_exceeded": Kind(504, "server_error", "the request took longer than it may"),
 }

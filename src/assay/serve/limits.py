@@ -20,8 +20,12 @@ class Limits:
     logprobs: int = 20
     bias: int = 1024  # entries of logit_bias
     schema: int = 64 << 10  # bytes of a JSON schema or a grammar
-    grammar_s: float = 5.0  # compiling it
     template_s: float = 5.0  # rendering the messages
+    text: int = 256 << 10  # characters that /tokenize takes
+    ids: int = 256 << 10  # tokens that /detokenize takes
+    pieces: int = 32 << 10  # tokens that are given back with their pieces
+    scores: int = 128 << 10  # log-probabilities of the prompts of one request
+    nodes: int = 64 << 10  # arrays and objects in a body
     trace_tokens: int = 128  # at most a chunk
     lens_positions: int = 64
     request_s: float = 600.0  # from arrival to the last token
@@ -36,7 +40,8 @@ class Limits:
     header_s: float = 10.0  # from the first byte to the last header
     body_s: float = 30.0
     idle_s: float = 30.0  # between two requests
-    connections: int = 512
+    connections: int = 512  # requests at once; of idle connections the oldest goes when another comes
+    spare: int = 512  # connections beyond them: /health is answered, anything else is 503
     buffer: int = 2048  # updates waiting for a reader that does not read
     stall_s: float = 30.0  # a write that the reader does not take
     load_s: float = 120.0  # waiting for room to load another model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +21,12 @@ from assay.runtime.opening import Options
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.errors import ApiError
-from assay.serve.http.connection import Protocol, Server, is_loopback, listen
+from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Models, open_models
+
+SWITCH_S = 0.0005  # that a thread waits for another's Python: a long text must not slow every step of the engine
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,10 @@ class Config:
 async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until told to end. `ready` hears the address when the first model is loaded."""
     limits = config.limits
+    sys.setswitchinterval(SWITCH_S)
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    entries = open_models(config.models, config.options)
+    entries = open_models(config.models, config.options, limits)
     memory = config.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
     models = Models(entries, limits, metrics, memory)
     # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,
@@ -58,9 +62,10 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     settings = uvicorn.Config(
         app.create(state), http=Protocol, ws="none", lifespan="off", log_level="error", access_log=False,
         server_header=False, timeout_keep_alive=int(limits.idle_s), h11_max_incomplete_event_size=limits.headers,
-        limit_concurrency=limits.connections, timeout_graceful_shutdown=int(limits.drain_s) + 5, backlog=1024,
+        timeout_graceful_shutdown=int(limits.drain_s) + 5, backlog=AT_ONCE,
     )  # fmt: skip
-    settings.header_s = limits.header_s  # type: ignore[attr-defined]
+    settings.limits, settings.present = limits, {}  # type: ignore[attr-defined]
+    allow_files(limits.connections + limits.spare + 256)
     ending: list[asyncio.Task[None]] = []
     server = Server(settings, lambda: ending.append(asyncio.ensure_future(_drain(models, limits))))
     loading = asyncio.ensure_future(_load_first(models, server))
@@ -72,6 +77,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
         for task in ending:
             task.cancel()
         await models.close()
+        state.threads.close()
         sock.close()
     if loading.done() and not loading.cancelled() and (error := loading.exception()):
         raise error

@@ -16,11 +16,13 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 Reply = dict[str, Any]
+_TEACHING_S = 20.0  # what a process must know is ours, so it is only a matter of size
 _KEPT_NAMES = ("SYSTEMROOT", "TZ")  # Windows starts nothing without the first; the second is the user's clock
 
 
@@ -34,13 +36,13 @@ class Limits:
     reply: int = 1 << 28  # bytes
     threads: bool = False  # whether its library computes on several
     processes: int = 1
+    wait: float = 30.0  # for a process that is not busy
 
 
 # Every box there is.
 LIMITS = {
     "template": Limits(memory=1 << 29, seconds=10.0),
-    "grammar": Limits(memory=1 << 30, seconds=5.0, cpu_s=10, reply=1 << 16, threads=True),
-    "pattern": Limits(memory=1 << 29, seconds=10.0, cpu_s=20),
+    "grammar": Limits(memory=1 << 30, seconds=2.0, cpu_s=10, reply=1 << 20, threads=True, processes=2),
     "archive": Limits(memory=3 << 29, seconds=60.0),
 }
 
@@ -66,17 +68,23 @@ class Box:
             finally:
                 self._idle.put(process)
 
-    def ask(self, request: Any, seconds: float | None = None) -> Reply:
+    def ask(self, request: Any, seconds: float | None = None, teach: Callable[[], Any] | None = None) -> Reply:
         """The script's answer; `{"fault": "time"}` when there was none in time, `{"fault": "died"}` when its process
-        died of it. The time spent waiting for a process counts. What JSON cannot say raises, as `json.dumps` does."""
+        died of it, `{"fault": "busy"}` when others kept all processes. What JSON cannot say raises, as `json.dumps`.
+
+        A process that answers `{"fault": "untaught"}` is told what `teach` gives, and asked again."""
         line = json.dumps(request).encode() + b"\n"
-        allowed = self.limits.seconds if seconds is None else seconds
         try:
-            process = self._idle.get(timeout=allowed)
+            process = self._idle.get(timeout=self.limits.wait)
         except queue.Empty:
-            return {"fault": "time"}
+            return {"fault": "busy"}
         try:
-            return process.ask(line, allowed)
+            allowed = self.limits.seconds if seconds is None else seconds
+            answer = process.ask(line, allowed)
+            if answer.get("fault") == "untaught" and teach is not None:
+                process.ask(json.dumps(teach()).encode() + b"\n", _TEACHING_S)
+                answer = process.ask(line, allowed)
+            return answer
         finally:
             self._idle.put(process)
 

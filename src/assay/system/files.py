@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import os
 import secrets
@@ -28,6 +29,7 @@ from assay.errors import AssayError
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
 _REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
+_LARGEST_ENTRY = 1 << 30  # bytes of a cache entry that are read
 _NO_RESERVING = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.ENODEV}
 
 
@@ -136,7 +138,27 @@ def remember(path: Path, content: bytes) -> None:
     """An entry of a cache. A cache that cannot be written is no error: it remembers nothing."""
     with contextlib.suppress(OSError, AssayError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, content)
+        write(path, hashlib.sha256(content).digest() + content)
+
+
+def recall(path: Path) -> bytes | None:
+    """An entry that `remember` wrote, whole and unchanged, by this user and open to no other; else None."""
+    try:
+        with open(path, "rb", opener=_open_own) as file:
+            digest, content = file.read(32), file.read(_LARGEST_ENTRY)
+    except OSError:
+        return None
+    return content if digest == hashlib.sha256(content).digest() else None
+
+
+def _open_own(path: str, flags: int) -> int:
+    fd = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    found = os.fstat(fd)
+    mine = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
+    if mine and stat.S_ISREG(found.st_mode):
+        return fd
+    os.close(fd)
+    raise PermissionError(errno.EACCES, "another's entry")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,23 @@ from assay.text.tokenizer import Tokenizer
 from assay.text.vocab import Kind
 
 _ALIGNED = 20_000  # ids; beyond this only the first difference is judged
+# What a tokenizer may forget to do to a text, by the kind of vocabulary: fields of Vocab, and what they are in words.
+_NORMALISATION = {
+    "bert": {
+        "lowercase": ("lower-cased", "kept in its case"),
+        "strip_accents": ("freed of accents", "kept with its accents"),
+    },
+    "t5": {
+        "add_space_prefix": ("given a space in front", "taken without a space in front"),
+        "remove_extra_whitespaces": ("freed of extra spaces", "kept with all its spaces"),
+    },
+}
+_CUT_RULE = {
+    "llama": "merge the adjacent pair with the highest score first",
+    "bert": "take the longest token that fits, from the left of each word",
+    "t5": "of all cuts take the one with the highest sum of scores",
+}
+_CUT_FAULT = {"llama": "spm-merge-order", "bert": "wordpiece-match", "t5": "unigram-path"}
 _ALIKE = 0.3  # share of equal characters below which two texts have nothing to do with each other
 
 # What betrays a family's template in a text; the first that fits names it.
@@ -133,6 +150,7 @@ class _Case:
         """Findings about BOS and EOS; afterwards both sides stand without them."""
         findings: list[Finding] = []
         bos, eos = self.bos, self.tokenizer.eos
+        closing = self.tokenizer.closing
         doubled = self.tokenizer.bos
         if doubled is not None and _leading(self.expected, doubled) == 1 < _leading(self.given, doubled):
             bos = doubled
@@ -162,9 +180,9 @@ class _Case:
             words = f"EOS {self.name(eos)} stands at the end: the model will think the answer is over"
             findings.append(Finding("eos-added", words, len(self.full_given) - 1, (), (eos,)))
             self.given = self.given[:-1]
-        elif eos is not None and self.tokenizer.add_eos and self.expected[-1:] == (eos,) != self.given[-1:]:
-            words = f"EOS {self.name(eos)} is missing at the end"
-            findings.append(Finding("eos-missing", words, len(self.full_given), (eos,), ()))
+        elif closing is not None and self.expected[-1:] == (closing,) != self.given[-1:]:
+            words = f"{'EOS' if closing == eos else 'SEP'} {self.name(closing)} is missing at the end"
+            findings.append(Finding("eos-missing", words, len(self.full_given), (closing,), ()))
             self.expected = self.expected[:-1]
         return findings
 
@@ -229,7 +247,7 @@ class _Case:
         if SequenceMatcher(None, mine[:2000], yours[:2000], autojunk=False).ratio() < _ALIKE:
             words = f"another text or another vocabulary: the ids read {_quote(yours)} where {_quote(mine)} was meant"
             return [self._whole("vocab-type-mislabel", words)]
-        rule = self._another_rule()
+        rule = self._another_rule() or self._another_text()
         if rule is not None:
             return [self._whole(*rule)]
         findings: list[Finding] = []
@@ -266,6 +284,20 @@ class _Case:
         which = " or ".join(f"'{name}'" for name in names[:3]) + (" or others" if len(names) > 3 else "")
         words = f"these are exactly the ids of pre-tokenizer {which}; this vocabulary's is '{self.vocab.pre_name}'"
         return "bpe-pretok-regex", words
+
+    def _another_text(self) -> tuple[str, str] | None:
+        """Whether the text, treated otherwise before it was cut, gives exactly these ids."""
+        if not isinstance(self.text, str) or len(self.text) > _ALIGNED or self.expected == self.given:
+            return None
+        end = self.given[-1:] if self.given[-1:] == (self.tokenizer.closing,) else ()
+        for rule, (done, undone) in _NORMALISATION.get(self.vocab.model, {}).items():
+            wanted = getattr(self.vocab, rule)
+            other = self.tokenizer.with_rule(rule, not wanted)
+            if (*other.encode(self.text, add_special=False), *end) == self.given:
+                ours, theirs = (done, undone) if wanted else (undone, done)
+                words = f"these are exactly the ids of a text that was {theirs}; for this vocabulary it is {ours}"
+                return "text-normalisation", words
+        return None
 
     def _judge(self, i1: int, i2: int, j1: int, j2: int) -> list[Finding]:
         """One stretch: expected[i1:i2] against given[j1:j2]."""
@@ -339,8 +371,9 @@ class _Case:
             return "byte-fallback", lost
         parts = f"the same text in other tokens: {theirs} where {ours} belongs"
         if self.vocab.pre is None:
-            greedy = " (longest match first)" if g == self._longest_match(e) else ""
-            return "spm-merge-order", f"{parts}; merge the adjacent pair with the highest score first{greedy}"
+            model = self.vocab.model
+            greedy = " (longest match first)" if model != "bert" and g == self._longest_match(e) else ""
+            return _CUT_FAULT[model], f"{parts}; {_CUT_RULE[model]}{greedy}"
         return self._bpe_cause(e, g, parts)
 
     def _bpe_cause(self, e: tuple[int, ...], g: tuple[int, ...], parts: str) -> tuple[str, str]:

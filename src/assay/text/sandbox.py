@@ -17,6 +17,7 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError, UndefinedError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_OUTPUT = 1 << 25  # characters
@@ -31,13 +32,18 @@ class TooLong(Exception):
 
 
 class Generation(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only its contents."""
+    """`{% generation %}` marks the assistant's words for training; here it is only its contents, in a scope of its
+    own as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012  # Jinja's interface
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("contents"), [], [], body).set_lineno(line)
+
+    def contents(self, caller: Macro) -> str:
+        return str(caller())
 
 
 def _raise_exception(message: object) -> None:

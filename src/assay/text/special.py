@@ -2,10 +2,16 @@
 
 The longest token goes first, over the whole text; then the next, over what is left between the finds. That is
 llama.cpp's order, and it differs from the first match from the left where two tokens overlap.
+
+A vocabulary has thousands of such tokens, and a stranger's text may hold all of them, so the text is not searched once
+a token. One pass finds the places where a token can begin; what begins there is looked up; then the longest take
+their letters first. The time is that of the text and the finds.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -24,46 +30,69 @@ class SpecialTokens:
         self._vocab = vocab
 
     @cached_property
-    def _by_length(self) -> list[tuple[str, int, int]]:
+    def _ranks(self) -> dict[str, tuple[int, int, int]]:
+        """Place in the order, id and kind of each token; the longest in bytes come first, and of equals the first."""
         kinds = np.frombuffer(self._vocab.kinds, np.uint8)
         found = np.flatnonzero(kinds & Kind.SPECIAL).tolist()
-        rows = [(self._vocab.tokens[i], i, self._vocab.kinds[i]) for i in found]
-        return sorted(rows, key=lambda row: -len(row[0].encode()))
+        rows = sorted(((self._vocab.tokens[i], i) for i in found), key=lambda row: -len(row[0].encode()))
+        ranks: dict[str, tuple[int, int, int]] = {}
+        for rank, (token, token_id) in enumerate(rows):
+            if token:
+                ranks.setdefault(token, (rank, token_id, self._vocab.kinds[token_id]))
+        return ranks
 
     @cached_property
-    def _prefixes(self) -> frozenset[str]:
-        return frozenset(text[:_PREFIX] for text, _, _ in self._by_length)
+    def _lengths(self) -> dict[str, list[int]]:
+        """How long the tokens are that begin with these letters."""
+        lengths: dict[str, set[int]] = {}
+        for token in self._ranks:
+            lengths.setdefault(token[:_PREFIX], set()).add(len(token))
+        return {prefix: sorted(found) for prefix, found in lengths.items()}
+
+    @cached_property
+    def _starts(self) -> re.Pattern[str]:
+        """The letters that tokens begin with."""
+        return re.compile(f"[{re.escape(''.join(sorted({prefix[0] for prefix in self._lengths})))}]")
 
     def split(self, text: str, parse_special: bool) -> list[Fragment]:
         """Texts and token ids in order. Control and unknown tokens stay text unless `parse_special`."""
-        if not text:
-            return []
-        near = {prefix for prefix in self._prefixes if prefix in text}
-        fragments: list[Fragment] = [text]
-        for token, token_id, kind in self._by_length if near else ():
-            if token[:_PREFIX] not in near or (not parse_special and kind & Kind.HIDDEN) or token not in text:
-                continue
-            parts: list[Fragment] = []
-            for fragment in fragments:
-                if isinstance(fragment, str) and token in fragment:
-                    parts.extend(_cut(fragment, token, token_id, kind))
-                else:
-                    parts.append(fragment)
-            fragments = parts
+        if not text or not any(prefix in text for prefix in self._lengths):
+            return [text] if text else []
+        taken = bytearray(len(text))
+        cuts = [
+            _take(text, taken, at, len(token), token_id, kind)
+            for (_, token_id, kind), at, token in sorted(self._occurrences(text, parse_special))
+            if taken.find(1, at, at + len(token)) < 0
+        ]
+        fragments: list[Fragment] = []
+        start = 0
+        for before, after, token_id in sorted(cuts):
+            if before > start:
+                fragments.append(text[start:before])
+            fragments.append(token_id)
+            start = after
+        if start < len(text):
+            fragments.append(text[start:])
         return fragments
 
+    def _occurrences(self, text: str, parse_special: bool) -> Iterator[tuple[tuple[int, int, int], int, str]]:
+        """Every token at every place, overlapping ones too."""
+        for match in self._starts.finditer(text):
+            at = match.start()
+            for size in range(1, _PREFIX + 1):
+                for length in self._lengths.get(text[at : at + size], ()):
+                    token = text[at : at + length]
+                    rank = self._ranks.get(token)
+                    if rank is not None and len(token) == length and (parse_special or not rank[2] & Kind.HIDDEN):
+                        yield rank, at, token
 
-def _cut(text: str, token: str, token_id: int, kind: int) -> list[Fragment]:
-    out: list[Fragment] = []
-    while (at := text.find(token)) >= 0:
-        left, text = text[:at], text[at + len(token) :]
-        if kind & Kind.LSTRIP:
-            left = left.rstrip(_WHITE)
-        if kind & Kind.RSTRIP:
-            text = text.lstrip(_WHITE)
-        if left:
-            out.append(left)
-        out.append(token_id)
-    if text:
-        out.append(text)
-    return out
+
+def _take(text: str, taken: bytearray, at: int, length: int, token_id: int, kind: int) -> tuple[int, int, int]:
+    """Mark a find, and the blanks that its kind swallows; where it begins and ends, and its id."""
+    before, after = at, at + length
+    while kind & Kind.LSTRIP and before and text[before - 1] in _WHITE and not taken[before - 1]:
+        before -= 1
+    while kind & Kind.RSTRIP and after < len(text) and text[after] in _WHITE and not taken[after]:
+        after += 1
+    taken[before:after] = b"\1" * (after - before)
+    return before, after, token_id

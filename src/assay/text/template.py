@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.system.box import LIMITS, Box
+from assay.system.terminal import printable
 from assay.text.builtin import TEMPLATES
 from assay.text.rewrites import dropped_system, fold_system, rewritten, with_reasoning
 from assay.text.tokenizer import Tokenizer
@@ -53,6 +55,7 @@ class ChatTemplate:
         self.source = source
         self.tool_source = tool_source or source  # some files have a second one for prompts with tools
         self.name = name
+        self._variables: Mapping[str, Any] = {}
         self._tokens = {"bos_token": "", "eos_token": "", **{f"{role}_token": text for role, text in tokens.items()}}
 
     @classmethod
@@ -96,6 +99,13 @@ class ChatTemplate:
         texts = {role: tokens[special[role]] for role in _TOKENS if role in special}
         return cls(source, name=name, tool_source=tool_source, **texts)
 
+    def given(self, variables: Mapping[str, Any] | None) -> ChatTemplate:
+        """The template with some of its own variables set, unless a caller sets them otherwise."""
+        _check_names(variables or {})
+        other = copy(self)
+        other._variables = {**self._variables, **(variables or {})}
+        return other
+
     @staticmethod
     def warm() -> None:
         """Start the rendering process now, so that the first `render` need not wait for it."""
@@ -116,17 +126,18 @@ class ChatTemplate:
         A system message that the template refuses or drops is put in front of the first user message, with a
         newline between them, as llama.cpp does.
         """
-        taken = _OURS & variables.keys()
-        if taken:
-            raise AssayError(f"chat template: {', '.join(sorted(taken))}: cannot be set as a template argument")
+        _check_names(variables)
         given = {
             "documents": None,
+            **self._variables,
             **variables,
             **self._tokens,
             "messages": [with_reasoning(message) for message in messages],
             "tools": None if tools is None else list(tools),
             "add_generation_prompt": add_generation_prompt,
         }
+        if tools and "xml_tools" in self.tool_source:  # SmolLM3's name for them
+            given.setdefault("xml_tools", given["tools"])
         until = time.monotonic() + timeout
         answer = self._ask(given, timeout)
         dropped = dropped_system(given["messages"], answer.get("text"))
@@ -153,9 +164,16 @@ class ChatTemplate:
         fault = answer["fault"]
         if fault == "time":
             return f"gave no result within {timeout:g} s"
+        if fault == "busy":
+            return "found no process to run in; too many wait"
         if fault == "died":
             return "brought its process down"
-        return f"{_WHAT_HAPPENED[fault]} ({' '.join(answer['message'].split()):.300})"
+        return f"{_WHAT_HAPPENED[fault]} ({printable(' '.join(answer['message'].split()), 300)})"
+
+
+def _check_names(variables: Mapping[str, Any]) -> None:
+    if taken := _OURS & variables.keys():
+        raise AssayError(f"chat template: {', '.join(sorted(taken))}: cannot be set as a template argument")
 
 
 def encode_chat(

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
@@ -14,7 +15,7 @@ from assay.text.pretokenize import PreTokenizer
 from assay.text.special import SpecialTokens
 from assay.text.unigram import Unigram
 from assay.text.vocab import Kind, Vocab, read_vocab
-from assay.text.wordpiece import WordPiece
+from assay.text.wordpiece import WordPiece, readable
 
 
 class Tokenizer:
@@ -71,6 +72,11 @@ class Tokenizer:
             first, last = ([roles[role]] if role in roles else [] for role in ("bos", "sep"))
         return first, last
 
+    @property
+    def closing(self) -> int | None:
+        """What `encode` puts behind a text: EOS where the file wants it, SEP in a WordPiece vocabulary."""
+        return self._frame[1][0] if self._frame[1] else None
+
     @cached_property
     def _encoder(self) -> Encoder:
         pre = self.vocab.pre
@@ -88,6 +94,11 @@ class Tokenizer:
         other = Tokenizer(self._file, replace(self.vocab, pre=pre))
         other.__dict__["_encoder"] = self._encoder.with_pre(pre)
         return other
+
+    def with_rule(self, name: str, value: bool) -> Tokenizer:
+        """The same vocabulary with another rule for the text before it is cut (a field of `Vocab`)."""
+        changes: dict[str, Any] = {name: value}
+        return Tokenizer(self._file, replace(self.vocab, **changes))
 
     def encode(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Ids of a text. Bytes need not be UTF-8; they are tokenized as llama.cpp would.
@@ -113,6 +124,10 @@ class Tokenizer:
             else:
                 ids += self._encoder.encode_bytes(fragment.encode("utf-8", "surrogateescape"))
         return ids + last
+
+    def fragments(self, text: str) -> list[str | int]:
+        """The text with its special tokens cut out."""
+        return self._special.split(text, True)
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for; they need not be whole UTF-8 characters."""
@@ -154,8 +169,10 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """The text of ids, exactly as written: a SentencePiece vocabulary's leading space stays. Bytes that are
-        no UTF-8 become U+FFFD. `special=False` hides control tokens."""
-        return b"".join(self.piece(i) for i in ids if special or not self.is_hidden(i)).decode("utf-8", "replace")
+        no UTF-8 become U+FFFD. `special=False` hides control tokens. WordPiece has forgotten where spaces were:
+        there they are put as they usually stand."""
+        text = b"".join(self.piece(i) for i in ids if special or not self.is_hidden(i)).decode("utf-8", "replace")
+        return readable(text) if self.vocab.model == "bert" else text
 
     def detokenizer(self, *, special: bool = True) -> Detokenizer:
         return Detokenizer(self, special=special)

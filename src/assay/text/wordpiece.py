@@ -11,6 +11,7 @@ more than 100 characters is cut like any other.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 from assay.errors import AssayError
@@ -50,6 +51,12 @@ class _Normalise(dict[int, str]):
 
 def _is_ideograph(code: int) -> bool:
     return any(first <= code <= last for first, last in _IDEOGRAPHS)
+
+
+def readable(text: str) -> str:
+    """Words in a row as people space them: llama.cpp's rules, and no space in front of the first."""
+    text = re.sub(r" ([?!.,])", r"\1", text.removeprefix(" "))
+    return re.sub(r" ('(?:s|m|re|ve))", r"\1", text.replace(" ' ", "'"))
 
 
 class WordPiece:

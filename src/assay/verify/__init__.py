@@ -16,6 +16,6 @@ Rooms, each importing only what stands before it; in brackets the door that a ca
     diagnose(model, dump) -> Diagnosis              the causes, ranked; true when nothing is wrong
     check_engine(make, model, tokens) -> Check …    an engine against the definition, as the checks are done
 
-Nothing here prints or parses arguments. Results are frozen; `to_json` gives them as plain data. Every number that
+Nothing here prints or parses arguments. Results are frozen; `to_dict` gives them as plain data. Every number that
 decides stands in `thresholds`.
 """

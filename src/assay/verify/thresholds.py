@@ -39,9 +39,20 @@ FEW = 8  # more hypotheses than this that fit equally well name nothing
 MOST_CAUSES = 5  # ports with one fault usually have three
 MOST_UNEXPLAINED = 12  # nodes that nothing explains before the search ends
 
+# When a small fault speaks (`likelihood`): logarithms of likelihood ratios, in nats.
+FIRST_OBSERVED = 3  # nodes of a run from the tokens that a hypothesis is held against first
+HEARD = 3.0  # on a few nodes: worth holding against all of them
+SPEAKS = 12.0  # beyond the number of hypotheses tried: chance gives this once in 100,000
+PARAMETER_NATS = 5.0  # what a solved parameter costs
+ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
+COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
+MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
+MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
+FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
+FLOAT32_LEFT = 4.0  # times that floor may be left beside a fault of precision: a coarse engine rounds everywhere
+
 # How well the arithmetic is known. Both count nodes that were dumped whole.
 ARITHMETIC_GUESSED = 20  # below: a layer's worth of nodes; a coarser arithmetic than the inferred one stays possible
-ARITHMETIC_KNOWN = 60  # above: several layers agree on it; no small fault can hide in it
 
 # How long a segment is. Both count its nodes.
 FEEDS_FIRST = 40  # above: two layers or more, every hypothesis is a run; six other feeds of the tokens are the cheapest

@@ -46,7 +46,7 @@ def test_other_feeds(
         start += n
     case = planting.Case(fault, (fault,), tuple(parts))
     found = diagnose(model, planting.dump(case, "logits", model, tmp_path), weights=weights)
-    assert planting.grade(found, (fault,)) == "right", found.to_json()
+    assert planting.grade(found, (fault,)) == "right", found.to_dict()
 
 
 def test_ties_name_what_would_split_them(path: Path, model: Model, weights: Weights, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ SAMPLE = (
 def test_healthy_engines_are_healthy(model: Model, weights: Weights, tmp_path: Path, arithmetic: str) -> None:
     case = planting.second(model.file.path, arithmetic=arithmetic)
     found = diagnose(model, planting.dump(case, "full", model, tmp_path), weights=weights)
-    assert found.verdict == "healthy", found.to_json()
+    assert found.verdict == "healthy", found.to_dict()
 
 
 @pytest.mark.slow
@@ -37,7 +37,7 @@ def test_healthy_engines_are_healthy_on_little_evidence(
     case = planting.second(model.file.path, arithmetic=arithmetic)
     for style in ("last", "layers", "logits"):
         found = diagnose(model, planting.dump(case, style, model, tmp_path / style), weights=weights)
-        assert found.verdict == "healthy", (style, found.to_json())
+        assert found.verdict == "healthy", (style, found.to_dict())
 
 
 @pytest.mark.parametrize("options", [{"hf": True}, {"bugs": ("pos-global-offset",)}])
@@ -46,7 +46,7 @@ def test_conventions_are_no_faults(model: Model, weights: Weights, tmp_path: Pat
     case = planting.second(model.file.path, *bugs, **options)  # type: ignore[misc]
     for style in planting.STYLES:
         found = diagnose(model, planting.dump(case, style, model, tmp_path / style), weights=weights)
-        assert found.verdict == "healthy", (style, found.to_json())
+        assert found.verdict == "healthy", (style, found.to_dict())
 
 
 def _named(model: Model, weights: Weights, case: planting.Case, style: str, path: Path) -> str:
@@ -117,4 +117,4 @@ def test_faults_outside_the_table(model: Model, weights: Weights, tmp_path: Path
     found = diagnose(model, planting.dump(case, "full", model, tmp_path), weights=weights)
     assert found.first_wrong is not None
     assert found.first_wrong.split("-")[0] == planting.UNKNOWN[bug]
-    assert not [c for c in found.causes if c.confidence > 0.5], found.to_json()
+    assert not [c for c in found.causes if c.confidence > 0.5], found.to_dict()

@@ -19,7 +19,7 @@ from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.verdict import judge
-from tests.verify.conftest import TOKENS
+from tests.verify.conftest import TOKENS, changed
 from tests.verify.dumps.writing import HEADER, arrays, as_folder, as_json, as_npz, as_raw, as_safetensors, lines
 
 
@@ -51,7 +51,7 @@ BAD_LINES: dict[str, tuple[list[Any], str]] = {
     "row": ([HEADER, {"name": "embd", "row": 6, "rms": 1.0}], "row 6 is outside"),
     "index": ([HEADER, {"name": "embd", "row": 0, "at": [[64, 1.0]]}], "index 64 is outside the 64"),
     "pairs": ([HEADER, {"name": "embd", "at": [[1.5, 1.0]]}], "pairs"),
-    "text": ([HEADER, {"name": "embd", "rms": "big"}], "not a finite number"),
+    "text": ([HEADER, {"name": "embd", "rms": "big"}], "rms: not a number"),
     "twice": ([HEADER, {"name": "embd", "rms": 1.0}, {"name": "embd", "rms": 2.0}], "given before"),
     "ten gigabytes": ([HEADER, {"name": "embd", "shape": [50000, 50000], "values": [1.0]}], "1 values for shape"),
     "ten gigabytes in a file": ([HEADER, {"name": "embd", "shape": [50000, 50000], "file": "x.bin"}], "no such file"),
@@ -68,15 +68,14 @@ def test_bad_lines(model: Model, tmp_path: Path, case: str) -> None:
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
 
 
-def test_not_a_number_is_named(model: Model, truth: Dump, tmp_path: Path) -> None:
-    found = arrays(truth)
-    found["ffn_up-0"][2, 5] = np.nan
-    np.savez(tmp_path / "d.npz", tokens=TOKENS, **found)
-    with pytest.raises(AssayError, match=r"ffn_up-0: 1 of 576 values are not finite, the first at \[2, 5\]"):
-        judge(model, load_dump(tmp_path / "d.npz", model))
-    (tmp_path / "d.jsonl").write_text(json.dumps(HEADER) + '\n{"name": "embd", "values": [NaN, 1.0]}\n')
-    with pytest.raises(AssayError, match="line 2: embd: 1 of 2 values are not finite"):
-        load_dump(tmp_path / "d.jsonl", model)
+@pytest.mark.parametrize("write", [as_json, as_npz, as_safetensors])
+def test_not_a_number_is_named(model: Model, truth: Dump, tmp_path: Path, write: Any) -> None:
+    def spoil(value: np.ndarray) -> None:
+        value[2, 5] = np.nan
+
+    told = load_dump(write(changed(truth, "ffn_up-0", spoil), tmp_path), model).not_finite
+    assert told is not None and (told.node, told.what, told.count, told.size) == ("ffn_up-0", "NaN", 1, 576)
+    assert told.at == (2, 5) and told.row == 2
 
 
 @pytest.mark.parametrize("write", [as_json, as_npz, as_safetensors])

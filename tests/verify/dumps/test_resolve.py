@@ -18,6 +18,7 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump, to_hf
+from assay.verify.dumps.settle import folded
 from assay.verify.dumps.trace import take_trace, write_trace
 from assay.verify.judge.verdict import compare, judge
 from tests import tiny
@@ -83,7 +84,7 @@ def test_last_token_only_is_recognised(model: Model, truth: Dump, tmp_path: Path
 def test_hugging_face_order_of_queries_and_keys_is_no_fault(model: Model, truth: Dump, tmp_path: Path) -> None:
     width = model.hparams.n_embd_head
     dump = laid_out(model, truth, tmp_path, lambda n, v: to_hf(v, width) if n.startswith(("Qcur", "Kcur")) else v)
-    assert sum("Hugging Face's order" in n for n in dump.notes) == 2
+    assert [n.partition(":")[0] for n in dump.notes if "Hugging Face's order" in n] == ["Q and K"]
     assert judge(model, dump).verdict == "same"
     wrong = laid_out(model, truth, tmp_path, lambda n, v: to_hf(v, width) if n.startswith("Qcur-") else v)
     assert not judge(model, wrong)  # only after rotation: that is a fault
@@ -116,16 +117,37 @@ def test_map_and_match_by_value(model: Model, truth: Dump, tmp_path: Path) -> No
         load_dump(tmp_path / "d.npz", model, {"thing": "nonsense"})
 
 
-def test_ambiguous_values_are_not_used(tmp_path: Path) -> None:
-    """Two layers with equal weights: which of them a value belongs to, its values cannot tell."""
-    path = tiny.make(tmp_path / "m.gguf")
-    model = load(open_file(path))
-    dump = take_trace(ReferenceEngine(model), [1], nodes="^(Vcur-0|kqv_out-0|kqv-0)$")
-    mixed = 0.5 * (np.asarray(dump.values("Vcur-0")).ravel() + np.asarray(dump.values("Vcur-0")).ravel())
-    np.savez(tmp_path / "d.npz", tokens=[1], mystery=np.repeat(mixed.reshape(2, 1, 16), 2, axis=1).reshape(1, 64))
-    found = load_dump(tmp_path / "d.npz", model)  # with one token, kqv and kqv_out are the same numbers
-    assert not found.by_name and found.unmatched == ("mystery",)
-    assert "not used: it might be kqv-0" in found.notes[0] and "kqv_out-0" in found.notes[0]
+def test_ambiguous_values_are_not_used(model: Model, truth: Dump, tmp_path: Path) -> None:
+    """Half way between the rotated and the unrotated keys: which of them is meant, the values cannot tell."""
+    found = arrays(truth)
+    mixed = 0.5 * (found["Kcur_proj-0"].reshape(found["Kcur-0"].shape) + found["Kcur-0"])
+    np.savez(tmp_path / "d.npz", tokens=TOKENS, mystery=np.concatenate([found["Kcur-0"][:1], mixed[1:]]))
+    dump = load_dump(tmp_path / "d.npz", model)
+    assert not dump.by_name and dump.unmatched == ("mystery",)
+
+
+def test_nodes_that_share_their_values_are_one_observation(model: Model, truth: Dump, tmp_path: Path) -> None:
+    found = arrays(truth)
+    merged = {f"attention {i} merged": found[f"kqv_out-{i}"] for i in range(2)}
+    np.savez(tmp_path / "d.npz", tokens=TOKENS, **merged)
+    dump = load_dump(tmp_path / "d.npz", model)
+    assert set(dump.by_name) == {"kqv_out-0", "kqv_out-1"} and not dump.unmatched
+    assert len(dump.notes) == 1 and "whose values kqv-0 shares" in dump.notes[0]
+    assert dump.notes[0].startswith("attention 0 merged and attention 1 merged: matched by value, taken for kqv_out-0")
+    assert judge(model, dump).verdict == "same"
+    np.savez(tmp_path / "d.npz", tokens=TOKENS, heads=found["kqv-0"], kqv_out_0=found["kqv_out-0"])
+    assert set(load_dump(tmp_path / "d.npz", model, {"kqv_out_0": "kqv_out-0"}).by_name) == {"kqv-0", "kqv_out-0"}
+
+
+def test_notes_of_a_kind_are_one_line() -> None:
+    many = [f"l_out-{i}: read as the last token's row" for i in range(30)]
+    assert folded([*many, "embd: read as columns", "layers are counted from 1 there"]) == [
+        "l_out-0 and 29 more: read as the last token's row",
+        "embd: read as columns",
+        "layers are counted from 1 there",
+    ]
+    lines = [f"not understood: 'x {i}'" for i in range(3)]
+    assert folded(lines) == ["not understood: 'x 0' (2 more like it)"]
 
 
 def test_nothing_in_common_lists_both(model: Model, tmp_path: Path) -> None:

@@ -48,6 +48,6 @@ def _ask(path: Path, model: Model, faults: tuple[str, ...]) -> None:
         found = diagnose_endpoint(model, Client(url, tokenizer))
     expected = [f for f in faults if f != "no-echo"]
     if expected:
-        assert found.causes and found.causes[0].fault == expected[0], found.to_json()
+        assert found.causes and found.causes[0].fault == expected[0], found.to_dict()
     else:
-        assert found.verdict == "healthy", found.to_json()
+        assert found.verdict == "healthy", found.to_dict()

@@ -1,4 +1,4 @@
-"""Wherever an edit says that it applies, it runs and gives a value of the node's shape: on every kind of tiny model."""
+"""Wherever an edit says that it applies, it runs and gives a value of the node's shape: on every architecture."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from assay.models import Model, load
 from assay.verify.dumps.observation import inputs_of
 from assay.verify.faults import FAULTS, Context, Variant, decode_only
 from tests import tiny
+from tests.models import others
 from tests.synthetic import make_kquant
 
 TOKENS = (1, 5, 9, 7, 3, 2, 8, 4)
@@ -63,6 +64,13 @@ def check(model: Model, steps: tuple[int, ...]) -> int:
 def test_edits_run_where_they_apply(tmp_path: Path, kind: str) -> None:
     model = load(open_file(tiny.make(tmp_path / "tiny.gguf", **MODELS[kind])))
     assert check(model, (6, 1, 1)) > 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in others.CASES if "," not in name])
+def test_edits_run_on_every_architecture(tmp_path: Path, name: str) -> None:
+    others.make(name, tmp_path / "other.gguf")
+    assert check(load(open_file(tmp_path / "other.gguf")), (6, 1, 1)) > 150
 
 
 @pytest.mark.parametrize("steps", [(8,), (3, 5)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from assay.serve.api.schemas import Sampling
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.pool.models import Entry
+from assay.serve.pool.threads import Threads
 
 _SAME_NAME = (
     "top_p", "top_k", "min_p", "typical", "top_n_sigma", "repeat_penalty", "repeat_last_n", "frequency_penalty",
@@ -54,13 +54,9 @@ def deadline(limits: Limits, asked: float | None = None) -> float:
     return time.monotonic() + min(asked or limits.request_s, limits.request_s)
 
 
-async def compile_grammar(make: Callable[[], Callable[[], Constraint]], limits: Limits) -> Callable[[], Constraint]:
-    """Compile off the event loop, for at most so long."""
-    try:
-        async with asyncio.timeout(limits.grammar_s):
-            return await asyncio.to_thread(make)
-    except TimeoutError:
-        raise ApiError("invalid_grammar", f"the grammar did not compile within {limits.grammar_s:g} s") from None
+async def compile_grammar(make: Callable[[], Callable[[], Constraint]], threads: Threads) -> Callable[[], Constraint]:
+    """Compile off the event loop; the box keeps the time."""
+    return await threads.run("grammar", make)
 
 
 def heading(kind: str, prefix: str, model: str) -> dict[str, Any]:

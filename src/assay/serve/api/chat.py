@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: messages through the model's template, answers with tool calls and logprobs."""
+"""`/v1/chat/completions`: messages through the model's template, answers with reasoning, tool calls and logprobs."""
 
 from __future__ import annotations
 
@@ -9,26 +9,30 @@ from typing import Any
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
-from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
+from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat, Tool
 from assay.serve.api.state import Call
-from assay.serve.api.tools import Call as ToolCall
-from assay.serve.api.tools import Format, ToolText, format_of, required_rule
+from assay.serve.api.tools import required_rule
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Events, Reply, json_reply
 from assay.serve.pool.models import Entry
 from assay.serve.pool.reader import Reader
+from assay.text.calls import Call as ToolCall
+from assay.text.marks import Piece
+from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes_tools
 
 
 async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     state = call.state
     entry = state.models.find(request.model)
     limits = state.limits
-    form = _tool_format(request, entry)
-    tools = request.tools if form else None
-    ids = await prompts.chat_ids(state, entry, request.messages, tools, request.chat_template_kwargs)
+    tools = _offered(request, entry)
+    ids = await prompts.chat_ids(state, entry, request.messages, tools, _variables(request))
     prompts.check(ids, entry, param="messages")
-    make = _constraint(request, entry, form)
-    constraint = await common.compile_grammar(make, limits) if make else None
+    assert entry.template is not None  # or there would be no ids
+    family = family_of(entry.template.tool_source if tools else entry.template.source)
+    thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
+    make = _constraint(request, entry, family, thinking=thinking)
+    constraint = await common.compile_grammar(make, state.threads) if make else None
     asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
     until = common.deadline(limits, request.timeout)
     jobs = [
@@ -39,15 +43,18 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
             stop=common.stops(request),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
             constraint=constraint,
-            show_special=form is not None,
+            show_special=bool(tools) or family.marked,
             ignore_eos=bool(request.ignore_eos),
             deadline=until,
         )
         for index in range(request.n or 1)
     ]
     worker = await call.stack.enter_async_context(state.models.use(entry))
-    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer))
-    answers = [_Answer(entry, form) for _ in jobs]
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
+    free = make is None or _requires_call(request)  # a grammar has its own beginning
+    apart = free and request.reasoning_format != "none"
+    offered = prompts.plain_tools(tools) if free else None
+    answers = [_Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart)) for _ in jobs]
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
         return Events(_chunks(entry, reader, answers, with_usage))
@@ -81,14 +88,10 @@ async def _chunks(
         if not begun[index]:
             begun[index] = True
             yield chunk(index, {"role": "assistant", "content": ""})
-        text, logprobs = answer.take(update)
-        if text or logprobs:
+        for delta, logprobs in answer.take(update):
             shown = {"content": logprobs, "refusal": None} if logprobs else None
-            yield chunk(index, {"content": text}, shown)
+            yield chunk(index, delta, shown)
         if update.finish:
-            calls = [{"index": i} | item for i, item in enumerate(answer.tool_calls())]
-            if calls:
-                yield chunk(index, {"tool_calls": calls})
             yield chunk(index, {}, None, answer.finish_reason)
     if with_usage:
         totals = {"usage": common.usage(reader.sequences), "timings": common.timings(reader.sequences)}
@@ -98,43 +101,57 @@ async def _chunks(
 class _Answer:
     """One choice as it grows."""
 
-    def __init__(self, entry: Entry, form: Format | None) -> None:
+    def __init__(self, entry: Entry, reply: ReplyParser) -> None:
         self._entry = entry
-        self._tools = ToolText(form) if form else None
-        self._text: list[str] = []
+        self._reply = reply
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._calls: list[ToolCall] = []
-        self._ids: list[str] = []
         self._finish = "stop"
 
-    def take(self, update: Update) -> tuple[str, list[dict[str, Any]]]:
-        """What is new to show: text, and the logprobs of the token."""
-        text = self._tools.push(update.text) if self._tools else update.text
+    def take(self, update: Update) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """What is new to show, as deltas; the logprobs of the token go with the first."""
+        pieces = [self._reply.push(update.text)]
         if update.finish:
             self._finish = update.finish
-            if self._tools:
-                rest, self._calls = self._tools.finish()
-                text += rest
-                self._ids = [f"call_{uuid.uuid4().hex[:24]}" for _ in self._calls]
-        self._text.append(text)
+            pieces.append(self._reply.finish())
+        deltas = [delta for piece in pieces for delta in self._deltas(piece)]
         scored = update.choice is not None and update.choice.logprob is not None
         new = [common.token_logprob(self._entry, update.choice)] if scored and update.choice else []
         self._logprobs += new
-        return text, new
+        if new and not deltas:
+            deltas = [{"content": ""}]
+        return [(delta, new if i == 0 else []) for i, delta in enumerate(deltas)]
+
+    def _deltas(self, piece: Piece) -> list[dict[str, Any]]:
+        self._reasoning.append(piece.reasoning)
+        self._content.append(piece.content)
+        before = len(self._calls)
+        for call in piece.calls:
+            self._calls.append(self._numbered(call))
+        calls = self._calls[before:]
+        found = {"reasoning_content": piece.reasoning, "content": piece.content, "tool_calls": calls}
+        return [{name: value} for name, value in found.items() if value]
+
+    def _numbered(self, call: ToolCall) -> dict[str, Any]:
+        return {
+            "index": len(self._calls),
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
 
     @property
     def finish_reason(self) -> str:
         return "tool_calls" if self._calls else self._finish
 
-    def tool_calls(self) -> list[dict[str, Any]]:
-        return [
-            {"id": name, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for name, call in zip(self._ids, self._calls, strict=True)
-        ]
-
     def choice(self, index: int) -> dict[str, Any]:
-        text, calls = "".join(self._text), self.tool_calls()
+        text, reasoning = "".join(self._content), "".join(self._reasoning)
+        calls = [{key: value for key, value in call.items() if key != "index"} for call in self._calls]
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
         return {
@@ -148,25 +165,34 @@ class _Answer:
 # --- tools and formats
 
 
-def _tool_format(request: ChatRequest, entry: Entry) -> Format | None:
-    """How this answer may write calls; None where no tools are offered."""
+def _offered(request: ChatRequest, entry: Entry) -> list[Tool] | None:
+    """The tools that this answer may call."""
     if not request.tools or request.tool_choice == "none" or entry.template is None:
         return None
-    form = format_of(entry.template.source)
-    if form is None:
+    if not takes_tools(entry.template.tool_source):
         raise ApiError("unsupported", f"the chat template of {entry.id} takes no tools", "tools")
-    return form
+    return request.tools
+
+
+def _variables(request: ChatRequest) -> dict[str, Any]:
+    """What the template is given beside the messages."""
+    effort = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
+    return effort | (request.chat_template_kwargs or {})
+
+
+def _requires_call(request: ChatRequest) -> bool:
+    choice = request.tool_choice
+    return bool(request.tools) and (choice == "required" or isinstance(choice, NamedTool))
 
 
 def _constraint(
-    request: ChatRequest, entry: Entry, form: Format | None
+    request: ChatRequest, entry: Entry, family: Family, *, thinking: bool
 ) -> Callable[[], Callable[[], Constraint]] | None:
     """The compilation that the request needs: of a required call, a response format or a grammar."""
     grammars, wanted = entry.grammars, request.response_format
-    choice = request.tool_choice
-    if form and (choice == "required" or isinstance(choice, NamedTool)):
-        functions = _chosen(request, choice)
-        return lambda: grammars.lark(required_rule(form, functions, entry.tokenizer), "tools")
+    if _requires_call(request):
+        functions = _chosen(request, request.tool_choice)
+        return lambda: grammars.lark(required_rule(family, functions, entry.tokenizer, thinking=thinking), "tools")
     if wanted and request.grammar:
         raise ApiError("invalid_value", "grammar: response_format is given too; use one of them", "grammar")
     if isinstance(wanted, SchemaFormat):

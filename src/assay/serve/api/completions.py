@@ -10,10 +10,9 @@ from assay.runtime.sequence import Job, Sequence, Update
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
 from assay.serve.api.schemas import CompletionRequest
-from assay.serve.api.state import Call
+from assay.serve.api.state import Call, State
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Events, Reply, json_reply
-from assay.serve.limits import Limits
 from assay.serve.pool.models import Entry
 from assay.serve.pool.reader import Reader
 
@@ -32,9 +31,16 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
         raise ApiError(
             "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"
         )
-    jobs = await _jobs(request, entry, given, n, limits)
+    scored = sum(map(len, given)) * (request.logprobs + 1) if request.echo and request.logprobs is not None else 0
+    if scored > limits.scores:
+        raise ApiError(
+            "invalid_value",
+            f"echo: {scored} log-probabilities of prompts (at most {limits.scores}); send fewer",
+            "echo",
+        )
+    jobs = await _jobs(request, entry, given, n, state)
     worker = await call.stack.enter_async_context(state.models.use(entry))
-    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
         return Events(_chunks(entry, request, reader, with_usage))
@@ -52,10 +58,11 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     )
 
 
-async def _jobs(request: CompletionRequest, entry: Entry, given: list[list[int]], n: int, limits: Limits) -> list[Job]:
+async def _jobs(request: CompletionRequest, entry: Entry, given: list[list[int]], n: int, state: State) -> list[Job]:
+    limits, threads = state.limits, state.threads
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_TOKENS
     text = request.grammar
-    constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(text), limits) if text else None
+    constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(text), threads) if text else None
     until = common.deadline(limits, request.timeout)
     jobs = []
     for ids in given:

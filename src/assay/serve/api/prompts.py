@@ -6,10 +6,8 @@ could cover it is refused before it is tokenized, and large texts are tokenized 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from assay.errors import AssayError
@@ -51,16 +49,15 @@ def _check_length(n_chars: int, entry: Entry) -> None:
         )
 
 
-async def _off_loop(state: State, n_chars: int, work: Callable[[], Any]) -> Any:
-    async with state.large if n_chars > LARGE else nullcontext():
-        return await asyncio.to_thread(work)
+async def off_loop(state: State, n_chars: int, work: Callable[[], Any], kind: str = "text") -> Any:
+    """Large texts one at a time, in a pool of their own."""
+    return await state.threads.run("large" if n_chars > LARGE else kind, work)
 
 
-async def text_ids(state: State, entry: Entry, text: str, *, bounded: bool = True, **options: bool) -> list[int]:
-    """One text's ids; `bounded` where they are to be computed."""
-    if bounded:
-        _check_length(len(text), entry)
-    found: list[int] = await _off_loop(state, len(text), lambda: entry.tokenizer.encode(text, **options))
+async def text_ids(state: State, entry: Entry, text: str, **options: bool) -> list[int]:
+    """The ids of one text that is to be computed."""
+    _check_length(len(text), entry)
+    found: list[int] = await off_loop(state, len(text), lambda: entry.tokenizer.encode(text, **options))
     return found
 
 
@@ -87,7 +84,7 @@ async def chat_ids(
     if template is None:
         raise ApiError("unsupported", f"the model {entry.id} has no chat template; use /v1/completions", "messages")
     turns = [plain(message) for message in messages]
-    n_chars = sum(len(turn["content"]) for turn in turns)
+    n_chars = sum(len(turn["content"] or "") + len(turn.get("reasoning_content") or "") for turn in turns)
     _check_length(n_chars, entry)
 
     def work() -> list[int]:
@@ -126,7 +123,7 @@ async def chat_text(
 
 async def _rendered(state: State, n_chars: int, work: Callable[[], Any]) -> Any:
     try:
-        return await _off_loop(state, n_chars, work)
+        return await off_loop(state, n_chars, work, "template")
     except TypeError:
         raise ApiError("invalid_value", "chat_template_kwargs: a name is not allowed", "chat_template_kwargs") from None
     except AssayError as error:
@@ -138,10 +135,13 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: text as one string, arguments of calls as objects."""
+    """A message as templates expect it: text as one string, none beside calls as none, arguments as objects."""
     found = message.model_dump(exclude_none=True)
     content = message.content
-    found["content"] = content if isinstance(content, str) else "".join(part.text for part in content or ())
+    if content is None:
+        found["content"] = None if message.tool_calls else ""
+    else:
+        found["content"] = content if isinstance(content, str) else "".join(part.text for part in content)
     for item in found.get("tool_calls", ()):
         try:
             arguments = json.loads(item["function"]["arguments"])

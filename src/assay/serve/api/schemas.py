@@ -93,6 +93,7 @@ class Message(Model):
     name: Name | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=LIMITS.tools)] | None = None
     tool_call_id: Name | None = None
+    reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that show it")
 
 
 class Function(Model):
@@ -147,6 +148,12 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = Field(None, description="taken and not used")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="variables for the template")
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = Field(
+        None, description="a variable for the template: gpt-oss knows low, medium and high"
+    )
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = Field(
+        None, description="none leaves reasoning in the content; default: apart, in reasoning_content"
+    )
 
 
 Prompt = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ from assay.serve.http import exchange
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Models
+from assay.serve.pool.threads import Threads
 
 
 @dataclass
@@ -25,8 +25,7 @@ class State:
     key: str | None = None
     any_host: bool = False  # whether the Host header may name anything
     openapi: dict[str, Any] = field(default_factory=dict)
-    large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))  # large texts one at a time
-    lens: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    threads: Threads = field(default_factory=Threads)
 
 
 Call = exchange.Call[State]

@@ -39,15 +39,26 @@ def _card(entry: Entry) -> dict[str, Any]:
 
 
 async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
-    entry = call.state.models.find(request.model)
-    ids = await prompts.text_ids(
-        call.state, entry, request.content, bounded=False,
-        add_special=bool(request.add_special), parse_special=request.parse_special is not False,
-    )  # fmt: skip
-    return json_reply({"tokens": ids, "pieces": pieces(entry, ids) if request.with_pieces else None})
+    state, text = call.state, request.content
+    entry = state.models.find(request.model)
+    if len(text) > state.limits.text:
+        message = f"content: too long (found {len(text)} characters, at most {state.limits.text})"
+        raise ApiError("invalid_value", message, "content")
+
+    def work() -> Reply:
+        special = request.parse_special is not False
+        ids = entry.tokenizer.encode(text, add_special=bool(request.add_special), parse_special=special)
+        shown = pieces(entry, ids, state.limits.pieces, "with_pieces") if request.with_pieces else None
+        return json_reply({"tokens": ids, "pieces": shown})
+
+    found: Reply = await prompts.off_loop(state, len(text), work)
+    return found
 
 
-def pieces(entry: Entry, ids: list[int]) -> list[dict[str, Any]]:
+def pieces(entry: Entry, ids: list[int], most: int, param: str) -> list[dict[str, Any]]:
+    """Every token with its bytes: a hundred times as long as the ids, so for so many of them only."""
+    if len(ids) > most:
+        raise ApiError("invalid_value", f"{param}: pieces of {len(ids)} tokens (at most {most} are shown)", param)
     return [
         {
             "id": token,
@@ -65,7 +76,12 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
     wrong = next((token for token in request.tokens if token >= n_vocab), None)
     if wrong is not None:
         raise ApiError("invalid_value", f"tokens: {wrong} is not in the vocabulary of {n_vocab}", "tokens")
-    return json_reply({"content": entry.tokenizer.decode(request.tokens)})
+    if len(request.tokens) > (most := call.state.limits.ids):
+        raise ApiError("invalid_value", f"tokens: too many (found {len(request.tokens)}, at most {most})", "tokens")
+    found: Reply = await prompts.off_loop(
+        call.state, len(request.tokens), lambda: json_reply({"content": entry.tokenizer.decode(request.tokens)})
+    )
+    return found
 
 
 async def apply_template(call: Call, request: TemplateRequest) -> Reply:
@@ -75,7 +91,12 @@ async def apply_template(call: Call, request: TemplateRequest) -> Reply:
     prompted = request.add_generation_prompt is not False
     ids = await prompts.chat_ids(*given, add_generation_prompt=prompted)
     text = await prompts.chat_text(*given, add_generation_prompt=prompted)
-    return json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids)})
+    most = call.state.limits.pieces
+    found: Reply = await prompts.off_loop(
+        call.state, len(text),
+        lambda: json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids, most, "messages")}),
+    )  # fmt: skip
+    return found
 
 
 async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
@@ -93,7 +114,7 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     worker = await call.stack.enter_async_context(state.models.use(entry))
     until = common.deadline(state.limits)
     jobs = [Job(ids=tuple(ids), keep=(POOLED,), deadline=until) for ids in texts]
-    reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer))
+    reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer, call.owner))
     async for _ in reader:
         pass
     as_text = request.encoding_format == "base64"

@@ -6,7 +6,6 @@ evaluated with that output in the place of the last layer's.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from fnmatch import translate
 from re import compile as regex
@@ -56,7 +55,7 @@ async def trace(call: Call, request: TraceRequest) -> Reply:
     if keep:
         worker = await call.stack.enter_async_context(state.models.use(entry))
         job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits))
-        reader = call.stack.enter_context(Reader(worker, [job], state.limits.buffer))
+        reader = call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner))
         async for _ in reader:
             pass
         nodes = {name: rows[0] for name, rows in reader.sequences[0].nodes.items()}
@@ -64,14 +63,16 @@ async def trace(call: Call, request: TraceRequest) -> Reply:
     found: dict[str, Any] = {
         "model": entry.id,
         "tokens": ids,
-        "pieces": pieces(entry, ids),
+        "pieces": pieces(entry, ids, state.limits.pieces, "prompt"),
         "nodes": [_summary(graph, name, nodes[name], shown) for name in names],
         "lens": None,
     }
     if layers:
         positions = list(range(max(len(ids) - state.limits.lens_positions, 0), len(ids)))
-        async with state.lens:  # one at a time: it holds the head in float32
-            found["lens"] = await asyncio.to_thread(_lens, entry, layers, nodes, positions, request.top or 3)
+        # One at a time: it holds the head in float32.
+        found["lens"] = await state.threads.run(
+            "lens", lambda: _lens(entry, layers, nodes, positions, request.top or 3)
+        )
     return json_reply(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -13,6 +14,8 @@ from starlette.types import Message, Receive
 
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
+
+_STRING = re.compile(rb'"(?:[^"\\\\]|\\\\.)*+"', re.DOTALL)
 
 
 async def read(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
@@ -41,8 +44,12 @@ async def read(headers: Mapping[str, str], receive: Receive, limits: Limits) -> 
     return bytes(body)
 
 
-def parse(body: bytes, model: type[BaseModel]) -> BaseModel:
+def parse(body: bytes, model: type[BaseModel], limits: Limits) -> BaseModel:
     """The request, or an error that names the field."""
+    if body.count(b"[") + body.count(b"{") > limits.nodes:
+        bare = _STRING.sub(b"", body)
+        if (found := bare.count(b"[") + bare.count(b"{")) > limits.nodes:
+            raise ApiError("invalid_json", f"the body has {found} arrays and objects (at most {limits.nodes} fit)")
     try:
         value = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
         if b"\\ud" in body or b"\\uD" in body:  # half a surrogate pair cannot be sent back

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import math
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -14,16 +15,60 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from assay.errors import AssayError
+from assay.serve.limits import Limits
+
+GRACE = 1.0  # seconds that a new connection has to ask for something
+AT_ONCE = 16  # connections accepted before others get their turn
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, and it does not wait for ever for the end of a request's headers."""
+    """uvicorn's, and it waits for nobody for ever: not for the end of a request's headers, not for a reader who does
+    not read, and not for one who holds a connection that another could use."""
 
     _due: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._made = self.loop.time()
+        transport.set_write_buffer_limits(high=0)  # whatever the system does not take at once counts as unread
+        self._make_room()
         self._watch()
+
+    def _make_room(self) -> None:
+        """Of too many connections the oldest idle one goes, unless it has only just come and may be about to ask; where
+        none can go and the spare ones are taken too, the new one."""
+        limits: Limits = self.config.limits  # type: ignore[attr-defined]
+        present: dict[Protocol, None] = self.config.present  # type: ignore[attr-defined]
+        if len(present) >= limits.connections:
+            late = self.loop.time() - GRACE
+            idle = next((p for p in present if p._idle_since < late), None)
+            if idle is not None:
+                idle.transport.abort()
+                present.pop(idle, None)
+            elif len(present) >= limits.connections + limits.spare:
+                self.transport.abort()
+                return
+        present[self] = None
+
+    @property
+    def _idle_since(self) -> float:
+        """When it last had nothing to do; infinity while it has."""
+        return self._made if self.cycle is None or self.cycle.response_complete else math.inf
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        limits: Limits = self.config.limits  # type: ignore[attr-defined]
+        self._stalled = self.loop.call_later(limits.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unstall()
+
+    def _unstall(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -31,6 +76,8 @@ class Protocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self._unstall()
+        self.config.present.pop(self, None)  # type: ignore[attr-defined]
         super().connection_lost(exc)
 
     def _watch(self) -> None:
@@ -38,7 +85,8 @@ class Protocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._due is None and self.timeout_keep_alive_task is None:
-            self._due = self.loop.call_later(self.config.header_s, self.transport.close)  # type: ignore[attr-defined]
+            limits: Limits = self.config.limits  # type: ignore[attr-defined]
+            self._due = self.loop.call_later(limits.header_s, self.transport.close)
 
     def _unwatch(self) -> None:
         if self._due is not None:
@@ -52,6 +100,11 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_exit = on_exit
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(1024)  # those who wait; the loop was told the number it accepts at once
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -85,6 +138,18 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise AssayError(f"{host}:{port}: cannot listen there ({error.strerror or error}); choose another") from None
     return found
+
+
+def allow_files(wanted: int) -> None:
+    """As many open files as connections need, where the system lets us have them."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard) if hard > 0 else wanted, hard))
+    except (ImportError, ValueError, OSError):
+        return
 
 
 def is_loopback(host: str) -> bool:

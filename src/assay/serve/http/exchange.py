@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from assay.serve.limits import Limits
 
 log = logging.getLogger("assay.serve")
 State = TypeVar("State")
+PIECE = 64 << 10  # bytes written at once
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Call(Generic[State]):
     state: State
     headers: Mapping[str, str]
     stack: AsyncExitStack
+    owner: tuple[str, str] = ("", "")  # the client's address, and a name of the request
 
 
 Handler = Callable[[Call[Any], Any], Awaitable[Reply | Events]]
@@ -74,12 +77,13 @@ def endpoint(state: Any, limits: Limits, handler: Handler, model: type[BaseModel
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
-            body = None if model is None else parse(await read(headers, receive, limits), model)
+            body = None if model is None else parse(await read(headers, receive, limits), model, limits)
         except ApiError as error:
             # The rest of the body is not waited for.
             await write(error_reply(error), send, close=error.status in (408, 413))
             return
-        work = asyncio.create_task(_answer(state, limits, handler, headers, body, send))
+        owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
+        work = asyncio.create_task(_answer(Call(state, headers, AsyncExitStack(), owner), limits, handler, body, send))
         watch = asyncio.create_task(_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,10 +102,10 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _answer(state: Any, limits: Limits, handler: Handler, headers: dict[str, str], body: Any, send: Send) -> None:
-    async with AsyncExitStack() as stack:
+async def _answer(call: Call[Any], limits: Limits, handler: Handler, body: Any, send: Send) -> None:
+    async with call.stack:
         try:
-            reply = await handler(Call(state, headers, stack), body)
+            reply = await handler(call, body)
         except Exception as error:
             reply = error_reply(as_api_error(error))
         if isinstance(reply, Events):
@@ -116,7 +120,10 @@ async def write(reply: Reply, send: Send, *, close: bool = False) -> None:
     if close:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+    # Piece by piece: each waits until the reader has taken the one before, or the connection is given up.
+    for start in range(0, len(reply.body), PIECE):
+        await send({"type": "http.response.body", "body": reply.body[start : start + PIECE], "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _stream(reply: Events, send: Send, limits: Limits) -> None:

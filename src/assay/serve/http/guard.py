@@ -27,17 +27,25 @@ _HEADERS = (
 
 
 class Guard:
-    """Before everything: counts responses, checks the key and the Host header, puts the security headers on
-    everything. Errors that Starlette finds get OpenAI's shape here."""
+    """Before everything: counts requests and responses, checks the key and the Host header, puts the security headers
+    on everything. Errors that Starlette finds get OpenAI's shape here."""
 
     def __init__(
-        self, inner: ASGIApp, paths: Collection[str], count: Callable[[str, int], None], key: str | None, any_host: bool
+        self,
+        inner: ASGIApp,
+        paths: Collection[str],
+        count: Callable[[str, int], None],
+        key: str | None,
+        any_host: bool,
+        most: int,
     ) -> None:
         self._inner = inner
         self._paths = paths  # those that are counted by name
         self._count = count
         self._key = key
         self._any_host = any_host
+        self._most = most
+        self._busy = 0  # requests under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,6 +61,7 @@ class Guard:
                 self._count(route, message["status"])
             await send(message)
 
+        self._busy += 1
         try:
             self._check(scope)
             scope["app"] = self  # or Starlette would answer what it does not know by itself
@@ -61,10 +70,16 @@ class Guard:
             if started:
                 raise
             await write(error_reply(self._fault(error, scope)), guarded)
+        finally:
+            self._busy -= 1
 
     def _check(self, scope: Scope) -> None:
         if scope["path"] == "/health":
             return
+        if self._busy > self._most:
+            raise ApiError(
+                "overloaded", f"{self._busy} requests at once (at most {self._most})", headers={"Retry-After": "5"}
+            )
         headers = dict(scope["headers"])
         if not self._any_host and not _local(headers.get(b"host", b"").decode("latin-1")):
             raise ApiError("forbidden_host", "the Host header must name this machine; use --api-key to allow others")

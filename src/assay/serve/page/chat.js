@@ -9,7 +9,7 @@ const input = $("input");
 const send = $("send");
 const ALTERNATIVES = 5;
 
-let turns = []; // {role, content}
+let turns = []; // {role, content, reasoning_content}
 let running = null; // the AbortController of the answer under way
 
 export const shown = { messages: null, tokens: [], model: null }; // the answer whose tokens are looked at
@@ -41,7 +41,7 @@ async function answer(openTokens) {
   };
   const tokens = [];
   const started = performance.now();
-  let text = "", first = 0, usage = null, reason = null, speed = 0;
+  let text = "", thought = null, first = 0, usage = null, reason = null, speed = 0;
   const record = { messages, tokens, model: request.model };
   Object.assign(shown, record);
   busy(controller);
@@ -53,11 +53,15 @@ async function answer(openTokens) {
       if (!choice) continue;
       reason = choice.finish_reason ?? reason;
       tokens.push(...(choice.logprobs?.content ?? []));
-      if (choice.delta.content) {
+      const { content, reasoning_content: reasoning } = choice.delta;
+      if (content || reasoning) {
         first ||= performance.now();
-        text += choice.delta.content;
         const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-        body.textContent = text;
+        if (reasoning) {
+          if (!thought) article.insertBefore(thought = make("div", { class: "reasoning", "aria-label": "reasoning" }), body);
+          thought.textContent += reasoning;
+        }
+        if (content) body.textContent = text += content;
         if (follow) log.scrollTop = log.scrollHeight;
       }
       const took = (performance.now() - first) / 1000;
@@ -72,7 +76,7 @@ async function answer(openTokens) {
     }
   }
   busy(null);
-  if (reason !== "error") turns.push({ role: "assistant", content: text });
+  if (reason !== "error") turns.push({ role: "assistant", content: text, reasoning_content: thought?.textContent });
   const facts = [];
   if (usage) facts.push(`${usage.prompt_tokens} in (${usage.prompt_tokens_details.cached_tokens} cached), ${usage.completion_tokens} out`);
   else facts.push(`${tokens.length} tokens`);

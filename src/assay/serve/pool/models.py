@@ -14,6 +14,7 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.gguf import open_file
+from assay.runtime.grammar import Grammars
 from assay.runtime.opening import Opened, Options
 from assay.runtime.scheduler import News, Scheduler, deliver
 from assay.runtime.worker import Worker
@@ -25,9 +26,10 @@ from assay.serve.pool.meter import Metrics
 class Entry(Opened):
     """One model, loaded or not."""
 
-    def __init__(self, name: str, path: Path, options: Options) -> None:
+    def __init__(self, name: str, path: Path, options: Options, limits: Limits) -> None:
         super().__init__(open_file(path), options)
         self.id = name
+        self.grammars = Grammars(self.tokenizer, self.model.hparams.n_vocab, limits.schema)
         _ = self.template  # one that cannot work is refused now
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
@@ -56,13 +58,13 @@ def unload(worker: Worker, error: ApiError) -> None:
     worker.scheduler.engine.close()
 
 
-def open_models(paths: Sequence[tuple[str, Path]], options: Options) -> list[Entry]:
+def open_models(paths: Sequence[tuple[str, Path]], options: Options, limits: Limits) -> list[Entry]:
     """Entries under unique names."""
     entries: dict[str, Entry] = {}
     for name, path in paths:
         if name in entries:
             raise AssayError(f"{path}: a second model called {name}; rename one of the files")
-        entries[name] = Entry(name, path, options)
+        entries[name] = Entry(name, path, options, limits)
     return list(entries.values())
 
 

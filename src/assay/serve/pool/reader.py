@@ -23,7 +23,8 @@ class Reader:
     sequences are cancelled, so what it can make the server hold is bounded.
     """
 
-    def __init__(self, worker: Worker, jobs: Sequence[Job], limit: int) -> None:
+    def __init__(self, worker: Worker, jobs: Sequence[Job], limit: int, owner: tuple[str, str]) -> None:
+        jobs = [replace(job, owner=owner) for job in jobs]
         self._worker = worker
         self._queue: deque[tuple[int, Update]] = deque()
         self._news = asyncio.Event()

@@ -33,10 +33,10 @@ class Check:
     diff: Diff | None = None
     dump: Dump | None = None  # what was judged, for the report
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
         if self.diff is not None and not self.diff:
-            found["diff"] = self.diff.to_json()
+            found["diff"] = self.diff.to_dict()
         return found
 
 

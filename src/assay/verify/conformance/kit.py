@@ -12,7 +12,6 @@ measured noise of each arithmetic on this model, per tensor.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,10 +29,10 @@ from assay.gguf import codecs
 from assay.gguf.types import TYPES, GGMLType
 from assay.graph import Node, split
 from assay.models import Model
+from assay.system.files import new_folder, write
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.conformance.probes import Probe, make_probes
 from assay.verify.dumps.observation import token_axis
-from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.trace import run_steps, take_trace
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.noise import NoiseRuns, by_rows
@@ -76,22 +75,22 @@ def write_kit(
     model: Model, tokenizer: Tokenizer, out: Path, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """Write the kit; the manifest is returned as well. An existing folder is replaced only if it is a kit."""
+    if out.exists() and not out.is_dir():
+        raise AssayError(f"{out}: is not a folder; name a new one")
     if out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists():
         raise AssayError(f"{out}: a folder with other things in it; name a new one")
     probes = make_probes(model, tokenizer)
     progress("noise")
     noise = _limits(model, next(p for p in probes if p.id == "prompt"))
-    unfinished = out.with_name(out.name + ".partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        (unfinished / "data").mkdir(parents=True)
+    with new_folder(out) as unfinished:
+        (unfinished / "data").mkdir()
         files = _Files(unfinished / "data")
         manifest: dict[str, Any] = {
             "assay_kit": 1,
             "made_by": f"assay {__version__}",
             "model": {
                 "file": model.file.path.name,
-                "sha256": fingerprint(model.file),
+                "sha256": model.file.sha256,
                 "arch": model.hparams.arch,
                 "n_layer": model.hparams.n_layer,
                 "n_embd": model.hparams.n_embd,
@@ -103,14 +102,12 @@ def write_kit(
             "blocks": [_block(kind, files) for kind in TYPES.values()],
             "text": _text(model, tokenizer),
         }
-        (unfinished / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-        (unfinished / "README.md").write_text(README.format(model=model.file.path.name))
-        shutil.rmtree(out, ignore_errors=True)
-        unfinished.rename(out)
-    except OSError as error:
-        raise AssayError(f"{out}: cannot write the kit ({error.strerror or error})") from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        files_written = {
+            "manifest.json": json.dumps(manifest, indent=1, ensure_ascii=False) + "\n",
+            "README.md": README.format(model=model.file.path.name),
+        }
+        for name, content in files_written.items():
+            write(unfinished / name, content)
     return manifest
 
 

@@ -19,12 +19,13 @@ from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
 from assay.verify.diagnosis.lab import Lab, Terms
+from assay.verify.diagnosis.likelihood import small_fault
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff, NodeVerdict
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import ACCEPT, ARITHMETIC_KNOWN, FEEDS_FIRST
+from assay.verify.thresholds import ACCEPT, FEEDS_FIRST
 
 Progress = Callable[[str], None]
 
@@ -79,23 +80,11 @@ def _healthy(diff: Diff) -> Diagnosis:
 
 
 def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress) -> Diagnosis | None:
-    """A small fault that a coarse arithmetic would excuse.
-
-    With few nodes dumped the arithmetic is inferred from little. If one fault makes the deviation vanish to the bits of
-    float32, the fault is what happened and the coarse arithmetic is not.
-    """
-    if diff.verdict != "noise" or (len(diff.nodes) > ARITHMETIC_KNOWN and diff.nodes[0].evidence.whole):
+    """A small fault that a coarse arithmetic would excuse: it speaks in the deviations, whatever their size."""
+    if diff.verdict != "noise":
         return None
     exact = ARITHMETICS[0]
-    nodes = decide(model, dump, [n.evidence for n in diff.nodes], exact)
-    strict = replace(diff, arithmetic=exact, nodes=tuple(nodes))
-    wrong = [n for n in nodes if n.own] or [n for n in nodes if n.verdict == "wrong"]
-    if not wrong or strict.first_wrong is None:
-        return None
+    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, [n.evidence for n in diff.nodes], exact)))
     lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))
-    if wrong[0].evidence.whole:
-        result = by_nodes(lab, strict, wrong, say, most_unexplained=1)
-    else:
-        result = by_runs(lab, strict, wrong[0], say)
-    sure = result.verdict == "fault" and not result.unexplained and all(c.after <= ACCEPT for c in result.causes)
-    return replace(result, notes=(*result.notes, *diff.notes), diff=strict) if sure else None
+    found = small_fault(lab, diff, say)
+    return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)

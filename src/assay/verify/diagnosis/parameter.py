@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
-from assay.verify.thresholds import LONG_RUN, PROMISING
+from assay.verify.thresholds import PROMISING
 
 
 def search_parameter(
@@ -48,7 +48,7 @@ def search_parameter(
         return (replace(h, p=best()), tried[best()]) if tried else (h, NEVER)
     grid = sorted(search.grid())
     if lab.terms.subtle:  # most likely nothing is wrong: go on only where a rough scan gains something
-        stride = 1 if len(unit.segment) < LONG_RUN else max(1, len(grid) // 8)
+        stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // 8)
         least = min(at(p).residual for p in (*search.common, *grid[::stride]))
         if least > PROMISING * lab.before(unit).residual:
             return replace(h, p=best()), tried[best()]

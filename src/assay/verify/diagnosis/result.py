@@ -9,6 +9,7 @@ from assay.graph import split
 from assay.verify.diagnosis.relations import Relation
 from assay.verify.faults import FAULTS
 from assay.verify.judge.diff import Diff
+from assay.verify.judge.overflow import Broken
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Cause:
     def fix(self) -> str:
         return FAULTS[self.fault].right
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "fault": self.fault,
             "node": self.node,
@@ -62,6 +63,7 @@ class Diagnosis:
     segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
     notes: tuple[str, ...] = ()
     diff: Diff | None = None
+    broken: Broken | None = None  # the first value that is not finite
 
     def __bool__(self) -> bool:
         return self.verdict == "healthy"
@@ -71,16 +73,17 @@ class Diagnosis:
         causes = ", ".join(f"{c.fault} ({c.how}), confidence {c.confidence:.2f}" for c in self.causes)
         return f"<Diagnosis: {self.verdict}{where}{': ' if causes else ''}{causes}>"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         first = self.first_wrong
         return {
             "verdict": self.verdict,
             "first_wrong": None if first is None else {"node": first, "layer": split(first)[1]},
             "wrong_nodes": list(self.wrong_nodes),
-            "causes": [cause.to_json() for cause in self.causes],
+            "causes": [cause.to_dict() for cause in self.causes],
             "next_observation": self.next_observation,
             "unexplained": list(self.unexplained),
             "relations": [r.text for r in self.relations],
             "segment": list(self.segment),
             "notes": list(self.notes),
+            "not_finite": self.broken.to_dict() if self.broken is not None else None,
         }

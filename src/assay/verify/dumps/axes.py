@@ -84,6 +84,11 @@ def _arrange(array: Array, want: tuple[int, ...], axis: int) -> Iterator[tuple[s
         side = (want[1], want[0] * want[2])
         if axis == 1 and shape == tuple(d for d in side if d != 1):
             yield "heads side by side", array.reshape(swapped).transpose(1, 0, 2)
+    if len(want) == 2 and len(shape) == 3:  # heads apart, where the graph has them side by side
+        if shape[0] == want[0]:
+            yield "", array.reshape(want)
+        if shape[1] == want[0]:
+            yield "axes [tokens, heads] exchanged", array.reshape(shape).transpose(1, 0, 2).reshape(want)
     if len(thin) > 1:
         for target in (want, flat):
             if shape == tuple(d for d in reversed(target) if d != 1):

@@ -24,12 +24,16 @@ _PREFIXES = tuple(
         r"\s*[\[(<]?" + _TIME + r"[\])>]?\s*(?:[-|:]\s+)?",  # a time, alone or in brackets
         r"\s*[\[(<]\s{0,20}" + _LEVEL + r"\s{0,20}[\])>]:?\s*",  # [INFO]
         r"\s*" + _LEVEL + r"(?:\s{1,20}|:\s*|\()(?=\S)",  # INFO, debug:
+        r"\s*" + _LEVEL + r":[\w.]{1,40}:\s*",  # DEBUG:llama:
+        r"\s*(?:time|ts|timestamp)=\S{1,60}\s+",  # time=… level=…
+        r"\s*(?:level|lvl|severity)=\w{1,12}\s+",
         r"\s*[IWEFD]\d{4}\s+\S{1,40}\s+\d{1,10}\s+[\w./-]{1,200}:\d{1,7}\]\s*",  # glog
+        r"\s*\d\d-\d\d\s+\d\d:\d\d:\d\d\.\d{1,6}\s+\d{1,9}\s+\d{1,9}\s+[VDIWEF]\s+\S{1,60}\s*:\s*",  # logcat
         r"\s*\d+\.\d\d\.\d{3}\.\d{3}\s+[A-Z]\s+",  # llama.cpp's clock and level
         r"\s*\[\s*\d{1,8}\.\d{3,9}s?\]\s+(?=\S)",  # seconds since the start
         r"\s*[\[(]?(?:[\w.-]{1,80}/){0,20}[\w.-]{1,80}\.(?:rs|c|cc|cpp|cu|h|hpp|go|zig|py|js|mjs|ts|swift|m|mm|java)"
         r":\d{1,7}(?::\d{1,5})?[\])]?:?\s*(?:[-|]\s+)?",  # src/model.rs:42:
-        r"\s*[>*•·-]\s+",  # a quote, an item of a list
+        r"\s*(?:[>*•·-]|>{2,3})\s+",  # a quote, an item of a list
     )
 )
 
@@ -39,10 +43,12 @@ _NUMBER = (
 )
 _PIECE = re.compile(
     r"(?P<space>\s++)"
-    r"|(?P<dots>\.{2,}|…|\u22ef)"
+    r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
+    r"|(?P<norm>\|{1,2}\s?\w{1,12}\s?\|{1,2}(?=\s{0,4}[=:]))"
+    r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
     r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?)"
-    r"|(?P<word>[^\W\d](?:\w|[.]\w|::\w|/\w|-(?=[^\W\d])\w|-(?=\d{1,5}(?![\w.]))\w|\[\d{1,5}\](?=[.\w])|\[\d{1,5}\](?=\s*[:=]))*+)"
+    r"|(?P<word>[^\W\d](?:\w|[.]\w|::\w|/\w|-(?=[^\W\d])\w|-(?=\d{1,5}(?![\w.]))\w|\[\d{1,5}\](?=[.\w]))*+)"
     r"|(?P<id>\d\w{0,80})"
     r"|(?P<text>\"(?:[^\"\\]|\\.){0,64}+\"|'(?:[^'\\]|\\.){0,64}+'|`[^`]{0,64}+`)"
     r"|(?P<open>[\[({<])"
@@ -65,7 +71,7 @@ class Number:
     @property
     def whole(self) -> bool:
         """Printed like a count."""
-        return self.text.lstrip("+-\u2212").isdigit()
+        return self.text.lstrip("+-\u2212").isdecimal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,9 @@ _MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
 _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 
 
+_BOX = str.maketrans({"│": "|", "┃": "|", "║": "|"} | dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╭╮╯╰", " "))
+
+
 def half_unit(text: str) -> float:
     """Half a unit of the last printed digit."""
     mantissa, _, exponent = text.lower().partition("e")
@@ -131,6 +140,7 @@ def strip(line: str) -> str:
     """The line without colours and without what a logger put before it."""
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
+    line = line.translate(_BOX)
     for _ in range(4):
         for prefix in _PREFIXES:
             m = prefix.match(line)
@@ -175,6 +185,8 @@ def _cut(line: str) -> Iterator[Piece]:
             yield number(text)
         elif kind == "odd":
             yield odd_number(text)
+        elif kind == "norm":
+            yield Word("l2")
         elif kind in ("word", "id"):
             yield Word(text)
         elif kind == "text":
@@ -193,6 +205,10 @@ _WHOLE_NUMBER = re.compile(_NUMBER)
 
 
 def _quoted(text: str) -> Piece:
+    if text[:1] == "[":  # key="[1.5 2.5]"
+        found = pieces(text)
+        if len(found) == 1 and isinstance(found[0], Group):
+            return found[0]
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

@@ -95,7 +95,7 @@ def _rules() -> Iterable[Rule]:
         ("scores|attention_scores|qk", "kq"), ("attn_norm|attention_norm|input_norm|rms_att", "attn_norm"),
         ("ffn_norm|rms_ffn|post_attention_norm|mlp_norm", "ffn_norm"), ("gate|ffn_gate|w1", "ffn_gate"),
         ("up|ffn_up|w3", "ffn_up"), ("attn_output|attn_out|o_proj|wo", "attn_out"),
-        ("down|ffn_out|mlp|ffn|w2", "ffn_out"),
+        ("down|ffn_down|ffn_out|mlp|ffn|w2", "ffn_out"),
         ("ffn_inp|attn_residual|after_attention", "ffn_inp"), ("output|out|x|hidden|l_out", "l_out"),
         ("swiglu|ffn_act|silu_mul", "ffn_swiglu"),
     ):  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from assay.graph import INPUTS, Graph
 
 Array = NDArray[Any]
+
+if TYPE_CHECKING:
+    from assay.verify.dumps.finite import NotFinite
 
 STATISTICS: dict[str, Callable[[Array], float]] = {
     "rms": lambda x: float(np.sqrt(np.mean(np.square(x, dtype=np.float64)))),
@@ -97,6 +100,7 @@ class Dump:
     aside: tuple[str, ...] = ()  # its lines with numbers that speak of no node
     reading: tuple[str, ...] = ()  # what its lines were understood as
     provenance: Mapping[str, str] = field(default_factory=dict)
+    not_finite: NotFinite | None = None  # the first value that is none; what was computed from there on is left out
 
     def __repr__(self) -> str:
         names = list(self.by_name)

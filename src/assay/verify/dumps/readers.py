@@ -1,14 +1,13 @@
 """Reading dumps: assay's JSON lines, .npz, a folder of .npy, .safetensors. Names and layouts stay as they are here.
 
-Dumps come from strangers. Sizes are checked against what is really there before anything is allocated, numbers must
-be finite, and every complaint names the line or the member.
+Dumps come from strangers. Sizes are checked against what is really there before anything is allocated, and every
+complaint names the line or the member. NaN and infinities, and JSON's null for either, are evidence (`finite`).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,15 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.verify.dumps.arrays import Arrays, archive_arrays, folder_arrays, read_raw
 from assay.verify.dumps.lines import Number, half_unit, sharpened
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
 from assay.verify.dumps.safetensors import read_safetensors
 from assay.verify.dumps.trace import read_trace
 
 Array = NDArray[Any]
-MAX_LINE = 1 << 28
+MAX_LINE = 1 << 25
 MAX_TOKENS = 1 << 20
 _RAW = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
+_LARGEST = 1.7976931348623157e308
+_LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers that say what was fed
 _FIELDS = {"name", "shape", "row", "file", "dtype", *KINDS}
 
 
@@ -79,13 +81,13 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _header(where: str, item: dict[str, Any], done: int) -> tuple[list[int], list[int]]:
     if item["assay_dump"] != 1:
-        raise AssayError(f"{where}: dump version {item['assay_dump']!r} is not known (expected 1)")
+        raise AssayError(f"{where}: dump version {item['assay_dump']!r:.60} is not known (expected 1)")
     tokens = _integers(where, "tokens", item.get("tokens"))
     positions = _integers(where, "positions", item.get("positions", list(range(done, done + len(tokens)))))
     if len(positions) != len(tokens):
         raise AssayError(f"{where}: {len(positions)} positions for {len(tokens)} tokens")
     if item.get("phase", "prefill") not in ("prefill", "decode"):
-        raise AssayError(f"{where}: phase must be prefill or decode (found {item['phase']!r})")
+        raise AssayError(f"{where}: phase must be prefill or decode (found {item['phase']!r:.60})")
     if not done and item.get("phase") == "decode" and positions[0] > 0:
         raise AssayError(
             f"{where}: the dump begins at position {positions[0]}, so the tokens before it are unknown; "
@@ -97,9 +99,13 @@ def _header(where: str, item: dict[str, Any], done: int) -> tuple[list[int], lis
 def _integers(where: str, what: str, found: Any) -> list[int]:
     if not isinstance(found, list) or not found or len(found) > MAX_TOKENS:
         raise AssayError(f"{where}: {what} must be a list of 1 to {MAX_TOKENS} whole numbers")
-    if not all(isinstance(t, int) and not isinstance(t, bool) and 0 <= t < 2**31 for t in found):
+    if not all(_whole(t) and 0 <= t < 2**31 for t in found):
         raise AssayError(f"{where}: {what} must be whole numbers from 0 to 2147483647")
     return found
+
+
+def _whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
 
 
 class _Printed(float):
@@ -116,13 +122,18 @@ class _Printed(float):
 
 def _printed(data: Any) -> tuple[float, ...]:
     """Half a unit of the last printed digit of every number."""
-    texts = [x.text if isinstance(x, _Printed) else str(x) for x in data]
+    numbers = [x for x in data if x is not None and math.isfinite(x)]
+    if len(numbers) < len(data):
+        return ()
+    texts = [x.text if isinstance(x, _Printed) else str(x) for x in numbers]
     return sharpened([Number(text, float(text), half_unit(text)) for text in texts])
 
 
 def _number(where: str, what: str, x: Any) -> float:
-    if isinstance(x, bool) or not isinstance(x, int | float) or not math.isfinite(x):
-        raise AssayError(f"{where}: {what}: not a finite number (found {x!r})")
+    if x is None:
+        return math.nan
+    if isinstance(x, bool) or not isinstance(x, int | float) or (isinstance(x, int) and abs(x) > _LARGEST):
+        raise AssayError(f"{where}: {what}: not a number (found {x!r:.60})")
     return float(x)
 
 
@@ -140,8 +151,8 @@ def _observations(
     rows: tuple[int, int] | None = None if only else (start, start + n_rows)
     if "row" in item:
         row = item["row"]
-        if not isinstance(row, int) or isinstance(row, bool) or not -n_rows <= row < n_rows:
-            raise AssayError(f"{where}: row {row!r} is outside the {n_rows} tokens of this step")
+        if not _whole(row) or not -n_rows <= row < n_rows:
+            raise AssayError(f"{where}: row {row!r:.60} is outside the {n_rows} tokens of this step")
         rows = (start + row % n_rows, start + row % n_rows + 1)
     common: dict[str, Any] = {"rows": rows, "shape": shape, "foreign": name, "where": where}
     n = 0
@@ -166,8 +177,8 @@ def _texts(kind: str, data: Any) -> list[Any]:
 
 
 def _shape(where: str, shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, list) or not all(isinstance(n, int) and n > 0 for n in shape) or len(shape) > 6:
-        raise AssayError(f"{where}: shape must be up to 6 positive whole numbers (found {shape!r})")
+    if not isinstance(shape, list) or len(shape) > 6 or not all(_whole(n) and 0 < n < 2**31 for n in shape):
+        raise AssayError(f"{where}: shape must be up to 6 positive whole numbers (found {shape!r:.60})")
     return tuple(shape)
 
 
@@ -179,8 +190,8 @@ def _data(where: str, kind: str, data: Any, shape: tuple[int, ...] | None) -> An
     if kind in ("at", "top"):
         pairs = []
         for pair in data:
-            if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int) or pair[0] < 0:
-                raise AssayError(f"{where}: {kind} must hold pairs [index, value] (found {pair!r})")
+            if not isinstance(pair, list) or len(pair) != 2 or not _whole(pair[0]) or not 0 <= pair[0] < 2**63:
+                raise AssayError(f"{where}: {kind} must hold pairs [index, value] (found {pair!r:.60})")
             pairs.append((pair[0], _number(where, f"{kind}[{pair[0]}]", pair[1])))
         return tuple(pairs)
     if kind != "values":
@@ -189,7 +200,6 @@ def _data(where: str, kind: str, data: Any, shape: tuple[int, ...] | None) -> An
         array = np.asarray(data, np.float64)
     except (ValueError, TypeError, OverflowError):
         raise AssayError(f"{where}: values must be numbers, flat or nested evenly") from None
-    _finite(where, array)
     if shape is not None:
         if array.size != math.prod(shape):
             raise AssayError(f"{where}: {array.size} values for shape {list(shape)}, which has {math.prod(shape)}")
@@ -199,52 +209,32 @@ def _data(where: str, kind: str, data: Any, shape: tuple[int, ...] | None) -> An
 
 def _raw_file(path: Path, where: str, item: dict[str, Any], shape: tuple[int, ...] | None) -> Callable[[], Array]:
     name, kind = item["file"], item.get("dtype", "f32")
-    if kind not in _RAW:
-        raise AssayError(f"{where}: dtype must be f32, f16 or f64 (found {kind!r})")
+    if not isinstance(kind, str) or kind not in _RAW:
+        raise AssayError(f"{where}: dtype must be f32, f16 or f64 (found {kind!r:.60})")
     if shape is None:
         raise AssayError(f'{where}: a "file" needs a "shape"')
     if not isinstance(name, str) or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise AssayError(f"{where}: file must be a name beside the dump (found {name!r})")
+        raise AssayError(f"{where}: file must be a name beside the dump (found {name!r:.60})")
     file = path.parent / name
     size = file.stat().st_size if file.is_file() else -1
     wanted = math.prod(shape) * np.dtype(_RAW[kind]).itemsize
     if size != wanted:
         found = "no such file" if size < 0 else f"{size} bytes"
         raise AssayError(f"{where}: {name}: {found}, expected {wanted} for shape {list(shape)} of {kind}")
-    return partial(_checked, where, partial(np.memmap, file, _RAW[kind], "r", 0, shape))
+    return partial(_checked, where, lambda: read_raw(where, file, 0, math.prod(shape), _RAW[kind]).reshape(shape))
 
 
 # -- arrays --------------------------------------------------------------------------------------------------
 
 
 def read_npz(path: Path) -> Dump:
-    """Arrays by name; the ids as `tokens`, and `positions` if they do not count from 0."""
-    try:
-        archive = zipfile.ZipFile(path)  # stays open while a member may still be read
-        members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
-        names = [m.filename[:-4] for m in members]
-        if len(set(names)) < len(names):
-            twice = next(n for n in names if names.count(n) > 1)
-            raise AssayError(f"{path}: {twice}: the name appears twice")
-        arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]] = {}
-        for member, name in zip(members, names, strict=True):
-            with archive.open(member) as file:
-                shape, dtype = _npy_header(f"{path}: {name}", file)
-            _claims(f"{path}: {name}", shape, dtype, member.file_size)
-            arrays[name] = shape, partial(_npz_member, archive, member)
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
-        raise AssayError(f"{path}: not a whole .npz file ({str(error).lower()})") from None
-    return from_arrays(path, arrays)
+    """Arrays by name; the ids as `tokens`, `positions` if they do not count from 0, `steps` if they were several."""
+    return from_arrays(path, archive_arrays(path))
 
 
 def read_npy_folder(path: Path) -> Dump:
     """A folder of .npy files, named after the nodes; `tokens.npy` holds the ids."""
-    arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]] = {}
-    for file in sorted(path.glob("*.npy")):
-        with open(file, "rb") as handle:
-            shape, dtype = _npy_header(str(file), handle)
-        _claims(str(file), shape, dtype, file.stat().st_size)
-        arrays[file.stem] = shape, partial(np.load, file, mmap_mode="r", allow_pickle=False)
+    arrays = folder_arrays(path)
     if not arrays:
         raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
     return from_arrays(path, arrays)
@@ -259,34 +249,9 @@ def read_tensors(path: Path) -> Dump:
     return from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
 
 
-def _npz_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    with archive.open(member) as file:
-        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-
-
-def _npy_header(where: str, file: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except (ValueError, TypeError, EOFError, KeyError, OverflowError) as error:
-        raise AssayError(f"{where}: not an array file ({str(error).splitlines()[0].lower()})") from None
-    if dtype.kind not in "fiu":
-        raise AssayError(f"{where}: must hold numbers (found dtype {dtype})")
-    return shape, dtype
-
-
-def _claims(where: str, shape: tuple[int, ...], dtype: np.dtype[Any], present: int) -> None:
-    claimed = math.prod(shape) * dtype.itemsize
-    if any(n < 0 for n in shape) or claimed > present:
-        raise AssayError(
-            f"{where}: claims {claimed} bytes for shape {list(shape)} but the file has {present}; it is truncated"
-        )
-
-
-def from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[], Array]]]) -> Dump:
+def from_arrays(path: Path, arrays: Arrays) -> Dump:
     """A dump of arrays by name: the shape of each, and how to read it; the ids as `tokens`."""
-    ids = [np.asarray(arrays[k][1]()).reshape(-1).tolist() if k in arrays else None for k in ("tokens", "positions")]
+    ids = [_ids(f"{path}: {k}", *arrays[k]) if k in arrays else None for k in _LISTS]
     tokens = _integers(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
     positions = _integers(f"{path}: positions", "positions", ids[1]) if ids[1] is not None else list(range(len(tokens)))
     if len(positions) != len(tokens):
@@ -294,10 +259,21 @@ def from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[]
     observations = tuple(
         Observation(name, "values", partial(_checked, f"{path}: {name}", read), shape=shape, foreign=name, where=name)
         for name, (shape, read) in arrays.items()
-        if name not in ("tokens", "positions")
+        if name not in _LISTS
     )
-    steps = (len(tokens),) if tokens else ()
-    return Dump(path.stem, tuple(tokens), tuple(positions), steps, observations, str(path))
+    steps = _integers(f"{path}: steps", "steps", ids[2]) if ids[2] is not None else [len(tokens)] if tokens else []
+    if sum(steps) != len(tokens) or 0 in steps:
+        raise AssayError(
+            f"{path}: steps: must be positive and add up to the {len(tokens)} tokens (found {steps!s:.60})"
+        )
+    return Dump(path.stem, tuple(tokens), tuple(positions), tuple(steps), observations, str(path))
+
+
+def _ids(where: str, shape: tuple[int, ...], read: Callable[[], Array]) -> list[Any]:
+    if math.prod(shape) > MAX_TOKENS:
+        raise AssayError(f"{where}: {math.prod(shape)} of them (expected at most {MAX_TOKENS})")
+    found: list[Any] = np.asarray(read()).reshape(-1).tolist()
+    return found
 
 
 # -- common --------------------------------------------------------------------------------------------------
@@ -305,22 +281,9 @@ def from_arrays(path: Path, arrays: dict[str, tuple[tuple[int, ...], Callable[[]
 
 def _checked(where: str, read: Callable[[], Array]) -> Array:
     try:
-        array = np.asarray(read())
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        return np.asarray(read())
+    except (ValueError, OSError, EOFError) as error:
         raise AssayError(f"{where}: cannot be read ({str(error).splitlines()[0].lower()})") from None
-    _finite(where, array)
-    return array
-
-
-def _finite(where: str, array: Array) -> None:
-    """NaN and +inf are never values of a right run; -inf is what masked scores hold."""
-    bad = ~(np.isfinite(array) | np.isneginf(array)) if array.dtype.kind == "f" else np.zeros(1, bool)
-    if bad.any():
-        at = [int(i) for i in np.argwhere(bad)[0]]
-        raise AssayError(
-            f"{where}: {int(bad.sum())} of {array.size} values are not finite, the first at {at}; "
-            "find where the engine overflows or reads unset memory"
-        )
 
 
 def _in_first_step(obs: Observation, n: int) -> Observation:

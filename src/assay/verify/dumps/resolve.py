@@ -22,14 +22,16 @@ from assay.errors import AssayError
 from assay.graph import join, split
 from assay.models import Model
 from assay.verify.dumps import axes
+from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.remembered import fingerprint
-from assay.verify.dumps.settle import counted_from_one, settle, suggestion, understood
+from assay.verify.dumps.settle import counted_from_one, folded, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
 from assay.verify.thresholds import MATCHED, RIVAL
 
 Array = NDArray[Any]
+MOST_VALUES = 1 << 28  # of one node: scores grow with the square of the tokens
+SPARE_VALUES = 1 << 22  # that a dumped tensor may have beyond its node's: a cache's unused rows, printed too
 
 
 class Truth:
@@ -60,20 +62,18 @@ def resolve(
         chosen = [replace(o, name=_one_less(o.name), others=tuple(_one_less(x) for x in o.others)) for o in chosen]
         notes.append("layers are counted from 1 there")
     named, unknown = _translate(chosen, model, map or {}, dump.source)
+    named, broken = up_to_first(named, model.graph, dump.steps)
     named, note = settle(named, model, len(dump.tokens), truth)
     notes += note
-    matched, left, note = _match_by_value(unknown, model, dump, truth)
+    matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
     notes += note
     laid: list[Observation] = []
-    seen: set[str] = set()
     for obs in (*named, *matched):
         done, label = _lay(obs, model, dump, truth)
         if done is None:
             continue
         laid.append(done)
-        role = split(obs.name)[0]
-        if label and role not in seen:
-            seen.add(role)
+        if label:
             notes.append(f"{obs.name}: read as {label}")
     laid, note = _orders(laid, model, truth)
     notes += note
@@ -82,7 +82,10 @@ def resolve(
     joined.sort(key=lambda o: order[o.name])
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
     notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
-    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes))
+    notes = folded(notes)
+    dump = replace(
+        dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken or dump.not_finite
+    )
     return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
 
 
@@ -103,15 +106,30 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
             f"{dump.source}: token {bad} is outside the vocabulary of {model.file.path.name} (0 to {n_vocab - 1}); "
             "is it a dump of another model?"
         )
+    _check_room(dump.source, model, len(tokens))
     theirs = dump.provenance.get("model_sha256")
-    if theirs and theirs != fingerprint(model.file):
+    if theirs and theirs != model.file.sha256:
         name = Path(dump.provenance.get("model", "unknown")).name
         raise AssayError(
             f"{dump.source}: is a trace of another model (found {name}, sha256 {theirs[:12]}…, "
-            f"expected {model.file.path.name}, {fingerprint(model.file)[:12]}…)"
+            f"expected {model.file.path.name}, {model.file.sha256[:12]}…)"
         )
     positions = dump.positions or tuple(range(len(tokens)))
     return replace(dump, tokens=tokens, positions=positions, steps=dump.steps or (len(tokens),))
+
+
+def _check_room(source: str, model: Model, n: int) -> None:
+    """Before anything is computed: so many tokens fit the context, and their largest value fits memory."""
+    if n > model.hparams.n_ctx_train:
+        raise AssayError(
+            f"{source}: {n} tokens, more than the context of {model.file.path.name} ({model.hparams.n_ctx_train}); "
+            "is it a dump of another model?"
+        )
+    name = max((node.name for node in model.graph), key=lambda name: math.prod(shape_of(model.graph, name, n)))
+    if (size := math.prod(shape_of(model.graph, name, n))) > MOST_VALUES:
+        raise AssayError(
+            f"{source}: {n} tokens make {name} {size} values (expected at most {MOST_VALUES}); dump fewer tokens"
+        )
 
 
 def _choose_side(dump: Dump, side: str) -> tuple[list[Observation], list[str]]:
@@ -156,9 +174,13 @@ def _one_less(name: str) -> str:
 
 
 def _match_by_value(
-    unknown: list[Observation], model: Model, dump: Dump, truth: Truth
+    unknown: list[Observation], model: Model, dump: Dump, truth: Truth, named: Collection[str]
 ) -> tuple[list[Observation], list[Observation], list[str]]:
-    """Unknown names that carry whole values: the one node whose value it is, or a list of those it might be."""
+    """Unknown names that carry whole values: the one node whose value it is, or a list of those it might be.
+
+    Nodes that hold the same values in another shape, as kqv-0 and kqv_out-0 do, are one: the first that has the dumped
+    axes and that nobody named stands for them.
+    """
     graph, n = model.graph, len(dump.tokens)
     matched: list[Observation] = []
     left: list[Observation] = []
@@ -167,27 +189,41 @@ def _match_by_value(
         if obs.kind != "values" or obs.rows not in (None, (0, n)):
             left.append(obs)
             continue
+        size = obs.array().size if obs.shape is None else math.prod(obs.shape)
+        fits = [node.name for node in graph if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == size]
+        if not fits:
+            left.append(obs)
+            continue
         array = obs.array().astype(np.float64)
-        fits = [
-            node.name for node in graph
-            if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == array.size
-        ]  # fmt: skip
+        if not is_finite(array, "kq").all():
+            left.append(obs)
+            continue
         values = truth(fits)
-        scored = []
+        scored, plain = [], dict[str, bool]()
         for name in fits:
             reading = axes.readings(graph, name, array, (0, n), n)
             if reading:
                 best = axes.nearest(reading, values[name], token_axis(graph, name))
                 scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
+                plain[name] = not best.label
         scored.sort(key=lambda pair: pair[0])
-        if scored and scored[0][0] < MATCHED and (len(scored) == 1 or scored[1][0] > RIVAL * scored[0][0]):
-            matched.append(replace(obs, name=scored[0][1]))
-            notes.append(_evidence(obs, scored, "taken for"))
+        same = [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
+        rivals = [pair for pair in scored if pair[1] not in same]
+        if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
+            taken = {*named, *(o.name for o in matched)}
+            one = min(same, key=lambda name: (name in taken, not plain[name]))
+            matched.append(replace(obs, name=one))
+            notes.append(_evidence(obs, [(scored[0][0], one), *rivals], "taken for", [n for n in same if n != one]))
         else:
             left.append(obs)
             if scored and scored[0][0] < MATCHED:
                 notes.append(_evidence(obs, scored, "not used: it might be"))
     return matched, left, notes
+
+
+def _same_values(a: Array, b: Array) -> bool:
+    """The same numbers in whatever shape."""
+    return a is b or (a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)))
 
 
 def _distance(array: Array, truth: Array, axis: int) -> float:
@@ -196,10 +232,11 @@ def _distance(array: Array, truth: Array, axis: int) -> float:
     return float(np.mean(np.sum((a - b) ** 2, axis=1) / (np.sum(b**2, axis=1) + 1e-30)))
 
 
-def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str) -> str:
+def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str, same: Sequence[str] = ()) -> str:
     near = ", ".join(f"{name} (nmse {nmse:.1e})" for nmse, name in scored[: 1 if "taken" in verb else 3])
     rest = f"; next {scored[1][1]} (nmse {scored[1][0]:.1e})" if len(scored) > 1 and "taken" in verb else ""
-    return f"{obs.foreign}: matched by value, {verb} {near}{rest}"
+    shared = f", whose values {' and '.join(same)} shares" if same else ""
+    return f"{obs.foreign}: matched by value, {verb} {near}{shared}{rest}"
 
 
 def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Observation | None, str]:
@@ -213,10 +250,11 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     plain = shape_of(graph, obs.name, n)
     if obs.rows is None and shape == plain:
         return replace(obs, data=partial(_unmasked, obs, graph[obs.name].op)), ""
-    found = axes.readings(graph, obs.name, obs.array(), rows, n)
+    small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # before it is read
+    found = axes.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
         raise AssayError(
-            f"{dump.source}: {obs.foreign}: shape {list(obs.array().shape)} does not fit {obs.name} "
+            f"{dump.source}: {obs.foreign}: shape {list(shape or obs.array().shape)} does not fit {obs.name} "
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )
     best = found[0] if len(found) == 1 else axes.nearest(found, truth([obs.name])[obs.name], axis)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.files import NewFile, told
+from assay.verify.dumps.arrays import MAX_AXES, read_raw
 
 Array = NDArray[Any]
 MAX_HEADER = 64 << 20
@@ -56,29 +57,34 @@ class TensorWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         base = 8 + len(text)
-        self.path, self._temporary = path, path.with_name(path.name + ".part")
         self.entries = {n: Entry(n, e.dtype, e.shape, base + e.offset) for n, e in relative.items()}
-        try:
-            with open(self._temporary, "wb") as file:
-                file.write(len(text).to_bytes(8, "little") + text)
-                file.truncate(base + at)
-        except OSError as error:
-            raise AssayError(f"{path}: cannot be written ({(error.strerror or str(error)).lower()})") from None
+        self.size = base + at
+        self.file = NewFile(path, self.size)
+        self._put(len(text).to_bytes(8, "little") + text, 0)
 
     def put(self, name: str, value: Array, axis: int = 0, start: int = 0) -> None:
         """Write `value` at index `start` of `axis`; other axes begin at 0."""
         entry = self.entries[name]
-        target = np.memmap(self._temporary, DTYPES[entry.dtype], "r+", entry.offset, entry.shape)
-        where = tuple(slice(start, start + n) if i == axis else slice(0, n) for i, n in enumerate(value.shape))
-        target[where] = value
-        target.flush()
+        data = np.ascontiguousarray(value, DTYPES[entry.dtype])
+        run = data.ndim  # axes from here on lie in the file as they lie in `data`
+        while run and (run == data.ndim or data.shape[run] == entry.shape[run]):
+            run -= 1
+        width = data.dtype.itemsize
+        strides = [width * math.prod(entry.shape[i + 1 :]) for i in range(data.ndim)]
+        origin = entry.offset + (start * strides[axis] if strides else 0)
+        for index in np.ndindex(data.shape[:run]):
+            self._put(data[index].data, origin + sum(i * s for i, s in zip(index, strides, strict=False)))
+
+    def _put(self, data: bytes | memoryview, offset: int) -> None:
+        with told(self.file.path):
+            self.file.put(data, offset)
 
     def close(self, keep: bool = True) -> None:
         """The file appears under its name only when it is whole."""
         if keep:
-            os.replace(self._temporary, self.path)
+            self.file.keep()
         else:
-            self._temporary.unlink(missing_ok=True)
+            self.file.discard()
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Callable[[], Array]], dict[str, Entry], dict[str, str]]:
@@ -92,19 +98,21 @@ def read_safetensors(path: Path) -> tuple[dict[str, Callable[[], Array]], dict[s
             header = json.loads(file.read(length))
             metadata = {str(k): str(v) for k, v in header.pop("__metadata__", {}).items()}
             entries = {name: _entry(path, name, item, 8 + length, size) for name, item in header.items()}
-        except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, AttributeError, KeyError, TypeError, RecursionError, OverflowError) as error:
             if isinstance(error, AssayError):
                 raise
-            raise AssayError(f"{path}: the safetensors header is not valid ({error})") from None
+            raise AssayError(f"{path}: the safetensors header is not valid ({error!s:.200})") from None
     return {name: partial(_read, path, entry) for name, entry in entries.items()}, entries, metadata
 
 
 def _entry(path: Path, name: str, item: Any, base: int, size: int) -> Entry:
     dtype, shape, (begin, end) = item["dtype"], tuple(item["shape"]), item["data_offsets"]
-    if dtype not in DTYPES:
-        raise AssayError(f"{path}: {name}: unknown element type {dtype!r}; known are {', '.join(DTYPES)}")
-    if not all(isinstance(n, int) and n >= 0 for n in (*shape, begin, end)):
-        raise AssayError(f"{path}: {name}: shape and offsets must be whole numbers (found {item})")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise AssayError(f"{path}: {name}: unknown element type {dtype!r:.60}; known are {', '.join(DTYPES)}")
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (*shape, begin, end)):
+        raise AssayError(f"{path}: {name}: shape and offsets must be whole numbers (found {item!s:.60})")
+    if len(shape) > MAX_AXES:
+        raise AssayError(f"{path}: {name}: {len(shape)} axes (expected at most {MAX_AXES})")
     claimed = math.prod(shape) * np.dtype(DTYPES[dtype]).itemsize
     if end - begin != claimed or base + end > size:
         present = max(0, min(end, size - base) - begin)
@@ -118,8 +126,7 @@ def _entry(path: Path, name: str, item: Any, base: int, size: int) -> Entry:
 def _read(path: Path, entry: Entry) -> Array:
     if 0 in entry.shape:
         return np.empty(entry.shape, DTYPES[entry.dtype])
-    shape = entry.shape or (1,)
-    array: Array = np.memmap(path, DTYPES[entry.dtype], "r", entry.offset, shape)
+    array = read_raw(f"{path}: {entry.name}", path, entry.offset, math.prod(entry.shape), DTYPES[entry.dtype])
     if entry.dtype == "BF16":
         array = (array.astype(np.uint32) << 16).view(np.float32)
     return array.reshape(entry.shape)

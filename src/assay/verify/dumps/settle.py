@@ -54,7 +54,7 @@ def settle(
         error = float(np.mean(np.abs(obs.target() - expected))) / scale
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
-    found, notes = [], dict[str, str]()
+    found, notes = [], list[str]()
     votes = _vote([o for o in counted if _open(o, n)], n, distance)
     for obs in counted:
         if not _open(obs, n):
@@ -70,12 +70,11 @@ def settle(
         near = min(options)[0]
         _, i, name, rows, label = min(options, key=lambda o: (o[0] > 3 * near, o[1]))  # the likeliest, if as near
         found.append(replace(obs, name=name, others=(), rows=rows, perhaps=None))
-        role = split(name)[0]
-        if _ROW_WORDS.get(label) and role not in notes:
-            notes[role] = f"{name}: read as {_ROW_WORDS[label]}"
+        if _ROW_WORDS.get(label):
+            notes.append(f"{name}: read as {_ROW_WORDS[label]}")
         if i:
-            notes[role + "!"] = f"{obs.foreign}: read as {name}, whose values are nearer than {obs.name}'s"
-    return found, list(notes.values())
+            notes.append(f"{obs.foreign}: read as {name}, whose values are nearer than {obs.name}'s")
+    return found, notes
 
 
 def _from_the_end(obs: Observation, n: int) -> Observation:
@@ -121,6 +120,23 @@ def _vote(
             totals[_class(obs)]["said"] += math.log(1e3)
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
     return {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
+
+
+def folded(notes: Iterable[str]) -> list[str]:
+    """Notes that say the same of several subjects, a line each kind: "l_out-0 and 29 more: read as the last row"."""
+    kinds: dict[str, list[str]] = {}
+    for note in dict.fromkeys(notes):
+        kinds.setdefault(re.sub(r"\d[\d.]*(?:e[-+]\d+)?", "#", note.partition(": ")[2] or note), []).append(note)
+    found = []
+    for many in kinds.values():
+        subject, colon, rest = many[0].partition(": ")
+        others = list(dict.fromkeys(s for note in many if (s := note.partition(": ")[0]) != subject))
+        if others:
+            subject += f" and {others[0]}" if len(others) == 1 else f" and {len(others)} more"
+        found.append(
+            subject + colon + rest if others or len(many) == 1 else f"{many[0]} ({len(many) - 1} more like it)"
+        )
+    return found
 
 
 # -- what was understood -----------------------------------------------------------------------------------------

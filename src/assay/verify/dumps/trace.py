@@ -1,4 +1,4 @@
-"""Tracing: run an engine on a sequence and keep every node's value, in memory or streamed to a safetensors file.
+"""Tracing: run an engine on a sequence and keep every node's value, in memory or streamed to a file.
 
 A trace is a dump we wrote ourselves: the values of all tokens under the node's name, whichever step computed them,
 in the float type of the engine, with where they come from (model hash, tokens, positions, steps, engine, precision).
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
+import zipfile
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,11 +23,12 @@ from assay.engines.base import PAGE, Chunk, Engine, pages_for
 from assay.engines.batch import INDICES
 from assay.errors import AssayError
 from assay.graph import Graph, split
+from assay.system.files import NewFile
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
-from assay.verify.dumps.remembered import fingerprint
 from assay.verify.dumps.safetensors import TensorWriter, read_safetensors
 
 Array = NDArray[Any]
+FORMATS = ("", ".safetensors", ".npz")  # endings of a trace's name
 Sink = Callable[[str, Array, int], None]  # name, value, first token row it describes
 
 
@@ -91,7 +94,7 @@ def provenance(engine: Engine) -> dict[str, str]:
     return {
         "assay": __version__,
         "model": str(file.path.resolve()),
-        "model_sha256": fingerprint(file),
+        "model_sha256": file.sha256,
         "precision": engine.dtype.name,
     }
 
@@ -139,7 +142,17 @@ def write_trace(
     positions: Sequence[int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """The trace as a safetensors file, in the memory of a few nodes."""
+    """The trace as a safetensors or, by its name, an .npz file, in the memory of a few nodes."""
+    if path.suffix not in FORMATS:
+        raise AssayError(
+            f"{path}: a trace is written as .safetensors or .npz (found {path.suffix}); --summary writes JSON lines"
+        )
+    if path.suffix == ".npz":
+        with NewFile(path) as out, tempfile.TemporaryDirectory(dir=path.parent, prefix=".trace-") as folder:
+            whole = Path(folder) / "trace.safetensors"
+            write_trace(whole, engine, tokens, decode=decode, nodes=nodes, positions=positions, progress=progress)
+            _archive(whole, out)
+        return
     graph = engine.model.graph
     names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
     at = list(positions if positions is not None else range(len(tokens)))
@@ -156,18 +169,30 @@ def write_trace(
         "phase": "decode" if decode else "prefill",
         **provenance(engine),
     }
-    out = TensorWriter(path, [("tokens", np.dtype(np.int32), (len(tokens),)), *tensors], metadata)
+    tensor_file = TensorWriter(path, [("tokens", np.dtype(np.int32), (len(tokens),)), *tensors], metadata)
     done = False
     try:
-        out.put("tokens", np.asarray(tokens, np.int32))
+        tensor_file.put("tokens", np.asarray(tokens, np.int32))
         run_steps(
             engine, tokens, steps, names,
-            lambda name, value, start: out.put(name, value, token_axis(graph, name), start),
+            lambda name, value, start: tensor_file.put(name, value, token_axis(graph, name), start),
             positions, progress,
         )  # fmt: skip
         done = True
     finally:
-        out.close(keep=done)
+        tensor_file.close(keep=done)
+
+
+def _archive(trace: Path, out: NewFile) -> None:
+    """The trace again as NumPy's archive, an array at a time: `tokens`, `positions` and `steps` among them."""
+    readers, _, metadata = read_safetensors(trace)
+    listed: dict[str, Callable[[], Array]] = {
+        key: partial(np.array, json.loads(metadata[key]), np.int32) for key in ("positions", "steps")
+    }
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, read in {**listed, **readers}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, read(), allow_pickle=False)
 
 
 def read_trace(path: Path) -> Dump | None:
@@ -184,22 +209,12 @@ def read_trace(path: Path) -> Dump | None:
             tokens=tokens,
             positions=tuple(map(int, positions)),
             steps=tuple(map(int, steps)),
-            observations=tuple(
-                Observation(n, "values", partial(_whole, path, n, readers[n]), shape=entries[n].shape, foreign=n)
-                for n in names
-            ),
+            observations=tuple(Observation(n, "values", readers[n], shape=entries[n].shape, foreign=n) for n in names),
             source=str(path),
             provenance={k: metadata[k] for k in ("assay", "model", "model_sha256", "precision") if k in metadata},
         )
     except (KeyError, ValueError, TypeError) as error:
         raise AssayError(f"{path}: the trace's metadata are not valid ({error}); trace again") from None
-
-
-def _whole(path: Path, name: str, reader: Callable[[], Array]) -> Array:
-    value = reader()
-    if not np.isfinite(value).all():
-        raise AssayError(f"{path}: {name}: holds values that are not finite")
-    return value
 
 
 def write_summary(

@@ -21,10 +21,7 @@ PERHAPS = {"token", "tok"}  # "token 3" is the fourth row, or the id 3
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 _GENERIC = {"layer", "layers", "block", "blocks", "blk"}
 # Lines that speak of a layer and are not about its values.
-_NOT_VALUES = {
-    "weight", "weights", "shape", "time", "ms", "took", "elapsed", "loading", "loaded", "load", "bytes", "mb", "gb",
-    "memory", "grad", "tok/s", "sec", "seconds", "size", "dtype", "stride", "params", "scale",
-}  # fmt: skip
+_NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
 _Q = "q query queries qcur wq"
 _K = "k key keys kcur wk"
@@ -48,24 +45,26 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_norm-", "attn_post_norm-"), ("post", _ATT, _NORM), ""),
     (("ffn_norm-",), (_FFN + " post second 2 ln2 norm2", _NORM), "final"),
     (("attn_norm-",), (_ATT + " input pre in first inp 1 ln1 norm1", _NORM), "final"),
+    (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
+    (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
+    (("Vcur-",), (_V,), "values"),
     (("kqv_out-",), ("context ctx kqv heads concat merged",), ""),
     (("ffn_inp-",), ("inp", _FFN), ""),
-    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add", _ATT), ""),
+    (("l_out-",), ("residual resid skip add residual2 residual3", _FFN + " residual2 residual3"), ""),
+    (("ffn_inp-",), ("residual1",), ""),
     (("attn_out-",), ("oproj wo",), ""),
     (("attn_out-",), ("o", "proj projection"), ""),
+    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add", _ATT), ""),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu gelu activation act activated intermediate glu",), ""),
     (("ffn_gate-",), ("gate w1",), ""),
     (("ffn_up-",), ("up w3",), ""),
     (("ffn_out-",), (_FFN + " down w2",), ""),
-    (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
-    (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
-    (("Vcur-",), (_V,), "values"),
 )  # fmt: skip
 _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-    (("result_norm",), (_END, _NORM), ""),
+    (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
     (("result_norm", "l_out-last"), ("final last", "hidden state states layer output"), "token row position embedding"),
-    (("embd",), ("embd embed embeds embedding embeddings emb wte embedded",), "rope position positional pos"),
+    (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded",), "rope position positional pos"),
     (("result_norm", "l_out-last"), ("hidden",), ""),
     (("result_norm",), (_NORM,), ""),
 )
@@ -119,7 +118,7 @@ def meaning(label: Sequence[str], *, generic: bool = True) -> Meaning:
 
 def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
     for text in label:
-        if _PATH.fullmatch(text) and any(p.isdigit() for p in text.split(".")):
+        if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
             return Meaning((), layer, verbatim=text)
         if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER:
             return Meaning((), int(m[2]), verbatim=text)
@@ -132,7 +131,7 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
             if all(bag & group for group in need) and not bag & no:
                 return Meaning(nodes)
         return Meaning()
-    if bag & {"input", "in", "before", "entering"} and not bag & _TELLING:
+    if bag & {"input", "before", "entering"} and not bag & _TELLING:
         return Meaning(("embd",) if layer == 0 else ("l_out-",), layer - 1 if layer else None)
     for nodes, need, no in _IN_LAYERS:
         if all(bag & group for group in need) and not bag & no:
@@ -148,17 +147,17 @@ _TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - 
 def _layer(words: Sequence[str]) -> tuple[int | None, set[int]]:
     """The layer's number: after a word for layers, else behind a name as in `ffn_out-3`."""
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in _GENERIC and b.isdigit() and len(b) < 5:
+        if a in _GENERIC and b.isdecimal() and len(b) < 5:
             return int(b), {i + 1}
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in LAYER and b.isdigit() and len(b) < 5:
+        if a in LAYER and b.isdecimal() and len(b) < 5:
             return int(b), {i, i + 1}
     return None, set()
 
 
 def _row(words: Sequence[str], used: set[int], named: set[str]) -> int | None:
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in named and b.isdigit() and len(b) < 7 and not {i, i + 1} & used:
+        if a in named and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
             return int(b)
         if a in ("last", "final") and b in ROW | PERHAPS:
             return -1

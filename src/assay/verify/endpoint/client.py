@@ -1,20 +1,28 @@
-"""Talking to an OpenAI-compatible server: log-probabilities of a prompt and of what follows it, whatever their form."""
+"""Talking to an OpenAI-compatible server: log-probabilities of a prompt and of what follows it, whatever their form.
+
+The server is a stranger's: every part of an answer is checked for its kind, its size and its time."""
 
 from __future__ import annotations
 
+import http.client
 import json
+import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from assay.errors import AssayError
+from assay.system.terminal import printable
 from assay.text import Tokenizer
 
-TIMEOUT = 300.0
-MAX_REPLY = 64 << 20
+REPLY_S = 120.0  # from the request to the last byte of its answer
+SESSION_S = 1800.0  # all requests of a client together
+MAX_REPLY = 8 << 20
+MAX_STEPS = 512  # scored tokens of one answer: the probes are short
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,7 @@ class Client:
             raise AssayError(f"--endpoint {url}: not an address (expected http://host:port)")
         self.url = url.rstrip("/").removesuffix("/v1")
         self.tokenizer, self.key, self.model = tokenizer, key, model
+        self._until = time.monotonic() + SESSION_S
 
     @cached_property
     def known(self) -> Mapping[str, int]:
@@ -64,75 +73,149 @@ class Client:
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         request = urllib.request.Request(self.url + path, data, headers)
+        where = f"{self.url}{path}"
+        return self._read(
+            where, within(min(REPLY_S, self._until - time.monotonic()), where, partial(_fetch, where, request))
+        )
+
+    def _read(self, where: str, raw: bytes) -> dict[str, Any]:
+        """An answer's bytes as an object with a first choice."""
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                found = json.loads(answer.read(MAX_REPLY))
-        except urllib.error.HTTPError as error:
-            said = error.read(2000).decode("utf-8", "replace")
-            raise AssayError(f"{self.url}{path}: answered {error.code} ({' '.join(said.split()):.200})") from None
-        except (urllib.error.URLError, OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise AssayError(f"{self.url}{path}: no usable answer ({reason}); is the server running?") from None
+            found = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise AssayError(f"{where}: the answer is not JSON ({printable(str(error), 100)})") from None
         if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
-            raise AssayError(f"{self.url}{path}: the answer holds no choices (found {found!s:.100})")
+            raise AssayError(f"{where}: the answer holds no choices (found {printable(str(found), 100)})")
+        if not isinstance(found["choices"][0], dict):
+            raise AssayError(
+                f"{where}: the first choice is no object (found {printable(str(found['choices'][0]), 100)})"
+            )
         return found
 
     def complete(self, prompt: str, *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
         """`/v1/completions`, greedy unless `more` says otherwise."""
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": top, **more}
         found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
-        return _reply(self.known, found, n if echo else None)
+        return self._reply(found, n if echo else None)
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> Reply:
         """`/v1/chat/completions`, greedy."""
         body = {"messages": list(messages), "max_tokens": n, "temperature": 0, "logprobs": True, "top_logprobs": top}
-        return _reply(self.known, self._post("/v1/chat/completions", body), None)
+        return self._reply(self._post("/v1/chat/completions", body), None)
 
+    def _reply(self, found: dict[str, Any], generated: int | None) -> Reply:
+        choice = found["choices"][0]
+        steps = tuple(self._steps(_mapping(choice.get("logprobs"))))
+        if len(steps) > MAX_STEPS:
+            raise AssayError(f"{self.url}: scores of {len(steps)} tokens (expected at most {MAX_STEPS})")
+        message = choice.get("message")
+        text = message.get("content") if isinstance(message, dict) else choice.get("text")
+        usage = _mapping(found.get("usage"))
+        n_prompt = 0
+        if generated is not None:
+            made = _count(usage.get("completion_tokens"))
+            n_prompt = max(0, len(steps) - (generated if made is None else made))
+        finish = choice.get("finish_reason")
+        counted = _count(usage.get("prompt_tokens"))
+        return Reply(steps, n_prompt, _text(text), _text(finish), counted)
 
-def _reply(known: Mapping[str, int], found: dict[str, Any], generated: int | None) -> Reply:
-    choice = found["choices"][0]
-    steps = tuple(_steps(known, choice.get("logprobs")))
-    message = choice.get("message")
-    text = message.get("content") if isinstance(message, dict) else choice.get("text")
-    usage = found.get("usage")
-    counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    n_prompt = 0
-    if generated is not None:
-        made = usage.get("completion_tokens", generated) if isinstance(usage, dict) else generated
-        n_prompt = max(0, len(steps) - int(made))
-    return Reply(steps, n_prompt, str(text or ""), str(choice.get("finish_reason") or ""), counted)
+    def _steps(self, logprobs: Mapping[str, Any]) -> list[Step]:
+        """Both forms: parallel lists, or a list of objects under `content`."""
+        if isinstance(logprobs.get("content"), list):
+            return [self._from_object(item) for item in logprobs["content"] if isinstance(item, dict)]
+        texts = _sequence(logprobs.get("tokens"))
+        columns = (_sequence(logprobs.get(key)) for key in ("ids", "token_logprobs", "top_logprobs"))
+        ids, own, tops = (column or [None] * len(texts) for column in columns)
+        found = []
+        for text, number, value, top in zip(texts, ids, own, tops, strict=False):
+            token = self._token(number, text)
+            scores = {self.known[t]: _score(x) for t, x in _mapping(top).items() if t in self.known}
+            if token is not None:
+                scores[token] = _score(value)
+            found.append(Step(token, _text(text), {i: x for i, x in scores.items() if x is not None}))
+        return found
 
-
-def _steps(known: Mapping[str, int], logprobs: Any) -> list[Step]:
-    """Both forms: parallel lists, or a list of objects under `content`."""
-    if not isinstance(logprobs, dict):
-        return []
-    if isinstance(logprobs.get("content"), list):
-        return [_from_object(known, item) for item in logprobs["content"] if isinstance(item, dict)]
-    texts = logprobs.get("tokens") or []
-    ids = logprobs.get("ids") or [None] * len(texts)
-    own = logprobs.get("token_logprobs") or [None] * len(texts)
-    tops = logprobs.get("top_logprobs") or [None] * len(texts)
-    found = []
-    for text, token, value, top in zip(texts, ids, own, tops, strict=False):
-        token = token if isinstance(token, int) else known.get(str(text))
+    def _from_object(self, item: dict[str, Any]) -> Step:
         scores = {}
-        for other, score in (top or {}).items():
-            if (i := known.get(other)) is not None and isinstance(score, int | float):
-                scores[i] = float(score)
-        if token is not None and isinstance(value, int | float):
-            scores[token] = float(value)
-        found.append(Step(token, str(text), scores))
-    return found
+        for thing in (item, *(t for t in _sequence(item.get("top_logprobs")) if isinstance(t, dict))):
+            token, value = self._token(thing.get("id"), thing.get("token")), _score(thing.get("logprob"))
+            if token is not None and value is not None:
+                scores[token] = value
+        return Step(self._token(item.get("id"), item.get("token")), _text(item.get("token")), scores)
+
+    def _token(self, number: Any, text: Any) -> int | None:
+        """A token of ours: by its id where that is one, else by its text."""
+        found = _count(number)
+        if found is not None and found < self.tokenizer.n_vocab:
+            return found
+        return self.known.get(text) if isinstance(text, str) else None
 
 
-def _from_object(known: Mapping[str, int], item: dict[str, Any]) -> Step:
-    def token_of(thing: dict[str, Any]) -> int | None:
-        return thing["id"] if isinstance(thing.get("id"), int) else known.get(str(thing.get("token")))
+# -- a stranger's JSON: what is not of the kind that was asked for counts as not said ----------------------------
 
-    scores = {}
-    for thing in (item, *(t for t in item.get("top_logprobs") or () if isinstance(t, dict))):
-        token, value = token_of(thing), thing.get("logprob")
-        if token is not None and isinstance(value, int | float):
-            scores[token] = float(value)
-    return Step(token_of(item), str(item.get("token")), scores)
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _sequence(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31 else None
+
+
+def _score(value: Any) -> float | None:
+    """A log-probability; JSON's NaN and infinities are none, nor is anything above 0 by more than rounding."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and -1e30 < value < 1
+    return float(value) if good else None
+
+
+# -- the wire ----------------------------------------------------------------------------------------------------
+
+
+def within(seconds: float, where: str, work: Callable[[], bytes]) -> bytes:
+    """What `work` gives, if it gives it in time. A server that sends a byte a minute outlives any timeout of a socket,
+    so the work is waited for and then left behind."""
+    done: list[bytes | BaseException] = []
+
+    def run() -> None:
+        try:
+            done.append(work())
+        except BaseException as error:
+            done.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    if not done:
+        raise AssayError(f"{where}: no whole answer in time ({REPLY_S:g} s an answer, {SESSION_S:g} s in all)")
+    if isinstance(done[0], BaseException):
+        raise done[0]
+    return done[0]
+
+
+def _fetch(where: str, request: urllib.request.Request) -> bytes:
+    try:
+        with urllib.request.urlopen(request, timeout=REPLY_S) as answer:
+            raw: bytes = answer.read(MAX_REPLY + 1)
+    except urllib.error.HTTPError as error:
+        raise AssayError(f"{where}: answered {error.code} ({printable(_said(error), 200)})") from None
+    except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
+        reason = printable(str(getattr(error, "reason", error)) or type(error).__name__, 200)
+        raise AssayError(f"{where}: no usable answer ({reason}); is the server running?") from None
+    if len(raw) > MAX_REPLY:
+        raise AssayError(f"{where}: the answer is longer than {MAX_REPLY >> 20} MiB")
+    return raw
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    try:
+        return " ".join(error.read(2000).decode("utf-8", "replace").split())
+    except (OSError, http.client.HTTPException, ValueError):
+        return "no message"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from assay.engines.functions import attn_mask
 from assay.gguf import codecs
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Search, on_rows, plant, sibling, standard
+from assay.verify.faults.base import Array, Change, Context, Search, by_heads, on_rows, plant, sibling, standard
 from assay.verify.faults.rotary import turned
 
 Mask = NDArray[np.bool_]
@@ -38,7 +38,7 @@ def _scores(
 
     @plant(fault, label, search)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op != "attn_softmax":
+        if node.op != "attn_softmax" or node.weights:  # no formula here knows of sinks
             return None
         return Change(node, lambda x, pos, kpos: formula(c, node, x, pos, kpos, p))
 
@@ -220,7 +220,7 @@ def _grouping(
     def edit(c: Context, node: Node, p: float) -> Change | None:
         order = heads(c)
         right = np.arange(c.hp.n_head) // (c.hp.n_head // c.hp.n_head_kv)
-        if node.op not in ops or np.array_equal(order, right):
+        if node.op not in ops or np.array_equal(order, right) or not by_heads(c, node.inputs[1]):
             return None
         own = standard(node)
         change = Change(node, lambda a, kv: own(a, kv[:, order]))
@@ -321,7 +321,8 @@ def _own_step(fault: str, label: str) -> None:
 
     @plant(fault, label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op not in ("kq", "attn_softmax", "kqv"):
+        soft = sibling(c, node, "kq_soft_max")
+        if node.op not in ("kq", "attn_softmax", "kqv") or soft is None or soft.weights:
             return None
 
         def gather(n: int) -> tuple[NDArray[np.int64], Mask]:

@@ -183,6 +183,17 @@ def sibling(c: Context, node: Node, name: str) -> Node | None:
     return c.model.graph.by_name.get(join(name, layer(node)))
 
 
+def width(c: Context, node: Node) -> int:
+    """The last axis of the node's value: of a head, where it has heads."""
+    return int(c.model.graph.shapes[node.name][-1])
+
+
+def by_heads(c: Context, name: str) -> bool:
+    """Is the value cut into heads, [T, H, D]? An encoder's keys and values, which no cache holds, are not."""
+    shape = c.model.graph.shapes.get(name, ())
+    return len(shape) == 3
+
+
 def standard(node: Node) -> Function:
     """The node's own definition as a function of inputs and weights."""
     attrs = node.all_attrs()

@@ -23,7 +23,7 @@ def _norm(fault: str, label: str, formula: Callable[[Array, Array, float], Array
 
     @plant(fault, label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_norm(node) or (where and role(node) != where):
+        if not is_norm(node) or not node.weights or (where and role(node) != where):
             return None
         eps = node.attr("eps")
         return Change(node, lambda x, w: formula(x, w, eps))
@@ -254,7 +254,7 @@ def parallel(c: Context, node: Node, p: float) -> Change | None:
 
 @plant("head-no-final-norm", "no last norm")
 def no_final_norm(c: Context, node: Node, p: float) -> Change | None:
-    return Change(node, lambda x, w: x) if role(node) == "result_norm" else None
+    return Change(node, lambda x, *w: x) if role(node) == "result_norm" else None
 
 
 def _other_row(label: str, pick: Callable[[int], int]) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from assay.engines.functions import linear
 from assay.graph import Node
 from assay.verify.dumps.observation import hf_order
-from assay.verify.faults.base import Array, Change, Context, Search, plant, role, standard, with_weight
+from assay.verify.faults.base import Array, Change, Context, Search, by_heads, plant, role, standard, width, with_weight
 
 
 def transposed(c: Context, name: str) -> Array:
@@ -21,8 +21,8 @@ def transposed(c: Context, name: str) -> Array:
     return value.reshape(columns, rows).T
 
 
-def is_matrix(node: Node) -> bool:
-    return node.op == "linear"
+def is_matrix(c: Context, node: Node) -> bool:
+    return node.op == "linear" and len(c.model.file.tensors[node.weights[0]].shape) == 2
 
 
 def is_square(c: Context, node: Node) -> bool:
@@ -33,7 +33,7 @@ def is_square(c: Context, node: Node) -> bool:
 def _transpose(fault: str, label: str, applies: Callable[[Context, Node], bool]) -> None:
     @plant(fault, label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_matrix(node) or not applies(c, node):
+        if not is_matrix(c, node) or not applies(c, node):
             return None
         return with_weight(node, lambda: transposed(c, node.weights[0]))
 
@@ -74,8 +74,8 @@ def permuted_rows(node: Node, order: NDArray[np.int64]) -> Change:
     return Change(node, lambda *operands: own(*operands)[:, order])
 
 
-def within_heads(n_head: int, width: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    return (np.arange(n_head)[:, None] * width + order).reshape(-1)
+def within_heads(n_head: int, n: int, order: NDArray[np.int64]) -> NDArray[np.int64]:
+    return (np.arange(n_head)[:, None] * n + order).reshape(-1)
 
 
 def to_gguf(n_rows: int, n_head: int) -> NDArray[np.int64]:
@@ -87,8 +87,8 @@ def to_gguf(n_rows: int, n_head: int) -> NDArray[np.int64]:
 def hf_rows(c: Context, node: Node, p: float) -> Change | None:
     if role(node) not in ("Qcur_proj", "Kcur_proj") or node.op != "linear":
         return None
-    width = c.hp.n_embd_head
-    return permuted_rows(node, within_heads(heads_of(c, node), width, hf_order(width)))
+    n = c.hp.n_embd_head
+    return permuted_rows(node, within_heads(heads_of(c, node), n, hf_order(n)))
 
 
 @plant("qk-hf-in-interleaved", "rows of Q and K in halves, rotated as neighbours (read back in the file's order)")
@@ -96,7 +96,7 @@ def hf_rows_rotated(c: Context, node: Node, p: float) -> Change | None:
     """The same fault where the dump's heads were recognised as halves and brought into pairs on reading."""
     if node.op != "rope" or node.attr("mode") != "norm":
         return None
-    own, order = standard(node), hf_order(c.hp.n_embd_head)
+    own, order = standard(node), hf_order(width(c, node))
     back = np.argsort(order)
 
     def run(x: Array, *rest: Array) -> Array:
@@ -131,8 +131,8 @@ _k_perm("K reordered with n_head / n_kv", lambda c: c.hp.n_head // c.hp.n_head_k
 def bias_rows(c: Context, node: Node, p: float) -> Change | None:
     if node.op != "bias" or role(node) not in ("Qcur_biased", "Kcur_biased"):
         return None
-    width = c.hp.n_embd_head
-    order = within_heads(heads_of(c, node), width, hf_order(width))
+    n = c.hp.n_embd_head
+    order = within_heads(heads_of(c, node), n, hf_order(n))
     return Change(node, lambda x, b: x + b[order])
 
 
@@ -170,11 +170,11 @@ def qkv_groups(c: Context, node: Node, p: float) -> Change | None:
     kind = PROJECTED.get(role(node))
     if kind is None or node.op != "linear" or c.hp.n_head == c.hp.n_head_kv:
         return None
-    width, n_kv, group = c.hp.n_embd_head, c.hp.n_head_kv, c.hp.n_head // c.hp.n_head_kv
+    n, n_kv, group = c.hp.n_embd_head, c.hp.n_head_kv, c.hp.n_head // c.hp.n_head_kv
     first, count = {"q": (0, group), "k": (group, 1), "v": (group + 1, 1)}[kind]
 
     def rows(_total: int) -> NDArray[np.int64]:
-        grouped = np.arange(n_kv * (group + 2) * width).reshape(n_kv, group + 2, width)
+        grouped = np.arange(n_kv * (group + 2) * n).reshape(n_kv, group + 2, n)
         return grouped[:, first : first + count].reshape(-1)
 
     return _rows_of_stack(c, node, ("attn_q", "attn_k", "attn_v"), rows)
@@ -231,7 +231,7 @@ def _head_axes(label: str, roles: tuple[str, ...]) -> None:
             n_head = node.attr("n_head")
             own = standard(node)
             return Change(node, lambda x, *rest: own(axes_exchanged(x, n_head), *rest))
-        if "kqv" in roles and node.op == "kqv":
+        if "kqv" in roles and node.op == "kqv" and by_heads(c, node.inputs[1]):
             own = standard(node)
             return Change(node, lambda q, v: own(q, axes_exchanged(v, v.shape[1])))
         return None

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.engines.functions import rope
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, sibling, standard
+from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, sibling, standard, width
 
 _BASE = Search(100.0, 1e8, (1e4, 5e5, 1e6, 1e5, 2e4, 8e4), points=37)
 
@@ -25,11 +25,18 @@ def turned(node: Node, x: Array, positions: Array, factors: tuple[Array, ...] = 
 
 
 def _rope(
-    fault: str, label: str, formula: Callable[[Context, Node, Array, Array, tuple[Array, ...]], Array], where: str = ""
+    fault: str,
+    label: str,
+    formula: Callable[[Context, Node, Array, Array, tuple[Array, ...]], Array],
+    where: str = "",
+    *,
+    from_zero: bool = False,
 ) -> None:
+    """Another rotation; one written out here turns each head from its first value on (`from_zero`)."""
+
     @plant(fault, label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if not is_rope(node) or (where and role(node) != where):
+        if not is_rope(node) or (where and role(node) != where) or (from_zero and node.attr("offset")):
             return None
         return Change(node, lambda x, pos, *factors: formula(c, node, x, pos, factors))
 
@@ -111,16 +118,18 @@ def _by_head(c: Context, node: Node, x: Array, pos: Array, factors: tuple[Array,
     return rotate(node, heads(node, x), cos.swapaxes(0, 1), sin.swapaxes(0, 1))
 
 
-_rope("rope-overlap-pairs", "pairs (0,1), (1,2), (2,3), …", _overlapping)
-_rope("rope-inplace-alias", "the second of a pair from the new first", _aliased)
-_rope("rope-global-index", "the index runs over all heads", _global_index("head"))
-_rope("rope-global-index", "the index runs over all heads, exponent over n_embd", _global_index("width"))
+_rope("rope-overlap-pairs", "pairs (0,1), (1,2), (2,3), …", _overlapping, from_zero=True)
+_rope("rope-inplace-alias", "the second of a pair from the new first", _aliased, from_zero=True)
+_rope("rope-global-index", "the index runs over all heads", _global_index("head"), from_zero=True)
+_rope(
+    "rope-global-index", "the index runs over all heads, exponent over n_embd", _global_index("width"), from_zero=True
+)
 _rope("rope-one-side", "q not rotated", lambda c, n, x, pos, f: heads(n, x), "Qcur")
 _rope("rope-one-side", "k not rotated", lambda c, n, x, pos, f: heads(n, x), "Kcur")
 _rope("rope-missing", "no rotation", lambda c, n, x, pos, f: heads(n, x))
 _rope("rope-twice", "k turned twice", lambda c, n, x, pos, f: turned(n, x, 2 * pos, f), "Kcur")
 _rope("rope-twice", "q and k turned twice", lambda c, n, x, pos, f: turned(n, x, 2 * pos, f))
-_rope("rope-axis", "the angle counts heads", _by_head)
+_rope("rope-axis", "the angle counts heads", _by_head, from_zero=True)
 _rope("rope-type", "the rotation turned the other way", lambda c, n, x, pos, f: turned(n, x, -pos, f))
 
 
@@ -180,9 +189,9 @@ def _partial(label: str, count: Callable[[int], int], exponent: Callable[[int], 
     def edit(c: Context, node: Node, p: float) -> Change | None:
         if not is_rope(node):
             return None
-        width = c.hp.n_embd_head
-        n_rot, whole = count(width), exponent(width)
-        if (n_rot, whole) == (node.attr("n_rot"), node.attr("n_rot")) or n_rot % 2:
+        rotated = width(c, node) - node.attr("offset")
+        n_rot, whole, right = count(rotated), exponent(rotated), node.attr("n_rot")
+        if (n_rot, whole) == (right, right) or n_rot % 2 or (node.weights and n_rot > right):
             return None
         base = float(node.attr("base")) ** (n_rot / whole)  # base^(-2i/whole) = (base^(n_rot/whole))^(-2i/n_rot)
         return Change(node, lambda x, pos, *f: turned(node, x, pos, _cut(f, n_rot), n_rot=n_rot, base=base))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from assay.verify.judge.arithmetic import Arithmetic
 from assay.verify.judge.evidence import Evidence
+from assay.verify.judge.overflow import Broken
 
 Verdict = Literal["same", "noise", "wrong"]
 
@@ -27,7 +28,7 @@ class NodeVerdict:
         own = {True: ", at fault itself", False: ", inherited", None: ""}[self.own]
         return f"<{self.name}: {self.verdict}{why}{own}, nmse {self.evidence.nmse:.2e}>"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         e = self.evidence
         found: dict[str, Any] = {
             "name": self.name,
@@ -60,6 +61,7 @@ class Diff:
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
+    broken: Broken | None = None  # the first value that is not finite; `nodes` were computed before it
 
     def __bool__(self) -> bool:
         return self.verdict != "wrong"
@@ -69,12 +71,18 @@ class Diff:
 
     @property
     def verdict(self) -> Verdict:
-        found = {n.verdict for n in self.nodes}
+        found = {n.verdict for n in self.nodes} | ({"wrong"} if self.broken else set())
         return "wrong" if "wrong" in found else "noise" if "noise" in found else "same"
 
     @property
     def first_wrong(self) -> NodeVerdict | None:
         return next((n for n in self.nodes if n.verdict == "wrong"), None)
+
+    @property
+    def first_name(self) -> str | None:
+        """The first node that is wrong, or not finite."""
+        first = self.first_wrong
+        return first.name if first is not None else self.broken.found.node if self.broken is not None else None
 
     @property
     def at_fault(self) -> tuple[NodeVerdict, ...]:
@@ -89,20 +97,20 @@ class Diff:
     @property
     def summary(self) -> str:
         if self.verdict == "wrong":
-            return f"wrong, first at {self.first_wrong.name if self.first_wrong else ''}"
+            return f"wrong, first at {self.first_name}"
         return f"noise (explained by {self.arithmetic.name})" if self.verdict == "noise" else "same"
 
-    def to_json(self) -> dict[str, Any]:
-        first = self.first_wrong
+    def to_dict(self) -> dict[str, Any]:
         return {
             "a": self.a,
             "b": self.b,
             "verdict": self.verdict,
             "explained_by": self.arithmetic.name if self.verdict == "noise" else None,
-            "first_wrong": first.name if first else None,
+            "first_wrong": self.first_name,
             "at_fault": [n.name for n in self.at_fault],
-            "nodes": [n.to_json() for n in self.nodes],
+            "nodes": [n.to_dict() for n in self.nodes],
             "unmatched": list(self.unmatched),
             "contradictions": list(self.contradictions),
             "notes": list(self.notes),
+            "not_finite": self.broken.to_dict() if self.broken is not None else None,
         }

@@ -86,7 +86,9 @@ def ratios(
     size = float(np.sqrt(np.mean(np.square(by_rows(value, axis)[start:stop]))))
     if obs.kind in STATISTICS:
         n = by_rows(value, axis)[start:stop].size
-        spread = {"min": 1.0, "max": 1.0, "sum": float(np.sqrt(n))}.get(obs.kind, 1 / np.sqrt(n))
+        spread = {"min": 1.0, "max": 1.0, "absmax": 1.0, "norm": 1.0, "sum": float(np.sqrt(n))}.get(
+            obs.kind, 1 / np.sqrt(n)
+        )
         noise = 4 * spread * (rows + _UNITS * size)  # a single number may have been lucky in the simulation
         noise = np.maximum(noise, np.abs(part[:, 0]) if part is not None else top[:, start:stop].max(axis=1))
         return np.asarray(np.abs(error[0]) / (factor * noise + printed.max() + _TINY))

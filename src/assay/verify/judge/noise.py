@@ -27,9 +27,9 @@ from assay.engines.functions import attn_mask
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
-from assay.runtime.catalogue import home
+from assay.system.files import recall, remember
+from assay.system.home import home
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, measure, patch, token_axis
-from assay.verify.dumps.remembered import fingerprint, remember
 from assay.verify.judge.arithmetic import (
     ARITHMETICS,
     MATRIX,
@@ -209,15 +209,18 @@ def _narrow(value: Array) -> Array:
 def cache_path(model: Model, tokens: Sequence[int], positions: Sequence[int]) -> Path:
     """Where the carried noise for these tokens is kept."""
     key = f"{VERSION}|{ARITHMETICS}|{list(tokens)}|{list(positions)}"
-    return home() / "noise" / fingerprint(model.file) / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
+    return home() / "noise" / model.file.sha256 / f"{hashlib.sha256(key.encode()).hexdigest()}.npy"
 
 
 def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
     """Levels kept earlier, or None."""
+    kept = recall(path)
     try:
-        blocks = np.load(path, allow_pickle=False)  # [node, rms or top, arithmetic, token row]
+        blocks = np.load(io.BytesIO(kept or b""), allow_pickle=False)  # [node, rms or top, arithmetic, token row]
+        if blocks.dtype.kind != "f" or not np.all(blocks >= 0):  # and so no NaN
+            return None
         return {node.name: Level(*block) for node, block in zip(model.graph, blocks, strict=True)}
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except (ValueError, TypeError, EOFError, MemoryError):
         return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from assay.models import Model
 from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.overflow import Broken
 
 
 def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
@@ -13,7 +14,11 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     first = diff.first_wrong
     counts = {v: sum(n.verdict == v for n in diff.nodes) for v in ("same", "noise", "wrong")}
     lines = []
-    if first is None:
+    if diff.broken is not None:
+        lines += broken_lines(diff.broken, len(diff.nodes))
+    if first is None and diff.broken is not None:
+        lines.append(f"  before it, {len(diff.nodes)} nodes are {_before(diff)}")
+    elif first is None:
         excuse = f" (explained by {diff.arithmetic.name})" if diff.verdict == "noise" else ""
         lines.append(f"{diff.verdict}{excuse}: {len(diff.nodes)} nodes of {diff.b} against {diff.a}")
     else:
@@ -30,6 +35,8 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     lines += [f"  note: {n}" for n in diff.notes]
     if diff.unmatched:
         lines.append(f"  {len(diff.unmatched)} names matched no node: {_some(diff.unmatched)}")
+    if not diff.nodes:
+        return "\n".join(lines)
     lines.append("")
     lines.append(f"{'node':<24}{'verdict':<10}{'fault':<11}{'nmse':>10}{'cosine':>12}{'max error':>11}")
     at = diff.nodes.index(first) if first else 0
@@ -41,6 +48,25 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     if len(shown) < len(diff.nodes):
         lines.append(f"… {len(diff.nodes) - len(shown)} more; --all shows every node")
     return "\n".join(lines)
+
+
+def broken_lines(broken: Broken, judged: int) -> list[str]:
+    """The first value that is not finite: what, where, how it came about, what to do."""
+    lines = [f"wrong: {broken.words}"]
+    if broken.between:
+        lines.append(
+            f"  nobody dumped {_some(broken.between[:-1], 5)}: it is one of these {len(broken.between)} operations"
+        )
+    fault = f" (docs/faults.md#{broken.fault})" if broken.fault else ""
+    lines.append(f"  {'fix' if broken.sure else 'best guess'}: {broken.fix}{fault}")
+    rest = broken.found.left - 1
+    if rest:
+        lines.append(f"  {judged} nodes before it are judged; the {rest} dumped after it only pass it on")
+    return lines
+
+
+def _before(diff: Diff) -> str:
+    return "the same" if all(n.verdict == "same" for n in diff.nodes) else f"within the noise of {diff.arithmetic.name}"
 
 
 def _blame(n: NodeVerdict) -> str:

@@ -20,14 +20,14 @@ from assay.verify.thresholds import CLEARLY_OWN
 
 def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True) -> Diff:
     """The verdict on a resolved dump."""
-    if not dump.by_name:
+    if not dump.by_name and dump.not_finite is None:
         known = ", ".join(node.name for node in list(model.graph)[:20])
         theirs = ", ".join(dump.unmatched[:20]) or "none"
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
-    evidence = examine(model, dump, progress, cache)
-    arithmetic = infer(model, evidence)
+    evidence = examine(model, dump, progress, cache) if dump.by_name else []
+    arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
     return Diff(
         a=f"{model.file.path.name}@definition",
         b=dump.source,

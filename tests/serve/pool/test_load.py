@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.serve.conftest import Server, Start
-from tests.serve.test_hardening import metric
+from tests.serve.http.test_hardening import metric
 from tests.waiting import wait_until
 
 TOKENS = 24

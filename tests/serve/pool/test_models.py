@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from assay.errors import AssayError
+from assay.runtime.errors import GrammarError
 from assay.runtime.opening import Options
 from assay.runtime.scheduler import deliver
 from assay.serve.errors import ApiError
@@ -19,12 +20,12 @@ from tests.tiny import make
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("pool") / "tiny.gguf", n_ctx=512)
+    return make(tmp_path_factory.mktemp("pool") / "tiny.gguf", n_ctx=512, n_head=2)  # heads wide enough for q8_0
 
 
 @pytest.mark.parametrize("options", [{}, {"kv_type": "f32"}, {"kv_type": "q8_0"}, {"precision": "exact"}])
 def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str, str]) -> None:
-    entry = Entry("tiny", path, Options(**options))
+    entry = Entry("tiny", path, Options(**options), Limits())
     expected = entry.bytes
     worker = entry.load(Limits(), Metrics(CollectorRegistry()), deliver)
     unload(worker, ApiError("shutting_down", "the test is over"))
@@ -35,7 +36,7 @@ def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str
 
 def test_a_wider_cache_needs_more(path: Path) -> None:
     def cache(**options: str) -> int:
-        entry = Entry("tiny", path, Options(**options))
+        entry = Entry("tiny", path, Options(**options), Limits())
         return entry.bytes - sum(t.nbytes for t in entry.file.tensors.values())
 
     assert cache(kv_type="f32") == pytest.approx(2 * cache(), rel=0.02)
@@ -46,8 +47,14 @@ def test_a_wider_cache_needs_more(path: Path) -> None:
 
 def test_a_budget_that_halves_would_fit_is_refused_to_floats(path: Path) -> None:
     metrics = Metrics(CollectorRegistry())
-    halves, floats = (Entry("tiny", path, Options(kv_type=kind)) for kind in ("f16", "f32"))
+    halves, floats = (Entry("tiny", path, Options(kv_type=kind), Limits()) for kind in ("f16", "f32"))
     between = (halves.bytes + floats.bytes) // 2
     Models([halves], Limits(), metrics, between)
     with pytest.raises(AssayError, match="more than the memory for models"):
         Models([floats], Limits(), metrics, between)
+
+
+def test_a_server_bounds_grammars(path: Path) -> None:
+    entry = Entry("tiny", path, Options(), Limits(schema=100))
+    with pytest.raises(GrammarError, match="too long"):
+        entry.grammars.schema({"enum": ["x" * 100]})

@@ -1,0 +1,78 @@
+"""The page of models: the table of architectures with what each was checked against, and how exactly it agrees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RECORD = Path(__file__).parents[1] / "tests" / "data" / "models.json"
+
+INTRO = """\
+# Models
+
+A GGUF file names its architecture under `general.architecture`; `assay inspect FILE --graph` prints the graph that is
+built from it. The table has every architecture that is supported. It is made from `models/catalogue.py` and from
+`tests/data/models.json`, which `python tests/models/measure.py` measures anew.
+
+The witness is llama.cpp in llama-cpp-python 0.3.36 (CPU, float32 cache, no flash attention) on small random models.
+Errors are NMSE, sum (x - y)² / sum y², of the reference engine against it, as the power of ten that is not exceeded.
+
+- *nodes*: llama.cpp's values of so many nodes were recorded, in tiny models that run through every operation of the
+  architecture. Each node is judged on llama.cpp's own values of what it reads.
+- *logits*: the same models from the tokens alone, at every position; for an encoder, the pooled embedding.
+- *other files*: so many further files with other dimensions, ratios of heads, windows, scalings and optional tensors,
+  judged at the logits (`tests/models/others.py` lists them).
+
+llama.cpp computes in float32 and the reference in float64, so 1e-14 to 1e-12 is rounding. GELU is coarser, 1e-7 a
+node: llama.cpp reads it from a table of halves. `llama4` is judged around position 8190, where llama.cpp's float32
+angles are off by 1e-9.
+"""
+
+NOTES = """\
+## Where llama.cpp and the papers differ
+
+The reference follows llama.cpp, because its files are the ones people run. Known differences from `transformers`:
+
+- `phi3`, `starcoder2`: the file's sliding window is not used.
+- `gpt-oss`: the bounds of YaRN's ramp are rounded to whole dimensions.
+- `phi3` and other files with long and short RoPE factors: the choice is made by the context size in use, not by the
+  length of the text. `--ctx-size` decides, as llama.cpp's `-c` does.
+- `bert`, `falcon`, `mpt`: GELU is the tanh form, not erf.
+- `qwen2vl`, `qwen3vl`, `qwen3vlmoe`, `glm4`: text only; M-RoPE with equal positions.
+
+Draft layers (`nextn_predict_layers`) are skipped.
+
+## What is not there
+
+Architectures whose layers carry a recurrent state beside keys and values (`mamba`, `jamba`, `lfm2`, `rwkv6`,
+`qwen3next`, `granitehybrid`, …), encoders with a decoder (`t5`) and rerankers (`pooling_type` 4) are refused, with one
+line that says what is known and what is nearest.
+"""
+
+
+def _power(decades: list[int]) -> str:
+    return f"1e{max(decades)}" if decades else ""
+
+
+def page() -> str:
+    from assay.models.catalogue import ARCHITECTURES
+
+    record = json.loads(RECORD.read_text())
+    out = [INTRO, "| architecture | models | nodes | worst node | logits | other files | worst logits |"]
+    out.append("|---|---|---:|---:|---:|---:|---:|")
+    for name, row in ARCHITECTURES.items():
+        tiny, more = record[name]["golden"].values(), list(record[name]["others"].values())
+        nodes = sum(model["nodes"] for model in tiny)
+        cells = [f"`{name}`", row.models, str(nodes or "–"), _power([m["node"] for m in tiny]),
+                 _power([m["logits"] for m in tiny]), str(len(more)), _power(more)]  # fmt: skip
+        out.append(f"| {' | '.join(cells)} |")
+    models = sum(len(record[name]["golden"]) for name in ARCHITECTURES)
+    nodes = sum(m["nodes"] for name in ARCHITECTURES for m in record[name]["golden"].values())
+    files = sum(len(record[name]["others"]) for name in ARCHITECTURES)
+    out.append(f"\n{len(ARCHITECTURES)} architectures; {models} models with {nodes} nodes, and {files} other files.\n")
+    out += ["## Real files\n", "The logits of 24 random tokens, on a copy of the file in float32.\n"]
+    out += ["| file | architecture | logits | best token agrees at |", "|---|---|---:|---:|"]
+    for name in ARCHITECTURES:
+        for file, seen in record[name]["files"].items():
+            out.append(f"| {file} | `{name}` | 1e{seen['logits']} | {seen['best']} of 24 |")
+    return "\n".join([*out, "", NOTES])

@@ -1,0 +1,87 @@
+// Files that are mapped and shrink. Reading past the new end raises SIGBUS, which ends a process that does not answer.
+//
+// Contract: while a Guard of a map exists, such a read gives zeros, from that page to the end of the map, and `lost`
+// says so; whoever read must ask and throw the result away. Reads elsewhere raise SIGBUS as before.
+#pragma once
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+
+namespace assay {
+
+class Guard {
+public:
+    Guard(const void* data, size_t bytes) {
+        static std::once_flag once;
+        std::call_once(once, install);
+        for (Range& range : ranges()) {
+            uintptr_t none = 0;
+            if (!range.begin.compare_exchange_strong(none, uintptr_t(data))) continue;
+            range.lost = false;
+            range.end = uintptr_t(data) + bytes;  // last: from here on the handler knows it
+            range_ = &range;
+            return;
+        }
+    }
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+    ~Guard() {
+        if (!range_) return;
+        range_->end = 0;
+        range_->begin = 0;
+    }
+    bool lost() const { return range_ && range_->lost; }
+
+private:
+    struct Range {
+        std::atomic<uintptr_t> begin{0}, end{0};
+        std::atomic<bool> lost{false};
+    };
+    static std::array<Range, 1024>& ranges() {
+        static std::array<Range, 1024> all;  // those beyond are not guarded
+        return all;
+    }
+    static struct sigaction& before() {
+        static struct sigaction kept;
+        return kept;
+    }
+    static uintptr_t page_size() {
+        static const uintptr_t size = uintptr_t(sysconf(_SC_PAGESIZE));
+        return size;
+    }
+    static void install() {
+        ranges();
+        page_size();
+        struct sigaction action = {};
+        action.sa_sigaction = answer;
+        action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+        sigemptyset(&action.sa_mask);
+        sigaction(SIGBUS, &action, &before());
+    }
+    // Only calls that are allowed in a handler: mmap is one system call.
+    static void answer(int, siginfo_t* info, void*) {
+        const uintptr_t at = uintptr_t(info->si_addr);
+        for (Range& range : ranges()) {
+            const uintptr_t end = range.end;
+            if (at < range.begin || at >= end) continue;
+            const uintptr_t page = at / page_size() * page_size();
+            void* zeros = mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+            if (zeros == MAP_FAILED) break;
+            range.lost = true;
+            return;
+        }
+        sigaction(SIGBUS, &before(), nullptr);  // not ours: as before, and the read is tried again
+    }
+
+    Range* range_ = nullptr;
+};
+
+}  // namespace assay

@@ -1,0 +1,57 @@
+"""Who is next: of the clients that want something, the one that had least; of its requests, the one that had least.
+
+Work is counted in tokens computed. Who comes new begins with what the least of those present has had, so that nobody is
+owed anything for the time before and nobody waits for more than the work under way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from assay.runtime.sequence import Sequence
+
+Owner = tuple[str, str]  # client, request
+
+
+class Shares:
+    """What each client and each of its requests has had; those with nothing left to do are forgotten."""
+
+    def __init__(self) -> None:
+        self._had: dict[Owner, int] = {}
+        self._present: Counter[Owner] = Counter()
+
+    def enter(self, sequence: Sequence) -> None:
+        for key, peers in self._levels(sequence):
+            if not self._present[key]:
+                others = [self._had[k] for k, n in self._present.items() if n and peers(k)]
+                self._had[key] = min(others, default=0)
+            self._present[key] += 1
+
+    def leave(self, sequence: Sequence) -> None:
+        for key, _ in self._levels(sequence):
+            self._present[key] -= 1
+            if not self._present[key]:
+                del self._present[key], self._had[key]
+
+    def charge(self, sequence: Sequence, tokens: int) -> None:
+        for key, _ in self._levels(sequence):
+            self._had[key] += tokens
+
+    def rank(self, sequence: Sequence) -> tuple[int, int, float]:
+        """The least goes first."""
+        (client, _), (request, _) = self._levels(sequence)
+        return self._had[client], self._had[request], sequence.times.arrived
+
+    def requests(self) -> int:
+        """How many requests have something to do."""
+        return sum(1 for _, request in self._present if request)
+
+    @staticmethod
+    def _levels(sequence: Sequence) -> tuple[tuple[Owner, Callable[[Owner], bool]], ...]:
+        """The client and the request, and who stands beside each."""
+        client, request = sequence.job.owner
+        return (
+            ((client, ""), lambda key: not key[1]),
+            ((client, f"/{request}"), lambda key: key[0] == client and bool(key[1])),
+        )

@@ -1,0 +1,302 @@
+"""What a model wrote, taken apart while it comes: reasoning, content and calls of functions.
+
+Every family of models writes these in its own marks. A family is one row of `FAMILIES`, chosen by what the template's
+own source mentions; how its calls are notated is a reader of `assay.text.calls`. Marks are cut out wherever the text is
+cut into pieces, so a text is held back only while it may be part of a mark, or of a call that is not complete. What
+looks like a call and cannot be read is content: nothing a model writes is lost, but for white space between the parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from assay.text import calls as notation
+from assay.text.calls import Reader, Tools
+from assay.text.harmony import Harmony
+from assay.text.marks import Piece, Scanner
+
+Pair = tuple[str, str]
+TAIL = 32  # tokens at the end of a prompt among which reasoning may have been opened
+
+# How reasoning begins and ends; the first pair whose end a template mentions is its family's.
+THINKING: tuple[Pair, ...] = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|channel>thought\n", "<channel|>"),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ("<thought>", "</thought>"),
+)
+# Marks around the answer itself.
+WRAPPING = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>", "<response>", "</response>")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How the models of a family write."""
+
+    name: str
+    mentions: tuple[str, ...]  # a template that contains one of these is the family's
+    calls: tuple[Pair, ...]  # what begins and ends calls; an empty end is that of the answer
+    read: Reader
+    form: Pair  # around the arguments of a call, with NAME for the function's: what can be required of a model
+    bare: tuple[str, ...] = ()  # an answer that begins so may be a call without a mark
+    thinking: Pair | None = None
+    wrapping: tuple[str, ...] = ()  # marks around the answer itself, to be left out
+
+    @property
+    def marked(self) -> bool:
+        """Whether answers have marks even where no tools are offered."""
+        return self.name == "harmony" or self.thinking is not None or bool(self.wrapping)
+
+
+_HERMES = ('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>")
+_OBJECT = '{"name": "NAME", "arguments": '
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "harmony", ("<|channel|>",), (), notation.read_json,
+        ("<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", ""),
+    ),
+    Family(
+        "deepseek", ("<｜tool▁calls▁begin｜>",), (("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),),
+        notation.read_deepseek,
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\n",
+         "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+    ),
+    Family(
+        "dsml", ("｜DSML｜",),
+        (("<｜DSML｜function_calls>", "</｜DSML｜function_calls>"), ("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>")),
+        lambda text, tools: notation.read_invocations(text, tools) or notation.read_json(text, tools),
+        (f"<｜DSML｜function_calls>{_OBJECT}", "}</｜DSML｜function_calls>"),
+    ),
+    Family(
+        "kimi", ("<|tool_calls_section_begin|>",), (("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),),
+        notation.read_kimi,
+        ("<|tool_calls_section_begin|><|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>",
+         "<|tool_call_end|><|tool_calls_section_end|>"),
+    ),
+    Family(
+        "gemma4", ("<|tool_call>",), (("<|tool_call>", "<tool_call|>"),), notation.read_gemma4,
+        ("<|tool_call>call:NAME", "<tool_call|>"),
+    ),
+    Family(
+        "minimax", ("<minimax:tool_call>",), (("<minimax:tool_call>", "</minimax:tool_call>"),),
+        lambda text, tools: notation.read_invocations(text, tools) or notation.read_json(text, tools),
+        (f"<minimax:tool_call>{_OBJECT}", "}</minimax:tool_call>"),
+    ),
+    Family(
+        "seed", ("<seed:tool_call>",), (("<seed:tool_call>", "</seed:tool_call>"),), notation.read_function_tags,
+        ("<seed:tool_call>\n<function=NAME>", "</function>\n</seed:tool_call>"),
+    ),
+    Family(
+        "command", ("<|START_ACTION|>",), (("<|START_ACTION|>", "<|END_ACTION|>"),), notation.read_json,
+        ('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "NAME", "parameters": ', "}\n]<|END_ACTION|>"),
+    ),
+    Family(
+        "command-r", ("Write 'Action:'", "Write \\'Action:\\'"),
+        (("Action: ```json", "```"), ("Action:\n```json", "```"), ("Action:```json", "```")),
+        notation.read_json, ('Action: ```json\n[{"tool_name": "NAME", "parameters": ', "}]\n```"),
+    ),
+    Family(
+        "granite", ("<|tool_call|>", "<|tool|>", "functools", "<|function_call|>"),
+        (("<|tool_call|>", ""), ("functools", ""), ("<|function_call|>", "")),
+        lambda text, tools: notation.read_json(text.replace("<|/tool_call|>", ""), tools),
+        (f"<|tool_call|>[{_OBJECT}", "}]"),
+    ),
+    Family(
+        "nemotron", ("<TOOLCALL>",), (("<TOOLCALL>", "</TOOLCALL>"),), notation.read_json,
+        (f"<TOOLCALL>[{_OBJECT}", "}]</TOOLCALL>"),
+    ),
+    Family(
+        "lists", ("<tool_calls>",), (("<tool_calls>", "</tool_calls>"),), notation.read_json,
+        (f"<tool_calls>[{_OBJECT}", "}]</tool_calls>"),
+    ),
+    Family(
+        "lfm2", ("<|tool_call_start|>", "<|tool_list_start|>"), (("<|tool_call_start|>", "<|tool_call_end|>"),),
+        lambda text, tools: notation.read_pythonic(text, tools) or notation.read_json(text, tools),
+        (f"<|tool_call_start|>[{_OBJECT}", "}]<|tool_call_end|>"),
+    ),
+    Family(
+        "apertus", ("<|tools_prefix|>",), (("<|tools_prefix|>", "<|tools_suffix|>"),), notation.read_keyed,
+        ('<|tools_prefix|>[{"NAME": ', "}]<|tools_suffix|>"),
+    ),
+    Family(
+        "mistral", ("[TOOL_CALLS]",), (("[TOOL_CALLS]", ""),), notation.read_mistral,
+        (f"[TOOL_CALLS][{_OBJECT}", "}]"),
+    ),
+    Family(
+        "hermes", ("<tool_call>", "xml_tools"), (("<tool_call>", "</tool_call>"),), notation.read_tagged, _HERMES,
+    ),
+    Family(
+        "functionary", ("<function=",), (("<function=", "</function>"),),
+        lambda text, tools: notation.read_function_tags(f"<function={text}</function>", tools),
+        ("<function=NAME>", "</function>"),
+    ),
+    Family(
+        "llama", (), (("<|python_tag|>", ""), ("<|python_start|>", "<|python_end|>")), notation.read_llama,
+        ('{"name": "NAME", "parameters": ', "}"), bare=("{", "["),
+    ),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=32)
+def family_of(template: str) -> Family:
+    """How answers to a template's prompts are written."""
+    family = next(f for f in FAMILIES if not f.mentions or any(text in template for text in f.mentions))
+    return replace(
+        family,
+        thinking=next((pair for pair in THINKING if pair[1] in template), None),
+        wrapping=tuple(mark for mark in WRAPPING if mark in template),
+    )
+
+
+def takes_tools(template: str) -> bool:
+    return re.search(r"\b(?:xml_)?tools\b", template) is not None
+
+
+def opened(family: Family, prompt: str) -> bool:
+    """Whether a prompt ends where the reasoning has begun."""
+    return family.thinking is not None and prompt.rstrip().endswith(family.thinking[0].rstrip())
+
+
+def assistant_message(template: str, prompt: str, text: str) -> dict[str, str]:
+    """A whole answer as the message that goes back to the template: reasoning apart, where it was marked."""
+    family = family_of(template)
+    parser = ReplyParser(family, thinking=opened(family, prompt))
+    pieces = [parser.push(text), parser.finish()]
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    content = "".join(piece.content for piece in pieces)
+    return {"role": "assistant", "content": content} | ({"reasoning_content": reasoning} if reasoning else {})
+
+
+class ReplyParser:
+    """One answer. Push text as it comes; each time, get what is certain by then.
+
+    `tools` are the functions that were offered, None for none: then nothing is a call. `thinking`: the prompt has
+    opened the reasoning already. `apart=False` leaves reasoning in the content.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        thinking: bool = False,
+        apart: bool = True,
+    ) -> None:
+        offered = Tools.offered(tools) if tools else None
+        self._machine: Harmony | _Marked
+        if family.name == "harmony":
+            self._machine = Harmony(offered, apart=apart)
+        else:
+            self._machine = _Marked(family, offered, thinking=thinking and apart, apart=apart)
+
+    def push(self, text: str) -> Piece:
+        return self._machine.push(text)
+
+    def finish(self) -> Piece:
+        """What was held back, at the end of the answer."""
+        return self._machine.finish()
+
+
+class _Marked(Scanner):
+    """Content, with reasoning and calls between marks."""
+
+    def __init__(self, family: Family, tools: Tools | None, *, thinking: bool, apart: bool) -> None:
+        super().__init__()
+        self._family, self._tools = family, tools
+        pair = family.thinking if apart else None
+        self._closing = pair[1] if pair else ""
+        ends = dict(family.calls) if tools else {}
+        self._opening = pair[0] if pair else None
+        self._ends = ends
+        self._marks = tuple(mark for mark in (self._opening, *ends, *family.wrapping) if mark)
+        self._call = ""  # the mark that began the call under way
+        self._reasoning = thinking
+        self._bare = bool(tools and family.bare and not thinking)
+        self.trim = pair is not None
+
+    def _step(self, final: bool) -> bool:
+        if self._bare:
+            return self._maybe_bare(final)
+        if self._reasoning:
+            return self._in_reasoning(final)
+        return self._in_call(final) if self._call else self._in_content(final)
+
+    def _maybe_bare(self, final: bool) -> bool:
+        """An answer that may be a call from its first character on is held back to its end."""
+        text = self.held.lstrip()
+        if not text and not final:
+            return False
+        if not text.startswith(self._family.bare):
+            self._bare = False
+            return True
+        if not final:
+            return False
+        assert self._tools is not None
+        found = notation.read_bare(text, self._tools)
+        self.out.calls += found
+        if not found:
+            self._bare = False
+            return True
+        self.held = ""
+        return False
+
+    def _in_reasoning(self, final: bool) -> bool:
+        text, mark = self.until((self._closing,), final)
+        self.reason(text)
+        if mark is None:
+            return False
+        self.turn(trim=True)
+        self._reasoning = False
+        return True
+
+    def _in_content(self, final: bool) -> bool:
+        text, mark = self.until(self._marks, final)
+        self.say(text, final=final and mark is None)
+        if mark is None:
+            return False
+        if mark == self._opening:
+            self._reasoning = True
+        elif mark in self._ends:
+            self._call = mark
+        if mark not in self._family.wrapping:
+            self.turn(trim=self.trim)
+        return True
+
+    def _in_call(self, final: bool) -> bool:
+        end = self._ends[self._call]
+        at = _end_of_call(self.held, end) if end else -1
+        if at < 0 and not final:
+            return False
+        body = self.held if at < 0 else self.held[:at]
+        whole = self._call + body + (end if at >= 0 else "")
+        assert self._tools is not None
+        found = self._family.read(body, self._tools)
+        self.held = self.held[len(whole) - len(self._call) :]
+        self.out.calls += found
+        if found:
+            self.turn(trim=True)
+        else:
+            self.say(whole, final=True)
+        self._call = ""
+        return bool(self.held)
+
+
+def _end_of_call(text: str, end: str) -> int:
+    """Where a call's end stands, -1 where it has not come: inside a string of JSON it is only text."""
+    at = text.find(end)
+    if at < 0 or not text.lstrip().startswith(("{", "[")):
+        return at
+    for found in re.finditer(rf'"(?:[^"\\]|\\.)*"|"|{re.escape(end)}', text, re.DOTALL):
+        if found[0] == '"':
+            return -1  # a string that is still open
+        if found[0] == end:
+            return found.start()
+    return -1

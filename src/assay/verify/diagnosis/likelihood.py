@@ -1,0 +1,286 @@
+"""Does a known mistake speak in deviations that some arithmetic's noise would cover?
+
+Whether a deviation is small enough for a coarse arithmetic says nothing about a fault. What does is whether the fault
+*predicts* it. Let e be what was found less the definition, d what the fault would have changed. If the fault did not
+happen, e knows nothing of d, and taking d away makes the rest larger. If it happened, the rest shrinks to the engine's
+own noise. With an unknown noise in every group of values (a token's row of a node, or what was printed of one) the
+logarithm of the likelihood ratio is
+
+    sum over the groups of  n/2 · ln((mean e² + v) / (mean (e - d)² + v))
+
+where v is what nobody may call evidence: float32's own noise there and the rounding of the print. n counts the values
+of a group, but at most so many, because values of one row share their luck. Groups that the fault does not touch are
+the same either way and count nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
+from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.verify.diagnosis.parameter import search_parameter
+from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.dumps.observation import STATISTICS, token_axis
+from assay.verify.faults import FAULTS, Kind, Stage
+from assay.verify.judge.arithmetic import UNIT
+from assay.verify.judge.diff import Diff
+from assay.verify.judge.evidence import deviation
+from assay.verify.judge.noise import by_rows
+from assay.verify.thresholds import (
+    ALIKE_NATS,
+    COEFFICIENT,
+    FIRST_OBSERVED,
+    FLOAT32_LEFT,
+    FLOOR_UNITS,
+    HEARD,
+    MOST_OF_A_ROW,
+    MOSTLY,
+    PARAMETER_NATS,
+    SPEAKS,
+)
+
+Array = NDArray[Any]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """For each group of values of one node: errors, how many count, and what is no evidence (squared)."""
+
+    errors: tuple[Array, ...]
+    counts: Array
+    floors: Array
+
+
+@dataclass(frozen=True)
+class Voice:
+    """How a hypothesis accounts for what was observed."""
+
+    hypothesis: Hypothesis
+    nats: float  # logarithm of the likelihood ratio over the definition
+    better: float  # share of the touched groups in which it leaves less
+    coefficient: float  # by how much of the predicted change the deviation is explained best: about 1
+    before: float  # deviation over the floor, as rms over the touched groups
+    after: float
+    nodes: tuple[str, ...]  # observed nodes where it leaves less
+
+    def speaks(self, tried: int) -> bool:
+        """Beyond chance, for so many hypotheses tried."""
+        fitted = self.hypothesis.variant.search is not None
+        enough = self.nats > SPEAKS + np.log(max(tried, 1)) + PARAMETER_NATS * fitted
+        low, high = COEFFICIENT
+        if FAULTS[self.hypothesis.fault].stage is Stage.RUNTIME and self.after > FLOAT32_LEFT:
+            return False  # a coarse engine rounds there too, and that is no fault
+        return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Observed nodes that one computation reaches."""
+
+    unit: Unit
+    targets: tuple[str, ...]
+
+
+def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
+    """The fault that the deviations speak of, or None where they are what they look like: noise.
+
+    Every mistake of the catalogue is held against a few places first, those that are heard there against all. Families
+    are tried with their common parameters; only if nothing speaks, with the one that fits the first place best.
+    """
+    units = [Unit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
+    if units:
+        places = [Place(u, (u.target,)) for u in units]
+        first = [Place(u, (u.target,)) for u in representatives(units)]
+    else:
+        lab = lab.from_tokens()
+        places, first = _runs(lab, diff)
+    say(f"small faults: the catalogue is held against {', '.join(p.unit.target for p in first[:4])}")
+    plain = list(_mistakes(lab, places))
+    spoken = _speaking(lab, plain, first, places, len(plain))
+    if not spoken:
+        solved = list(_solved(lab, places, first))
+        spoken = _speaking(lab, solved, first, places, len(plain) + len(solved))
+    return _answer(spoken, diff) if spoken else None
+
+
+def _speaking(
+    lab: Lab, mistakes: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
+) -> list[Voice]:
+    heard = [v.hypothesis for v in _listen(lab, mistakes, first) if v.nats > HEARD]
+    return sorted((v for v in _listen(lab, heard, places) if v.speaks(tried)), key=_rank)
+
+
+def _rank(voice: Voice) -> tuple[float, ...]:
+    h = voice.hypothesis
+    odd = h.variant.search is not None and h.p not in h.variant.search.common
+    return (-round(voice.nats / ALIKE_NATS), odd, h.fault in SECOND_NAMES, -voice.nats)
+
+
+def _runs(lab: Lab, diff: Diff) -> tuple[list[Place], list[Place]]:
+    """Nothing was dumped whole: what was observed is reached from the tokens on. All of it, and its first few nodes."""
+    order = {node.name: i for i, node in enumerate(lab.graph)}
+    names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
+    early = [name for name in names if name != "embd"][:FIRST_OBSERVED] or names
+
+    def place(targets: Sequence[str]) -> Place:
+        return Place(Unit(targets[-1], tuple(list(order)[: order[targets[-1]] + 1])), tuple(targets))
+
+    return [place(names)], [place(early)]
+
+
+def _mistakes(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
+    """Every mistake that touches something observed, families with each of their common parameters."""
+    everything = Unit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
+    for h in hypotheses(lab, everything, decode=False):
+        if h.variant.search is None:
+            yield h
+        else:
+            yield from (replace(h, p=p) for p in h.variant.search.common if lab.touches(h.variant, everything, p))
+
+
+def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterator[Hypothesis]:
+    """Families with the parameter that fits the first place they touch best."""
+    for fault in FAULTS.values():
+        for variant in fault.variants:
+            search = variant.search
+            if search is None or not search.points or Kind.WEIGHTS in fault.kinds:
+                continue
+            middle = search.grid()[search.points // 2]
+            place = next((p.unit for p in first if lab.touches(variant, p.unit, middle)), None)
+            if place is None:
+                continue
+            found, _ = search_parameter(lab, Hypothesis(fault.id, variant), place)
+            if found.p not in search.common and lab.touches(variant, place, found.p):
+                yield found
+
+
+@dataclass
+class _Tally:
+    """What a hypothesis gains, summed place by place."""
+
+    nats: float = 0.0
+    better: int = 0
+    touched: int = 0
+    dots: float = 0.0
+    squares: float = 0.0
+    before: list[float] = field(default_factory=list)
+    after: list[float] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    possible: bool = True
+
+    def add(self, name: str, plain: Groups, faulty: Groups) -> None:
+        gained = 0.0
+        for e, rest, n, v in zip(plain.errors, faulty.errors, plain.counts, plain.floors, strict=True):
+            change = e - rest
+            if not change.any():
+                continue
+            a, b = float(np.mean(e * e)), float(np.mean(rest * rest))
+            gain = 0.5 * n * float(np.log((a + v) / (b + v)))
+            gained += gain
+            if float(np.mean(change * change)) > v:  # else it shows nowhere in this group
+                self.touched += 1
+                self.better += gain > 0
+                self.dots += float(np.sum(e * change)) / (b + v)
+                self.squares += float(np.sum(change * change)) / (b + v)
+                self.before.append(a / v)
+                self.after.append(b / v)
+        self.nats += gained
+        if gained > 1:
+            self.nodes.append(name)
+
+    def voice(self, h: Hypothesis) -> Voice:
+        before, after = (float(np.sqrt(np.mean(m))) if m else 0.0 for m in (self.before, self.after))
+        share = self.better / self.touched if self.touched else 0.0
+        coefficient = self.dots / self.squares if self.squares else 0.0
+        nats = self.nats if self.possible else -np.inf
+        return Voice(h, nats, share, coefficient, before, after, tuple(self.nodes))
+
+
+def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:
+    """Place after place, so that the definition's values of one are computed once for all hypotheses."""
+    tallies = [_Tally() for _ in mistakes]
+    for place in places:
+        plain: dict[str, Groups | None] = {}
+        for h, tally in zip(mistakes, tallies, strict=True):
+            if not tally.possible or not lab.touches(h.variant, place.unit, h.p):
+                continue
+            values = lab.predict(h, place.unit, place.targets)
+            for name in place.targets if values is not None else ():
+                if name not in plain:
+                    plain[name] = _groups(lab, name, lab.base(place.unit)[name])
+                assert values is not None
+                before, after = plain[name], _groups(lab, name, values[name])
+                if before is None or after is None:
+                    tally.possible = False
+                    break
+                tally.add(name, before, after)
+    return [t.voice(h) for h, t in zip(mistakes, tallies, strict=True)]
+
+
+def _groups(lab: Lab, name: str, value: Array) -> Groups | None:
+    """What was observed of a node less a value, row by row; None where the value is not finite or of another shape."""
+    graph, axis = lab.graph, token_axis(lab.graph, name)
+    if value.dtype.kind != "f" or value.shape[axis] < len(lab.dump.tokens):
+        return None
+    level = lab.evidence[name].noise_carried if lab.terms.carried else lab.evidence[name].noise_local
+    hide = lab.hidden if graph[name].op == "kq" else None
+    errors: list[Array] = []
+    counts: list[float] = []
+    floors: list[float] = []
+    for obs in lab.dump.by_name[name]:
+        error, expected = deviation(obs, value, axis, lab.model.hparams.n_embd_head, hide)
+        if not np.isfinite(error).all():
+            return None
+        start, stop = obs.rows or (0, level.rms.shape[1])
+        noise = level.rms[0, start:stop]
+        if obs.kind == "values":
+            for row, x, one in zip(by_rows(error, axis), by_rows(expected, axis), noise, strict=True):
+                size = float(np.sqrt(np.mean(x * x)))
+                errors.append(row)
+                counts.append(min(row.size, MOST_OF_A_ROW))
+                floors.append((FLOOR_UNITS * (one + UNIT["f32"] * size)) ** 2 + 1e-60)
+            continue
+        printed = np.asarray(obs.printed or 0.0, np.float64)
+        size = float(np.sqrt(np.mean(np.square(by_rows(value, axis)[start:stop]))))
+        spread = float(noise.max()) + UNIT["f32"] * size
+        if obs.kind in STATISTICS:
+            spread *= 4.0 if obs.kind in ("min", "max", "absmax", "norm") else 1.0
+        errors.append(np.sign(error) * np.maximum(np.abs(error) - printed, 0))
+        counts.append(error.size)
+        floors.append((FLOOR_UNITS * spread) ** 2 + float(np.mean(printed**2)) / 3 + 1e-60)
+    return Groups(tuple(errors), np.array(counts), np.array(floors))
+
+
+def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
+    best = voices[0]
+    h = best.hypothesis
+    same = [
+        v.hypothesis.fault
+        for v in voices[1:]
+        if v.hypothesis.fault != h.fault and v.nats > best.nats - max(ALIKE_NATS, 0.02 * best.nats)
+    ]
+    equivalent = tuple(dict.fromkeys(same))
+    cause = Cause(
+        fault=h.fault,
+        node=best.nodes[0],
+        how=str(h),
+        nodes=best.nodes,
+        confidence=0.99 / (1 + len(set(equivalent) - SECOND_NAMES)),
+        explains=max(0.0, 1 - (best.after / max(best.before, 1e-30)) ** 2),
+        equivalent=equivalent,
+        before=best.before,
+        after=best.after,
+        fitted=h.variant.search is not None and h.p not in h.variant.search.common,
+    )
+    note = (
+        f"small enough for the noise of {diff.arithmetic.name}, but not noise: it is what this fault predicts "
+        f"({best.before:.3g} times float32's noise, {best.after:.2g} with the fault planted)"
+    )
+    return Diagnosis("fault", cause.node, best.nodes, (cause,), "", notes=(note,), diff=diff)

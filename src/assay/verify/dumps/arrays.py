@@ -1,0 +1,171 @@
+"""NumPy's array files, alone or in an .npz: where the numbers lie, found without believing the file.
+
+The header of an array file is a Python expression. NumPy evaluates it; here its three fields are looked for, so there
+is nothing to evaluate. What an .npz has compressed is inflated in the box, never to more than the header claims, and a
+claim is compared with what the dump needs before any of it is read.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import AssayError
+from assay.system.box import Box
+
+Array = NDArray[Any]
+Arrays = dict[str, tuple[tuple[int, ...], Callable[[], Array]]]  # name -> shape, and what reads it
+MAX_AXES = 8
+MAX_MEMBERS = 1 << 16
+MAX_INFLATED = 1 << 27  # bytes of one compressed member
+_MAX_HEADER = 1 << 16
+_DESCR = re.compile(rb"""['"]descr['"]\s{0,9}:\s{0,9}['"]([<>|=]?[a-zA-Z][0-9]{0,3})['"]""")
+_ORDER = re.compile(rb"""['"]fortran_order['"]\s{0,9}:\s{0,9}(True|False)""")
+_SHAPE = re.compile(rb"""['"]shape['"]\s{0,9}:\s{0,9}\(([0-9, ]{0,200})\)""")
+_box = Box("archive", Path(__file__).with_name("inflate.py"))
+
+
+@dataclass(frozen=True)
+class Header:
+    """What an array file says of itself."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int  # of the first number
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def array(self, raw: bytes | NDArray[np.uint8]) -> Array:
+        """The numbers in `raw`, which begins with the first of them."""
+        flat = np.frombuffer(raw, self.dtype, math.prod(self.shape))
+        return flat.reshape(self.shape, order="F" if self.fortran else "C")
+
+
+def header(where: str, start: bytes, size: int) -> Header:
+    """The header at the beginning of a file of `size` bytes."""
+    short = AssayError(f"{where}: not an array file, or truncated (found first bytes {start[:8]!r})")
+    if start[:6] != b"\x93NUMPY" or len(start) < 12 or start[6] not in (1, 2, 3):
+        raise short
+    at, form = (10, "<H") if start[6] == 1 else (12, "<I")
+    (length,) = struct.unpack_from(form, start, 8)
+    text = start[at : at + length]
+    if length > _MAX_HEADER - 12 or len(text) < length:
+        raise short
+    descr, order, shape = (pattern.search(text) for pattern in (_DESCR, _ORDER, _SHAPE))
+    if descr is None or order is None or shape is None:
+        raise AssayError(f"{where}: its header does not say dtype, order and shape as NumPy does")
+    dims = tuple(int(n) for n in shape[1].replace(b" ", b"").split(b",") if n)
+    try:
+        dtype = np.dtype(descr[1].decode())
+    except TypeError:
+        dtype = np.dtype(bool)
+    if dtype.kind not in "fiu":
+        raise AssayError(f"{where}: must hold numbers (found dtype {descr[1].decode()})")
+    if len(dims) > MAX_AXES:
+        raise AssayError(f"{where}: {len(dims)} axes (expected at most {MAX_AXES})")
+    found = Header(dtype, dims, order[1] == b"True", at + length)
+    if found.nbytes > size - found.offset:
+        raise AssayError(
+            f"{where}: claims {found.nbytes} bytes for shape {list(dims)} but the file has {size - found.offset}; "
+            "it is truncated"
+        )
+    return found
+
+
+def read_raw(where: str, path: Path, offset: int, count: int, dtype: str | np.dtype[Any]) -> Array:
+    """So many numbers of a file, from a place in it. Read, not mapped: who cuts a mapped file short ends its reader."""
+    array = np.fromfile(path, dtype, count, offset=offset)
+    if array.size != count:
+        raise AssayError(f"{where}: the file has become shorter (found {array.size} of {count} values)")
+    return array
+
+
+def folder_arrays(path: Path) -> Arrays:
+    """The .npy files of a folder."""
+    arrays: Arrays = {}
+    for file in sorted(path.glob("*.npy")):
+        with open(file, "rb") as handle:
+            found = header(str(file), handle.read(_MAX_HEADER), file.stat().st_size)
+        arrays[file.stem] = found.shape, partial(_read_file, file, found)
+    return arrays
+
+
+def _read_file(path: Path, found: Header) -> Array:
+    raw = read_raw(str(path), path, found.offset, found.nbytes, "u1")
+    return found.array(raw)
+
+
+def archive_arrays(path: Path) -> Arrays:
+    """The .npy members of an .npz."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, struct.error) as error:
+        raise AssayError(f"{path}: not a whole .npz file ({str(error).lower()})") from None
+    if len(members) > MAX_MEMBERS:
+        raise AssayError(f"{path}: {len(members)} arrays (expected at most {MAX_MEMBERS})")
+    arrays: Arrays = {}
+    for member in members:
+        name = member.filename[:-4]
+        where = f"{path}: {name}"
+        if name in arrays:
+            raise AssayError(f"{where}: the name appears twice")
+        found = header(where, _member(where, path, member, _MAX_HEADER), member.file_size)
+        arrays[name] = found.shape, partial(_read_member, where, path, member, found)
+    return arrays
+
+
+def _read_member(where: str, path: Path, member: zipfile.ZipInfo, found: Header) -> Array:
+    raw = _member(where, path, member, found.offset + found.nbytes)
+    if len(raw) == member.file_size and zlib.crc32(raw) != member.CRC:
+        raise AssayError(f"{where}: its checksum is wrong; the file is damaged")
+    if len(raw) < found.offset + found.nbytes:
+        raise AssayError(f"{where}: ends before its last value; the file is truncated")
+    return found.array(raw[found.offset :])
+
+
+def _member(where: str, path: Path, member: zipfile.ZipInfo, most: int) -> bytes:
+    """The first bytes of a member, inflated where need be."""
+    if member.flag_bits & 0x1:
+        raise AssayError(f"{where}: is encrypted; save it without a password")
+    stored = member.compress_type == zipfile.ZIP_STORED
+    if not stored and member.compress_type != zipfile.ZIP_DEFLATED:
+        raise AssayError(f"{where}: compressed in another way than deflate; save it with np.savez")
+    if not stored and most > MAX_INFLATED:
+        raise AssayError(
+            f"{where}: {most} bytes, compressed (expected at most {MAX_INFLATED}); save it with np.savez, "
+            "which does not compress"
+        )
+    with open(path, "rb") as file:
+        _seek_data(where, file, member)
+        data = file.read(min(member.compress_size, most if stored else most + 1024))
+    if stored:
+        return data
+    reply = _box.ask({"deflated": base64.b64encode(data).decode(), "most": most})
+    if "raw" not in reply:
+        raise AssayError(f"{where}: cannot be inflated ({reply.get('message') or reply['fault']}); it is damaged")
+    return base64.b64decode(reply["raw"])
+
+
+def _seek_data(where: str, file: BinaryIO, member: zipfile.ZipInfo) -> None:
+    """Past the member's own header, whose name and extra field may be longer than the directory's."""
+    file.seek(max(member.header_offset, 0))
+    local = file.read(30)
+    if len(local) < 30 or local[:4] != b"PK\x03\x04":
+        raise AssayError(f"{where}: the archive points to something else; it is damaged")
+    file.seek(sum(struct.unpack_from("<HH", local, 26)), 1)

@@ -1,0 +1,63 @@
+"""Driving assay against strangers: real processes with a limit on their memory and their time."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.cli.conftest import here  # noqa: F401  the command without a process
+
+SRC = Path(__file__).parents[2] / "src"
+Bounded = Callable[..., subprocess.CompletedProcess[str]]
+ESCAPES = "\x1b\x07\x9b"
+
+
+def bounded(
+    *args: str | Path, memory: int = 1 << 30, seconds: float = 60, stdin: bytes = b"", **env: str
+) -> subprocess.CompletedProcess[str]:
+    """`python *args` in so much memory beyond what starting takes, and so much time; 124 is too late."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory + (3 << 29), memory + (3 << 29)))
+
+    paths = os.pathsep.join([str(SRC), str(SRC.parent), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, *["-S"] * sys.flags.no_site, *map(str, args)],
+            input=stdin,
+            capture_output=True,
+            env={**variables, "OPENBLAS_NUM_THREADS": "1", **env},
+            timeout=seconds,
+            preexec_fn=limit,
+        )
+    except subprocess.TimeoutExpired as late:
+        return subprocess.CompletedProcess(late.cmd, 124, "", "took too long")
+    out, errors = (text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, out, errors)
+
+
+@pytest.fixture(scope="session")
+def assay() -> Bounded:
+    """`assay *args`, bounded."""
+    return lambda *args, **options: bounded("-m", "assay", *args, **options)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("hostile") / "tiny.gguf")
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> None:
+    """A fault of the user's making, told as one: exit code 2, one line, nothing that a terminal obeys."""
+    assert done.returncode == 2, (done.returncode, done.stderr[-2000:])
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("assay: ") and "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert not any(c in done.stderr for c in ESCAPES)

@@ -1,0 +1,131 @@
+"""Reasoning and calls over HTTP: each family's answers, as clients see them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from assay.text.reply import FAMILIES
+from tests.serve.conftest import Server, Start, start_server
+from tests.tiny import make
+
+ASK = [{"role": "user", "content": "hello"}]
+THINKING = (
+    "{% if tools %}{{ tools | tojson }}<tool_call></tool_call>{% endif %}"
+    "{% for m in messages %}{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}\n{% endfor %}{% if enable_thinking %}<think>\n{% endif %}{{ reasoning_effort }}"
+)
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"town": {"type": "string", "enum": ["oslo", "rome"]}},
+                "required": ["town"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A model of every family, and one whose template opens the reasoning."""
+    folder = tmp_path_factory.mktemp("families")
+    templates = {"thinking": THINKING}
+    for family in FAMILIES:
+        mention = family.mentions[0] if family.mentions else "<|python_tag|>"
+        templates[family.name] = f"{{{{ tools }}}}{{{{ messages[0].content }}}}{{# {mention} #}}"
+    files = [(name, make(folder / f"{name}.gguf", n_ctx=512, template=text)) for name, text in templates.items()]
+    server = start_server(files, memory=1 << 30)
+    yield server
+    server.end()
+
+
+def ask(server: Server, model: str, **given: Any) -> dict[str, Any]:
+    body = {"model": model, "messages": ASK, "max_tokens": 12, "temperature": 0} | given
+    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    found: dict[str, Any] = reply.json()["choices"][0]
+    return found
+
+
+def deltas(server: Server, model: str, **given: Any) -> list[dict[str, Any]]:
+    body = {"model": model, "messages": ASK, "max_tokens": 12, "temperature": 0, "stream": True} | given
+    lines = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return [event["choices"][0]["delta"] for event in events if event["choices"]]
+
+
+def test_reasoning_that_the_prompt_opened(served: Server) -> None:
+    on: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+    apart = ask(served, "thinking", **on)["message"]
+    assert apart["content"] == "" and apart["reasoning_content"]
+    streamed = deltas(served, "thinking", **on)
+    assert "".join(delta.get("reasoning_content", "") for delta in streamed) == apart["reasoning_content"]
+    assert "".join(delta.get("content", "") for delta in streamed) == ""
+    together = ask(served, "thinking", **on, reasoning_format="none")["message"]
+    assert together["content"].strip() == apart["reasoning_content"] and "reasoning_content" not in together
+    assert "reasoning_content" not in ask(served, "thinking")["message"]
+
+
+def test_a_grammar_governs_the_content(served: Server) -> None:
+    found = ask(served, "thinking", chat_template_kwargs={"enable_thinking": True}, grammar='root ::= "yes" | "no"')[
+        "message"
+    ]
+    assert found["content"] in ("yes", "no") and "reasoning_content" not in found
+
+
+def test_a_call_is_required_although_reasoning_is_open(served: Server) -> None:
+    found = ask(
+        served, "thinking", chat_template_kwargs={"enable_thinking": True}, tools=TOOLS, tool_choice="required",
+        max_tokens=200,
+    )  # fmt: skip
+    assert found["finish_reason"] == "tool_calls" and "reasoning_content" not in found["message"]
+    assert found["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES])
+def test_a_required_call_of_each_family(served: Server, name: str) -> None:
+    options: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 300}
+    found = ask(served, name, **options)
+    assert found["finish_reason"] == "tool_calls", found
+    function = found["message"]["tool_calls"][0]["function"]
+    assert function["name"] == "weather" and json.loads(function["arguments"])["town"] in ("oslo", "rome")
+    assert found["message"]["content"] is None
+    streamed = [call for delta in deltas(served, name, **options) for call in delta.get("tool_calls", ())]
+    assert [(call["index"], call["function"]) for call in streamed] == [(0, function)]
+
+
+def prompt(server: Server, model: str, messages: list[dict[str, Any]], **given: Any) -> str:
+    body = {"model": model, "messages": messages} | given
+    reply = httpx.post(f"{server.url}/apply-template", json=body)
+    assert reply.status_code == 200, reply.text
+    text: str = reply.json()["prompt"]
+    return text
+
+
+def test_reasoning_goes_back_to_the_template(served: Server) -> None:
+    talk = [*ASK, {"role": "assistant", "content": "4", "reasoning_content": "Hm."}, *ASK]
+    assert "<think>Hm.</think>4" in prompt(served, "thinking", talk)
+
+
+def test_effort_is_a_variable_of_the_template(served: Server) -> None:
+    found = [ask(served, "thinking", reasoning_effort=effort, logprobs=True) for effort in ("low", "high" * 8)]
+    assert found[0]["logprobs"] != found[1]["logprobs"]  # another prompt
+
+
+def test_the_servers_own_template_arguments(start: Start, tmp_path: Path) -> None:
+    path = make(tmp_path / "t.gguf", n_ctx=512, template=THINKING)
+    server = start([("t", path)], options={"template_arguments": {"enable_thinking": True}})
+    assert ask(server, "t")["message"]["reasoning_content"]
+    off = ask(server, "t", chat_template_kwargs={"enable_thinking": False})["message"]
+    assert "reasoning_content" not in off and off["content"]
