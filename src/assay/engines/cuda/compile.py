@@ -19,64 +19,23 @@ from typing import Any
 import numpy as np
 
 from assay.engines.batch import External
-from assay.engines.cache import CachePool, cache_pools
 from assay.engines.cuda import structs
+from assay.engines.cuda.arrange import Part, arrangements, by_kernel, one_shared, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix, Tensors
+from assay.engines.cuda.shapes import BLOCK, CacheLayout, Shape, tile_rows
 from assay.engines.functions import rope_angles
 from assay.engines.fuse import Attention, Gated, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 
 ACTS = {"silu": 0, "gelu_tanh": 1, "gelu_erf": 2, "relu": 3}
-KV_NUMBERS = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3}
 _MAPS = ("add", "glu", "bias", "scale", "softcap", "clamp_min", "div", "gather", "expert_scale", "expert_sum", "slice",
          "row_sum")  # fmt: skip
 _MAP = {name: i for i, name in enumerate(_MAPS)}
 _UNARY = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}
 _KQ, _SOFTMAX, _KQV, _CAPPED, _WEIGHTS = range(5)
 _GIVEN, _PLAIN, _NORMED = range(3)
-_BLOCK = 256  # keys
-_WARPS = 16  # most of a block that multiplies
-_PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
-_SHARING = {"q4_0", "q4_1", "q4_k", "q5_k", "q6_k"}  # layouts with a kernel whose warps take two groups
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a program depends on beside the graph. Rows are padded: padding has no slot and changes no bit."""
-
-    tokens: int
-    outputs: int
-    one: bool  # every sequence has one token, and every row is an output
-    blocks: int  # of 256 keys, of the longest sequence; 1, 2, 4, …
-    pages: int  # room for page tables
-    tiles: int = 0  # of query rows, by `tile_rows`
-    chunks: int = 0
-    longest: int = 0  # tokens of a chunk
-    keys: int = 0  # exact, when a trace wants keys or scores
-    scores: int = 0
-    irregular: bool = False  # positions differ from slots
-
-    def rows(self, domain: str) -> int:
-        return {"tokens": self.tokens, "outputs": self.outputs, "keys": self.keys, "scores": self.scores}[domain]
-
-    def tables(self) -> dict[str, tuple[int, int]]:
-        """Where each table lies among the words of the step, and how many it has."""
-        m = self.tokens
-        sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "outputs": self.outputs}
-        sizes |= {"output_positions": self.outputs, "tiles": 8 * self.tiles, "output_tiles": 8 * self.tiles}
-        sizes |= {"chunks": 6 * self.chunks, "keys": 2 * self.keys, "key_positions": self.keys, "pages": self.pages}
-        found, at = {}, 0
-        for name, size in sizes.items():
-            found[name] = (at, size)
-            at += -(-size // 4) * 4
-        return found
-
-    @property
-    def words(self) -> int:
-        at, size = self.tables()["pages"]
-        return at + size
 
 
 @dataclass
@@ -88,39 +47,6 @@ class Value:
     last: int = -1
     offset: int = 0
     pinned: bool = False  # results stay to the end
-
-
-@dataclass(frozen=True)
-class CacheLayout:
-    """The device's pages: where each pool lies in one."""
-
-    kv_type: str
-    pools: dict[str, CachePool]
-    offsets: dict[str, int]
-    positions_at: int
-    page_bytes: int
-
-    def pool(self, name: str) -> Any:
-        p = self.pools[name]
-        return structs.Pool(
-            self.offsets[name], KV_NUMBERS[self.kv_type], int(p.keys), p.heads, p.dim, head_bytes(p, self.kv_type)
-        )
-
-
-def head_bytes(pool: CachePool, kv_type: str) -> int:
-    each = {"f32": 4, "q8_0": 16}.get(kv_type, 8)
-    size = 32 * -(-pool.dim // each) * 16 + (2 * 32 * (pool.dim // 32) if kv_type == "q8_0" else 0)
-    return -(-size // 16) * 16
-
-
-def cache_layout(graph: Graph, kv_type: str) -> CacheLayout:
-    pools, offsets, at = cache_pools(graph), {}, 0
-    for name, pool in pools.items():
-        if kv_type == "q8_0" and pool.dim % 32:
-            raise AssayError(f"engine cuda: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim})")
-        offsets[name] = at
-        at += pool.heads * head_bytes(pool, kv_type)
-    return CacheLayout(kv_type, pools, offsets, at, at + 128)
 
 
 @dataclass
@@ -145,16 +71,6 @@ class Memory:
     step: int  # the tables of the step
     counters: int  # zeros
     cache: int
-
-
-def tile_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int]:
-    """The kernel for long chunks, its query rows a tile and its shared memory."""
-    quads = -(-k_dim // 4)
-    for name, most, rows in (("64", 64, 8), ("128", 128, 8), ("256", 256, 4), ("512", 512, 2)):
-        size = 4 * (8 * rows * 4 * quads + 4 * 32 * max(4 * quads, v_dim) + 8 * rows * (_BLOCK + 8) + 4)
-        if v_dim <= most and size <= shared - 1024:
-            return f"attend_tile_{name}", 8 * rows, size
-    raise AssayError(f"engine cuda: heads of {k_dim} and {v_dim} values do not fit this GPU's shared memory")
 
 
 def compile_program(
@@ -578,7 +494,7 @@ class _Compiler:
         for p in group.products:
             residual = self._get(p.residual, domain) if p.residual else None
             bias = p.bias.weights[0] if p.bias else ""
-            parts.append(_Part(self.tensors.matrix(p.linear.weights[0]), p.last.name, bias, residual))
+            parts.append(Part(self.tensors.matrix(p.linear.weights[0]), p.last.name, bias, residual))
         self._multiply(first, domain, parts)
 
     def _gated(self, group: Gated) -> None:
@@ -587,26 +503,26 @@ class _Compiler:
         names = gate.weights[0], up.weights[0]
         if self.tensors.same_format(*names):
             kept = tuple(self._new(n.name) if n.name in self.keep else None for n in (gate, up))
-            part = _Part(self.tensors.matrix(*names), glu.name, act=ACTS[glu.attr("act")], kept=kept)
+            part = Part(self.tensors.matrix(*names), glu.name, act=ACTS[glu.attr("act")], kept=kept)
             self._multiply(gate, domain, [part])
             return
-        self._multiply(gate, domain, [_Part(self.tensors.matrix(n.weights[0]), n.name) for n in (gate, up)])
+        self._multiply(gate, domain, [Part(self.tensors.matrix(n.weights[0]), n.name) for n in (gate, up)])
         self._map(glu, glu.inputs, integer=ACTS[glu.attr("act")])
 
-    def _multiply(self, linear: Node, domain: str, parts: list[_Part]) -> None:
+    def _multiply(self, linear: Node, domain: str, parts: list[Part]) -> None:
         rows, norm = self._rows(domain), self.fused_norms.get(linear.name)
         floats = parts[0].matrix.format.floats
         for p in parts:
             p.out = self._new(p.name)
         if rows == 1 or floats:
-            for kernel, chosen in _by_kernel(parts):
+            for kernel, chosen in by_kernel(parts):
                 self._few(kernel, linear.inputs[0], norm, domain, chosen)
             return
         acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4])
 
-    def _part_structs(self, parts: Sequence[_Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
+    def _part_structs(self, parts: Sequence[Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
         array, first = (structs.Product * 4)(), 0
         for i, p in enumerate(parts):
             gate_out, up_out = (self._at(v) for v in p.kept)
@@ -625,12 +541,12 @@ class _Compiler:
             first += per(p.matrix)
         return array, first
 
-    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[_Part]) -> None:
+    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
         """A block of threads norms and quantises for itself."""
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        warps = _warps(matrix.tiles)
+        warps = warps_for(matrix.tiles)
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
@@ -655,7 +571,7 @@ class _Compiler:
             for shares, together, slots in arrangements(kernel, groups, matrix.tiles, self._processors()):
                 name = kernel if shares == 1 else kernel.replace("one", "two")
                 threads, units = 32 * warps * together // shares, -(-groups // together)
-                shared = _one_shared(parts, stride, items * together, normed, warps * together, slots)
+                shared = one_shared(parts, stride, items * together, normed, warps * together, slots)
                 if shared > self.shared - 1024:
                     continue
                 room = self.tensors.device.resident(name, threads, shared) * self._processors()
@@ -669,7 +585,7 @@ class _Compiler:
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
-    def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[_Part]) -> None:
+    def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
         """Tensor cores: tiles of rows and tokens."""
         total = sum(p.matrix.groups * p.matrix.group for p in parts)
         kernel, tile, tokens, stages, threads = "product_eight", 32, 8, 4, 32
@@ -713,11 +629,11 @@ class _Compiler:
         choices = self._width(node.inputs[1])
         pairs = self._rows(domain) * choices
         shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
-        warps = _warps(matrix.tiles)
+        warps = warps_for(matrix.tiles)
         stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
-            array_parts = [_Part(matrix, node.name, out=out)]
+            array_parts = [Part(matrix, node.name, out=out)]
             array, groups = self._part_structs(array_parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
@@ -736,7 +652,7 @@ class _Compiler:
                 slots=1,
             )
             floats = matrix.format.floats
-            shared = 4 * (stride + max(64, items)) if floats else _one_shared(array_parts, stride, items, 0, warps, 1)
+            shared = 4 * (stride + max(64, items)) if floats else one_shared(array_parts, stride, items, 0, warps, 1)
             kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
             return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
 
@@ -798,7 +714,7 @@ class _Compiler:
         fields: dict[str, Any],
     ) -> None:
         rows, blocks, group = self.shape.tokens, self.shape.blocks, heads // k_pool.heads
-        staged = 2 * _BLOCK * (k_pool.dim + v_pool.dim)  # keys and values of a block, as halves
+        staged = 2 * BLOCK * (k_pool.dim + v_pool.dim)  # keys and values of a block, as halves
         halves = self.layout.kv_type == "f16" and k_pool.dim % 8 == v_pool.dim % 8 == 0 and max(
             k_pool.dim, v_pool.dim) <= 256 and staged + 32768 < self.shared  # fmt: skip
         at_once = 1
@@ -808,7 +724,7 @@ class _Compiler:
                 break
         splits = -(-group // at_once)
         partial = Value(4 * rows * heads * blocks * (2 + v_pool.dim)) if blocks > 1 else None
-        shared = 4 * (at_once * (k_pool.dim + _BLOCK + 2) + 2)
+        shared = 4 * (at_once * (k_pool.dim + BLOCK + 2) + 2)
         if halves:
             shared += staged
         else:
@@ -933,59 +849,3 @@ class _Compiler:
         heads, _, dim = self.graph.shapes[node.name]
         kv_heads = int(self.graph.shapes[node.inputs[1]][1])
         self._scores(_KQV, p, v, self._new(node.name), int(heads), kv_heads=kv_heads, dim=int(dim))
-
-
-def _warps(tiles: int) -> int:
-    """Warps for the tiles of a group, as few turns as 16 allow."""
-    return -(-tiles // -(-tiles // _WARPS))
-
-
-def arrangements(kernel: str, groups: int, tiles: int, processors: int) -> list[tuple[int, int, int]]:
-    """How a product may be dealt to blocks of threads, best first: groups that share a warp, groups together, slots.
-
-    Where all is done in one round, every multiprocessor gets one block, and a block as many groups as that takes: they
-    share the work on the input. Where there are more rounds, the next tile is on its way while one is multiplied.
-    """
-    warps = _warps(tiles)
-    most = max(1, _WARPS // warps)  # groups of one warp each that a block has room for
-    can_share = kernel.removeprefix("product_one_") in _SHARING
-    if groups <= most * processors:
-        return [(1, -(-groups // processors), 1), (1, 1, 1)]
-    if can_share and groups <= 2 * most * processors:
-        return [(2, 2 * -(-groups // (2 * processors)), 1), (1, 1, 1)]
-    some = max(1, 8 // warps)
-    return [*([(2, 2 * some, 2)] if can_share else []), (1, some, 2), (1, 1, 2), (1, 1, 1)]
-
-
-def _one_shared(parts: Sequence[_Part], stride: int, items: int, normed: int, tiles: int, slots: int) -> int:
-    """Bytes of shared memory of product_one: activations, partial sums, tiles; the row lies over the second ones."""
-    slot = max(p.matrix.format.tile_bytes for p in parts)
-    if {p.matrix.format.name for p in parts} != {parts[0].matrix.format.name}:
-        slot = max(slot, 13 * 512 + 128)  # the kernel for a pair has room for the larger of the two
-    return stride + stride // 32 * 12 + 16 + 8 * items + tiles * slot + max(4 * normed, (slots - 1) * tiles * slot)
-
-
-def _by_kernel(parts: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:
-    """The launches that multiply one token by these matrices."""
-    if parts[0].matrix.format.floats:
-        return [("", list(parts[i : i + 4])) for i in range(0, len(parts), 4)]
-    found: dict[str, list[_Part]] = {}
-    for p in parts:
-        found.setdefault(p.matrix.format.name, []).append(p)
-    mixed = "_".join(sorted(found))
-    if mixed in _PAIRS and len(parts) <= 4:
-        return [(f"product_one_{mixed}", list(parts))]
-    return [(f"product_one_{n}", some[i : i + 4]) for n, some in found.items() for i in range(0, len(some), 4)]
-
-
-@dataclass
-class _Part:
-    """A matrix of a launch, where its result goes, and what follows it."""
-
-    matrix: Matrix
-    name: str
-    bias: str = ""
-    residual: Value | None = None
-    act: int = 0
-    kept: tuple[Value | None, ...] = (None, None)
-    out: Value | None = None
