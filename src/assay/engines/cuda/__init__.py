@@ -83,6 +83,7 @@ class CudaEngine(PagedEngine):
         self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
+        self._landed: NDArray[np.float32] | None = None
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
@@ -223,10 +224,12 @@ class CudaEngine(PagedEngine):
         else:
             self._fill(shape, program.tables, step)
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
-        if shape.one and shape.tokens <= _GRAPHED:
+        if shape.one and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
             if program.play is None:
-                sizes = [4 * e.width * shape.tokens for e, _ in program.results]
-                program.landed = [self._device.pinned(size).view(np.float32) for size in sizes]
+                at = 0
+                for external, _ in program.results:
+                    program.landed.append(self._landing()[at : at + external.width * shape.tokens])
+                    at += external.width * shape.tokens
                 program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
             program.play()
             self._device.sync()
@@ -237,6 +240,13 @@ class CudaEngine(PagedEngine):
         wanted = [a[: e.width * rows[e.domain]] for (e, _), a in zip(program.results, arrays, strict=True)]
         self._queue(program, words, wanted)
         self._device.sync()
+
+    def _landing(self) -> NDArray[np.float32]:
+        """Where graphs leave their results: the logits of the largest batch that is one."""
+        if self._landed is None:
+            width = int(self.graph.shapes[self.graph.output][1])
+            self._landed = self._device.pinned(4 * _GRAPHED * width).view(np.float32)
+        return self._landed
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)
