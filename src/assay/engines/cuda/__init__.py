@@ -31,10 +31,11 @@ from assay.engines.base import (
 )
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES
-from assay.engines.cuda.compile import Memory as Addresses
-from assay.engines.cuda.compile import Program, compile_program
+from assay.engines.cuda.compile import compile_program
 from assay.engines.cuda.device import Device, Driver
 from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.program import Memory as Addresses
+from assay.engines.cuda.program import Program
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_rows
 from assay.engines.cuda.sources import cubins
 from assay.errors import AssayError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from assay.engines.cuda.layout import Matrix
 
 if TYPE_CHECKING:
-    from assay.engines.cuda.compile import Value
+    from assay.engines.cuda.program import Value
 
 _WARPS = 16  # most of a block that multiplies
 _PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
