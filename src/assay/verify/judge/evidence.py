@@ -19,14 +19,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import attn_mask
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, inputs_of, measure, patch, token_axis
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, part_key, save_levels
+from assay.verify.judge.noise import (
+    Level,
+    NoiseRuns,
+    apart,
+    by_rows,
+    cache_path,
+    load_levels,
+    part_key,
+    save_levels,
+    unseen,
+)
 from assay.verify.judge.sweep import Last, evaluate_all, sweep
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
@@ -59,7 +68,8 @@ class Evidence:
 def deviation(obs: Observation, value: Array, axis: int, head_width: int, hide: Array | None) -> tuple[Array, Array]:
     """Observed minus expected, and expected."""
     expected = np.asarray(measure(obs, value, axis, head_width), np.float64)
-    error = obs.target().astype(np.float64) - expected
+    error = apart(obs.target().astype(np.float64), expected)
+    expected = np.where(np.isinf(expected), 0, expected)
     if hide is not None and obs.kind not in STATISTICS:
         masked = measure(obs, np.broadcast_to(hide, value.shape), axis, head_width)
         error[masked] = 0
@@ -108,7 +118,7 @@ class OwnInputs:
     ) -> None:
         self.graph, self.dump, self.carried, self.local = model.graph, dump, carried, local
         given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
+        self.hidden = unseen(model, given)
         self.head_width = model.hparams.n_embd_head
         self.truth: dict[str, Array] = dict(given)
         self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
@@ -229,7 +239,7 @@ def follows(model: Model, dump: Dump, e: Evidence, faulty: Collection[str]) -> A
     axis, hide = token_axis(model.graph, e.name), None
     if model.graph[e.name].op == "kq":
         given = inputs_of(dump.tokens, dump.positions)
-        hide = attn_mask(given["inp_pos"], given["inp_kpos"])
+        hide = unseen(model, given)
     value = recompute(model, dump, e.name, faulty)
     worst = np.zeros(len(ARITHMETICS))
     for obs in dump.by_name[e.name]:

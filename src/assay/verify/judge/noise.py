@@ -36,6 +36,7 @@ from assay.verify.judge.arithmetic import (
     SUMS,
     WITH_MINIMUM,
     Arithmetic,
+    norm_terms,
     operand,
     q8_1_slip,
     rounding_variance,
@@ -46,7 +47,7 @@ from assay.verify.judge.arithmetic import (
 from assay.verify.judge.sweep import Last, Squares, evaluate_all
 
 Array = NDArray[Any]
-VERSION = 5  # of the noise model; part of the cache key
+VERSION = 6  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,17 @@ class Level:
 
 def part_key(obs: Observation) -> tuple[Any, ...]:
     return obs.foreign, obs.kind, obs.rows
+
+
+def apart(a: Array, b: Array) -> Array:
+    """a - b, and 0 where both are the same infinity: scores and experts that are masked away."""
+    with np.errstate(invalid="ignore"):
+        return np.where(a == b, 0, a - b)
+
+
+def unseen(model: Model, given: Mapping[str, Array]) -> NDArray[np.bool_]:
+    """Which scores nobody looks at, [T, S]."""
+    return attn_mask(given["inp_pos"], given["inp_kpos"], causal=model.hparams.layers[0].causal)
 
 
 def by_rows(value: Array, axis: int) -> Array:
@@ -82,7 +94,7 @@ class NoiseRuns:
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
         self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
+        self.hidden = unseen(model, given)
         self.n_tokens = len(tokens)
         self.last = Last(model.graph)
         self.levels: dict[str, Level] = {}
@@ -96,7 +108,8 @@ class NoiseRuns:
         values = self._slip(node, values, weights)
         sums, operands = self._variances(node, weights)
         values = [
-            summed(self.graph, node, v, None if s is None else np.sqrt(s)) for s, v in zip(sums, values, strict=True)
+            summed(a, self.graph, node, v, None if s is None else np.sqrt(s))
+            for a, s, v in zip(ARITHMETICS, sums, values, strict=True)
         ]
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
@@ -125,8 +138,14 @@ class NoiseRuns:
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
             squares, *more = evaluate_all(node, lanes, Squares(weights))
             operands = more[0] if more else None
-        elif node.op == "bias":
-            squares = inputs[0] ** 2 + np.square(weights[node.weights[0]][:])
+        elif node.op == "layer_norm":
+            squares = norm_terms(
+                node, inputs[0], weights[node.weights[0]][:], *(weights[w][:] for w in node.weights[1:])
+            )
+        elif node.op in ("bias", "add_row", "expert_bias"):
+            squares = evaluate_all(node, [[inputs[0] ** 2, *inputs[1:]]], Squares(weights))[0]
+        elif node.op == "pool":
+            squares = evaluate_all(node, [[inputs[0] ** 2 / len(inputs[0])]], weights)[0]
         else:
             squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
         size = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
@@ -149,7 +168,7 @@ class NoiseRuns:
         return out
 
     def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
-        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache)
+        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache, a.gelu_table)
         if key not in same:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]
@@ -164,11 +183,11 @@ class NoiseRuns:
     ) -> Level:
         """Noise of each row; at least what rows of this size show on average, for one row may have been lucky."""
         axis = token_axis(self.graph, node.name)
-        rows = by_rows(exact.astype(np.float32), axis)
+        rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
         rms, top = [], []
         for value, variance in zip(values, variances, strict=True):
-            difference = by_rows(self._shown(node, value.astype(np.float32) - exact), axis)
+            difference = by_rows(self._shown(node, apart(value.astype(np.float32), exact)), axis)
             one = np.sqrt(np.mean(difference * difference, axis=1))
             peak = np.abs(difference).max(axis=1)
             if variance is not None:
@@ -225,6 +244,8 @@ def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
 
 
 def save_levels(path: Path, levels: Mapping[str, Level]) -> None:
+    blocks = [np.stack([v.rms, v.top]) for v in levels.values()]
+    widest = np.broadcast_shapes(*(b.shape for b in blocks))  # a pooled node has one row
     buffer = io.BytesIO()
-    np.save(buffer, np.stack([np.stack([v.rms, v.top]) for v in levels.values()]))
+    np.save(buffer, np.stack([np.broadcast_to(b, widest) for b in blocks]))
     remember(path, buffer.getvalue())
