@@ -36,6 +36,7 @@ from assay.verify.judge.noise import (
     save_levels,
     unseen,
 )
+from assay.verify.judge.routing import CHOICES, Route, allowed, disorder, ranking, routes
 from assay.verify.judge.sweep import Last, evaluate_all, sweep
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
@@ -125,12 +126,16 @@ class OwnInputs:
         self.path: dict[str, tuple[str, ...]] = {}  # unobserved nodes that a value was derived through
         self.last = Last(model.graph)
         self.evidence: list[Evidence] = []
+        self.scores: dict[str, tuple[str, Array, Array]] = {}  # of the routers: the node, the definition's, theirs
+        self.routes: list[Route] = []  # tokens that got, or may have got, other experts
 
     def visit(self, node: Node, weights: Weights) -> None:
         true_in = [self.truth[i] for i in node.inputs]
         their_in = [self.theirs[i] for i in node.inputs]
         truth, own = evaluate_all(node, [_wide(true_in), _wide(their_in)], weights)
         self.truth[node.name] = truth
+        if node.op == "argsort":
+            self.scores[node.name] = node.inputs[0], true_in[0], their_in[0]
         segment = (*dict.fromkeys(s for i in node.inputs for s in self.path.get(i, ())), node.name)
         observations = tuple(
             replace(o, data=o.array()) if o.kind == "values" else o for o in self.dump.by_name.get(node.name, ())
@@ -143,6 +148,11 @@ class OwnInputs:
             self.theirs[node.name] = patch(observations, own, token_axis(self.graph, node.name))
             if not found.whole:
                 self.path[node.name] = segment
+        if node.op == "topk":
+            score, right, _ = self.scores[ranking(self.graph, node).name]
+            seen = bool(observations) or not np.array_equal(np.sort(truth), np.sort(self.theirs[node.name]))
+            rms = self.carried(score).rms
+            self.routes += routes(node.name, right, truth, self.theirs[node.name], rms, seen)
         self.last.forget(node, self.truth, self.theirs, self.path)
 
     def _judge(
@@ -164,7 +174,12 @@ class OwnInputs:
         for obs in observations:
             error, expected = deviation(obs, truth, axis, self.head_width, hide)
             own_error, own_expected = deviation(obs, own, axis, self.head_width, hide)
-            if truth.dtype.kind != "f":  # indices: equal or not
+            if node.op in CHOICES and obs.kind == "values" and obs.rows is None:
+                score, right, theirs = self.scores[ranking(self.graph, node).name]
+                far_off, own_off = disorder(right, obs.array()), disorder(theirs, obs.array())
+                carried = np.maximum(carried, (far_off / allowed(right, self.carried(score).rms)).max(axis=1))
+                local = np.maximum(local, (own_off / allowed(theirs, self.local(score).rms)).max(axis=1))
+            elif truth.dtype.kind != "f":  # indices: equal or not
                 carried = np.maximum(carried, np.inf if own_error.any() else 0)
                 local = carried
             else:
@@ -210,8 +225,8 @@ def _wide(values: list[Array]) -> list[Array]:
 
 def examine(
     model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True
-) -> list[Evidence]:
-    """Everything the dump shows, node by node in the graph's order."""
+) -> tuple[list[Evidence], list[Route]]:
+    """Everything the dump shows, node by node in the graph's order; and the tokens routed otherwise."""
     path = cache_path(model, dump.tokens, dump.positions)
     levels = load_levels(path, model) if cache else None
 
@@ -222,7 +237,7 @@ def examine(
         sweep(model, [one_step, own] if levels else [whole_run, one_step, own], progress)
     if cache and not levels:
         save_levels(path, whole_run.levels)
-    return own.evidence
+    return own.evidence, own.routes
 
 
 def recompute(model: Model, dump: Dump, name: str, without: Collection[str] = ()) -> Array:
