@@ -191,7 +191,7 @@ class Scheduler:
         if not mine or not any(sequence.job.owner):
             return False
         places = max(1, self.most * 3 // 4 // self._shares.requests())
-        wanted = -(-(len(sequence.ids) + 1) // PAGE)
+        wanted = pages_for(len(sequence.ids) + 1)
         return mine >= places or self.pages.available - wanted < self.pages.n_pages // 4
 
     def _share(self, sequence: Sequence, budget: int) -> int:

@@ -83,7 +83,9 @@ def resolve(
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
     notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
     notes = folded(notes)
-    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken)
+    dump = replace(
+        dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken or dump.not_finite
+    )
     return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
 
 
