@@ -177,6 +177,20 @@ _skipped("clamp-missing", "q, k and v not clamped", "wqkv_clamped", op="clamp")
 _skipped("qknorm-missing", "no norm of q and k", *NORMED)
 
 
+@plant("qknorm-missing", "q and k normed in the layers without rotation as well")
+def normed_everywhere(c: Context, node: Node, p: float) -> Change | None:
+    one = row(c, node)
+    source = another(c, node, lambda r: r.rope is not None, "Qcur_normed")
+    if one is None or one.rope is not None or source is None or source.weights or source.op != "rms_norm":
+        return None
+    eps, own = source.attr("eps"), standard(node) if node.op != "cache" else None
+    if node.op == "pos_scale" and own is not None:
+        return Change(node, lambda x, pos: own(rms_norm(x, eps=eps, n_head=one.n_head), pos))
+    if role(node) != "cache_k" or node.op != "cache":
+        return None
+    return Change(node, lambda x: rms_norm(x.reshape(len(x), one.n_head_kv, -1), eps=eps, n_head=0))
+
+
 def _whole_width(c: Context, node: Node) -> Change | None:
     """One rms over all heads, where each has its own; or one for each head, where there is one for all."""
     one = row(c, node)
