@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, Chunk
+from assay.engines.base import Chunk, pages_for
 from assay.engines.cpu import CpuEngine
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
@@ -63,7 +63,7 @@ def product_nmse(type_name: str, folder: Path, *, n: int = 256, k: int = 2048, t
     nodes = (Node("embd", "embed", ("inp_tokens",), ("x",)), Node("result_output", "linear", ("embd",), ("w",)))
     graph = Graph(nodes, {"x": x.shape, "w": w.shape}).check()
     model = Model(open_file(path), replace(example(ARCHITECTURES["llama"])[0], n_vocab=tokens), graph)
-    step = [Chunk(np.arange(tokens, dtype=np.int32), 0, np.arange(-(-tokens // PAGE), dtype=np.int32), "all")]
+    step = [Chunk(np.arange(tokens, dtype=np.int32), 0, np.arange(pages_for(tokens), dtype=np.int32), "all")]
     expected = ReferenceEngine(model).forward(step)[0].logits
     found = CpuEngine(model).forward(step)[0].logits
     return float(np.sum((found - expected) ** 2) / np.sum(expected**2))
@@ -109,7 +109,7 @@ def model_kl(path: str, text: Path, count: int, peer: str | None) -> dict[str, d
                 np.save(f"{folder}/ids{i}.npy", window)
             subprocess.run([peer, "-c", PEER, path, folder, str(len(windows))], check=True)
             values["llama.cpp"] = []
-        n_pages = -(-WINDOW // PAGE)
+        n_pages = pages_for(WINDOW)
         pages = np.arange(n_pages, dtype=np.int32)
         engines = {
             "assay fast": CpuEngine(model, n_pages=n_pages),

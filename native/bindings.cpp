@@ -11,6 +11,7 @@
 #include <map>
 #include <thread>
 
+#include "kernels/blocks.h"
 #include "kernels/kernels.h"
 #include "program/mapped.h"
 #include "program/program.h"
@@ -91,6 +92,33 @@ void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions
     if (!finished) throw nb::python_error();
 }
 
+// Rows of a quantised type as its decoder sees them: int8 codes, and a scale and a minimum per 16.
+nb::tuple unpack(Array<uint8_t, 2> rows, uint32_t type, int64_t columns) {
+    const kernels::TypeInfo* info = kernels::type_info(kernels::Type(type));
+    if (!info || !info->unpack || columns < 1 || columns % info->block_size ||
+        int64_t(rows.shape(1)) != columns / info->block_size * info->block_bytes)
+        throw std::invalid_argument("unpack: the rows do not fit the type");
+    const size_t n = rows.shape(0), k = size_t(columns);
+    const auto owned = [](auto* data, size_t a, size_t b) {
+        using T = std::remove_pointer_t<decltype(data)>;
+        nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<T*>(p); });
+        return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<2>>(data, {a, b}, owner));
+    };
+    int8_t* q = new int8_t[n * k];
+    float *d = new float[n * k / 16], *m = new float[n * k / 16];
+    nb::tuple result = nb::make_tuple(owned(q, n, k), owned(d, n, k / 16), owned(m, n, k / 16));
+    nb::gil_scoped_release release;
+    for (size_t r = 0; r < n; ++r)
+        for (size_t b = 0; b < k / 32; ++b) {
+            kernels::Block32 block;
+            info->unpack(rows.data() + r * rows.shape(1), int64_t(b), block);
+            std::memcpy(q + r * k + 32 * b, block.q, 32);
+            std::memcpy(d + (r * k + 32 * b) / 16, block.d, 8);
+            std::memcpy(m + (r * k + 32 * b) / 16, block.m, 8);
+        }
+    return result;
+}
+
 double on_all_threads(unsigned threads, const std::function<double(unsigned)>& measure) {
     std::vector<double> found(threads);
     std::vector<std::thread> team;
@@ -128,6 +156,7 @@ NB_MODULE(_native, m) {
         "type"_a, "exact"_a);
     m.def(
         "supported", [](uint32_t type) { return kernels::supported(kernels::Type(type)); }, "type"_a);
+    m.def("unpack", &unpack, "rows"_a.noconvert(), "type"_a, "columns"_a);
     m.def(
         "measure_dot_peak",
         [](unsigned threads, double seconds) {

@@ -40,7 +40,7 @@ def test_commands_in_pages_parse(page: str, line: str) -> None:
     if words[0] in ("--help", "--version", "VERB"):
         return
     try:
-        cli.verb_parser(words[0]).parse_args(words[1:])
+        cli.parse(words[0], words[1:])
     except (AssayError, ModuleNotFoundError) as error:
         pytest.fail(f"{page} shows a command that assay refuses: {line}: {error}")
 

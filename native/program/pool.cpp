@@ -22,6 +22,7 @@ inline void relax() {
 }
 
 constexpr uint32_t kSingly = 1u << 31;
+constexpr uint32_t kOver = 1u << 30;  // the job is over
 
 // Round to nearest, keep subnormals: some libraries change that for the whole process.
 class DefaultFloats {
@@ -53,7 +54,9 @@ Pool::~Pool() {
 
 void Pool::publish() {
     const uint64_t sequence = (word_.load(std::memory_order_relaxed) >> 32) + 1;
-    word_.store(sequence << 32 | (step_.singly ? kSingly : 0) | step_.units, std::memory_order_seq_cst);
+    const uint64_t flags = (step_.singly ? kSingly : 0) | (step_.units ? 0 : kOver);
+    // The last access to the job: once it is over, its caller may return and another begin the next.
+    word_.store(sequence << 32 | flags | step_.units, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst)) {
         { std::lock_guard lock(sleep_); }  // a sleeper between its check and its wait holds the lock
         wake_.notify_all();
@@ -73,7 +76,6 @@ void Pool::advance(unsigned thread) {
     } catch (...) {
         fail();
     }
-    if (step_.units == 0) finished_.store(true, std::memory_order_release);
     pending_.store(step_.units, std::memory_order_relaxed);
     publish();
 }
@@ -84,7 +86,7 @@ bool Pool::claim_and_work(unsigned thread) {
     uint64_t word = word_.load(std::memory_order_acquire);
     uint32_t left, take;
     do {
-        left = static_cast<uint32_t>(word) & ~kSingly;
+        left = static_cast<uint32_t>(word) & ~(kSingly | kOver);
         if (left == 0) return false;
         take = word & kSingly ? 1 : std::max(1u, left / (2 * threads_));  // shrinking, to finish together
     } while (!word_.compare_exchange_weak(word, word - take, std::memory_order_acq_rel, std::memory_order_acquire));
@@ -126,13 +128,11 @@ bool Pool::run(Job& job, const std::function<bool()>& poll) {
     const DefaultFloats floats;
     job_ = &job;
     cancelled_ = false;
-    finished_ = false;
     error_ = nullptr;
     advance(0);
     auto asked = std::chrono::steady_clock::now();
-    while (!finished_.load(std::memory_order_acquire)) {
-        const uint64_t seen = word_.load(std::memory_order_acquire);
-        if (!claim_and_work(0) && !finished_.load(std::memory_order_acquire)) wait_for_change(seen, true);
+    for (uint64_t seen; !((seen = word_.load(std::memory_order_acquire)) & kOver);) {
+        if (!claim_and_work(0)) wait_for_change(seen, true);
         if (poll && !cancelled_ && std::chrono::steady_clock::now() - asked > kPoll) {
             if (!poll()) cancelled_ = true;
             asked = std::chrono::steady_clock::now();

@@ -61,11 +61,11 @@ private:
 
     const unsigned threads_;
     const kernels::Isa& isa_;
-    // sequence number of the step << 32 | singly << 31 | units not yet claimed
+    // sequence number of the step << 32 | singly << 31 | the job is over << 30 | units not yet claimed
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<uint32_t> pending_{0};  // units not yet done
     alignas(64) std::atomic<uint32_t> sleepers_{0};
-    std::atomic<bool> cancelled_{false}, stop_{false}, finished_{true};
+    std::atomic<bool> cancelled_{false}, stop_{false};
     Job* job_ = nullptr;
     std::exception_ptr error_;
     std::mutex failing_;

@@ -81,6 +81,28 @@ def test_two_files_of_a_model(path: Path, tmp_path: Path) -> None:
     assert isinstance(found, assay.TwoFiles)
     assert "KL divergence" in repr(found)
     assert found.to_dict()["logits"]["n_tokens"] > 100
+    assert found and repr(found).startswith("yes, they may differ that much: every tensor is apart by about")
+
+
+def test_files_that_differ_more_than_their_types(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another seed's weights are no rounding; and the answer has a page."""
+    from assay.cli import main
+
+    other, page = tiny.make(tmp_path / "q4.gguf", type="Q4_0"), tmp_path / "pair.html"
+    assert main(["diff", str(path), str(other), "--html", str(page)]) == 0
+    assert "yes, they may differ" in capsys.readouterr().out
+    text = page.read_text()
+    assert "yes, they may differ that much" in text and "blk.0.attn_q.weight" in text and "{{" not in text
+    spoilt = tmp_path / "spoilt.gguf"
+    data = bytearray(other.read_bytes())
+    tensor = assay.load(other).opened.file.tensors["blk.0.ffn_up.weight"]
+    start = data.rindex(bytes(assay.load(other).opened.file.raw(tensor.name)[0]))
+    data[start : start + 600] = bytes(600)
+    spoilt.write_bytes(data)
+    found = assay.diff(str(path), str(spoilt), prompt=PROMPT)
+    assert not found and "no, they may not differ that much: 1 of" in repr(found) and tensor.name in repr(found)
 
 
 def test_a_diagnosis(model: assay.LanguageModel, right: dict[str, Any]) -> None:

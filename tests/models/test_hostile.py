@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from assay.engines.functions import alibi_slopes, rope_angles
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models.blocks import Builder, Shapes
@@ -89,6 +90,8 @@ def test_any_tensor_of_any_shape(data: st.DataObject, row: Arch) -> None:
         ("qwen3", {"attention.head_count": True}, "found True, expected a whole number"),
         ("qwen3", {"rope.freq_base": 1.0}, "expected another number than 1"),
         ("qwen3", {"rope.scaling.factor": float("inf")}, "expected a finite number"),
+        ("qwen3", {"rope.freq_base": 1e300}, "expected a finite number of float32's range"),
+        ("qwen3", {"rope.freq_base": 1e-300}, "expected a number from 1e-20 to 1e+20"),
         ("gemma3", {"attention.sliding_window_pattern": [True]}, "expected 6 booleans, one a layer, or a number"),
         ("gemma4", {"attention.sliding_window_pattern": None}, "sliding_window_pattern: missing"),
         ("gemma4", {"attention.shared_kv_layers": 2}, "shared_kv_layers: bad value (found 2, expected at most 1)"),
@@ -97,7 +100,7 @@ def test_any_tensor_of_any_shape(data: st.DataObject, row: Arch) -> None:
         ("deepseek2", {"rope.dimension_count": 24}, "rope.dimension_count: bad value (found 24, expected less than"),
         ("llama4", {"interleave_moe_layer_step": 0}, "interleave_moe_layer_step: bad value (found 0"),
         ("bert", {"pooling_type": 4}, "expected 0 none, 1 mean, 2 first or 3 last"),
-        ("granite", {"logit_scale": 0.0}, "logit_scale: bad value (found 0.0, expected a finite number above 0)"),
+        ("granite", {"logit_scale": 0.0}, "logit_scale: bad value (found 0.0, expected a number from 1e-20"),
         ("granite", {"logit_scale": None}, "granite.logit_scale: missing"),
     ],
 )  # fmt: skip
@@ -107,6 +110,29 @@ def test_what_is_said(arch: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(AssayError) as caught:
         build(row, {key: value for key, value in keys.items() if value is not None}, tensor_shapes(row))
     assert message in str(caught.value)
+
+
+@given(data=st.data(), arch=st.sampled_from(["mistral3", "hunyuan-dense", "deepseek2", "gpt-oss", "mpt"]))
+@settings(max_examples=100)
+def test_numbers_at_the_edge_still_turn(data: st.DataObject, arch: str) -> None:
+    """Any number that is let in gives angles and slopes without an exception."""
+    row = ARCHITECTURES[arch]
+    edge = st.sampled_from([1e-38, 1e-30, 1e-3, 0.999, 1.001, 1e30, 3.4e38]) | st.floats(1e-38, 3.4e38)
+    names = ["rope.freq_base", "rope.scaling.factor", "rope.scaling.attn_factor", "rope.scaling.alpha",
+             "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow", "rope.scaling.yarn_log_multiplier",
+             "attention.max_alibi_bias"]  # fmt: skip
+    keys = metadata(row) | {f"{arch}.{name}": data.draw(edge) for name in names if data.draw(st.booleans())}
+    try:
+        graph = build(row, keys, tensor_shapes(row))
+    except AssayError:
+        return
+    with np.errstate(all="ignore"):
+        for node in graph:
+            if node.op == "rope":
+                attrs = {k: v for k, v in node.all_attrs().items() if k not in ("n_head", "mode", "offset")}
+                rope_angles(np.arange(3), None, **attrs)
+            elif node.op == "attn_softmax":
+                alibi_slopes(6, node.attr("max_bias"))
 
 
 def test_an_expert_is_never_read_past_the_end() -> None:

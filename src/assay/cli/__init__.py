@@ -1,7 +1,8 @@
 """The command line: a table of verbs and one place where errors become exit codes.
 
 Every verb is the module `assay.cli.<verb>` with `HELP` (one line), `EXAMPLE`, `add_arguments(parser)` and
-`run(args) -> int`. Only the verb that was asked for is imported, and what is heavy only when it runs.
+`run(args) -> int`; with `COMMAND = True`, `args.command` is what follows `--`. Only the verb that was asked for is
+imported, and what is heavy only when it runs.
 
 Exit codes: 0 done, 1 a mismatch was found (a result, not an error), 2 a fault of the user's making (one line on
 stderr), 130 interrupted. Anything else is a bug and keeps its traceback.
@@ -26,7 +27,7 @@ from assay.system.terminal import printable
 VERBS = (
     "run", "chat", "serve",
     "inspect", "tokenize",
-    "trace", "diff", "check", "diagnose", "kit",
+    "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
     "bench", "eval", "quantize", "pull",
 )  # fmt: skip
 
@@ -68,6 +69,15 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     parser = Parser(prog=f"assay {verb}", description=f"{text}.", example=module.EXAMPLE)
     module.add_arguments(parser)
     return parser
+
+
+def parse(verb: str, rest: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a verb."""
+    command: Sequence[str] = ()
+    if "--" in rest and getattr(load(verb), "COMMAND", False):
+        at = list(rest).index("--")
+        rest, command = rest[:at], rest[at + 1 :]
+    return verb_parser(verb).parse_args(rest, argparse.Namespace(command=list(command)))
 
 
 def overview() -> str:
@@ -123,7 +133,7 @@ def _dispatch(arguments: list[str]) -> int:
     if verb not in verbs():
         raise AssayError(f"{verb}: no such verb; there are {', '.join(verbs())}")
     try:
-        parsed = verb_parser(verb).parse_args(rest)
+        parsed = parse(verb, rest)
     except SystemExit as done:  # --help
         return int(done.code or 0)
     code = int(load(verb).run(parsed))

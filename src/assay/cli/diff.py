@@ -17,7 +17,7 @@ HELP = "compare a trace, a dump or an engine with the truth, node by node"
 EXAMPLE = """\
 assay diff smollm2 dump.npz                      # somebody's dump against the definition
 assay diff truth.safetensors smollm2@cpu         # exit 0: same or noise, 1: wrong, 2: cannot be compared
-assay diff model-Q4_0.gguf model-Q4_K_M.gguf     # two files of one model: weights, activations, KL on a text"""
+assay diff model-Q4_0.gguf model-Q4_K_M.gguf     # two files of one model: may they differ that much?"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +68,10 @@ def _two_files(args: argparse.Namespace) -> int:
     prompt = chosen_tokens(args, a)
     text = Path(args.text).read_text("utf-8") if args.text else None
     found = two_files(a, b, tokens=prompt, text=text, window=args.window, stage=_stage)
+    if args.html:
+        found.save_html(args.html)
     emit(args, found.to_dict(), lambda: found.words(args.all))
-    return 0
+    return 0 if found else 1
 
 
 @contextmanager

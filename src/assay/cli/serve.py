@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=common.whole(0), default=8080, metavar="N", help="default 8080; 0: any free one")
     group.add_argument("--api-key", metavar="KEY", help="required of every request but /health")
+    group.add_argument(
+        "--api-key-file", metavar="FILE", help="the key from a file: a command line is seen by all users"
+    )
     group.add_argument("--models-memory", type=size, metavar="SIZE", help="such as 4G; default: 3/4 of the machine's")
     group.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
     group.add_argument("--queue", type=common.whole(0), metavar="N", help="requests that may wait (default 256)")
@@ -62,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     from assay.serve.server import Config
     from assay.serve.server import run as serve
 
-    if args.api_key is not None and not args.api_key.strip():
+    key = args.api_key if args.api_key_file is None else common.read_text(args.api_key_file).strip()
+    if key is not None and not key.strip():
         raise AssayError("--api-key: is empty; give one, or leave it out")
     given = {
         "running": args.parallel, "waiting": args.queue, "chunk": args.chunk,
@@ -72,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         models=[_model(args, name) for name in args.models or [None]],
         host=args.host,
         port=args.port,
-        key=args.api_key,
+        key=key,
         memory=args.models_memory,
         options=Options(
             engine=args.engine,

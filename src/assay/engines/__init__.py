@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import CDLL
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -27,25 +28,58 @@ def _cpu(model: Model, **options: Any) -> PagedEngine:
     return engine
 
 
-# A new backend is one module and one row here: its maker, and the modules without which it is not there.
-_KNOWN: dict[str, tuple[Callable[..., PagedEngine], tuple[str, ...]]] = {
-    "reference": (_reference, ()),
-    "cpu": (_cpu, ("assay.engines.cpu", "assay._native")),
+def _cuda(model: Model, **options: Any) -> PagedEngine:
+    engine: PagedEngine = import_module("assay.engines.cuda").CudaEngine(model, **options)
+    return engine
+
+
+def _auto(model: Model, **options: Any) -> PagedEngine:
+    """The GPU where there is one that runs this model, else the cpu."""
+    if "cuda" in ENGINES:
+        try:
+            return _cuda(model, **options)
+        except AssayError:
+            pass  # it does not fit, or has an operation that the GPU engine has not
+    return (_cpu if "cpu" in ENGINES else _reference)(model, **options)
+
+
+def _no_native() -> str:
+    return "" if find_spec("assay._native") else "the native module is not built"
+
+
+def _no_gpu() -> str:
+    """Why no GPU can be used, or nothing."""
+    if _no_native() or not find_spec("cuda") or not find_spec("cuda.bindings"):
+        return _no_native() or "cuda-bindings is not installed; pip install 'assay[cuda]'"
+    try:
+        CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no NVIDIA driver on this machine (libcuda.so.1); use --engine cpu"
+    return ""
+
+
+# A new backend is one module and one row here: its maker, and what is missing, if it is not there.
+_KNOWN: dict[str, tuple[Callable[..., PagedEngine], Callable[[], str]]] = {
+    "reference": (_reference, str),
+    "cpu": (_cpu, _no_native),
+    "cuda": (_cuda, _no_gpu),
+    "auto": (_auto, str),
 }
 ENGINES: dict[str, Callable[..., PagedEngine]] = {
-    name: make for name, (make, needs) in _KNOWN.items() if all(find_spec(module) for module in needs)
+    name: make for name, (make, missing) in _KNOWN.items() if not missing()
 }
 
 
 def default_name() -> str:
     """The engine that is used when none is named: the fastest there is."""
-    return "cpu" if "cpu" in ENGINES else "reference"
+    return "auto" if "cuda" in ENGINES else "cpu" if "cpu" in ENGINES else "reference"
 
 
 def create(name: str, model: Model, **options: Any) -> PagedEngine:
     """An engine bound to a model. Options that are None are left to the engine; one it does not have is an error."""
     if name not in ENGINES:
-        raise AssayError(f"engine {name}: not available here; there are {', '.join(ENGINES)}")
+        missing = _KNOWN[name][1]() if name in _KNOWN else f"not available here; there are {', '.join(ENGINES)}"
+        raise AssayError(f"engine {name}: {missing}")
     given = {key: value for key, value in options.items() if value is not None}
     try:
         return ENGINES[name](model, **given)

@@ -3,7 +3,8 @@
 A mix is a base type plus exceptions by a tensor's role and layer: output and value matrices hurt most when
 they are coarse, and some layers more than others. The rules are those of llama.cpp's `llama-quant.cpp`,
 without an importance matrix, so that a file made here has the types that anybody expects under the name.
-(Left out: the mixes that need an importance matrix, and llama.cpp's name lists for `glm5-next`.)
+(Left out: the mixes that need an importance matrix, MXFP4_MOE, whose blocks are read and not written, and llama.cpp's
+name lists for `glm5-next`.)
 """
 
 from __future__ import annotations

@@ -66,6 +66,14 @@ class Finding:
         if isinstance(self.result, tuple):
             return {"verdict": self.verdict, "checks": [check.to_dict() for check in self.result]}
         found: dict[str, Any] = self.result.to_dict()
+        if found.get("causes"):
+            from assay.verify.diagnosis.words import words
+
+            told = [words(cause, self.model, self.result.diff) for cause in self.result.causes]
+            found["causes"] = [
+                {**cause, **said.to_dict(), "fix": said.fix or said.right}
+                for cause, said in zip(found["causes"], told, strict=True)
+            ]
         return found
 
     def save_html(self, path: str | Path) -> None:
@@ -151,7 +159,9 @@ class Side:
         return self.model is not None and not self.engine
 
     @staticmethod
-    def of(given: Values | LanguageModel, *, truth: bool = False) -> Side:
+    def of(given: Values | LanguageModel | Opened, *, truth: bool = False) -> Side:
+        if isinstance(given, Opened):
+            return Side(given.file.path.name, given)
         if isinstance(given, LanguageModel):  # as the truth, its definition; else what its engine makes of it
             return Side(given.path.name, given, "" if truth else given.engine.name)
         if not isinstance(given, str):
@@ -167,7 +177,7 @@ class Side:
 
 
 def diff(
-    a: Values | LanguageModel,
+    a: Values | LanguageModel | Opened,
     b: Values | LanguageModel,
     *,
     model: ModelLike = None,

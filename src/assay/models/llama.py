@@ -36,7 +36,7 @@ def exaone(b: Builder) -> Graph:
 def mistral3(b: Builder) -> Graph:
     """YaRN with its own magnitude m(1) / m(c) and bounds; queries grow with the position."""
     hp = b.read()
-    c = b.meta.number("rope.scaling.yarn_log_multiplier", 0.0)
+    c = max(0.0, b.meta.number("rope.scaling.yarn_log_multiplier", 0.0))
     beta = b.meta.number("attention.temperature_scale", 0.0)
     rope = replace(
         hp.rope,

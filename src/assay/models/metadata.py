@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from assay.errors import AssayError
 
 MOST = 2**31 - 1
+LARGEST = 3.5e38  # of a float32
 TINY = 1e-20  # numbers beyond it and its inverse overflow in the formulas that use them
 
 
@@ -54,12 +54,12 @@ class Metadata:
         return [self._whole(key, v, least) for v in value[:n]]
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A finite number of float32's range: a power of it stays finite too."""
         value = self._get(key, default)
         if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
             raise self.error(key, _shown(value), "a number")
-        if not math.isfinite(value):
-            raise self.error(key, value, "a finite number")
+        if not abs(float(value)) <= LARGEST:
+            raise self.error(key, value, "a finite number of float32's range")
         return float(value)
 
     def positive(self, key: str, default: float | None = None) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, 
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Models, open_models
+
+SWITCH_S = 0.0005  # that a thread waits for another's Python: a long text must not slow every step of the engine
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Config:
 async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until told to end. `ready` hears the address when the first model is loaded."""
     limits = config.limits
+    sys.setswitchinterval(SWITCH_S)
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     entries = open_models(config.models, config.options, limits)

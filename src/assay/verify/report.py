@@ -20,6 +20,7 @@ from assay.graph import Node, split
 from assay.models import Model
 from assay.system.files import write
 from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.diagnosis.words import words
 from assay.verify.dumps.observation import Dump, inputs_of, measure, patch, token_axis
 from assay.verify.faults import FAULTS
 from assay.verify.judge.diff import Diff, NodeVerdict
@@ -52,7 +53,7 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
     return {
         "title": f"{model.file.path.name} against {dump.source}",
         "verdict": verdict,
-        "headline": _headline(verdict, diagnosis, diff),
+        "headline": _headline(model, verdict, diagnosis, diff),
         "engine": dump.engine,
         "tokens": list(dump.tokens),
         "steps": list(dump.steps),
@@ -61,7 +62,7 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
         "roles": _roles(model, nodes),
         "layers": model.hparams.n_layer,
         "nodes": [_cell(model, n, samples) for n in nodes],
-        "causes": [_cause(c) for c in diagnosis.causes] if diagnosis is not None else [],
+        "causes": [_cause(c, model, diff) for c in diagnosis.causes] if diagnosis is not None else [],
         "unexplained": list(diagnosis.unexplained) if diagnosis is not None else [],
         "relations": [r.text for r in diagnosis.relations] if diagnosis is not None else [],
         "next": diagnosis.next_observation if diagnosis is not None else "",
@@ -69,14 +70,16 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
     }
 
 
-def _headline(verdict: str, diagnosis: Diagnosis | None, diff: Diff | None) -> str:
+def _headline(model: Model, verdict: str, diagnosis: Diagnosis | None, diff: Diff | None) -> str:
     first = diff.first_wrong if diff is not None else None
     broken = diagnosis.broken if diagnosis is not None else diff.broken if diff is not None else None
     if broken is not None:
         return broken.words
     if diagnosis is not None and diagnosis.causes:
         c = diagnosis.causes[0]
-        return f"{c.fault} at {c.node}: {FAULTS[c.fault].wrong}"
+        said = words(c, model)
+        guess = "" if said.title == "cause" else f"{said.title}: "
+        return f"{guess}{c.fault} at {c.node}: {said.wrong}"
     if first is not None:
         return f"{first.name} is the first wrong node"
     return "every node agrees with the definition" if verdict in ("same", "healthy") else "within the noise"
@@ -111,12 +114,11 @@ def _finite(x: float) -> float | None:
     return float(x) if np.isfinite(x) else None
 
 
-def _cause(c: Cause) -> dict[str, Any]:
+def _cause(c: Cause, model: Model, diff: Diff | None) -> dict[str, Any]:
     fault = FAULTS[c.fault]
     return {
         **c.to_dict(),
-        "wrong": fault.wrong,
-        "right": fault.right,
+        **words(c, model, diff).to_dict(),
         "symptom": fault.symptom,
         "stage": fault.stage,
         "links": [[label, address] for label, address in fault.links],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 MATCHED = 0.05  # nmse below which a tensor may be a node's value: coarse arithmetic stays below, other nodes lie near 1
 RIVAL = 10.0  # no other node may come within this factor of the best, or the name stays open
+COPY = 1e-8  # nmse up to which an unknown name may hold the value of a node that was dumped by name as well
 
 # -- judge: what is excused as noise -----------------------------------------------------------------------------------
 

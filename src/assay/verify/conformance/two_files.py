@@ -7,7 +7,7 @@ compared window by window and never kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from assay.verify.judge.sweep import Last, Streamed
 
 Array = NDArray[Any]
 ROWS = 4096  # weight rows compared at a time
+SAMPLED = 64  # rows of a tensor on which the rounding of its types is measured
+MAY = 4.0  # times that rounding two files may be apart: encoders differ, and some weigh by an importance matrix
+_EXACT = 1e-12  # nmse of a tensor that is the same but for float32
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,14 @@ class Distance:
     nmse: float
     cosine: float
     types: tuple[str, str] = ("", "")
+    rounding: float | None = None  # what the two types round away of such a tensor, as an nmse; None: not known
+
+    @property
+    def explained(self) -> bool | None:
+        """Is the distance what the types round away? None where a type cannot be written here."""
+        if self.nmse <= _EXACT:
+            return True
+        return None if self.rounding is None else self.nmse <= MAY * self.rounding
 
 
 @dataclass(frozen=True)
@@ -76,10 +87,31 @@ def weights(a: Model, b: Model, progress: Callable[[int, int], None] | None = No
         for start in range(0, len(raw[0]), ROWS):
             part = slice(start, start + ROWS)
             sums += _sums(codecs.decode(one.type, raw[0][part]), codecs.decode(other.type, raw[1][part]))
-        found.append(_distance(name, sums, (one.type.name, other.type.name)))
+        types = one.type.name, other.type.name
+        sample = codecs.decode(one.type, raw[0][:: max(1, len(raw[0]) // SAMPLED)][:SAMPLED])
+        found.append(replace(_distance(name, sums, types), rounding=_rounding(sample, types)))
         if progress:
             progress(i + 1, len(common))
     return found
+
+
+def _rounding(rows: Array, types: tuple[str, str]) -> float | None:
+    """What writing such rows in both types loses, measured with the encoders at hand.
+
+    The rows come from a file that is rounded already, and would be written without loss in its own type; the sum of two
+    of them lies on nobody's grid.
+    """
+    from assay.gguf import codecs
+
+    mixed = ((rows + np.roll(rows, 1, axis=0)) / np.sqrt(2)).astype(np.float32)
+    if len(rows) == 1:
+        mixed = rows.astype(np.float32)
+    lost = 0.0
+    for name in types:
+        if name not in codecs.ENCODERS and name not in codecs.FLOATS:
+            return None
+        lost += _distance("", _sums(mixed, codecs.decode(name, codecs.encode(name, mixed)))).nmse
+    return lost
 
 
 def activations(
@@ -99,7 +131,7 @@ def activations(
             inputs = [_wide(env[name]) for name in mine.inputs]
             env[node.name] = evaluate(mine, inputs, store)
             pair.append(env[node.name])
-        if node.op == "kq":
+        if node.op == "kq" and a.graph.causal:  # scores of keys that nobody sees are not compared
             pair = [np.tril(x) for x in pair]
         found.append(_distance(node.name, _sums(pair[0], pair[1])))
         if node.name == a.graph.output:

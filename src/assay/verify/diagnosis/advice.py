@@ -26,7 +26,7 @@ def relations_at(lab: Lab, unit: Unit) -> list[Relation]:
         return []
     node = lab.graph[unit.target]
     own = lab.base(unit)[unit.target]
-    weight = np.asarray(lab.weights[node.weights[0]]) if node.op == "rms_norm" else None
+    weight = np.asarray(lab.weights[node.weights[0]]) if node.op == "rms_norm" and node.weights else None
     shape = lab.graph.shapes[unit.target]
     others = {
         name: value

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from assay.graph import split
 from assay.models import Model
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.faults import FAULTS
+from assay.verify.diagnosis.words import Words, joint, tied, words
 from assay.verify.judge.text import broken_lines
 
 PAGE = "docs/faults.md"
@@ -33,12 +33,12 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
             return
         yield "  something before it is wrong already, and may be why:"
         yield ""
-    yield _headline(d)
+    yield _headline(d, model)
     if d.first_wrong and d.diff is not None:
         yield from _place(d, model)
     for i, cause in enumerate(d.causes):
         yield ""
-        yield from _cause(cause, i + 1 if len(d.causes) > 1 else 0)
+        yield from _cause(cause, words(cause, model, d.diff), i + 1 if len(d.causes) > 1 else 0)
     if d.unexplained:
         yield ""
         yield f"unexplained: {_names(d.unexplained)}"
@@ -52,11 +52,13 @@ def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
     yield from _notes(d)
 
 
-def _headline(d: Diagnosis) -> str:
+def _headline(d: Diagnosis, model: Model | None) -> str:
     if d.causes and d.verdict == "fault":
         first = d.causes[0]
         also = f" and {len(d.causes) - 1} more" if len(d.causes) > 1 else ""
-        return f"fault: {first.fault}{also} at {first.node}: {FAULTS[first.fault].wrong}"
+        said = words(first, model)
+        kind = "fault" if said.title == "cause" else said.title
+        return f"{kind}: {first.fault}{also} at {first.node}: {said.wrong}"
     where = d.first_wrong or "the run"
     if d.verdict == "inconclusive":
         return f"inconclusive: {where} is wrong, and what was observed does not tell why"
@@ -82,18 +84,23 @@ def _place(d: Diagnosis, model: Model | None) -> Iterator[str]:
     yield f"  seen      at {list(e.where)}: found {e.found:.7g}, expected {e.expected:.7g} (nmse {e.nmse:.1e})"
 
 
-def _cause(c: Cause, number: int) -> Iterator[str]:
-    fault = FAULTS[c.fault]
-    title = f"cause {number}" if number else "cause"
-    yield f"{title}: {c.fault} ({c.how})"
-    yield from _wrapped(f"wrong: {fault.wrong}", "  ")
-    yield from _wrapped(f"right: {fault.right}", "  ")
+def _cause(c: Cause, said: Words, number: int) -> Iterator[str]:
+    title = f"{said.title} {number}" if number else said.title
+    yield from _wrapped(f"{title}: {' or '.join((c.fault, *tied(c)[:3]))} ({c.how})")
+    yield from _wrapped(f"wrong: {said.wrong}", "  ")
+    yield from _wrapped(f"right: {said.right}", "  ")
+    if said.fix:
+        yield from _wrapped(f"fix: {said.fix}", "  ")
+    if said.look_for:
+        yield "  look for a line like"
+        yield from (f"    {language:<8}{line}" for language, line in said.look_for.items())
     yield f"  evidence: deviation {c.before:.3g} times the noise, {c.after:.2g} with the fault planted; " + (
         f"explains {_names(c.nodes)}"
     )
-    yield f"  confidence {c.confidence:.2f}" + (
-        f"; gives the same values as {', '.join(c.equivalent)}" if c.equivalent else ""
-    )
+    same = f"; gives the same values as {', '.join(c.equivalent)}" if c.equivalent else ""
+    yield f"  confidence {joint(c):.2f}" + (f" that it is one of these, {c.confidence:.2f} each" if tied(c) else same)
+    if said.otherwise:
+        yield from _wrapped(f"if it is not that: {said.otherwise}", "  ")
     yield f"  see {PAGE}#{c.fault}"
 
 

@@ -121,8 +121,9 @@ def compare_feed(
     fits = {}
     for name in names:
         axis = token_axis(lab.graph, name)
-        shown = np.take(values[name], rows, axis=axis)
-        if skip:
+        pooled = lab.graph.shapes[name][0] == 1  # one row of all tokens
+        shown = values[name] if pooled else np.take(values[name], rows, axis=axis)
+        if skip and not pooled:
             whole = lab.dump.values(name)
             if whole is None:
                 fits[name] = NEVER

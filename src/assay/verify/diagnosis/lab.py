@@ -195,7 +195,7 @@ class Lab:
         hide = self.hidden if self.graph[name].op == "kq" else None
         every, residual, count = np.zeros(len(ARITHMETICS)), 0.0, 0
         for obs in self.dump.by_name[name]:
-            if value.shape[axis] < len(self.dump.tokens):
+            if value.shape[axis] < len(self.dump.tokens) and self.graph.shapes[name][axis] != 1:  # 1: pooled
                 return NEVER
             with np.errstate(all="ignore"):
                 error, expected = deviation(obs, value, axis, self.model.hparams.n_embd_head, hide)

@@ -117,7 +117,7 @@ def translate(name: str, op: str, graph: Graph) -> tuple[str, str] | None:
     role, layer = split(name)
     if op and (role, op) in BY_OP:
         return _first(graph, [join(found, layer) for found in BY_OP[role, op]], "gguf")
-    plain = join(OLD.get(role, role), layer)
+    plain = name if name in graph else join(OLD.get(role, role), layer)
     if plain in graph:
         return plain, "gguf"
     if op:  # llama.cpp speaks; other people's names mean other things

@@ -27,7 +27,7 @@ from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.settle import counted_from_one, folded, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
-from assay.verify.thresholds import MATCHED, RIVAL
+from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
 Array = NDArray[Any]
 MOST_VALUES = 1 << 28  # of one node: scores grow with the square of the tokens
@@ -83,7 +83,9 @@ def resolve(
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
     notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
     notes = folded(notes)
-    dump = replace(dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken)
+    dump = replace(
+        dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken or dump.not_finite
+    )
     return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
 
 
@@ -210,6 +212,10 @@ def _match_by_value(
         if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
             taken = {*named, *(o.name for o in matched)}
             one = min(same, key=lambda name: (name in taken, not plain[name]))
+            if one in named and scored[0][0] > COPY:  # of another run: the dump has the node under its name
+                left.append(obs)
+                notes.append(_evidence(obs, [(scored[0][0], one)], "not used: dumped by name as well is"))
+                continue
             matched.append(replace(obs, name=one))
             notes.append(_evidence(obs, [(scored[0][0], one), *rivals], "taken for", [n for n in same if n != one]))
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 
-from assay.verify.faults import attention, blocks, decoders, layout, parsing, rotary
+from assay.verify.faults import attention, blocks, decoders, families, layout, parsing, rotary
 from assay.verify.faults.base import (
     PLANTS,
     Change,
@@ -29,6 +29,7 @@ from assay.verify.faults.base import (
 from assay.verify.faults.kinds import Kind, Probe, Stage
 
 __all__ = [
+    "CODE",
     "FAULTS",
     "Change",
     "Context",
@@ -46,7 +47,7 @@ __all__ = [
     "sites",
 ]
 
-_PLANTING = (parsing, decoders, layout, blocks, rotary, attention)  # imported for what they register
+_PLANTING = (parsing, decoders, layout, blocks, rotary, attention, families)  # imported for what they register
 
 
 def _read(stage: Stage) -> dict[str, Fault]:
@@ -69,4 +70,8 @@ def _read(stage: Stage) -> dict[str, Fault]:
     }
 
 
+# By stage and by fault: the line to look for in three languages, and sentences with the file's values to fill in.
+CODE: dict[str, dict[str, str]] = tomllib.loads(
+    resources.files("assay.verify.faults").joinpath("code.toml").read_text("utf-8")
+)
 FAULTS: dict[str, Fault] = {id: fault for stage in Stage for id, fault in _read(stage).items()}

@@ -197,6 +197,7 @@ def _partial(label: str, count: Callable[[int], int], exponent: Callable[[int], 
         return Change(node, lambda x, pos, *f: turned(node, x, pos, _cut(f, n_rot), n_rot=n_rot, base=base))
 
 
+_partial("all of each head rotated", lambda d: d, lambda d: d)
 _partial("half of each head rotated", lambda d: d // 2, lambda d: d // 2)
 _partial("half of each head rotated, exponent over the whole", lambda d: d // 2, lambda d: d)
 _partial("a quarter of each head rotated", lambda d: d // 4, lambda d: d // 4)

@@ -7,6 +7,7 @@ Each is a set of roundings applied while the definition runs. They are models of
   f16     results, weights and cache in float16 (bf16: bfloat16), sums in float32
   Q8      as llama.cpp on a CPU: the operand of a product with a quantised matrix is quantised first, to Q8_0 (Q8_1
           with Q4_1 and Q5_1) for 32-blocks and Q8_K for 256-blocks; with an F16 or BF16 matrix it is rounded to that
+  GELU    as llama.cpp on a CPU: GELU by a table of halves, its input and its value rounded to float16
   f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them, and products
           of halves added up in 32 lanes of halves, as ggml does where the processor can
 
@@ -29,22 +30,23 @@ from assay.graph import Graph, Node
 
 Array = NDArray[Any]
 UNIT = {"f32": 2.0**-24, "f16": 2.0**-11, "bf16": 2.0**-8}  # half a unit in the last place, relative
-MATRIX = ("linear", "expert_linear")
-SUMS = (*MATRIX, "kq", "kqv", "add", "bias")
+MATRIX = ("linear", "expert_linear", "head_linear")
+SUMS = (*MATRIX, "kq", "kqv", "add", "bias", "add_row", "expert_bias", "expert_sum", "row_sum", "pool", "layer_norm")
 WITH_MINIMUM = ("Q4_1", "Q5_1")  # types whose products take Q8_1
-_NONLINEAR = ("attn_softmax", "softmax", "glu", "softcap")
+_NONLINEAR = ("attn_softmax", "softmax", "sigmoid", "act", "glu", "glu_split", "glu_oai", "softcap", "pos_scale")
 _EXP = 4  # half-units by which a fast float32 exponential, and what divides by its sum, may be off
 _ANGLE = 8  # half-units by which a rotary angle may be off: frequencies are often products of rounded factors
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Where it rounds: every result (`storage`), operands of quantised products, the cache."""
+    """Where it rounds: every result (`storage`), operands of quantised products, the cache, GELU."""
 
     name: str
     storage: str = "f32"
     q8: bool = False
     f16_cache: bool = False
+    gelu_table: bool = False
 
     @property
     def unit(self) -> float:
@@ -54,9 +56,10 @@ class Arithmetic:
 # From the strictest to the most lenient; the first that explains a run is taken.
 ARITHMETICS: tuple[Arithmetic, ...] = (
     Arithmetic("f32"),
-    Arithmetic("f16 KV", f16_cache=True),
-    Arithmetic("Q8 activations", q8=True),
-    Arithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True),
+    Arithmetic("f32, GELU table", gelu_table=True),
+    Arithmetic("f16 KV", f16_cache=True, gelu_table=True),
+    Arithmetic("Q8 activations", q8=True, gelu_table=True),
+    Arithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
     Arithmetic("f16", storage="f16", f16_cache=True),
     Arithmetic("bf16", storage="bf16"),
 )
@@ -125,11 +128,19 @@ def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Arra
         return x if quantise is None else quantise(x.reshape(x.shape[0], -1) if node.op == "linear" else x)
     if a.f16_cache and i == 0 and node.op in ("kq", "kqv"):
         return round_to(x, "f16")
+    if a.gelu_table and i == 0 and is_gelu(node):
+        gate = x.shape[-1] // (2 if node.op == "glu_split" else 1)
+        return np.concatenate([round_to(x[..., :gate], "f16"), x[..., gate:]], axis=-1)
     if node.op in _NONLINEAR:
         return np.asarray(x * (1 + a.unit * _noise(node, i, x.shape)), x.dtype)
     if a.storage != "f32":
         return round_to(x, a.storage)
     return x
+
+
+def is_gelu(node: Node) -> bool:
+    """Is it a GELU, alone or as a gate?"""
+    return node.op in ("act", "glu", "glu_split") and node.attr("act") == "gelu_tanh"
 
 
 def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
@@ -144,8 +155,10 @@ def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: i
     return size
 
 
-def summed(graph: Graph, node: Node, y: Array, deviation: Array | None) -> Array:
+def summed(a: Arithmetic, graph: Graph, node: Node, y: Array, deviation: Array | None) -> Array:
     """The result before it is stored; `deviation` is the standard deviation of each sum."""
+    if a.gelu_table and is_gelu(node):  # the table's value, or its product, is off by up to half a unit
+        return np.asarray(y * (1 + UNIT["f16"] / math.sqrt(3) * _noise(node, 6, y.shape)), y.dtype)
     if deviation is not None:
         return np.asarray(y + deviation * _noise(node, 7, y.shape), y.dtype)
     if node.op == "rms_norm":
@@ -168,9 +181,20 @@ def _terms(graph: Graph, node: Node, n_keys: int) -> int:
         return graph.weights[node.weights[0]][-1]
     if node.op == "rms_norm":
         return graph.weights[node.weights[0]][0] if node.weights else int(graph.shapes[node.name][-1])
-    if node.op == "kq":
+    if node.op in ("kq", "layer_norm"):
         return int(graph.shapes[node.inputs[0]][-1])
-    return n_keys if node.op == "kqv" else 2
+    if node.op in ("expert_sum", "row_sum"):
+        return int(graph.shapes[node.inputs[0]][1])
+    return n_keys if node.op in ("kqv", "pool") else 2
+
+
+def norm_terms(node: Node, x: Array, w: Array, b: Array | None = None) -> Array:
+    """LayerNorm as a sum: the squares of w x / sigma, of w mean / sigma and of the bias, which may cancel."""
+    heads = x.reshape(x.shape[0], node.attr("n_head"), -1) if node.attr("n_head") and x.ndim == 2 else x
+    mean = heads.mean(-1, keepdims=True)
+    gain = w * w / (np.square(heads - mean).mean(-1, keepdims=True) + node.attr("eps"))
+    squares = gain * (heads * heads + mean * mean)
+    return np.asarray(squares if b is None else squares + b * b, x.dtype).reshape(x.shape)
 
 
 def _noise(node: Node, salt: int, shape: tuple[int, ...]) -> Array:

@@ -19,14 +19,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import attn_mask
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, inputs_of, measure, patch, token_axis
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.noise import Level, NoiseRuns, by_rows, cache_path, load_levels, part_key, save_levels
+from assay.verify.judge.noise import (
+    Level,
+    NoiseRuns,
+    apart,
+    by_rows,
+    cache_path,
+    load_levels,
+    part_key,
+    save_levels,
+    unseen,
+)
+from assay.verify.judge.routing import CHOICES, Route, allowed, disorder, ranking, routes
 from assay.verify.judge.sweep import Last, evaluate_all, sweep
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
@@ -59,7 +69,8 @@ class Evidence:
 def deviation(obs: Observation, value: Array, axis: int, head_width: int, hide: Array | None) -> tuple[Array, Array]:
     """Observed minus expected, and expected."""
     expected = np.asarray(measure(obs, value, axis, head_width), np.float64)
-    error = obs.target().astype(np.float64) - expected
+    error = apart(obs.target().astype(np.float64), expected)
+    expected = np.where(np.isinf(expected), 0, expected)
     if hide is not None and obs.kind not in STATISTICS:
         masked = measure(obs, np.broadcast_to(hide, value.shape), axis, head_width)
         error[masked] = 0
@@ -108,19 +119,23 @@ class OwnInputs:
     ) -> None:
         self.graph, self.dump, self.carried, self.local = model.graph, dump, carried, local
         given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
+        self.hidden = unseen(model, given)
         self.head_width = model.hparams.n_embd_head
         self.truth: dict[str, Array] = dict(given)
         self.theirs: dict[str, Array] = dict(given)  # dumped where dumped, else recomputed from what was
         self.path: dict[str, tuple[str, ...]] = {}  # unobserved nodes that a value was derived through
         self.last = Last(model.graph)
         self.evidence: list[Evidence] = []
+        self.scores: dict[str, tuple[str, Array, Array]] = {}  # of the routers: the node, the definition's, theirs
+        self.routes: list[Route] = []  # tokens that got, or may have got, other experts
 
     def visit(self, node: Node, weights: Weights) -> None:
         true_in = [self.truth[i] for i in node.inputs]
         their_in = [self.theirs[i] for i in node.inputs]
         truth, own = evaluate_all(node, [_wide(true_in), _wide(their_in)], weights)
         self.truth[node.name] = truth
+        if node.op == "argsort":
+            self.scores[node.name] = node.inputs[0], true_in[0], their_in[0]
         segment = (*dict.fromkeys(s for i in node.inputs for s in self.path.get(i, ())), node.name)
         observations = tuple(
             replace(o, data=o.array()) if o.kind == "values" else o for o in self.dump.by_name.get(node.name, ())
@@ -133,6 +148,11 @@ class OwnInputs:
             self.theirs[node.name] = patch(observations, own, token_axis(self.graph, node.name))
             if not found.whole:
                 self.path[node.name] = segment
+        if node.op == "topk":
+            score, right, _ = self.scores[ranking(self.graph, node).name]
+            seen = bool(observations) or not np.array_equal(np.sort(truth), np.sort(self.theirs[node.name]))
+            rms = self.carried(score).rms
+            self.routes += routes(node.name, right, truth, self.theirs[node.name], rms, seen)
         self.last.forget(node, self.truth, self.theirs, self.path)
 
     def _judge(
@@ -154,7 +174,12 @@ class OwnInputs:
         for obs in observations:
             error, expected = deviation(obs, truth, axis, self.head_width, hide)
             own_error, own_expected = deviation(obs, own, axis, self.head_width, hide)
-            if truth.dtype.kind != "f":  # indices: equal or not
+            if node.op in CHOICES and obs.kind == "values" and obs.rows is None:
+                score, right, theirs = self.scores[ranking(self.graph, node).name]
+                far_off, own_off = disorder(right, obs.array()), disorder(theirs, obs.array())
+                carried = np.maximum(carried, (far_off / allowed(right, self.carried(score).rms)).max(axis=1))
+                local = np.maximum(local, (own_off / allowed(theirs, self.local(score).rms)).max(axis=1))
+            elif truth.dtype.kind != "f":  # indices: equal or not
                 carried = np.maximum(carried, np.inf if own_error.any() else 0)
                 local = carried
             else:
@@ -200,8 +225,8 @@ def _wide(values: list[Array]) -> list[Array]:
 
 def examine(
     model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True
-) -> list[Evidence]:
-    """Everything the dump shows, node by node in the graph's order."""
+) -> tuple[list[Evidence], list[Route]]:
+    """Everything the dump shows, node by node in the graph's order; and the tokens routed otherwise."""
     path = cache_path(model, dump.tokens, dump.positions)
     levels = load_levels(path, model) if cache else None
 
@@ -212,7 +237,7 @@ def examine(
         sweep(model, [one_step, own] if levels else [whole_run, one_step, own], progress)
     if cache and not levels:
         save_levels(path, whole_run.levels)
-    return own.evidence
+    return own.evidence, own.routes
 
 
 def recompute(model: Model, dump: Dump, name: str, without: Collection[str] = ()) -> Array:
@@ -229,7 +254,7 @@ def follows(model: Model, dump: Dump, e: Evidence, faulty: Collection[str]) -> A
     axis, hide = token_axis(model.graph, e.name), None
     if model.graph[e.name].op == "kq":
         given = inputs_of(dump.tokens, dump.positions)
-        hide = attn_mask(given["inp_pos"], given["inp_kpos"])
+        hide = unseen(model, given)
     value = recompute(model, dump, e.name, faulty)
     worst = np.zeros(len(ARITHMETICS))
     for obs in dump.by_name[e.name]:

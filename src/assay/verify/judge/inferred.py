@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import numpy as np
 
 from assay.models import Model
-from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic
+from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu
 from assay.verify.judge.evidence import Evidence
 from assay.verify.thresholds import RUN, TOO_GOOD
 
@@ -15,9 +13,10 @@ from assay.verify.thresholds import RUN, TOO_GOOD
 def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
     """The strictest arithmetic that explains what the nodes have in common.
 
-    Whole tensors: storage, quantised operands and cache are inferred apart, each by the majority of the nodes that it
-    concerns, judged on their own inputs. Partial evidence: the one that explains the most observations from the first
-    on, but none that is far too coarse for the first one: who agrees to six digits there does not compute in bfloat16.
+    Whole tensors: storage, quantised operands, cache and GELU are inferred apart, each by the majority of the nodes
+    that it concerns, judged on their own inputs. Partial evidence: the one that explains the most observations from
+    the first on, but none that is far too coarse for the first one: who agrees to six digits there does not compute in
+    bfloat16.
     """
     whole = [e for e in evidence if e.whole and len(e.segment) <= 3]
     if len(whole) >= 8:
@@ -33,19 +32,21 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
 
 
 def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
-    def explained(ops: Collection[str], inside: bool, candidates: list[Arithmetic]) -> Arithmetic:
-        votes = [e.local for e in whole if (model.graph[e.name].op in ops) == inside]
-        share = [sum(v[ARITHMETICS.index(c)] <= 1 for v in votes) for c in candidates]
+    def explained(nodes: list[Evidence], candidates: list[Arithmetic]) -> Arithmetic:
+        share = [sum(e.local[ARITHMETICS.index(c)] <= 1 for e in nodes) for c in candidates]
         for c, n in zip(candidates, share, strict=True):
-            if 2 * n >= len(votes):
+            if 2 * n >= len(nodes):
                 return c
         return candidates[int(np.argmax(share))]
 
-    plain, kv, q8, both, f16, bf16 = ARITHMETICS
-    attention = ("kq", "kqv")
-    storage = explained((*MATRIX, *attention, "cache"), False, [plain, f16, bf16])
-    if storage is not plain:
+    def of(*ops: str, others: bool = False) -> list[Evidence]:
+        return [e for e in whole if (model.graph[e.name].op in ops) != others]
+
+    plain, table, kv, q8, both, f16, bf16 = ARITHMETICS
+    storage = explained(of(*MATRIX, "kq", "kqv", "cache", others=True), [table, f16, bf16])
+    if storage is not table:
         return storage
-    quantised = explained(MATRIX, True, [plain, q8]) is q8
-    cached = kv in (explained(attention, True, [plain, kv]), explained(("cache",), True, [plain, kv]))
-    return {(False, False): plain, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]
+    quantised = explained(of(*MATRIX), [table, q8]) is q8
+    cached = kv in (explained(of("kq", "kqv"), [table, kv]), explained(of("cache"), [table, kv]))
+    gelu = explained([e for e in whole if any(is_gelu(model.graph[part]) for part in e.segment)], [plain, table])
+    return {(False, False): gelu, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]

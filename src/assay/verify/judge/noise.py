@@ -36,6 +36,7 @@ from assay.verify.judge.arithmetic import (
     SUMS,
     WITH_MINIMUM,
     Arithmetic,
+    norm_terms,
     operand,
     q8_1_slip,
     rounding_variance,
@@ -43,10 +44,11 @@ from assay.verify.judge.arithmetic import (
     summation,
     summed,
 )
+from assay.verify.judge.routing import CHOICES, allowed, other_choice, ranking
 from assay.verify.judge.sweep import Last, Squares, evaluate_all
 
 Array = NDArray[Any]
-VERSION = 5  # of the noise model; part of the cache key
+VERSION = 6  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,17 @@ class Level:
 
 def part_key(obs: Observation) -> tuple[Any, ...]:
     return obs.foreign, obs.kind, obs.rows
+
+
+def apart(a: Array, b: Array) -> Array:
+    """a - b, and 0 where both are the same infinity: scores and experts that are masked away."""
+    with np.errstate(invalid="ignore"):
+        return np.where(a == b, 0, a - b)
+
+
+def unseen(model: Model, given: Mapping[str, Array]) -> NDArray[np.bool_]:
+    """Which scores nobody looks at, [T, S]."""
+    return attn_mask(given["inp_pos"], given["inp_kpos"], causal=model.hparams.layers[0].causal)
 
 
 def by_rows(value: Array, axis: int) -> Array:
@@ -82,8 +95,12 @@ class NoiseRuns:
         given = inputs_of(tokens, positions)
         self.exact: dict[str, Array] = dict(given)
         self.runs: list[dict[str, Array]] = [dict(given) for _ in ARITHMETICS]
-        self.hidden = attn_mask(given["inp_pos"], given["inp_kpos"])
+        self.hidden = unseen(model, given)
         self.n_tokens = len(tokens)
+        self.scores: dict[str, tuple[Array, Level]] = {}  # of the routers, by the node that sorts them
+        self.rerouted: dict[
+            int, dict[str, Array]
+        ] = {}  # by arithmetic: the run in which every open choice fell otherwise
         self.last = Last(model.graph)
         self.levels: dict[str, Level] = {}
 
@@ -92,11 +109,19 @@ class NoiseRuns:
         same: dict[Any, Array] = {}  # equal roundings of equal inputs stay one array, and are computed once
         for a, run in zip(ARITHMETICS, self.runs, strict=True):
             lanes.append([self._operand(a, node, i, run[name], same) for i, name in enumerate(node.inputs)])
+        n = len(lanes)
+        lanes += [[run[name] for name in node.inputs] for run in self.rerouted.values()]
         exact, *values = (_narrow(v) for v in evaluate_all(node, lanes, weights))
+        values, others = values[: n - 1], dict(zip(self.rerouted, values[n - 1 :], strict=True))
+        if node.op in CHOICES:  # as the definition chooses; the other choice is a run of its own
+            values = [exact] * len(values)
+        elif node.op == "group_mask":
+            values = [np.where(np.isneginf(exact), exact, lane[0]) for lane in lanes[1:n]]
         values = self._slip(node, values, weights)
         sums, operands = self._variances(node, weights)
         values = [
-            summed(self.graph, node, v, None if s is None else np.sqrt(s)) for s, v in zip(sums, values, strict=True)
+            summed(a, self.graph, node, v, None if s is None else np.sqrt(s))
+            for a, s, v in zip(ARITHMETICS, sums, values, strict=True)
         ]
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
@@ -106,12 +131,30 @@ class NoiseRuns:
             None if s is None else s + operands if a.q8 and operands is not None else s
             for a, s in zip(ARITHMETICS, sums, strict=True)
         ]
-        self.levels[node.name] = self._level(node, exact, values, observed, spread)
+        self.levels[node.name] = self._level(node, exact, values, observed, spread, others)
         axis = token_axis(self.graph, node.name)
         self.exact[node.name] = _narrow(patch(observed, exact, axis))
-        for run, value in zip(self.runs, values, strict=True):
+        if node.op in CHOICES:
+            others |= self._reroute(node, exact, whole)
+        for run, value in (*zip(self.runs, values, strict=True), *((self.rerouted[i], v) for i, v in others.items())):
             run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
-        self.last.forget(node, self.exact, *self.runs)
+        self.last.forget(node, self.exact, *self.runs, *self.rerouted.values())
+
+    def _reroute(self, node: Node, chosen: Array, known: bool) -> dict[int, Array]:
+        """For each arithmetic whose noise leaves a choice of experts open: the other one. None where it is `known`."""
+        if node.op == "argsort":
+            score = node.inputs[0]
+            self.scores[node.name] = self.exact[score], self.levels[score]
+            return {}
+        scores, level = self.scores[ranking(self.graph, node).name]
+        margin, other = other_choice(scores, chosen)
+        found = {}
+        for i, limit in enumerate(allowed(scores, level.rms)):
+            is_open = margin <= limit
+            if is_open.any() and not known:
+                self.rerouted.setdefault(i, dict(self.runs[i]))
+                found[i] = np.where(is_open[:, None], other, chosen)
+        return found
 
     def _variances(self, node: Node, weights: Weights) -> tuple[list[Array | None], Array | None]:
         """Of each value of a sum: by summing, for each arithmetic, and by quantising a matrix's operand."""
@@ -125,8 +168,14 @@ class NoiseRuns:
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
             squares, *more = evaluate_all(node, lanes, Squares(weights))
             operands = more[0] if more else None
-        elif node.op == "bias":
-            squares = inputs[0] ** 2 + np.square(weights[node.weights[0]][:])
+        elif node.op == "layer_norm":
+            squares = norm_terms(
+                node, inputs[0], weights[node.weights[0]][:], *(weights[w][:] for w in node.weights[1:])
+            )
+        elif node.op in ("bias", "add_row", "expert_bias"):
+            squares = evaluate_all(node, [[inputs[0] ** 2, *inputs[1:]]], Squares(weights))[0]
+        elif node.op == "pool":
+            squares = evaluate_all(node, [[inputs[0] ** 2 / len(inputs[0])]], weights)[0]
         else:
             squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
         size = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
@@ -149,7 +198,7 @@ class NoiseRuns:
         return out
 
     def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
-        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache)
+        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache, a.gelu_table)
         if key not in same:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]
@@ -161,14 +210,18 @@ class NoiseRuns:
         values: list[Array],
         observed: Sequence[Observation],
         variances: Sequence[Array | None],
+        others: Mapping[int, Array],
     ) -> Level:
-        """Noise of each row; at least what rows of this size show on average, for one row may have been lucky."""
+        """Noise of each row; at least what rows of this size show on average, for one row may have been lucky.
+
+        `others` are the values of runs with other experts: what they change belongs to the rows they change alone.
+        """
         axis = token_axis(self.graph, node.name)
-        rows = by_rows(exact.astype(np.float32), axis)
+        rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
         rms, top = [], []
         for value, variance in zip(values, variances, strict=True):
-            difference = by_rows(self._shown(node, value.astype(np.float32) - exact), axis)
+            difference = by_rows(self._shown(node, apart(value.astype(np.float32), exact)), axis)
             one = np.sqrt(np.mean(difference * difference, axis=1))
             peak = np.abs(difference).max(axis=1)
             if variance is not None:
@@ -176,8 +229,14 @@ class NoiseRuns:
                 one, peak = np.maximum(one, usual), np.maximum(peak, largest)
             rms.append(np.maximum(one, scale * np.sqrt(np.mean((one / scale) ** 2))))
             top.append(np.maximum(peak, scale * np.sqrt(np.mean((peak / scale) ** 2))))
+        for i, value in others.items():
+            difference = by_rows(self._shown(node, apart(value.astype(np.float32), exact)), axis)
+            rms[i] = np.maximum(rms[i], np.sqrt(np.mean(difference * difference, axis=1)))
+            top[i] = np.maximum(top[i], np.abs(difference).max(axis=1))
         parts = {
-            part_key(o): np.stack([self._seen_as(o, v, axis) - self._seen_as(o, exact, axis) for v in values])
+            part_key(o): np.stack(
+                [self._seen_as(o, others.get(i, v), axis) - self._seen_as(o, exact, axis) for i, v in enumerate(values)]
+            )
             for o in observed
             if o.kind != "values"
         }
@@ -225,6 +284,8 @@ def load_levels(path: Path, model: Model) -> dict[str, Level] | None:
 
 
 def save_levels(path: Path, levels: Mapping[str, Level]) -> None:
+    blocks = [np.stack([v.rms, v.top]) for v in levels.values()]
+    widest = np.broadcast_shapes(*(b.shape for b in blocks))  # a pooled node has one row
     buffer = io.BytesIO()
-    np.save(buffer, np.stack([np.stack([v.rms, v.top]) for v in levels.values()]))
+    np.save(buffer, np.stack([np.broadcast_to(b, widest) for b in blocks]))
     remember(path, buffer.getvalue())

@@ -65,6 +65,9 @@ class _Squared:
     def __getitem__(self, rows: Any) -> Array:
         return np.square(self._matrix[rows])
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
+
 
 def sweep(model: Model, visitors: Sequence[Visitor], progress: Callable[[int, int], None] | None = None) -> None:
     """Show every node of the model's graph to every visitor, in order."""

@@ -15,6 +15,7 @@ from assay.verify.judge.diff import Diff, NodeVerdict, Verdict
 from assay.verify.judge.evidence import Evidence, examine, follows
 from assay.verify.judge.inferred import infer
 from assay.verify.judge.noise import Level
+from assay.verify.judge.routing import Route
 from assay.verify.thresholds import CLEARLY_OWN
 
 
@@ -26,17 +27,24 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
-    evidence = examine(model, dump, progress, cache) if dump.by_name else []
+    evidence, routes = examine(model, dump, progress, cache) if dump.by_name else ([], [])
     arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
+    nodes = tuple(decide(model, dump, evidence, arithmetic))
     return Diff(
         a=f"{model.file.path.name}@definition",
         b=dump.source,
         arithmetic=arithmetic,
-        nodes=tuple(decide(model, dump, evidence, arithmetic)),
+        nodes=nodes,
         unmatched=dump.unmatched,
-        notes=dump.notes,
+        notes=(*dump.notes, *_rerouted(routes, nodes, arithmetic)),
         contradictions=tuple(contradictions(dump)),
     )
+
+
+def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic: Arithmetic) -> list[str]:
+    """The tokens that rounding gave, or may have given, another expert; not those that a fault did."""
+    i, wrong = ARITHMETICS.index(arithmetic), {n.name for n in nodes if n.verdict == "wrong"}
+    return [route.text(i) for route in routes if route.ratios[i] <= 1 and route.node not in wrong]
 
 
 def compare(a: Dump, b: Dump) -> Diff:

@@ -1,0 +1,146 @@
+"""The cuda engine on one card: decode, prefill and many streams, beside llama.cpp's `llama-bench` where there is one.
+
+    python bench/gpu.py model.gguf                               decode, prefill 512 and 2048, 8 and 64 streams
+    python bench/gpu.py model.gguf --depth 8000                  decode after 8,000 tokens
+    python bench/gpu.py model.gguf --kernels                     time of each launch of a decode step
+    python bench/gpu.py model.gguf --llama-bench path/llama-bench
+
+Figures are medians over rounds, in tokens a second. `graph` is the step on the device alone, queued without waiting;
+`engine` is a call of `forward` for every token, logits on the host. Random weights (bench/make_model.py) are as good as
+any: speed does not depend on what they say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from assay.engines.base import PAGE, Chunk, pages_for
+from assay.engines.cuda import CudaEngine
+from assay.gguf import open_file
+from assay.models import load
+
+
+def timed(work: Callable[[], object], rounds: int) -> float:
+    """The median time of a call, after one that does not count."""
+    work()
+    found = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found)
+
+
+def table(index: int, slots: int) -> np.ndarray:
+    each = pages_for(slots)
+    return np.arange(index * each, (index + 1) * each, dtype=np.int32)
+
+
+def fill(engine: CudaEngine, rng: np.random.Generator, index: int, depth: int, slots: int) -> None:
+    if depth:
+        ids = rng.integers(3, engine.model.hparams.n_vocab, depth).astype(np.int32)
+        engine.forward([Chunk(ids, 0, table(index, slots), "none")])
+
+
+def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[float, float]:
+    """Tokens a second of all streams together: the device alone, and through `forward`."""
+    rng = np.random.default_rng(1)
+    slots = depth + tokens + PAGE
+    for i in range(streams):
+        fill(engine, rng, i, depth, slots)
+    begin = time.perf_counter()
+    for n in range(tokens):
+        batch = [Chunk(np.array([5 + i], np.int32), depth + n, table(i, slots)) for i in range(streams)]
+        if n == 4:
+            begin = time.perf_counter()
+        engine.forward(batch)
+    through = streams * (tokens - 4) / (time.perf_counter() - begin)
+    program = next(reversed(engine._programs.values()))
+    play, device = program.play, engine._device
+    assert play is not None
+
+    def replay() -> None:
+        for _ in range(50):
+            play()
+        device.sync()
+
+    return 50 * streams / timed(replay, 5), through
+
+
+def prefill(engine: CudaEngine, tokens: int, rounds: int = 3) -> float:
+    ids = np.random.default_rng(2).integers(3, engine.model.hparams.n_vocab, tokens).astype(np.int32)
+    return tokens / timed(lambda: engine.forward([Chunk(ids, 0, table(0, tokens))]), rounds)
+
+
+def kernels(engine: CudaEngine) -> None:
+    """Each kind of launch of a decode step, alone, many times: microseconds, and how often a step has it."""
+    engine.forward([Chunk(np.array([5], np.int32), 64, table(0, 128))])
+    program, device = next(reversed(engine._programs.values())), engine._device
+    kinds = defaultdict(list)
+    for launch in program.launches:
+        kinds[launch.kernel, launch.grid, launch.threads].append(launch)
+    for (name, grid, threads), launches in kinds.items():
+
+        def many(launches: list = launches) -> None:
+            for _ in range(max(1, 64 // len(launches))):
+                for launch in launches:
+                    device.launch(launch, False)
+            device.sync()
+
+        play = device.capture(lambda many=many, launches=launches: [device.launch(x, False) for x in launches])
+
+        def replay(play: Callable[[], None] = play) -> None:
+            for _ in range(10):
+                play()
+            device.sync()
+
+        each = timed(replay, 5) / 10 / len(launches)
+        print(f"  {name:20} grid {grid} x {threads}: {len(launches)} of {each * 1e6:.2f} us")
+
+
+def llama_bench(binary: str, path: Path, depth: int) -> None:
+    command = [binary, "-m", str(path), "-fa", "1", "-p", "512,2048", "-n", "128", "-d", str(depth), "-o", "json"]
+    for row in json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout):
+        print(f"llama.cpp: {row['n_prompt']} + {row['n_gen']} after {row['n_depth']}: {row['avg_ts']:.0f} tok/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--depth", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--streams", type=int, nargs="*", default=[8, 64])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
+    parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--llama-bench", default="")
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    longest = max([args.depth + args.tokens + 2 * PAGE, *args.prefill, 256])
+    pages = max([pages_for(longest), *(n * pages_for(128 + args.tokens + 2 * PAGE) for n in args.streams)])
+    engine = CudaEngine(load(open_file(args.model)), n_pages=pages)
+    print(f"{args.model.name} on {engine.isa}: loaded in {time.perf_counter() - begin:.2f} s", flush=True)
+    if args.kernels:
+        kernels(engine)
+    graph, through = decode(engine, 1, args.depth or 16, args.tokens)
+    print(f"decode after {args.depth or 16}: graph {graph:.0f}, engine {through:.0f} tok/s", flush=True)
+    for n in args.streams:
+        graph, through = decode(engine, n, 128, 32)
+        print(f"{n} streams after 128: graph {graph:.0f}, engine {through:.0f} tok/s", flush=True)
+    for n in args.prefill:
+        print(f"prefill {n}: {prefill(engine, n):.0f} tok/s", flush=True)
+    engine.close()
+    if args.llama_bench:
+        llama_bench(args.llama_bench, args.model, args.depth)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+// The bits of docs/arithmetic.md, for one thread: exp, tanh, erf, gates, cos and sin, halves, quantised activations.
+#pragma once
+#include "platform.h"
+
+namespace assay {
+
+enum Act { SILU, GELU_TANH, GELU_ERF, RELU };
+
+constexpr float kMagic = 12582912.0f;         // 1.5 * 2^23: an integer added to it sits in the low bits
+constexpr uint32_t kMagicBits = 0x4b400000u;  // so an integer sum that starts here is, read as a float, kMagic + sum
+
+DEVICE float minus_infinity() { return as_float(0xff800000u); }
+DEVICE float not_a_number() { return as_float(0x7fc00000u); }
+
+DEVICE float exponential(float x) {
+    const float lo = -87.33f, hi = 88.3f;
+    float c = lo > x ? lo : x;
+    c = hi < c ? hi : c;
+    const float z = fma(c, 0x1.715476p+0f, 0x1.8p23f), n = z - 0x1.8p23f;
+    float r = fma(n, -0x1.62e400p-1f, c);
+    r = fma(n, -0x1.7f7d1cp-20f, r);
+    float p = 0x1.6850e4p-10f;
+    p = fma(p, r, 0x1.123bccp-7f);
+    p = fma(p, r, 0x1.555b98p-5f);
+    p = fma(p, r, 0x1.55548ep-3f);
+    p = fma(p, r, 0x1.fffff8p-2f);
+    p = fma(p, r, 1.0f);
+    p = fma(p, r, 1.0f);
+    const float y = as_float(bits(p) + (bits(z) << 23));
+    return x >= lo ? y : 0.0f > x ? 0.0f : x;
+}
+
+DEVICE float signed_like(float y, float x) { return as_float((bits(y) & 0x7fffffffu) | (bits(x) & 0x80000000u)); }
+
+OUTLINED float tangent(float x) {  // tanh
+    const float a = as_float(bits(x) & 0x7fffffffu), s = x * x;
+    if (a < 0.625f) {
+        float p = -0x1.75e1a8p-8f;
+        p = fma(p, s, 0x1.522692p-6f);
+        p = fma(p, s, -0x1.b83c58p-5f);
+        p = fma(p, s, 0x1.110726p-3f);
+        p = fma(p, s, -0x1.555532p-2f);
+        return fma(x * s, p, x);
+    }
+    return signed_like(1.0f - 2.0f / (exponential(a + a) + 1.0f), x);
+}
+
+OUTLINED float error_function(float x) {
+    const float a = as_float(bits(x) & 0x7fffffffu), s = x * x, t = 4.0f < a ? 4.0f : a;
+    if (a < 1.0f) {
+        float p = 0x1.496a1ep-14f;
+        p = fma(p, s, -0x1.a3f6f8p-11f);
+        p = fma(p, s, 0x1.5405b0p-8f);
+        p = fma(p, s, -0x1.b7f90cp-6f);
+        p = fma(p, s, 0x1.ce2cf8p-4f);
+        p = fma(p, s, -0x1.81273ep-2f);
+        p = fma(p, s, 0x1.06eba8p-3f);
+        return fma(x, p, x);
+    }
+    float p = -0x1.86de0cp-13f;
+    p = fma(p, t, 0x1.825b48p-9f);
+    p = fma(p, t, -0x1.65cb9ep-6f);
+    p = fma(p, t, 0x1.a65356p-4f);
+    p = fma(p, t, 0x1.46bae8p-1f);
+    p = fma(p, t, 0x1.2088ecp+0f);
+    p = fma(p, t, 0x1.661a16p-12f);
+    return signed_like(1.0f - exponential(-p), x);
+}
+
+OUTLINED float gate(int act, float x) {
+    if (act == SILU) return x / (1.0f + exponential(-x));
+    if (act == GELU_TANH) {
+        const float u = 1.5957691216057308f * fma((0.044715f * x) * x, x, x);
+        return x / (1.0f + exponential(-u));
+    }
+    if (act == GELU_ERF) return (0.5f * x) * (1.0f + error_function(x * 0.70710678118654752f));
+    return x < 0.0f ? 0.0f : x;
+}
+
+OUTLINED float softcap(float x, float cap) { return cap * tangent(x / cap); }
+
+// Both of an angle, in double.
+OUTLINED void turn(double x, double& cosine, double& sine) {
+    const double magic = 0x1.8p52, shifted = x * 0x1.45f306dc9c883p-1 + magic, k = shifted - magic;
+    double r = fma(k, -0x1.921fb54442d18p+0, x);
+    r = fma(k, -0x1.1a62633145c07p-54, r);
+    r = fma(k, 0x1.f1976b7ed8fbcp-110, r);
+    const double s = r * r;
+    double p = -0x1.ab066192d3e8fp-41;
+    p = fma(p, s, 0x1.612161267019ep-33);
+    p = fma(p, s, -0x1.ae6453ecab5c4p-26);
+    p = fma(p, s, 0x1.71de3a544a6cep-19);
+    p = fma(p, s, -0x1.a01a01a019880p-13);
+    p = fma(p, s, 0x1.1111111111110p-7);
+    p = fma(p, s, -0x1.5555555555555p-3);
+    const double S = fma(r * s, p, r);
+    double c = 0x1.ab68d5c08a457p-45;
+    c = fma(c, s, -0x1.93949f74df9adp-37);
+    c = fma(c, s, 0x1.1eed8ddaa5390p-29);
+    c = fma(c, s, -0x1.27e4fb7708fb2p-22);
+    c = fma(c, s, 0x1.a01a01a019cb8p-16);
+    c = fma(c, s, -0x1.6c16c16c16c16p-10);
+    c = fma(c, s, 0x1.5555555555555p-5);
+    const double h = 0.5 * s, w = 1.0 - h;
+    const double C = w + (((1.0 - w) - h) + (s * s) * c);
+    const int j = int(int64_t(k)) & 3;
+    sine = j == 0 ? S : j == 1 ? C : j == 2 ? -S : -C;
+    cosine = j == 0 ? C : j == 1 ? -S : j == 2 ? -C : S;
+}
+
+// ---- halves ---------------------------------------------------------------------------------------------------------
+DEVICE uint16_t float_to_half(float f) {  // beyond the range, the largest finite; a NaN stays one
+    const float most = 65504.0f;
+    const float low = -most > f ? -most : f, x = most < low ? most : low;
+    return half_nearest(x);
+}
+DEVICE uint16_t float_to_brain(float f) {
+    const uint32_t b = bits(f);
+    if ((b & 0x7fffffffu) > 0x7f800000u) return uint16_t(b >> 16 | 0x40u);
+    const uint32_t rounded = b + 0x7fffu + (b >> 16 & 1u);
+    return uint16_t((rounded & 0x7f800000u) == 0x7f800000u ? (b >> 16 & 0x8000u) | 0x7f7fu : rounded >> 16);
+}
+DEVICE float brain_to_float(uint16_t h) { return as_float(uint32_t(h) << 16); }
+
+// ---- activations ----------------------------------------------------------------------------------------------------
+struct Scale {
+    float d, inverse;
+};
+DEVICE Scale block_scale(uint32_t top) {  // top: bits of the largest |x| of 32
+    const float amax = as_float(top);
+    if (top >= 0x7f800000u) return {not_a_number(), 0.0f};
+    if (amax < 0x1p-120f) return {0.0f, 0.0f};
+    return {amax / 127.0f, 127.0f / amax};
+}
+DEVICE int quantise(float x, const Scale& s) { return s.inverse == 0.0f ? 0 : int(bits(x * s.inverse + kMagic) - kMagicBits); }
+DEVICE uint32_t pack4(int a, int b, int c, int d) {
+    return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
+}
+
+}  // namespace assay

@@ -1,0 +1,202 @@
+// How weights lie on the GPU, and what a block of 32 of them says.
+//
+// An item is 256 columns (a "unit") of one row: what one thread multiplies. Rows are taken in groups of G; the items of
+// a group, unit by unit and in a unit row by row, are dealt to tiles of 32, an item a lane. A tile is a list of chunks,
+// chunk c being 16 bytes for each lane, so that a warp reads it 512 bytes at a time and rows of a unit lie side by side:
+// 8 rows of a chunk are one row half of an `mma` fragment.
+//
+//   kind   chunks of codes
+//   N4     8, one a block: byte i has column i in its low nibble, column 16 + i in its high one
+//   N5     as N4, then 2: word b of them has the fifth bits of block b; bit w of byte j is column 4 w + j
+//   N6     as N4, then 4, half a chunk a block: word h, bits 2 w of byte j are the high bits of column 16 h + 4 w + j
+//   N8     16, two a block
+//
+//   scales
+//   HALVES   a chunk: 8 f16 d; with minima another: 8 f16 m
+//   BRAINS   a chunk: 8 bf16 d
+//   SUPER    a chunk of sub-scales: 8 int8, then 8 uint8 of minima; or 16 int8; and a word a lane: f16 d, f16 dmin
+//   FLOATS   2 chunks (4 where there is one per 16): f32 d; with minima as many again: f32 m
+//
+// The codes are unsigned where a type has an offset; the product takes it out of the integer sum.
+#pragma once
+#include "arithmetic.h"
+
+namespace assay {
+
+enum Kind { N4, N5, N6, N8 };
+enum Scales { HALVES, BRAINS, SUPER, FLOATS };
+enum Book { PLAIN, IQ4, MX4 };
+
+// Words of the 16-entry code books, four entries each.
+DEVICE uint32_t book_word(int book, int i) {
+    const uint32_t iq4[4] = {pack4(-127, -104, -83, -65), pack4(-49, -35, -22, -10), pack4(1, 13, 25, 38), pack4(53, 69, 89, 113)};
+    const uint32_t mx4[4] = {pack4(0, 1, 2, 3), pack4(4, 6, 8, 12), pack4(0, -1, -2, -3), pack4(-4, -6, -8, -12)};
+    return book == IQ4 ? iq4[i] : mx4[i];
+}
+// Four codes of 4 bits, a byte each, to the book's values.
+template <int BOOK>
+DEVICE uint32_t look_up(uint32_t codes) {
+    const uint32_t index = codes & 0x07070707u;
+    const uint32_t selector = (index & 15) | (index >> 4 & 0xf0) | (index >> 8 & 0xf00) | (index >> 12 & 0xf000);
+    const uint32_t low = permute(book_word(BOOK, 0), book_word(BOOK, 1), selector);
+    const uint32_t high = permute(book_word(BOOK, 2), book_word(BOOK, 3), selector);
+    const uint32_t upper = (codes >> 3 & 0x01010101u) * 255u;  // bytes of ones where bit 3 is set
+    return (low & ~upper) | (high & upper);
+}
+
+// Sub16: a scale per 16 columns. Min: has minima. Offset: what to subtract from the codes; with minima the codes are
+// centred by it and 16 d goes into the minimum, but only in products.
+template <Kind KIND, Scales SCALES, bool SUB16, bool MIN, int OFFSET = 0, Book BOOK = PLAIN>
+struct Layout {
+    static constexpr bool sub16 = SUB16, min = MIN;
+    static constexpr int offset = OFFSET;
+    static constexpr Kind kind = KIND;
+    static constexpr Scales scales_kind = SCALES;
+    static constexpr int codes = KIND == N4 ? 8 : KIND == N5 ? 10 : KIND == N6 ? 12 : 16;
+    static constexpr int scale_chunks = SCALES == FLOATS ? (SUB16 ? 4 : 2) * (MIN ? 2 : 1) : SCALES == HALVES && MIN ? 2 : 1;
+    static constexpr int chunks = codes + scale_chunks;
+    static constexpr bool word = SCALES == SUPER;
+    static constexpr int tile_bytes = chunks * 512 + (word ? 128 : 0);
+
+    // Columns 4 t .. 4 t + 3 and 16 + 4 t .. of block i, a byte each. `chunk(c, w)`: word w of chunk c.
+    template <class Chunk>
+    static DEVICE void words(const Chunk& chunk, int i, int t, uint32_t& low, uint32_t& high) {
+        if constexpr (KIND == N8) {
+            low = chunk(2 * i, t);
+            high = chunk(2 * i + 1, t);
+            return;
+        }
+        const uint32_t v = chunk(i, t);
+        low = v & 0x0f0f0f0fu;
+        high = v >> 4 & 0x0f0f0f0fu;
+        if constexpr (KIND == N5) {
+            const uint32_t fifth = chunk(8 + i / 4, i % 4);
+            low |= (fifth >> t & 0x01010101u) << 4;
+            high |= (fifth >> (4 + t) & 0x01010101u) << 4;
+        }
+        if constexpr (KIND == N6) {
+            low |= (chunk(8 + i / 2, i % 2 * 2) >> 2 * t & 0x03030303u) << 4;
+            high |= (chunk(8 + i / 2, i % 2 * 2 + 1) >> 2 * t & 0x03030303u) << 4;
+        }
+        if constexpr (BOOK != PLAIN) {
+            low = look_up<BOOK>(low);
+            high = look_up<BOOK>(high);
+        }
+    }
+
+    struct Values {
+        float d[2], m[2];
+    };
+    static DEVICE float byte_float(uint32_t word, int j) { return as_float(permute(word, 0x4b000000u, 0x7540u | uint32_t(j)) ) - 8388608.0f; }
+    static DEVICE float signed_float(uint32_t word, int j) {
+        return as_float(permute(word ^ 0x80808080u, 0x4b000000u, 0x7540u | uint32_t(j))) - 8388736.0f;
+    }
+    // Scales and minima of the halves of block i, as the file has them; `super` is the lane's word of a SUPER layout.
+    template <class Chunk>
+    static DEVICE Values scales(const Chunk& chunk, uint32_t super, int i) {
+        Values v;
+        if constexpr (SCALES == HALVES) {
+            v.d[0] = v.d[1] = half_to_float(uint16_t(chunk(codes, i / 2) >> 16 * (i % 2)));
+            if constexpr (MIN) v.m[0] = v.m[1] = half_to_float(uint16_t(chunk(codes + 1, i / 2) >> 16 * (i % 2)));
+        } else if constexpr (SCALES == BRAINS) {
+            v.d[0] = v.d[1] = brain_to_float(uint16_t(chunk(codes, i / 2) >> 16 * (i % 2)));
+        } else if constexpr (SCALES == SUPER) {
+            const float d = half_to_float(uint16_t(super));
+            if constexpr (SUB16) {
+                v.d[0] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2), 0.0f);
+                v.d[1] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2 + 1), 0.0f);
+            } else {
+                v.d[0] = v.d[1] = fma(d, signed_float(chunk(codes, i / 4), i % 4), 0.0f);
+            }
+            if constexpr (MIN)
+                v.m[0] = v.m[1] = fma(-half_to_float(uint16_t(super >> 16)), byte_float(chunk(codes, 2 + i / 4), i % 4), 0.0f);
+        } else {
+            constexpr int per = SUB16 ? 2 : 1, more = SUB16 ? 4 : 2;
+            for (int h = 0; h < 2; h++) {
+                const int at = per * i + (SUB16 ? h : 0);
+                v.d[h] = as_float(chunk(codes + at / 4, at % 4));
+                if constexpr (MIN) v.m[h] = as_float(chunk(codes + more + at / 4, at % 4));
+            }
+        }
+        return v;
+    }
+    // Those of a product.
+    template <class Chunk>
+    static DEVICE Values factors(const Chunk& chunk, uint32_t super, int i) {
+        Values v = scales(chunk, super, i);
+        if constexpr (MIN && OFFSET != 0)
+            for (int h = 0; h < 2; h++) v.m[h] = fma(float(OFFSET), v.d[h], v.m[h]);
+        return v;
+    }
+};
+
+// The numbers are those of engines/cuda/layout.py.
+enum Format { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, WIDE16, WIDE16_MIN };
+
+template <int FORMAT> struct LayoutOf;
+template <> struct LayoutOf<Q4_0> : Layout<N4, HALVES, false, false, 8> { static constexpr int number = Q4_0; };
+template <> struct LayoutOf<Q4_1> : Layout<N4, HALVES, false, true> { static constexpr int number = Q4_1; };
+template <> struct LayoutOf<Q5_0> : Layout<N5, HALVES, false, false, 16> { static constexpr int number = Q5_0; };
+template <> struct LayoutOf<Q5_1> : Layout<N5, HALVES, false, true, 16> { static constexpr int number = Q5_1; };
+template <> struct LayoutOf<Q8_0> : Layout<N8, HALVES, false, false> { static constexpr int number = Q8_0; };
+template <> struct LayoutOf<Q4_K> : Layout<N4, SUPER, false, true> { static constexpr int number = Q4_K; };
+template <> struct LayoutOf<Q5_K> : Layout<N5, SUPER, false, true, 16> { static constexpr int number = Q5_K; };
+template <> struct LayoutOf<Q6_K> : Layout<N6, SUPER, true, false, 32> { static constexpr int number = Q6_K; };
+template <> struct LayoutOf<IQ4_NL> : Layout<N4, HALVES, false, false, 0, IQ4> { static constexpr int number = IQ4_NL; };
+template <> struct LayoutOf<IQ4_XS> : Layout<N4, SUPER, false, false, 0, IQ4> { static constexpr int number = IQ4_XS; };
+template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, 0, MX4> { static constexpr int number = MXFP4; };
+template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> { static constexpr int number = WIDE16; };          // any other type, expanded
+template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> { static constexpr int number = WIDE16_MIN; };
+
+// Call f with the layout of a quantised format.
+template <class F>
+DEVICE void with_layout(int format, F&& f) {
+    switch (format) {
+        case Q4_0: return f(LayoutOf<Q4_0>{});
+        case Q4_1: return f(LayoutOf<Q4_1>{});
+        case Q5_0: return f(LayoutOf<Q5_0>{});
+        case Q5_1: return f(LayoutOf<Q5_1>{});
+        case Q8_0: return f(LayoutOf<Q8_0>{});
+        case Q4_K: return f(LayoutOf<Q4_K>{});
+        case Q5_K: return f(LayoutOf<Q5_K>{});
+        case Q6_K: return f(LayoutOf<Q6_K>{});
+        case IQ4_NL: return f(LayoutOf<IQ4_NL>{});
+        case IQ4_XS: return f(LayoutOf<IQ4_XS>{});
+        case MXFP4: return f(LayoutOf<MXFP4>{});
+        case WIDE16: return f(LayoutOf<WIDE16>{});
+        case WIDE16_MIN: return f(LayoutOf<WIDE16_MIN>{});
+    }
+}
+
+// A matrix in device memory. Floats lie in the same tiles: chunk c of an item has 8 halves or 4 floats of its columns.
+struct Matrix {
+    const uint8_t* data;
+    int64_t group_bytes;
+    int32_t format, rows, columns, units, group, tiles;  // tiles of a group: ceil(group * units / 32)
+    int32_t tile_bytes, all_rows;  // all_rows: those of all groups, padding and pairs counted
+
+    DEVICE const uint8_t* tile(int64_t group_index, int t) const { return data + group_index * group_bytes + int64_t(t) * tile_bytes; }
+};
+
+// An item in memory: word w of chunk c, and the lane's own word behind the chunks.
+struct InMemory {
+    const uint8_t* tile;
+    int lane;
+    DEVICE uint32_t operator()(int c, int w) const { return *reinterpret_cast<const uint32_t*>(tile + c * 512 + lane * 16 + w * 4); }
+    DEVICE uint32_t super(int chunks) const { return *reinterpret_cast<const uint32_t*>(tile + chunks * 512 + lane * 4); }
+};
+DEVICE InMemory item(const Matrix& w, int64_t row, int unit) {
+    const int at = unit * w.group + int(row % w.group);
+    return {w.tile(row / w.group, at / 32), at % 32};
+}
+
+// Chunks in registers; every index is a constant once loops are unrolled.
+template <int CHUNKS>
+struct InRegisters {
+    uint4 chunk[CHUNKS];
+    DEVICE uint32_t operator()(int c, int w) const {
+        return w == 0 ? chunk[c].x : w == 1 ? chunk[c].y : w == 2 ? chunk[c].z : chunk[c].w;
+    }
+};
+
+}  // namespace assay

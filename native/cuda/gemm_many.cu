@@ -1,0 +1,8 @@
+// 128 rows x 64 tokens
+#include "gemm.h"
+
+namespace assay {
+
+CROWDED(product_many, ProductArgs, 256, 2) { many_tokens<4, 2, 4, 2>(a); }
+
+}  // namespace assay

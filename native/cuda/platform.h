@@ -1,0 +1,130 @@
+// What a kernel may use of the machine: two dozen functions, written once for a GPU and once for the host.
+//
+// Everything else under native/cuda is plain C++ over these, so the same sources run on a GPU (compiled by NVRTC) and
+// under the shim (compiled by the host's compiler, threads of a block as coroutines). PTX stands in this file only.
+// No contraction, no flushing of subnormals: the compiler is told so, and every fused operation is written `fma`.
+#pragma once
+
+#ifdef ASSAY_SHIM
+#include "shim.h"
+#else
+
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+
+#define DEVICE __device__ __forceinline__
+#define OUTLINED __device__ __noinline__
+#define KERNEL(name, Args, threads) extern "C" __global__ void __launch_bounds__(threads) name(const __grid_constant__ Args a)
+// At most so many threads a block, and registers for so many blocks a multiprocessor.
+#define CROWDED(name, Args, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+#define SHARED uint8_t* const shared = shared_memory
+#define CONSTANT __device__ const
+
+extern __shared__ __align__(16) uint8_t shared_memory[];
+
+DEVICE int thread() { return threadIdx.x; }
+DEVICE int threads() { return blockDim.x; }
+DEVICE int lane() { return threadIdx.x & 31; }
+DEVICE int block_x() { return blockIdx.x; }
+DEVICE int block_y() { return blockIdx.y; }
+DEVICE int block_z() { return blockIdx.z; }
+DEVICE int grid_x() { return gridDim.x; }
+DEVICE int grid_y() { return gridDim.y; }
+DEVICE void sync_block() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+DEVICE void fence() { __threadfence(); }
+
+DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
+DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
+DEVICE float as_float(uint32_t x) { return __uint_as_float(x); }
+DEVICE int dp4a(int a, int b, int c) { return __dp4a(a, b, c); }
+DEVICE uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
+
+DEVICE float shuffle(float x, int from) { return __shfl_sync(~0u, x, from); }
+DEVICE int shuffle(int x, int from) { return __shfl_sync(~0u, x, from); }
+DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+DEVICE float shuffle_down(float x, int by) { return __shfl_down_sync(~0u, x, by); }
+DEVICE int fetch_add(int* p, int x) { return atomicAdd(p, x); }
+
+DEVICE float half_to_float(uint16_t h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+DEVICE uint16_t half_nearest(float f) {  // of a finite value in range
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+
+// Weights are read once: they must not push activations out of the first-level cache.
+DEVICE uint4 load_stream(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+DEVICE uint32_t load_stream(const uint32_t* p) {
+    uint32_t v;
+    asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+// What another block has just written.
+DEVICE float load_fresh(const float* p) {
+    float v;
+    asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
+    return v;
+}
+
+// 16 bytes from global to shared memory, behind the thread's back; `copies_done<N>` waits for all but the last N groups.
+DEVICE void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+DEVICE void copy_async4(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                 :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+DEVICE void copies_done() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+}
+
+// Programmatic dependent launch: `next_may_start` lets the following kernel begin what does not depend on this one;
+// `wait_for_previous` returns when everything before this kernel is visible. Older GPUs run kernels one by one.
+DEVICE void next_may_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// d = a b + c over int8: a is 16 x 32 (row g: words a[0], a[2]; row g + 8: a[1], a[3]), b is 32 x 8, of this lane's
+// g = lane / 4 and t = lane % 4; d[0], d[1] are row g, columns 2 t and 2 t + 1, d[2], d[3] row g + 8.
+DEVICE void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The same over 16 columns: a[0] is row g, a[1] row g + 8.
+DEVICE void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a0), "r"(a1), "r"(b));
+}
+
+#endif

@@ -1,0 +1,149 @@
+// The host's side of platform.h: a block's threads are coroutines, switched at barriers; warps exchange through memory.
+//
+// It finds wrong indices and wrong bits on any machine, in seconds. It cannot find races: every switch is at a barrier.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#define DEVICE inline
+#define OUTLINED inline
+#define SHARED uint8_t* const shared = shim::state.shared
+#define CONSTANT static const
+#define KERNEL(name, Args, most_threads)                                              \
+    static void body_##name(const Args& a);                                           \
+    extern "C" void shim_##name(const int* grid, int count, int bytes, const void* a) { \
+        shim::launch(grid, count, bytes, most_threads, [=] { body_##name(*static_cast<const Args*>(a)); }); \
+    }                                                                                 \
+    static void body_##name(const Args& a)
+
+#define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
+
+struct uint4 { uint32_t x, y, z, w; };
+struct uint2 { uint32_t x, y; };
+struct int4 { int32_t x, y, z, w; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+
+namespace shim {
+
+struct State {
+    int thread = 0, threads = 0, block[3] = {}, grid[3] = {};
+    uint8_t* shared = nullptr;
+};
+extern State state;
+
+void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, void (*body)(void*), void* context);
+void barrier_block();
+void barrier_warp();
+uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
+
+template <class F>
+void launch(const int* grid, int threads, int shared_bytes, int most_threads, F body) {
+    run_blocks(grid, threads, shared_bytes, most_threads, [](void* f) { (*static_cast<F*>(f))(); }, &body);
+}
+
+template <class T>
+T exchange(T x, int from) {
+    static_assert(sizeof(T) == 4);
+    std::memcpy(warp_slots(state.thread & 31), &x, 4);
+    barrier_warp();
+    T y;
+    std::memcpy(&y, warp_slots(from & 31), 4);
+    barrier_warp();
+    return y;
+}
+
+}  // namespace shim
+
+inline int thread() { return shim::state.thread; }
+inline int threads() { return shim::state.threads; }
+inline int lane() { return shim::state.thread & 31; }
+inline int block_x() { return shim::state.block[0]; }
+inline int block_y() { return shim::state.block[1]; }
+inline int block_z() { return shim::state.block[2]; }
+inline int grid_x() { return shim::state.grid[0]; }
+inline int grid_y() { return shim::state.grid[1]; }
+inline void sync_block() { shim::barrier_block(); }
+inline void sync_warp() { shim::barrier_warp(); }
+inline void fence() {}
+
+inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float square_root(float x) { return std::sqrt(x); }
+inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
+inline float as_float(uint32_t x) { return __builtin_bit_cast(float, x); }
+inline int dp4a(int a, int b, int c) {
+    for (int i = 0; i < 4; i++) c += int8_t(uint32_t(a) >> 8 * i) * int8_t(uint32_t(b) >> 8 * i);
+    return c;
+}
+inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
+    const uint64_t bytes = uint64_t(b) << 32 | a;
+    uint32_t r = 0;
+    for (int i = 0; i < 4; i++) {
+        const uint32_t s = selector >> 4 * i & 15;
+        uint32_t byte = uint32_t(bytes >> 8 * (s & 7)) & 255;
+        if (s & 8) byte = byte & 128 ? 255 : 0;
+        r |= byte << 8 * i;
+    }
+    return r;
+}
+
+inline float shuffle(float x, int from) { return shim::exchange(x, from); }
+inline int shuffle(int x, int from) { return shim::exchange(x, from); }
+inline float shuffle_xor(float x, int mask) { return shim::exchange(x, lane() ^ mask); }
+inline int shuffle_xor(int x, int mask) { return shim::exchange(x, lane() ^ mask); }
+inline float shuffle_down(float x, int by) { return shim::exchange(x, lane() + by < 32 ? lane() + by : lane()); }
+inline int fetch_add(int* p, int x) {
+    const int old = *p;
+    *p += x;
+    return old;
+}
+
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
+    if (exponent == 31) return as_float(sign | 0x7f800000u | mantissa << 13);
+    if (exponent != 0) return as_float(sign | (exponent + 112) << 23 | mantissa << 13);
+    const float denormal = float(mantissa) * 0x1p-24f;
+    return sign ? -denormal : denormal;
+}
+inline uint16_t half_nearest(float f) {
+    const uint32_t a = bits(f) & 0x7fffffffu, sign = bits(f) >> 16 & 0x8000u;
+    if (a > 0x7f800000u) return 0x7fff;
+    if (a < 0x38800000u) return uint16_t(sign | (bits(as_float(a) + 0.5f) - 0x3f000000u));
+    return uint16_t(sign | (((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10)));
+}
+
+inline uint4 load_stream(const uint4* p) { return *p; }
+inline uint32_t load_stream(const uint32_t* p) { return *p; }
+inline float load_fresh(const float* p) { return *p; }
+inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); }
+inline void copy_group() {}
+template <int LEFT>
+inline void copies_done() {}
+inline void next_may_start() {}
+inline void wait_for_previous() {}
+
+namespace shim {
+template <int WORDS>  // of 4 columns a half: 8 words a row of a (k = 32) or 4 (k = 16)
+inline void multiply(int (&d)[4], const uint32_t* a, const uint32_t* b) {
+    const int me = lane(), g = me / 4, t = me % 4, halves = WORDS / 4;
+    for (int i = 0; i < 2 * halves; i++) warp_slots(me)[i] = a[i];
+    for (int i = 0; i < halves; i++) warp_slots(me)[8 + i] = b[i];
+    barrier_warp();
+    for (int i = 0; i < 4; i++)
+        for (int w = 0; w < WORDS; w++)  // word w of row g (+ 8) lies in lane 4 g + w % 4
+            d[i] = dp4a(int(warp_slots(4 * g + w % 4)[2 * (w / 4) + i / 2]),
+                        int(warp_slots(4 * (2 * t + i % 2) + w % 4)[8 + w / 4]), d[i]);
+    barrier_warp();
+}
+}  // namespace shim
+inline void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t b[2] = {b0, b1};
+    shim::multiply<8>(d, a, b);
+}
+inline void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    const uint32_t a[2] = {a0, a1};
+    shim::multiply<4>(d, a, &b);
+}

@@ -1,0 +1,351 @@
+"""The cuda engine: the graph as launches on an NVIDIA GPU, run on batches over a paged cache.
+
+    precision fast    the cpu engine's bits: int8 activations for quantised weights, cache in float16
+    precision exact   the cpu engine's exact bits: every weight as float32, cache in float32
+
+It computes docs/arithmetic.md, as the cpu engine does, so its logits are the same bits, whatever the batch, the cut of
+the prompt or the cache. `docs/gpu.md` has the figures.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay import _native
+from assay.engines.base import (
+    PAGE,
+    Arithmetic,
+    Chunk,
+    Emit,
+    Memory,
+    Output,
+    PagedEngine,
+    check_batch,
+    hand_over,
+    pages_for,
+)
+from assay.engines.batch import Results, Step, in_turns, steps, whole
+from assay.engines.cache import KV_TYPES
+from assay.engines.cuda.compile import compile_program
+from assay.engines.cuda.device import Device, Driver
+from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.program import Memory as Addresses
+from assay.engines.cuda.program import Program
+from assay.engines.cuda.shapes import Shape, cache_layout, tile_rows
+from assay.engines.cuda.sources import cubins
+from assay.errors import AssayError
+from assay.graph import Graph
+from assay.models import Model
+
+PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
+STEP = 1024  # most tokens computed at once
+_PROGRAMS = 64
+_GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
+_SPARE = 512 << 20  # bytes left for buffers and graphs when the cache takes what is free
+
+
+class CudaEngine(PagedEngine):
+    """The engine contract over compiled programs and one device."""
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        precision: str = "fast",
+        kv_type: str | None = None,
+        n_pages: int | None = None,
+        graph: Graph | None = None,
+        device: Device | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise AssayError(f"engine cuda: no such precision (found {precision}, expected {' or '.join(PRECISIONS)})")
+        kv_type = kv_type or PRECISIONS[precision]
+        if kv_type not in KV_TYPES:
+            raise AssayError(f"engine cuda: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
+        self.model, self.graph = model, graph or model.graph
+        self.arithmetic = Arithmetic("native", precision, kv_type, _native.ARITHMETIC)
+        self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
+        if self.n_pages < 1:
+            raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
+        self._layout = cache_layout(self.graph, kv_type)
+        self._device: Any = device or Driver(cubins)
+        self.isa = self._device.name
+        self._check_room()
+        self._busy = threading.Lock()
+        self._tensors: Tensors | None = Tensors(self._device, model.file, self.graph, precision == "exact")
+        self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
+        self._arena_size = self._step_words = 0
+        self._at = Addresses(0, 0, 0, 0)
+        self._landed: NDArray[np.float32] | None = None
+        self._shifted = False  # a position has differed from its slot: masks go by positions from then on
+        self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
+        size = self._layout.page_bytes * self.n_pages
+        self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
+        self._device.zero(self._at.cache, size)
+        self._at.counters = self._device.alloc(4 * 65536, "counters")
+        self._device.zero(self._at.counters, 4 * 65536)
+        self._tokens_a_tile = self._tile_tokens()
+        self._program(self._shape(Step(()), frozenset(), empty=True), frozenset())  # loads every weight
+        self._device.sync()
+
+    def _check_room(self) -> None:
+        """Weights, pages and some buffers must fit what is free."""
+        free, total = self._device.memory()
+        weights, pages = int(self.model.file.size * 1.06), self._layout.page_bytes * self.n_pages
+        if weights + pages + _SPARE > free:
+            raise AssayError(
+                f"{self.model.file.path}: does not fit {self._device.name} ({weights >> 20} MB of weights and "
+                f"{pages >> 20} MB for {self.n_pages} pages, {free >> 20} of {total >> 20} MB free); "
+                "use fewer pages or --engine cpu"
+            )
+
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        """One step; results in the order of the batch. Kept nodes have a row for every token."""
+        check_batch(self, batch, keep)
+        with self._busy:
+            if self._tensors is None:
+                raise AssayError("engine cuda: it has been closed")
+            self._device.use()
+            outputs: list[Output] = []
+            for names in in_turns(self.graph, keep, batch) if emit else (keep,):
+                outputs = hand_over(self._forward(batch, frozenset(names)), emit)
+            return outputs
+
+    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
+        if self.graph.given:
+            raise AssayError("engine cuda: it runs whole graphs only; use --engine cpu")
+        scored = any("S" in self.graph.shapes[name] for name in keep)
+        results: Results | None = None
+        found: list[Output] = []
+        program = None
+        for step in whole(batch) if scored else steps(batch, STEP):
+            self._note_positions(step)
+            shape = self._shape(step, keep, exact=scored)
+            program = self._program(shape, keep)
+            if results is None:
+                results = Results([e for e, _ in program.results], batch)
+            self._run(program, step, results.take(step))
+        if results is not None and program is not None:
+            found = results.outputs(self.graph, keep, program.aliases)
+        return found
+
+    # -- shapes ----------------------------------------------------------------------------------------------------
+
+    def _tile_tokens(self) -> dict[int, int]:
+        """Query rows of a tile by group size: every attention of a graph must agree on how tiles are cut."""
+        found: dict[int, int] = {}
+        pools = self._layout.pools
+        for node in self.graph:
+            if node.op == "kqv" and node.inputs[1] in pools:
+                heads, _, dim = self.graph.shapes[node.name]
+                group = int(heads) // pools[node.inputs[1]].heads
+                k_dim = max(p.dim for p in pools.values())
+                rows = tile_rows(int(dim), k_dim, self._device.shared_bytes)[1]
+                found[group] = min(found.get(group, rows), rows)
+        return found
+
+    def _note_positions(self, step: Step) -> None:
+        """Whether positions differ from slots: masks go by positions then, and from then on."""
+        for p in step.pieces:
+            if p.chunk.positions is not None and not self._shifted:
+                slots = np.arange(p.chunk.start, p.chunk.end)
+                self._shifted = not np.array_equal(slots, p.chunk.positions)
+
+    def _shape(self, step: Step, keep: frozenset[str], *, exact: bool = False, empty: bool = False) -> Shape:
+        if empty:
+            return Shape(1, 1, True, 1, 8)
+        sizes = [p.end - p.begin for p in step.pieces]
+        ends = [p.chunk.start + p.end for p in step.pieces]
+        m, n = step.n_tokens, step.n_outputs
+        blocks = _power(max(-(-end // 256) for end in ends))
+        tables = sum(pages_for(end) for end in ends)
+        one = max(sizes) == 1 and n == m and not exact
+        if exact:
+            keys, scores = sum(ends), sum(a * b for a, b in zip(sizes, ends, strict=True))
+            tiles = sum(self._tiles(size) for size in sizes)
+            return Shape(m, n, False, blocks, tables, tiles, len(sizes), max(sizes), keys, scores, self._shifted)
+        if one:
+            m = _power(m)
+            return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted)
+        m = _power(m) if m <= 64 else -(-m // 64) * 64
+        tiles = sum(self._tiles(size) for size in sizes)
+        outputs = 0 if n == 0 else min(m, _power(n))
+        return Shape(m, outputs, False, blocks, _power(tables), _power(tiles), irregular=self._shifted)
+
+    def _tiles(self, tokens: int) -> int:
+        return max((-(-tokens * group // rows) for group, rows in self._tokens_a_tile.items()), default=1)
+
+    def _program(self, shape: Shape, keep: frozenset[str]) -> Program:
+        key = shape, keep
+        found = self._programs.pop(key, None)
+        if found is None:
+            assert self._tensors is not None
+            found = compile_program(
+                self.graph, self._tensors, self._layout, shape, keep, self._device.shared_bytes, self._place(shape)
+            )
+            if len(self._programs) >= _PROGRAMS:
+                del self._programs[next(iter(self._programs))]  # the one used longest ago
+        self._programs[key] = found
+        return found
+
+    def _place(self, shape: Shape) -> Any:
+        def place(arena: int) -> Addresses:
+            if arena > self._arena_size or shape.words > self._step_words:
+                self._device.sync()
+                self._programs.clear()  # they hold addresses
+                if self._at.arena:
+                    self._device.free(self._at.arena)
+                    self._device.free(self._at.step)
+                self._arena_size = max(arena, self._arena_size)
+                self._step_words = max(shape.words, self._step_words, 65536)
+                self._at.arena = self._device.alloc(self._arena_size, "buffers")
+                self._at.step = self._device.alloc(4 * self._step_words, "tables of a step")
+                self._host = self._device.pinned(4 * self._step_words).view(np.int32)
+            return self._at
+
+        return place
+
+    # -- a run -----------------------------------------------------------------------------------------------------
+
+    def _run(self, program: Program, step: Step, arrays: list[NDArray[np.float32]]) -> None:
+        shape = program.shape
+        words = self._host[: shape.words]
+        if not program.tables:
+            program.tables = {name: words[at : at + size] for name, (at, size) in shape.tables().items()}
+        if shape.one:
+            self._fill_one(program.tables, step)
+        else:
+            self._fill(shape, program.tables, step)
+        rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
+        if shape.one and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
+            if program.play is None:
+                at = 0
+                for external, _ in program.results:
+                    program.landed.append(self._landing()[at : at + external.width * shape.tokens])
+                    at += external.width * shape.tokens
+                program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
+            program.play()
+            self._device.sync()
+            for (external, _), array, landed in zip(program.results, arrays, program.landed, strict=True):
+                n = external.width * rows[external.domain]
+                array[:n] = landed[:n]
+            return
+        wanted = [a[: e.width * rows[e.domain]] for (e, _), a in zip(program.results, arrays, strict=True)]
+        self._queue(program, words, wanted)
+        self._device.sync()
+
+    def _landing(self) -> NDArray[np.float32]:
+        """Where graphs leave their results: the logits of the largest batch that is one."""
+        if self._landed is None:
+            width = int(self.graph.shapes[self.graph.output][1])
+            self._landed = self._device.pinned(4 * _GRAPHED * width).view(np.float32)
+        return self._landed
+
+    def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
+        self._device.upload(self._at.step, words)
+        for i, launch in enumerate(program.launches):
+            self._device.launch(launch, early=i > 0)
+        for (_, offset), array in zip(program.results, results, strict=True):
+            if array.size:
+                self._device.download(array, self._at.arena + offset)
+
+    def _fill_one(self, at: dict[str, NDArray[np.int32]], step: Step) -> None:
+        """The tables of a step in which every sequence has one token."""
+        chunks, n, page = [p.chunk for p in step.pieces], len(step.pieces), 0
+        at["slots"][n:] = -1
+        for i, c in enumerate(chunks):
+            slot = c.start
+            position = slot if c.positions is None else int(c.positions[0])
+            at["tokens"][i], at["slots"][i], at["positions"][i], at["tables"][i] = c.tokens[0], slot, position, page
+            used = slot // PAGE + 1
+            at["pages"][page : page + used] = c.pages[:used]
+            self._positions[c.pages[used - 1], slot % PAGE] = position
+            page += used
+
+    def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
+        """The tables of any other step."""
+        at["slots"][:] = -1
+        for name in ("tokens", "positions", "tables", "outputs", "output_positions", "tiles", "output_tiles"):
+            at[name][:] = 0
+        row = output = page = tile = output_tile = key = score = 0
+        for i, p in enumerate(step.pieces):
+            n, start, end = p.end - p.begin, p.chunk.start + p.begin, p.chunk.start + p.end
+            positions, slots = p.chunk.all_positions()[p.begin : p.end], np.arange(start, end)
+            at["tokens"][row : row + n] = p.chunk.tokens[p.begin : p.end]
+            at["positions"][row : row + n] = positions
+            at["slots"][row : row + n] = slots
+            at["tables"][row : row + n] = page
+            self._positions[p.chunk.pages[slots // PAGE], slots % PAGE] = positions
+            outs = np.arange(row + n - p.n_outputs, row + n)
+            at["outputs"][output : output + len(outs)] = outs
+            at["output_positions"][output : output + len(outs)] = positions[n - len(outs) :]
+            table = p.chunk.pages[: pages_for(end)]
+            at["pages"][page : page + len(table)] = table
+            made = self._cut(row, n, end, score)
+            at["tiles"].reshape(-1, 8)[tile : tile + len(made)] = made
+            tile += len(made)
+            made = self._cut(output, len(outs), end, score)
+            at["output_tiles"].reshape(-1, 8)[output_tile : output_tile + len(made)] = made
+            output_tile += len(made)
+            if shape.keys:
+                of_keys = np.arange(end)
+                pages = p.chunk.pages[of_keys // PAGE]
+                at["keys"].reshape(-1, 2)[key : key + end] = np.stack([pages, of_keys % PAGE], 1)
+                at["key_positions"][key : key + end] = self._positions[pages, of_keys % PAGE]
+                at["chunks"].reshape(-1, 6)[i] = (row, n, key, end, score & 0xFFFFFFFF, score >> 32)
+            row, output, page, key, score = row + n, output + len(outs), page + len(table), key + end, score + n * end
+
+    def _cut(self, first: int, tokens: int, keys: int, score: int) -> NDArray[np.int32]:
+        """Tiles of a piece's query rows, 8 words each (attention.cu, AttentionArgs::tiles)."""
+        if not tokens or not self._tokens_a_tile:
+            return np.zeros((0, 8), np.int32)
+        (group, size), *others = self._tokens_a_tile.items()
+        if others:
+            raise AssayError("engine cuda: it runs graphs whose heads are grouped alike; use --engine cpu")
+        rows = tokens * group
+        begins = np.arange(0, rows, size)
+        made = np.zeros((len(begins), 8), np.int64)
+        made[:, 0], made[:, 1], made[:, 2] = first, begins, np.minimum(size, rows - begins)
+        made[:, 3], made[:, 4], made[:, 7] = keys, tokens, first
+        made[:, 5], made[:, 6] = score & 0xFFFFFFFF, score >> 32
+        return made.astype(np.uint32).view(np.int32)
+
+    def copy_page(self, source: int, to: int) -> None:
+        for page in (source, to):
+            if not 0 <= page < self.n_pages:
+                raise AssayError(f"engine cuda: no page {page} of {self.n_pages}")
+        with self._busy:
+            self._device.use()
+            size = self._layout.page_bytes
+            self._device.copy(self._at.cache + to * size, self._at.cache + source * size, size)
+            self._positions[to] = self._positions[source]
+
+    def close(self) -> None:
+        """Let go of weights and cache; nothing can be computed afterwards."""
+        with self._busy:
+            if self._tensors is None:
+                return
+            self._device.use()
+            self._programs.clear()
+            self._tensors.close()
+            self._tensors = None
+            for at in (self._at.arena, self._at.step, self._at.cache, self._at.counters):
+                self._device.free(at)
+            self._device.close()
+
+    @property
+    def memory(self) -> Memory:
+        weights = self._tensors.bytes if self._tensors else 0
+        return Memory(weights, self._arena_size + 4 * self._step_words, self._layout.page_bytes)
+
+
+def _power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

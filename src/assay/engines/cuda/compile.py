@@ -1,0 +1,177 @@
+"""From the plan of a graph to launches: for one shape of a step, which kernels run on which memory.
+
+A program holds no data of a batch: tokens, slots, page tables and positions are tables in device memory, written
+before each run. So it is made once a shape, and the launches of a small step are kept as one CUDA graph.
+
+Beside the groups of engines/fuse.py, three things are folded where nobody else reads them:
+
+    a norm before products            into the quantisation of their input
+    RoPE of q and k, cache writes     into attention, when every sequence has one token
+    take the rows of the outputs      into nothing, when every row is one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from assay.engines.batch import External
+from assay.engines.cuda import structs
+from assay.engines.cuda.attention import AttentionSteps
+from assay.engines.cuda.device import Launch
+from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.products import ProductSteps
+from assay.engines.cuda.program import ACTS, MAP, Memory, Program
+from assay.engines.cuda.shapes import CacheLayout, Shape
+from assay.engines.fuse import Attention, Gated, Products, Single, fuse
+from assay.errors import AssayError
+from assay.graph import Graph, Node
+
+_UNARY = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}
+
+
+def compile_program(
+    graph: Graph,
+    tensors: Tensors,
+    layout: CacheLayout,
+    shape: Shape,
+    keep: frozenset[str],
+    shared: int,
+    place: Callable[[int], Memory],
+) -> Program:
+    """The program for a shape; `place` gives the addresses once the arena's size is known."""
+    return _Compiler(graph, tensors, layout, shape, keep, shared).compile(place)
+
+
+class _Compiler(ProductSteps, AttentionSteps):
+    def compile(self, place: Callable[[int], Memory]) -> Program:
+        self.plan = fuse(self.graph, self.keep, self.tensors.format)
+        self.fused_norms = self._norms()
+        self.fused_attention = self._attentions() if self.shape.one else {}
+        skip = set(self.fused_norms.values()) | {n for names in self.fused_attention.values() for n in names}
+        for group in self.plan.groups:
+            match group:
+                case Single(node):
+                    if node.name not in skip and self._wanted(node):
+                        self._emit(node)
+                case Products(products):
+                    if self._wanted(products[0].linear):
+                        self._products(group)
+                case Gated():
+                    if self._wanted(group.glu):
+                        self._gated(group)
+                case Attention():
+                    if self._wanted(group.kqv):
+                        self._attention(group)
+        size = self._assign()
+        self.memory = place(size)
+        launches = [make() for _, make in self.steps]
+        results = [(e, v.offset) for e, v in self.results]
+        if all(e.node != self.graph.output for e, _ in results):  # nobody asked for it
+            results.append((External(self.graph.output, "outputs", self._width(self.graph.output)), 0))
+        return Program(self.shape, launches, size, results, self.aliases)
+
+    # -- what is folded ------------------------------------------------------------------------------------------
+
+    def _readers(self, name: str) -> list[str]:
+        return list(self.graph.users.get(name, ()))
+
+    def _norms(self) -> dict[str, str]:
+        """For the first linear of a group: the norm before it, if only that group reads it."""
+        found = {}
+        for group in self.plan.groups:
+            if isinstance(group, Products):
+                linears = [p.linear for p in group.products]
+            elif isinstance(group, Gated):
+                linears = [group.gate, group.up]
+            else:
+                continue
+            norm = self.graph.by_name.get(linears[0].inputs[0])
+            if not norm or norm.op != "rms_norm" or norm.attr("n_head") or norm.name in self.keep or not norm.weights:
+                continue
+            if len(self.graph.shapes[norm.name]) != 2 or norm.name == self.graph.output:
+                continue
+            if set(self._readers(norm.name)) == {n.name for n in linears}:
+                found[linears[0].name] = norm.name
+        return found
+
+    def _attentions(self) -> dict[str, tuple[str, ...]]:
+        """For a kqv: the rope of q and k and the cache writes that attention does itself."""
+        found = {}
+        for group in self.plan.groups:
+            if not isinstance(group, Attention) or self.keep & group.inner:
+                continue
+            k, v = self.graph[group.kq.inputs[1]], self.graph[group.kqv.inputs[1]]
+            q, turned = (self.graph.by_name.get(n) for n in (group.kq.inputs[0], k.inputs[0]))
+            inner = {k.name, v.name}
+            if not q or not turned or self.keep & {k.name, v.name}:
+                continue
+            if self._readers(k.name) != [group.kq.name] or self._readers(v.name) != [group.kqv.name]:
+                continue
+            ropes = [n for n in (q, turned) if n.op == "rope"]
+            if len(ropes) == 2 and self._turn_key(q) == self._turn_key(turned):
+                if self._readers(q.name) != [group.kq.name] or self._readers(turned.name) != [k.name]:
+                    continue
+                if {q.name, turned.name} & self.keep:
+                    continue
+                inner |= {q.name, turned.name}
+            found[group.kqv.name] = tuple(inner)
+        return found
+
+    # -- single nodes --------------------------------------------------------------------------------------------
+
+    def _emit(self, node: Node) -> None:
+        special: dict[str, Callable[[Node], None]] = {
+            "embed": self._embed,
+            "rms_norm": self._rms_norm,
+            "rope": self._rope,
+            "cache": self._cache,
+            "merge_heads": self._merge_heads,
+            "expert_linear": self._expert_linear,
+            "kq": self._kq,
+            "attn_softmax": self._attn_softmax,
+            "kqv": self._kqv,
+            "bias": lambda n: self._map(n, [n.inputs[0]], vector=n.weights[0]),
+            "slice": lambda n: self._map(n, n.inputs, integer=int(n.attr("start"))),
+            "topk": lambda n: self._map(n, n.inputs, op="slice"),
+            "glu": lambda n: self._map(n, n.inputs, integer=ACTS[n.attr("act")]),
+        }
+        if node.op in special:
+            special[node.op](node)
+        elif node.op in ("softmax", "argsort"):
+            self._by_row(node)
+        elif node.op in _UNARY:
+            self._map(node, node.inputs, number=float(node.attr(_UNARY[node.op])))
+        elif node.op in MAP:
+            self._map(node, node.inputs)
+        else:
+            raise AssayError(f"node {node.name}: the cuda engine has no operation {node.op}; use --engine cpu")
+
+    def _by_row(self, node: Node) -> None:
+        domain = self._domain(node.name)
+        if domain in ("keys", "scores") or len(self.graph.shapes[node.inputs[0]]) != 2:
+            raise AssayError(f"node {node.name}: the cuda engine has {node.op} for rows only")
+        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
+        threads = structs.KERNELS[node.op][1]
+
+        def make() -> Launch:
+            args = structs.RowArgs(self._at(x), 0, self._at(out), structs.Acts(), width, 1, 0.0, width)
+            return Launch(node.op, (self._rows(domain), 1, 1), threads, args)
+
+        self._step([x, out], make)
+
+    def _rms_norm(self, node: Node) -> None:
+        domain, shape = self._domain(node.name), self.graph.shapes[node.inputs[0]]
+        parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
+        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
+        if not node.weights:
+            raise AssayError(f"node {node.name}: the cuda engine has no norm without weights; use --engine cpu")
+
+        def make() -> Launch:
+            w = self.tensors.vector(node.weights[0])
+            args = structs.RowArgs(
+                self._at(x), w, self._at(out), structs.Acts(), width, parts, float(node.attr("eps")), width
+            )
+            threads = 256 if width // parts >= 256 else 64
+            return Launch("rms_norm", (self._rows(domain) * parts, 1, 1), threads, args, 16 + 4 * width // parts)
+
+        self._step([x, out], make)

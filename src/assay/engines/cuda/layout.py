@@ -1,0 +1,221 @@
+"""Weights on the device: which layout a type has (native/cuda/formats.h), and how a tensor gets into it.
+
+A group of G rows is dealt to tiles of 32 items, an item being 256 columns of a row. G is chosen so that tiles are full.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay import _native
+from assay.engines.cuda import structs
+from assay.engines.cuda.device import Device, Launch
+from assay.gguf import GGUFFile
+from assay.graph import Graph
+
+UNIT, LANES = 256, 32
+_STAGED = 256 << 20  # bytes of a file that are on the device twice while a tensor is loaded
+
+
+@dataclass(frozen=True)
+class Format:
+    """A layout: its number in formats.h, chunks of 16 bytes an item has, whether it has a word beside them."""
+
+    number: int
+    chunks: int
+    name: str = ""
+    word: bool = False
+    floats: bool = False
+    sums: bool = False  # products want the sums of half blocks
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.chunks * 512 + (128 if self.word else 0)
+
+
+_FORMATS = (
+    Format(0, 64, "f32", floats=True),
+    Format(1, 32, "f16", floats=True),
+    Format(2, 32, "bf16", floats=True),
+    Format(3, 9, "q4_0"),
+    Format(4, 10, "q4_1"),
+    Format(5, 11, "q5_0"),
+    Format(6, 12, "q5_1"),
+    Format(7, 17, "q8_0"),
+    Format(8, 9, "q4_k", word=True),
+    Format(9, 11, "q5_k", word=True),
+    Format(10, 13, "q6_k", word=True),
+    Format(11, 9, "iq4_nl"),
+    Format(12, 9, "iq4_xs", word=True),
+    Format(13, 9, "mxfp4"),
+)
+FORMATS = {f.name.upper(): f for f in _FORMATS}  # by ggml's name of the type
+WIDE = Format(14, 20, "wide16")
+WIDE_MIN = Format(15, 24, "wide16_min", sums=True)
+_WITH_MINIMA = ("Q2_K",)
+_AS_FLOATS = ("Q8_K",)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A tensor, or a gate and its up together, in device memory."""
+
+    format: Format
+    rows: int
+    columns: int
+    units: int
+    group: int
+    data: int
+    size: int  # of one expert
+    count: int = 1
+    paired: bool = False
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.group * self.units // LANES)
+
+    @property
+    def group_bytes(self) -> int:
+        return self.tiles * self.format.tile_bytes
+
+    @property
+    def groups(self) -> int:
+        return -(-self.rows // (self.group // 2 if self.paired else self.group))
+
+    def struct(self) -> Any:
+        return structs.Matrix(
+            self.data,
+            self.group_bytes,
+            self.format.number,
+            self.rows,
+            self.columns,
+            self.units,
+            self.group,
+            self.tiles,
+            self.format.tile_bytes,
+            self.groups * self.group,
+        )
+
+
+def rows_per_group(units: int, paired: bool) -> int:
+    """The fewest rows that fill tiles and keep a block of threads to 16 warps; a pair must lie in one lane's reach."""
+    sizes = (16, 32) if paired or units < 32 else (16, 8, 32)
+
+    def waste(group: int) -> tuple[float, int]:
+        tiles = -(-group * units // LANES)
+        return tiles * LANES / (group * units), max(0, tiles - 16)
+
+    return min(sizes, key=waste)
+
+
+class Tensors:
+    """The weights of a graph, each loaded once."""
+
+    def __init__(self, device: Device, file: GGUFFile, graph: Graph, exact: bool) -> None:
+        self.device, self.file, self.exact = device, file, exact
+        self.matrices: dict[tuple[str, ...], Matrix] = {}
+        self.vectors: dict[str, int] = {}
+        self.owned: list[int] = []
+
+    @property
+    def bytes(self) -> int:
+        return sum(m.size * m.count for m in self.matrices.values())
+
+    def format(self, name: str) -> str:
+        """What a product with this weight wants of its input."""
+        return "f32" if self._format(name).floats else "q8"
+
+    def _format(self, name: str) -> Format:
+        kind = self.file.tensors[name].type.name
+        if kind in FORMATS and (not self.exact or FORMATS[kind].floats):
+            return FORMATS[kind]
+        if self.exact or kind in _AS_FLOATS or not _native.supported(self.file.tensors[name].type.id):
+            return FORMATS["F32"]
+        return WIDE_MIN if kind in _WITH_MINIMA else WIDE
+
+    def same_format(self, a: str, b: str) -> bool:
+        return self._format(a) == self._format(b) and self.file.tensors[a].shape == self.file.tensors[b].shape
+
+    def matrix(self, *names: str) -> Matrix:
+        """One tensor, or two (gate and up) side by side."""
+        if names not in self.matrices:
+            self.matrices[names] = self._load(names)
+        return self.matrices[names]
+
+    def _load(self, names: tuple[str, ...]) -> Matrix:
+        shape, form = self.file.tensors[names[0]].shape, self._format(names[0])
+        count, rows, columns = (1, *shape) if len(shape) == 2 else shape
+        units, paired = -(-columns // UNIT), len(names) == 2
+        group = rows_per_group(units, paired)
+        empty = Matrix(form, rows, columns, units, group, 0, 0, count, paired)
+        size = empty.groups * empty.group_bytes
+        data = self.device.alloc(size * count, f"{names[0]} ({count} x {rows} x {columns})")
+        self.owned.append(data)
+        self.device.zero(data, size * count)
+        matrix = Matrix(form, rows, columns, units, group, data, size, count, paired)
+        half = group // len(names)
+        for part, name in enumerate(names):
+            for expert in range(count):
+                self._fill(matrix, name, expert, half, part)
+        return matrix
+
+    def _fill(self, to: Matrix, name: str, expert: int, half: int, part: int) -> None:
+        """Rows of the file, some at a time, through device memory into their layout."""
+        info = self.file.tensors[name]
+        struct = to.struct()
+        struct.data += expert * to.size
+        raw = self.file.raw(name).reshape(to.count, to.rows, -1)[expert]
+        decoded = to.format.number == 0 and info.type.name != "F32"
+        wide = to.format in (WIDE, WIDE_MIN)
+        row_bytes = 4 * to.columns if decoded else raw.shape[1]
+        at_once = max(1, min(to.rows, _STAGED // max(row_bytes, to.columns)))
+        for first in range(0, to.rows, at_once):
+            rows = raw[first : first + at_once]
+            arrays: list[NDArray[Any]] = [rows]
+            if wide:
+                arrays = list(_native.unpack(np.ascontiguousarray(rows), info.type.id, to.columns))
+            elif decoded:
+                arrays = [_decoded(self.file, name, to)[expert, first : first + at_once].view(np.uint8)]
+            staged = []
+            for array in arrays:
+                array = np.ascontiguousarray(array)
+                staged.append(self.device.alloc(array.nbytes, f"loading {name}"))
+                self.device.upload(staged[-1], array)
+            raw_at, d, m = (*staged, 0, 0)[:3]
+            width = to.columns if wide else row_bytes
+            args = structs.RepackArgs(raw_at, d, m, struct, first, len(rows), width, half, part)
+            blocks = len(rows) * -(-to.columns // (256 if to.format.floats else 32))
+            grid = max(1, min(-(-blocks // 256), 64 * self.device.multiprocessors))
+            self.device.launch(Launch("repack", (grid, 1, 1), 256, args), early=False)
+            self.device.sync()
+            for at in staged:
+                self.device.free(at)
+
+    def array(self, name: str) -> NDArray[np.float32]:
+        return np.ascontiguousarray(self.file.decode(name), np.float32)
+
+    def vector(self, name: str) -> int:
+        """A norm's weights or a bias, as floats."""
+        if name not in self.vectors:
+            self.vectors[name] = self.constant(self.array(name))
+        return self.vectors[name]
+
+    def constant(self, values: NDArray[Any]) -> int:
+        at = self.device.alloc(values.nbytes, "constants")
+        self.owned.append(at)
+        self.device.upload(at, values)
+        self.device.sync()
+        return at
+
+    def close(self) -> None:
+        for at in self.owned:
+            self.device.free(at)
+        self.owned.clear()
+
+
+def _decoded(file: GGUFFile, name: str, to: Matrix) -> NDArray[np.float32]:
+    return np.ascontiguousarray(file.decode(name), np.float32).reshape(to.count, to.rows, to.columns)

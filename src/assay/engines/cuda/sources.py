@@ -1,0 +1,108 @@
+"""From native/cuda to machine code: cubins that came with the package, or compiled here by NVRTC and kept.
+
+    python -m assay.engines.cuda.sources [FOLDER [TARGET…]]      every target, as the package ships them
+
+NVRTC needs neither a GPU nor a driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError
+
+TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+MODULES = ("attention", "gemm_eight", "gemm_many", "gemm_some", "products", "repack", "rows")
+_LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
+_ROUNDING = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_SHIPPED = Path(__file__).with_name("cubins")
+
+
+def folder() -> Path:
+    """Where the sources lie: in the checkout."""
+    found = Path(__file__).resolve().parents[4] / "native" / "cuda"
+    if not (found / "kernels.cu").is_file():
+        raise AssayError("engine cuda: this package has no cubin for this GPU, and no kernel sources to compile")
+    return found
+
+
+def read_sources() -> bytes:
+    files = sorted(p for p in folder().iterdir() if p.suffix in (".cu", ".h", ".cpp"))
+    return b"".join(p.name.encode() + p.read_bytes() for p in files)
+
+
+def target_for(arch: str) -> str:
+    """The newest target whose code runs on this architecture: the same major version, not above it."""
+    number = int(arch.removeprefix("sm_"))
+    fitting = [t for t in TARGETS if number // 10 == int(t[3:]) // 10 and int(t[3:]) <= number]
+    if not fitting:
+        raise AssayError(f"engine cuda: no kernels for {arch} (found {arch}, expected {', '.join(TARGETS)})")
+    return fitting[-1]
+
+
+def cubins(arch: str) -> list[bytes]:
+    """Machine code for a GPU of this architecture, module by module."""
+    target = target_for(arch)
+    shipped = [_SHIPPED / f"{module}-{target}.cubin" for module in MODULES]
+    if all(path.is_file() for path in shipped):
+        return [path.read_bytes() for path in shipped]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay" / "cuda"
+    state = hashlib.sha256(read_sources()).hexdigest()[:16]
+    kept = {module: cache / f"{module}-{target}-{state}.cubin" for module in MODULES}
+    missing = [module for module in MODULES if not kept[module].is_file()]
+    if missing:
+        cache.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor() as team:
+            for module, code in zip(missing, team.map(lambda m: compile_for(m, target), missing), strict=True):
+                made = kept[module].with_suffix(f".{os.getpid()}")
+                made.write_bytes(code)
+                made.rename(kept[module])
+    return [path.read_bytes() for path in kept.values()]
+
+
+def compile_for(module: str, target: str) -> bytes:
+    try:
+        nvrtc: Any = import_module("cuda.bindings.nvrtc")
+    except ImportError:
+        raise AssayError("engine cuda: NVRTC is not installed; pip install 'assay[cuda]'") from None
+
+    def checked(result: Any) -> Any:
+        if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise AssayError(f"engine cuda: NVRTC says {result[0].name}")
+        return result[1] if len(result) == 2 else None
+
+    text = (folder() / f"{module}.cu").read_bytes()
+    program = checked(nvrtc.nvrtcCreateProgram(text, f"{module}.cu".encode(), 0, [], []))
+    options = [
+        f"--gpu-architecture={target}".encode(),
+        f"-I{folder()}".encode(),
+        *(o.encode() for o in (*_LANGUAGE, *_ROUNDING)),
+    ]
+    if nvrtc.nvrtcCompileProgram(program, len(options), options)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
+        checked(nvrtc.nvrtcGetProgramLog(program, log))
+        raise AssayError(f"engine cuda: {module} for {target}: {log.decode(errors='replace').splitlines()[0]}")
+    code = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
+    checked(nvrtc.nvrtcGetCUBIN(program, code))
+    checked(nvrtc.nvrtcDestroyProgram(program))
+    return code
+
+
+def main() -> None:
+    to = Path(sys.argv[1]) if len(sys.argv) > 1 else _SHIPPED
+    to.mkdir(parents=True, exist_ok=True)
+    for target in sys.argv[2:] or TARGETS:
+        for module in MODULES:
+            code = compile_for(module, target)
+            (to / f"{module}-{target}.cubin").write_bytes(code)
+            print(f"{module} for {target}: {len(code)} bytes")
+
+
+if __name__ == "__main__":
+    main()

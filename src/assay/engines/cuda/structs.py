@@ -1,0 +1,128 @@
+"""The arguments of the kernels, field by field as native/cuda declares them. The shim checks the sizes."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_uint64
+from typing import Any
+
+_POINTER, _I32, _I64, _F32 = c_uint64, c_int32, c_int64, c_float
+
+
+def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields)})
+
+
+def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+Matrix = _struct(
+    "Matrix",
+    ("data", _POINTER),
+    ("group_bytes", _I64),
+    *_all(_I32, "format rows columns units group tiles tile_bytes all_rows"),
+)
+Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride padding"))
+Product = _struct(
+    "Product",
+    ("w", Matrix),
+    *_all(_POINTER, "out bias residual gate_out up_out"),
+    *_all(_I32, "out_stride first_group paired act"),
+)
+ProductArgs = _struct(
+    "ProductArgs",
+    ("parts", Product * 4),
+    ("acts", Acts),
+    *_all(_POINTER, "x norm experts"),
+    ("expert_bytes", _I64),
+    *_all(_I32, "n_parts groups tokens columns x_stride prologue"),
+    ("eps", _F32),
+    *_all(_I32, "rows_of_x n_experts slots padding stages together"),
+)
+Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes padding"))
+Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
+Rows = _struct("Rows", *_all(_POINTER, "tokens positions slots tables pages"))
+AttentionArgs = _struct(
+    "AttentionArgs",
+    *_all(_POINTER, "q k v turn out partial arrived tiles kq state"),
+    ("cache", Cache),
+    ("keys", Pool),
+    ("values", Pool),
+    ("rows", Rows),
+    ("query_rows", _POINTER),
+    *_all(_I32, "heads window n_rot neox n_tokens splits irregular turn_k max_blocks padding"),
+    *_all(_F32, "scale cap"),
+)
+MapArgs = _struct(
+    "MapArgs",
+    *_all(_POINTER, "x y out"),
+    ("rows", _I64),
+    *_all(_I32, "width x_width y_width op integer padding"),
+    ("number", _F32),
+    ("more_padding", _I32),
+)
+RowArgs = _struct(
+    "RowArgs", *_all(_POINTER, "x w out"), ("acts", Acts), *_all(_I32, "width parts"), ("eps", _F32), ("columns", _I32)
+)
+StepArgs = _struct(
+    "StepArgs",
+    ("rows", Rows),
+    ("cache", Cache),
+    ("pool", Pool),
+    ("table", Matrix),
+    *_all(_POINTER, "x out frequencies which"),
+    ("n", _I64),
+    *_all(_I32, "width n_rot heads neox"),
+    ("magnitude", _F32),
+    ("by_key", _I32),
+)
+RopeArgs = _struct("RopeArgs", *_all(_POINTER, "x table out"), ("rows", _I64), *_all(_I32, "width heads n_rot neox"))
+ScoreArgs = _struct(
+    "ScoreArgs",
+    *_all(_POINTER, "x y out chunks positions key_positions"),
+    *_all(_I32, "heads kv_heads dim window"),
+    *_all(_F32, "scale cap"),
+    *_all(_I32, "op padding"),
+)
+RepackArgs = _struct(
+    "RepackArgs",
+    *_all(_POINTER, "raw d m"),
+    ("to", Matrix),
+    *_all(_I64, "first_row rows row_bytes"),
+    *_all(_I32, "half part"),
+)
+
+_LAYOUTS = (
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
+    "q4_k_q6_k", "q5_k_q6_k",
+)  # fmt: skip
+KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the most threads a block
+    **{f"product_one_{name}": (ProductArgs, 512) for name in _LAYOUTS},
+    **{f"product_two_{name}": (ProductArgs, 512) for name in ("q4_0", "q4_1", "q4_k", "q5_k", "q6_k")},
+    "product_floats_1": (ProductArgs, 512),
+    "product_floats_4": (ProductArgs, 512),
+    "product_many": (ProductArgs, 256),
+    "product_some": (ProductArgs, 64),
+    "product_eight": (ProductArgs, 256),
+    "attend_one_1": (AttentionArgs, 256),
+    "attend_one_4": (AttentionArgs, 256),
+    **{f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
+    "attend_tile_64": (AttentionArgs, 256),
+    "attend_tile_128": (AttentionArgs, 256),
+    "attend_tile_256": (AttentionArgs, 256),
+    "attend_tile_512": (AttentionArgs, 256),
+    "map": (MapArgs, 256),
+    "rms_norm": (RowArgs, 256),
+    "quantise_rows": (RowArgs, 256),
+    "softmax": (RowArgs, 32),
+    "argsort": (RowArgs, 256),
+    "embed": (StepArgs, 256),
+    "rope_table": (StepArgs, 128),
+    "take_rows": (StepArgs, 256),
+    "cache_write": (StepArgs, 256),
+    "cache_read": (StepArgs, 256),
+    "rope": (RopeArgs, 256),
+    "scores": (ScoreArgs, 32),
+    "repack": (RepackArgs, 256),
+}

@@ -1,0 +1,110 @@
+"""Somebody's engine as a command: run it, keep what it prints, read that as a dump. Used by `watch` and `bisect`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from assay.errors import AssayError
+from assay.verify.dumps.load import read_dump
+from assay.verify.dumps.observation import Dump
+
+MOST_PRINTED = 1 << 28  # bytes of output that are kept
+_MOST_FILES = 10_000  # of a folder that is watched
+_GRACE_S = 2.0  # from being asked to end to being ended
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The command with all it prints going to `log`; what is left of it when the block ends is ended."""
+    if not command or shutil.which(command[0]) is None:
+        raise AssayError(f"{command[0] if command else 'no command'}: no such program; give the command after --")
+    with open(log, "wb") as out:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            raise AssayError(f"{command[0]}: cannot be started ({(error.strerror or str(error)).lower()})") from None
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The command and all that it started: they are a session of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is not None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+
+
+def check_size(log: Path, command: Sequence[str]) -> None:
+    """Refuse to go on where an engine prints without end."""
+    if log.stat().st_size > MOST_PRINTED:
+        raise AssayError(
+            f"{command[0]}: printed more than {MOST_PRINTED >> 20} MiB; print less, or write a --dump FILE"
+        )
+
+
+def whole_lines(log: Path, copy: Path) -> int:
+    """What was printed so far, to the last whole line: its bytes, now in `copy`."""
+    text = log.read_bytes()
+    text = text[: text.rfind(b"\n") + 1]
+    copy.write_bytes(text)
+    return len(text)
+
+
+def as_dump(path: Path, source: str, patterns: Sequence[str] = ()) -> Dump:
+    """The file as observations, under the name of what made it."""
+    try:
+        return replace(read_dump(path, patterns), source=source)
+    except AssayError as error:
+        raise AssayError(str(error).replace(str(path), source)) from None
+
+
+def run_to_dump(
+    command: Sequence[str], folder: Path, *, dump: Path | None = None, patterns: Sequence[str] = ()
+) -> Dump:
+    """Run it to its end: the dump file that it wrote, or what it printed."""
+    log, name = folder / "output.log", shlex.join(command)
+    before = stamp(dump) if dump is not None else None
+    with running(command, log) as process:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.2)
+                break
+            check_size(log, command)
+    if dump is None:
+        return as_dump(log, name, patterns)
+    if stamp(dump) in (None, before):
+        raise AssayError(f"{dump}: not written by {name} (exit code {process.returncode}); it printed: {_tail(log)}")
+    return as_dump(dump, str(dump), patterns)
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_bytes()[-400:].decode("utf-8", "replace").split("\n")
+    return " | ".join(line.strip() for line in lines if line.strip())[-200:] or "nothing"
+
+
+def stamp(path: Path) -> tuple[float, int] | None:
+    """What changes when a file is written; None where there is none. Of a folder: of the newest file in it."""
+    try:
+        if path.is_dir():
+            found = [stamp(file) for file in sorted(path.rglob("*"))[:_MOST_FILES] if file.is_file()]
+            return max((s for s in found if s is not None), default=None)
+        facts = path.stat()
+    except OSError:
+        return None
+    return facts.st_mtime, facts.st_size

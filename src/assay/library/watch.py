@@ -1,0 +1,124 @@
+"""The loop that an engine's author is in: run it, read what it prints as it comes, compare; again when it changes."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError
+from assay.library.command import as_dump, check_size, run_to_dump, running, stamp, whole_lines
+from assay.library.verdicts import Finding, ModelLike, diff, opened
+from assay.runtime.opening import Opened
+from assay.verify.dumps.observation import Dump
+
+_PAUSE_S = 0.2  # between two looks at what was printed
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One thing that happened: `run`, `read`, `first` (the first wrong node is known), `verdict`, `fault` or `wait`."""
+
+    kind: str
+    text: str
+    finding: Finding | None = None
+
+
+def watch(
+    model: ModelLike,
+    command: Sequence[str],
+    *,
+    dump: Path | None = None,
+    on: Sequence[Path] = (),
+    once: bool = False,
+    interval: float = 0.5,
+    tokens: Sequence[int] = (),
+    prompt: str | None = None,
+    names: Mapping[str, str] | None = None,
+    patterns: Sequence[str] = (),
+) -> Iterator[Seen]:
+    """Run the command and judge its output, or the `dump` file that it writes; again when it or `on` changes.
+
+    The command's program and the files among its arguments are looked at as well.
+    """
+    model = opened(model)
+    how: dict[str, Any] = {"tokens": tokens, "prompt": prompt, "names": names}
+    paths = [Path(p) for p in (shutil.which(command[0]) or command[0], *command[1:]) if Path(p).is_file()]
+    paths = [p for p in dict.fromkeys((*paths, *on)) if p != dump]
+    while True:
+        before = [stamp(p) for p in paths]
+        yield Seen("run", shlex.join(command))
+        try:
+            yield from _once(model, command, dump, patterns, how)
+        except AssayError as error:
+            if once:
+                raise
+            yield Seen("fault", str(error))
+        if once:
+            return
+        yield Seen("wait", f"waiting for a change of {', '.join(map(str, paths))}; Ctrl-C ends")
+        _wait(paths, before, interval)
+
+
+def _wait(paths: Sequence[Path], before: Sequence[Any], interval: float) -> None:
+    """Until something is other than before, and has been still for as long as we sleep."""
+    last = list(before)
+    while True:
+        time.sleep(interval)
+        found = [stamp(p) for p in paths]
+        if found != list(before) and found == last and None not in found:
+            return
+        last = found
+
+
+def _once(
+    model: Opened, command: Sequence[str], file: Path | None, patterns: Sequence[str], how: Mapping[str, Any]
+) -> Iterator[Seen]:
+    with tempfile.TemporaryDirectory(prefix="assay-watch-") as folder:
+        if file is not None:
+            yield from _judged(model, run_to_dump(command, Path(folder), dump=file, patterns=patterns), how)
+            return
+        log, copy, name = Path(folder) / "output.log", Path(folder) / "lines.log", shlex.join(command)
+        done, told = 0, False
+        with running(command, log) as process:
+            while process.poll() is None:
+                time.sleep(_PAUSE_S)
+                check_size(log, command)
+                if told or log.stat().st_size == done:
+                    continue
+                done = log.stat().st_size
+                early = _early(model, copy, name, patterns, how) if whole_lines(log, copy) else None
+                if early is not None and not early:
+                    told = True
+                    yield Seen("first", f"{early.first_wrong} is the first wrong node so far", early)
+        if process.returncode:
+            yield Seen("fault", f"{name}: ended with exit code {process.returncode}")
+        yield from _judged(model, as_dump(log, name, patterns), how)
+
+
+def _early(model: Opened, copy: Path, name: str, patterns: Sequence[str], how: Mapping[str, Any]) -> Finding | None:
+    """The verdict on what was printed so far; None where that is not enough for one."""
+    try:
+        return _compare(model, as_dump(copy, name, patterns), how)
+    except AssayError:
+        return None
+
+
+def _judged(model: Opened, dump: Dump, how: Mapping[str, Any]) -> Iterator[Seen]:
+    read: list[str] = []
+    found = _compare(model, dump, how, read)
+    yield from (Seen("read", line) for line in read)
+    yield Seen("verdict", found.verdict, found)
+
+
+def _compare(model: Opened, dump: Dump, how: Mapping[str, Any], read: list[str] | None = None) -> Finding:
+    if not dump.tokens and not how["tokens"] and how["prompt"] is None:
+        raise AssayError(f"{dump.source}: does not say which tokens it fed; print them, or give --tokens or -p")
+    found = diff(model, dump, **how, reading=read.append if read is not None else None)
+    assert isinstance(found, Finding)
+    return found

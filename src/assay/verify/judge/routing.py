@@ -1,0 +1,101 @@
+"""Experts chosen otherwise by rounding: a legitimate difference where the router's scores lie within the noise.
+
+The last expert that is chosen and the first that is not are `margin` apart. An arithmetic whose noise on the scores is
+of that size may choose the other, and then everything after it differs for that token: no fault. A choice that the
+noise does not explain is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.graph import Graph, Node, split
+from assay.verify.judge.arithmetic import ARITHMETICS
+from assay.verify.thresholds import RUN
+
+Array = NDArray[Any]
+CHOICES = ("argsort", "topk")
+_UNITS = np.array([a.unit for a in ARITHMETICS])
+_TINY = 1e-30
+
+
+def ranking(graph: Graph, node: Node) -> Node:
+    """The `argsort` that a choice comes from: itself, or what `topk` cuts."""
+    return node if node.op == "argsort" else graph[node.inputs[0]]
+
+
+def allowed(scores: Array, rms: Array) -> Array:
+    """By how much two scores of a token may change places, [arithmetic, token]; `rms` is the noise of the scores."""
+    size = np.abs(np.where(np.isfinite(scores), scores, 0)).max(axis=-1)
+    return np.asarray(RUN * np.sqrt(2) * rms + 2 * _UNITS[:, None] * size + _TINY)
+
+
+def disorder(scores: Array, chosen: Array) -> Array:
+    """How far each token's choice is from the best: by how much a later or unchosen expert is ahead of an earlier."""
+    chosen = np.asarray(chosen, np.int64)
+    if chosen.min(initial=0) < 0 or chosen.max(initial=0) >= scores.shape[-1]:
+        return np.full(len(scores), np.inf)
+    taken = np.take_along_axis(scores, chosen, axis=-1)
+    rest = scores.copy()
+    np.put_along_axis(rest, chosen, -np.inf, axis=-1)
+    followed = np.concatenate([taken, rest.max(-1, keepdims=True)], axis=-1)
+    best_later = np.flip(np.maximum.accumulate(np.flip(followed, -1), axis=-1), -1)[:, 1:]
+    ahead = np.where(best_later == taken, 0, best_later - taken).max(-1)
+    repeated = (np.diff(np.sort(chosen, axis=-1), axis=-1) == 0).any(-1)
+    return np.where(repeated, np.inf, np.maximum(ahead, 0))
+
+
+def other_choice(scores: Array, chosen: Array) -> tuple[Array, Array]:
+    """The margin of each token's choice, and the choice with its last expert replaced by the first that was not."""
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    k = chosen.shape[-1]
+    if k >= scores.shape[-1]:
+        return np.full(len(scores), np.inf), chosen
+    ranked = np.take_along_axis(scores, order, axis=-1)
+    margin = np.where(np.isfinite(ranked[:, k]), ranked[:, k - 1] - ranked[:, k], np.inf)
+    other = np.asarray(order[:, :k]).copy()
+    other[:, k - 1] = order[:, k]
+    return margin, other
+
+
+@dataclass(frozen=True)
+class Route:
+    """One token of one layer whose expert `found` stands where the definition has `expected`, or may stand there."""
+
+    node: str
+    token: int
+    expected: int
+    found: int
+    margin: float
+    seen: bool  # the choice was dumped or follows from the dump; else it is possible only
+    ratios: tuple[float, ...]  # margin over what each arithmetic's noise allows
+
+    def text(self, arithmetic: int) -> str:
+        layer, name = split(self.node)[1], ARITHMETICS[arithmetic].name
+        if self.seen:
+            what = f"token {self.token}: expert {self.found} instead of {self.expected} in layer {layer}"
+            return f"{what}, margin {self.margin:.2g} of the router, within {name} noise"
+        return (
+            f"token {self.token}: experts {self.expected} and {self.found} are {self.margin:.2g} apart in the router "
+            f"of layer {layer}, within {name} noise: either is right"
+        )
+
+
+def routes(node: str, scores: Array, right: Array, found: Array, rms: Array, seen: bool) -> list[Route]:
+    """The tokens whose set of experts differs from the definition's; where it was not seen, those where it may."""
+    limit, out = allowed(scores, rms), []
+    margins, other = other_choice(scores, right)
+    for t in range(len(scores)):
+        theirs = found[t] if seen else other[t]
+        missing, added = set(right[t].tolist()) - set(theirs.tolist()), set(theirs.tolist()) - set(right[t].tolist())
+        if not missing or not added:
+            continue
+        a, b = max(missing, key=lambda e: scores[t, e]), max(added, key=lambda e: scores[t, e])
+        margin = float(scores[t, a] - scores[t, b]) if seen else float(margins[t])
+        if np.isfinite(margin):
+            out.append(Route(node, t, int(a), int(b), margin, seen, tuple(float(margin / x) for x in limit[:, t])))
+    return out

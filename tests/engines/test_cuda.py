@@ -1,0 +1,191 @@
+"""The cuda engine under the shim: the kernels' own sources on the host, compared with the cpu engine bit for bit.
+
+`make test-gpu` runs the same tests on a real card.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.engines.base import PAGE, Chunk
+from assay.engines.cpu import CpuEngine
+from assay.engines.cuda import CudaEngine, sources, structs
+from assay.engines.cuda.device import Device, Driver
+from assay.engines.cuda.layout import rows_per_group
+from assay.engines.cuda.shim import Shim
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.models import Model, load
+from tests import tiny
+
+ON_GPU = bool(os.environ.get("ASSAY_TEST_GPU"))
+if not ON_GPU and not shutil.which(os.environ.get("CXX", "c++")):
+    pytest.skip("the shim needs a C++ compiler", allow_module_level=True)
+
+Make = Callable[..., Model]
+IDS = np.random.default_rng(3).integers(3, 300, 600).astype(np.int32)
+WIDE = {"n_embd": 256, "n_ff": 512}  # whole blocks of 256
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "untied": {"tied": False, "bias": True, "rope_freqs": True},
+    "experts": {"n_expert": 4},
+    "window": {"window": 11},
+    "one_group": {"n_head": 4, "n_head_kv": 1, "n_embd": 128},
+    "odd_heads": {"n_head": 6, "n_head_kv": 2, "n_embd": 96, "n_ff": 160},
+    "yarn": {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_context_length": 64}},
+    "mix": {"type": lambda name: "Q6_K" if "attn_v" in name or "down" in name else "Q4_K", **WIDE},
+}
+
+
+def device() -> Device:
+    return Driver(sources.cubins) if ON_GPU else Shim()
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
+    folder = tmp_path_factory.mktemp("cuda")
+    made: dict[str, Model] = {}
+
+    def build(**options: Any) -> Model:
+        key = repr(sorted((k, v) for k, v in options.items()))
+        if key not in made:
+            made[key] = load(open_file(tiny.make(folder / f"{len(made)}.gguf", n_ctx=1024, **options)))
+        return made[key]
+
+    yield build
+
+
+def pages(first: int, n_slots: int) -> np.ndarray:
+    return np.arange(first, first + -(-n_slots // PAGE), dtype=np.int32)
+
+
+def same(cpu: CpuEngine, cuda: CudaEngine, n: int = 20) -> None:
+    """A prompt at once, token by token, and as rows of a batch: one set of bits, the cpu engine's."""
+    ids = IDS[:n]
+    expected = cpu.forward([Chunk(ids, 0, pages(0, n), "all")])[0].logits
+    assert np.array_equal(cuda.forward([Chunk(ids, 0, pages(0, n), "all")])[0].logits, expected)
+    table = pages(4, n)
+    for i in range(3):
+        assert np.array_equal(cuda.forward([Chunk(ids[i : i + 1], i, table)])[0].logits[0], expected[i])
+    batch = [Chunk(ids[3:4], 3, table), Chunk(ids[n - 1 :], n - 1, pages(0, n)), Chunk(ids[:1], 0, pages(8, 1))]
+    found = [o.logits[0] for o in cuda.forward(batch)]
+    assert all(np.array_equal(a, expected[i]) for a, i in zip(found, (3, n - 1, 0), strict=True))
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_every_type_gives_the_cpu_engines_bits(make: Make, type_name: str) -> None:
+    model = make(type=type_name, **WIDE)
+    same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_gives_the_cpu_engines_bits(make: Make, variant: str) -> None:
+    options = {"type": "Q8_0", **VARIANTS[variant]}
+    model = make(**options)
+    same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "bf16", "q8_0"])
+def test_every_cache_gives_the_cpu_engines_bits(make: Make, kv_type: str) -> None:
+    model = make(type="Q4_K", n_head=4, n_head_kv=2, **WIDE)
+    options = {"kv_type": kv_type, "n_pages": 16}
+    same(CpuEngine(model, threads=1, **options), CudaEngine(model, device=device(), **options))
+
+
+def test_exact_gives_the_cpu_engines_bits(make: Make) -> None:
+    model = make(type="Q4_K", **WIDE)
+    options = {"precision": "exact", "n_pages": 16}
+    same(CpuEngine(model, threads=1, **options), CudaEngine(model, device=device(), **options))
+
+
+@pytest.mark.parametrize("variant", ["untied", "experts", "window"])
+def test_every_node_can_be_kept_and_changes_no_bit(make: Make, variant: str) -> None:
+    model = make(type="Q8_0", **VARIANTS[variant])
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device())
+    names = [n.name for n in model.graph]
+    batch = [Chunk(IDS[:9], 0, pages(0, 9), "all"), Chunk(IDS[9:14], 0, pages(2, 5))]
+    for expected, found in zip(cpu.forward(batch, names), cuda.forward(batch, names), strict=True):
+        assert [n for n in names if not np.array_equal(expected.nodes[n], found.nodes[n])] == []
+        assert np.array_equal(expected.logits, found.logits)
+    plain = cuda.forward(batch)
+    assert all(np.array_equal(a.logits, b.logits) for a, b in zip(plain, cpu.forward(batch), strict=True))
+
+
+@pytest.mark.slow
+def test_more_keys_than_a_block(make: Make) -> None:
+    """Two blocks of 256 keys, folded; a prompt longer than a step; a window that begins in the second block."""
+    for options in ({}, {"window": 40}):
+        model = make(type="Q8_0", **options)
+        cpu, cuda = CpuEngine(model, threads=1, n_pages=32), CudaEngine(model, n_pages=32, device=device())
+        table = pages(0, 330)
+        expected = cpu.forward([Chunk(IDS[:320], 0, table, "all")])[0].logits
+        assert np.array_equal(cuda.forward([Chunk(IDS[:320], 0, table, "all")])[0].logits, expected)
+        for engine in (cpu, cuda):
+            engine.forward([Chunk(IDS[:310], 0, table, "none")])
+        for i in (310, 311):
+            assert np.array_equal(cuda.forward([Chunk(IDS[i : i + 1], i, table)])[0].logits[0], expected[i])
+
+
+def test_shifted_positions_and_copied_pages(make: Make) -> None:
+    model = make(type="Q8_0")
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device())
+    shifted = np.arange(5, 15, dtype=np.int32)
+    for engine in (cpu, cuda):
+        engine.forward([Chunk(IDS[:10], 0, pages(0, 10), "none", shifted)])
+        engine.copy_page(0, 3)
+    for first in (0, 3):
+        chunk = Chunk(IDS[10:12], 10, pages(first, 12), "all", np.array([15, 16], np.int32))
+        assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+    with pytest.raises(AssayError, match="no page 16"):
+        cuda.copy_page(0, 16)
+
+
+def test_refusals(make: Make) -> None:
+    model = make(type="Q8_0")
+    with pytest.raises(AssayError, match="no such precision"):
+        CudaEngine(model, precision="double", device=device())
+    with pytest.raises(AssayError, match=r"does not fit .* MB of weights and .* pages"):
+        CudaEngine(model, n_pages=1 << 30, device=device())
+    engine = CudaEngine(model, n_pages=4, device=device())
+    engine.close()
+    with pytest.raises(AssayError, match="closed"):
+        engine.forward([Chunk(IDS[:1], 0, pages(0, 1))])
+
+
+@pytest.mark.skipif(ON_GPU, reason="there is a driver")
+def test_without_a_driver_one_line_says_so(make: Make) -> None:
+    path = make(type="Q8_0").file.path
+    command = [sys.executable, "-m", "assay", "run", str(path), "-p", "a", "-n", "1", "--engine", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "engine cuda" in done.stderr
+
+
+def test_groups_fill_their_tiles() -> None:
+    for units in range(1, 120):
+        group = rows_per_group(units, paired=False)
+        assert -(-group * units // 32) * 32 <= 1.07 * group * units
+
+
+def test_targets() -> None:
+    assert sources.target_for("sm_90") == "sm_90" and sources.target_for("sm_121") == "sm_120"
+    with pytest.raises(AssayError, match="no kernels for sm_75"):
+        sources.target_for("sm_75")
+    assert len(structs.KERNELS) == len(set(structs.KERNELS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", sources.TARGETS)
+def test_every_target_compiles(target: str) -> None:
+    if not find_spec("cuda") or not find_spec("cuda.bindings.nvrtc"):
+        pytest.skip("NVRTC is not installed: pip install 'assay[cuda]'")
+    code = sources.compile_for("rows", target)
+    assert code[:4] == b"\x7fELF"

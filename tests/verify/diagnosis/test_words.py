@@ -1,0 +1,55 @@
+"""Causes in words about this engine: the file's and the dump's values, the line to look for, best guess below 0.5."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from assay.models import Model
+from assay.verify.diagnosis import answer
+from assay.verify.diagnosis.result import Cause, Diagnosis
+from assay.verify.diagnosis.words import LANGUAGES, facts, words
+from assay.verify.faults import CODE, FAULTS, Stage
+
+
+def cause(fault: str, how: str, node: str = "Qcur-0", confidence: float = 0.9) -> Cause:
+    return Cause(fault, node, how, (node,), confidence, 1.0, (), 10.0, 0.1)
+
+
+def test_the_values_are_the_files_and_the_dumps(model: Model) -> None:
+    said = words(cause("rope-base", "base 500000"), model)
+    base = f"{model.hparams.rope.base:.9g}"
+    assert said.wrong == f"your base is 500000; this file says llama.rope.freq_base = {base}"
+    assert said.fix == f"base = {base}, read from llama.rope.freq_base"
+    assert "attention.layer_norm_rms_epsilon" in words(cause("eps-value", "eps = 1e-06"), model).wrong
+    pairs = words(cause("rope-type", "pairs (i, i + d/2)"), model).wrong
+    assert pairs.endswith("this file (llama) is made for neighbouring pairs (2i, 2i + 1)")
+    assert words(cause("w-transposed", "", "Qcur_proj-0"), model).wrong.startswith("blk.0.attn_q.weight is stored as [")
+    assert words(cause("rope-base", "base 500000")).wrong == FAULTS["rope-base"].wrong  # no model, no values
+
+
+def test_every_fault_has_a_line_to_look_for_in_three_languages(model: Model) -> None:
+    assert set(CODE) <= {*FAULTS, *Stage}
+    for id in FAULTS:
+        said = words(cause(id, "times 2"), model)
+        assert list(said.look_for) == list(LANGUAGES.values()), id
+        assert said.wrong and said.right and "{" not in (said.wrong + said.fix).replace("{0", "")
+
+
+@pytest.mark.parametrize("key", ["yours", "fix"])
+def test_sentences_name_only_what_is_known(model: Model, key: str) -> None:
+    known = facts(cause("rope-base", "base 2", "Qcur_proj-0"), model) | {"window": 1, "n_ff": 1}
+    for id, row in CODE.items():
+        for name in re.findall(r"{(\w+)}", row.get(key, "")):
+            assert name in known, (id, name)
+
+
+def test_below_half_it_is_a_best_guess(model: Model) -> None:
+    weak = cause("rope-base", "base 500000", confidence=0.3)
+    found = Diagnosis("inconclusive", "Qcur-0", ("Qcur-0",), (weak,), "")
+    text = answer.text(found, model)
+    assert "best guess: rope-base" in text and "cause" not in text
+    text = answer.text(replace(found, verdict="fault", causes=(replace(weak, confidence=0.8),)), model)
+    assert "cause: rope-base" in text and "your base is 500000" in text and "look for a line like" in text
