@@ -18,7 +18,7 @@ ARENA = _native.Arena()
 
 
 def cache(n_pages: int = 4) -> _native.Cache:
-    return _native.Cache(n_pages, "f16", [(True, 2, 16), (False, 2, 16)])
+    return _native.Cache(n_pages, [("f16", True, 2, 16), ("f16", False, 2, 16)])
 
 
 def weight(rows: int = 8, columns: int = 32) -> _native.Weight:
@@ -105,9 +105,9 @@ def test_wrong_caches() -> None:
         (1, "q8_0", [(True, 1, 8)]),
     ):
         with pytest.raises(ValueError):
-            _native.Cache(pages, kind, pools)
+            _native.Cache(pages, [(kind, *pool) for pool in pools])
     with pytest.raises(MemoryError, match="no room for"):
-        _native.Cache(2**31 - 1, "f32", [(True, 1 << 10, 1 << 10)])
+        _native.Cache(2**31 - 1, [("f32", True, 1 << 10, 1 << 10)])
 
 
 small = st.integers(-2, 9)
