@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean
+.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -18,6 +18,14 @@ test: $(VENV)/.test-installed
 
 test-fast: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+
+# The cuda engine's tests on a real card, then its memory accesses and races under compute-sanitizer.
+SANITIZED := tests/engines/test_cuda.py -q -k "Q4_K or Q8_0 or window or kept"
+test-gpu: $(VENV)/.test-installed
+	$(BIN)/pip install -q -e ".[cuda]" --no-build-isolation
+	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py -q
+	ASSAY_TEST_GPU=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest $(SANITIZED)
+	ASSAY_TEST_GPU=1 compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python -m pytest $(SANITIZED)
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .

@@ -171,23 +171,30 @@ DEVICE void one_token(const ProductArgs& a) {
     }
 }
 
-// One kernel a layout, and one for each pair that the usual mixes put side by side.
-#define ONE(name, A, B, P) CROWDED(product_one_##name, ProductArgs, 512, 1) { one_token<LayoutOf<A>, LayoutOf<B>, P>(a); }
-ONE(q4_0, Q4_0, Q4_0, 2)
-ONE(q4_1, Q4_1, Q4_1, 2)
-ONE(q5_0, Q5_0, Q5_0, 2)
-ONE(q5_1, Q5_1, Q5_1, 2)
-ONE(q8_0, Q8_0, Q8_0, 1)
-ONE(q4_k, Q4_K, Q4_K, 2)
-ONE(q5_k, Q5_K, Q5_K, 2)
-ONE(q6_k, Q6_K, Q6_K, 2)
-ONE(iq4_nl, IQ4_NL, IQ4_NL, 2)
-ONE(iq4_xs, IQ4_XS, IQ4_XS, 2)
-ONE(mxfp4, MXFP4, MXFP4, 2)
-ONE(wide16, WIDE16, WIDE16, 1)
-ONE(wide16_min, WIDE16_MIN, WIDE16_MIN, 1)
-ONE(q4_k_q6_k, Q4_K, Q6_K, 1)
-ONE(q5_k_q6_k, Q5_K, Q6_K, 1)
+// One kernel a layout, one for each pair that the usual mixes put side by side, and for the usual layouts one whose warps
+// take two groups.
+#define ONE(name, A, B) CROWDED(product_one_##name, ProductArgs, 512, 1) { one_token<LayoutOf<A>, LayoutOf<B>, 1>(a); }
+#define TWO(name, A) CROWDED(product_two_##name, ProductArgs, 512, 1) { one_token<LayoutOf<A>, LayoutOf<A>, 2>(a); }
+ONE(q4_0, Q4_0, Q4_0)
+ONE(q4_1, Q4_1, Q4_1)
+ONE(q5_0, Q5_0, Q5_0)
+ONE(q5_1, Q5_1, Q5_1)
+ONE(q8_0, Q8_0, Q8_0)
+ONE(q4_k, Q4_K, Q4_K)
+ONE(q5_k, Q5_K, Q5_K)
+ONE(q6_k, Q6_K, Q6_K)
+ONE(iq4_nl, IQ4_NL, IQ4_NL)
+ONE(iq4_xs, IQ4_XS, IQ4_XS)
+ONE(mxfp4, MXFP4, MXFP4)
+ONE(wide16, WIDE16, WIDE16)
+ONE(wide16_min, WIDE16_MIN, WIDE16_MIN)
+ONE(q4_k_q6_k, Q4_K, Q6_K)
+ONE(q5_k_q6_k, Q5_K, Q6_K)
+TWO(q4_0, Q4_0)
+TWO(q4_1, Q4_1)
+TWO(q4_k, Q4_K)
+TWO(q5_k, Q5_K)
+TWO(q6_k, Q6_K)
 
 // ---- floats ---------------------------------------------------------------------------------------------------------
 DEVICE const float4* quad(const float* x, int i) { return reinterpret_cast<const float4*>(x) + i; }

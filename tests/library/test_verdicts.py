@@ -81,7 +81,7 @@ def test_two_files_of_a_model(path: Path, tmp_path: Path) -> None:
     assert isinstance(found, assay.TwoFiles)
     assert "KL divergence" in repr(found)
     assert found.to_dict()["logits"]["n_tokens"] > 100
-    assert found and repr(found).startswith("yes, they may differ that much: no tensor is further apart")
+    assert found and repr(found).startswith("yes, they may differ that much: every tensor is apart by about")
 
 
 def test_files_that_differ_more_than_their_types(

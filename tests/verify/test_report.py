@@ -94,3 +94,21 @@ def test_clicking_a_cell_shows_its_values(written: Path, tmp_path: Path) -> None
     assert not complaints
     assert asked == [written.as_uri()]
     assert (tmp_path / "report.pdf").stat().st_size > 5000
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
+@pytest.mark.parametrize(("width", "height"), [(360, 740), (1280, 800)])
+def test_the_map_is_on_the_first_screen(written: Path, width: int, height: int) -> None:
+    """On a phone and on a desk: the map and the open cell are seen without scrolling, and nothing is wider than it."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as tool:
+        browser = tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        sheet = browser.new_page(viewport={"width": width, "height": height})
+        sheet.goto(written.as_uri())
+        shown = sheet.locator(".scroll").bounding_box()
+        cell = sheet.locator("#map button[aria-pressed=true]").bounding_box()
+        wide = sheet.evaluate("document.documentElement.scrollWidth")
+        browser.close()
+    assert shown is not None and cell is not None and wide <= width
+    assert shown["y"] + shown["height"] <= height and shown["x"] + shown["width"] <= width
+    assert shown["y"] <= cell["y"] and cell["y"] + cell["height"] <= shown["y"] + shown["height"] + 2

@@ -65,7 +65,9 @@ _KNOWN: dict[str, tuple[Callable[..., PagedEngine], Callable[[], str]]] = {
     "cuda": (_cuda, _no_gpu),
     "auto": (_auto, str),
 }
-ENGINES: dict[str, Callable[..., PagedEngine]] = {name: make for name, (make, missing) in _KNOWN.items() if not missing()}
+ENGINES: dict[str, Callable[..., PagedEngine]] = {
+    name: make for name, (make, missing) in _KNOWN.items() if not missing()
+}
 
 
 def default_name() -> str:

@@ -54,8 +54,8 @@ class TwoFiles:
         most = max(known, key=_times)
         rest = len(self.found["weights"]) - len(known)
         return (
-            f"yes, they may differ that much: no tensor is further apart than its types round away "
-            f"({most['name']} the most, {_times(most):.2g} times for {' and '.join(most['types'])})"
+            "yes, they may differ that much: every tensor is apart by about what its types round away "
+            f"({most['name']} the most, {_times(most):.2g} times that for {' and '.join(most['types'])})"
             + (f"; {rest} tensors of types without an encoder here were not judged" if rest else "")
         )
 

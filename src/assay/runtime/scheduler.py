@@ -14,7 +14,7 @@ the caller's. A step that is broken off by an exception has changed nothing that
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine, pages_for
@@ -166,6 +166,7 @@ class Scheduler:
                 self._preempt(sequence, plan)
         budget = self.chunk
         room = True
+        heavy: Counter[tuple[str, str]] = Counter()  # tokens of this step that went to requests far ahead of others
         queue = sorted((*(s for s in self.running if s.pending > 1), *self.waiting), key=self._rank)
         for sequence in queue:
             if not sequence.lease:
@@ -175,8 +176,12 @@ class Scheduler:
                 if not room:  # nobody overtakes it
                     continue
                 self.waiting.remove(sequence)
-            if (n := self._share(sequence, budget)) and sequence in self.running:
-                budget -= n * self._reserve(sequence, n, plan)
+            n = self._share(sequence, budget)
+            if self._ahead(sequence):
+                n = min(n, max(self.chunk // 4 - heavy[sequence.job.owner], 0))
+            if n and sequence in self.running and self._reserve(sequence, n, plan):
+                budget -= n
+                heavy[sequence.job.owner] += n
         for sequence, n in plan.items():
             self._shares.charge(sequence, n)
         return plan
@@ -195,12 +200,17 @@ class Scheduler:
         return mine >= places or self.pages.available - wanted < self.pages.n_pages // 4
 
     def _share(self, sequence: Sequence, budget: int) -> int:
-        """How much of the step's budget it takes. A probe waits for a whole chunk rather than be cut smaller; a
-        prompt that is scored takes less, for every row of it costs a pass over the vocabulary."""
-        if sequence.job.keep and budget < min(sequence.pending, self.chunk):
+        """How much of the step's budget it takes. A probe that fits a chunk is not cut; a prompt that is scored takes
+        less, for every row of it costs a pass over the vocabulary."""
+        if sequence.job.keep and sequence.pending <= self.chunk and budget < sequence.pending:
             return 0
         scored = sequence.job.prompt_logprobs is not None
         return min(sequence.pending, budget, max(self.chunk // 4, 1) if scored else budget)
+
+    def _ahead(self, sequence: Sequence) -> bool:
+        """Whether it is long and its request has had many chunks more than another's, which waits for each of them:
+        then a quarter of a step is enough for all of the request."""
+        return sequence.pending > self.chunk and self._shares.lead(sequence) > 8 * self.chunk
 
     def _reserve(self, sequence: Sequence, n: int, plan: dict[Sequence, int]) -> bool:
         """Room for n more tokens, if need be at the cost of younger sequences."""

@@ -43,6 +43,11 @@ class Shares:
         (client, _), (request, _) = self._levels(sequence)
         return self._had[client], self._had[request], sequence.times.arrived
 
+    def lead(self, sequence: Sequence) -> int:
+        """How many tokens more its request has had than the one that had least."""
+        had = [n for (_, request), n in self._had.items() if request]
+        return self._had[self._levels(sequence)[1][0]] - min(had)
+
     def requests(self) -> int:
         """How many requests have something to do."""
         return sum(1 for _, request in self._present if request)

@@ -23,7 +23,7 @@ class Limits:
     template_s: float = 5.0  # rendering the messages
     text: int = 256 << 10  # characters that /tokenize takes
     ids: int = 256 << 10  # tokens that /detokenize takes
-    pieces: int = 32 << 10  # tokens that are given back with their pieces
+    pieces: int = 8 << 10  # tokens that are given back with their pieces
     scores: int = 128 << 10  # log-probabilities of the prompts of one request
     nodes: int = 64 << 10  # arrays and objects in a body
     trace_tokens: int = 128  # at most a chunk

@@ -31,10 +31,12 @@ from assay.engines.base import (
 )
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES
-from assay.engines.cuda.compile import Memory as Addresses
-from assay.engines.cuda.compile import Program, Shape, cache_layout, compile_program, tile_rows
+from assay.engines.cuda.compile import compile_program
 from assay.engines.cuda.device import Device, Driver
 from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.program import Memory as Addresses
+from assay.engines.cuda.program import Program
+from assay.engines.cuda.shapes import Shape, cache_layout, tile_rows
 from assay.engines.cuda.sources import cubins
 from assay.errors import AssayError
 from assay.graph import Graph
@@ -82,6 +84,7 @@ class CudaEngine(PagedEngine):
         self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
+        self._landed: NDArray[np.float32] | None = None
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
@@ -222,9 +225,12 @@ class CudaEngine(PagedEngine):
         else:
             self._fill(shape, program.tables, step)
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
-        if shape.one and shape.tokens <= _GRAPHED:
+        if shape.one and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
             if program.play is None:
-                program.landed = [self._device.pinned(4 * e.width * shape.tokens).view(np.float32) for e, _ in program.results]
+                at = 0
+                for external, _ in program.results:
+                    program.landed.append(self._landing()[at : at + external.width * shape.tokens])
+                    at += external.width * shape.tokens
                 program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
             program.play()
             self._device.sync()
@@ -235,6 +241,13 @@ class CudaEngine(PagedEngine):
         wanted = [a[: e.width * rows[e.domain]] for (e, _), a in zip(program.results, arrays, strict=True)]
         self._queue(program, words, wanted)
         self._device.sync()
+
+    def _landing(self) -> NDArray[np.float32]:
+        """Where graphs leave their results: the logits of the largest batch that is one."""
+        if self._landed is None:
+            width = int(self.graph.shapes[self.graph.output][1])
+            self._landed = self._device.pinned(4 * _GRAPHED * width).view(np.float32)
+        return self._landed
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)
@@ -291,7 +304,7 @@ class CudaEngine(PagedEngine):
             row, output, page, key, score = row + n, output + len(outs), page + len(table), key + end, score + n * end
 
     def _cut(self, first: int, tokens: int, keys: int, score: int) -> NDArray[np.int32]:
-        """Tiles of a piece's query rows: its first token, first row, rows, keys, tokens, scores (2 words), first token."""
+        """Tiles of a piece's query rows, 8 words each (attention.cu, AttentionArgs::tiles)."""
         if not tokens or not self._tokens_a_tile:
             return np.zeros((0, 8), np.int32)
         (group, size), *others = self._tokens_a_tile.items()

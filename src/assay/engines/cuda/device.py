@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -32,6 +33,10 @@ class Device(Protocol):
     name: str
     multiprocessors: int
     shared_bytes: int  # most of a block
+
+    def use(self) -> None:
+        """The calling thread is the one that computes."""
+        ...
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes."""
@@ -68,7 +73,7 @@ class Driver:
 
     def __init__(self, cubins: Callable[[str], list[bytes]], index: int = 0) -> None:
         try:
-            from cuda.bindings import driver
+            driver: Any = import_module("cuda.bindings.driver")
         except ImportError:
             raise AssayError("engine cuda: cuda-bindings is not installed; pip install 'assay[cuda]'") from None
         self.cu = driver
@@ -115,8 +120,10 @@ class Driver:
     def alloc(self, size: int, what: str) -> int:
         result, at = self.cu.cuMemAlloc(max(size, 256))
         if result != self.cu.CUresult.CUDA_SUCCESS:
-            free = self.memory()[0] if result == self.cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY else 0
-            raise DeviceError(f"engine cuda: no memory for {what} ({size >> 20} MB, {free >> 20} MB free on {self.name})")
+            if result != self.cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+                raise DeviceError(f"engine cuda: {what}: the driver says {result.name}")
+            free = self.memory()[0] >> 20
+            raise DeviceError(f"engine cuda: no memory for {what} ({size >> 20} MB, {free} MB free on {self.name})")
         return int(at)
 
     def free(self, at: int) -> None:

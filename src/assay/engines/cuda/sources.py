@@ -11,6 +11,7 @@ import hashlib
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from assay.errors import AssayError
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 MODULES = ("attention", "gemm_eight", "gemm_many", "gemm_some", "products", "repack", "rows")
-_OPTIONS = ("--std=c++17", "--device-as-default-execution-space", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+_LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
+_ROUNDING = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _SHIPPED = Path(__file__).with_name("cubins")
 
 
@@ -66,7 +68,7 @@ def cubins(arch: str) -> list[bytes]:
 
 def compile_for(module: str, target: str) -> bytes:
     try:
-        from cuda.bindings import nvrtc
+        nvrtc: Any = import_module("cuda.bindings.nvrtc")
     except ImportError:
         raise AssayError("engine cuda: NVRTC is not installed; pip install 'assay[cuda]'") from None
 
@@ -77,7 +79,11 @@ def compile_for(module: str, target: str) -> bytes:
 
     text = (folder() / f"{module}.cu").read_bytes()
     program = checked(nvrtc.nvrtcCreateProgram(text, f"{module}.cu".encode(), 0, [], []))
-    options = [f"--gpu-architecture={target}".encode(), f"-I{folder()}".encode(), *(o.encode() for o in _OPTIONS)]
+    options = [
+        f"--gpu-architecture={target}".encode(),
+        f"-I{folder()}".encode(),
+        *(o.encode() for o in (*_LANGUAGE, *_ROUNDING)),
+    ]
     if nvrtc.nvrtcCompileProgram(program, len(options), options)[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))

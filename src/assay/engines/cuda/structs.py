@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_double, c_float, c_int32, c_int64, c_uint64
+from ctypes import c_float, c_int32, c_int64, c_uint64
 from typing import Any
 
 _POINTER, _I32, _I64, _F32 = c_uint64, c_int32, c_int64, c_float
-assert c_double
 
 
 def _struct(name: str, *fields: tuple[str, Any]) -> type[ctypes.Structure]:
@@ -94,11 +93,13 @@ RepackArgs = _struct(
     *_all(_I32, "half part"),
 )
 
+_LAYOUTS = (
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
+    "q4_k_q6_k", "q5_k_q6_k",
+)  # fmt: skip
 KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the most threads a block
-    **{
-        f"product_one_{name}": (ProductArgs, 512)
-        for name in "q4_0 q4_1 q5_0 q5_1 q8_0 q4_k q5_k q6_k iq4_nl iq4_xs mxfp4 wide16 wide16_min q4_k_q6_k q5_k_q6_k".split()
-    },
+    **{f"product_one_{name}": (ProductArgs, 512) for name in _LAYOUTS},
+    **{f"product_two_{name}": (ProductArgs, 512) for name in ("q4_0", "q4_1", "q4_k", "q5_k", "q6_k")},
     "product_floats_1": (ProductArgs, 512),
     "product_floats_4": (ProductArgs, 512),
     "product_many": (ProductArgs, 256),

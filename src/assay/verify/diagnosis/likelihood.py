@@ -39,6 +39,7 @@ from assay.verify.thresholds import (
     FLOAT32_LEFT,
     FLOOR_UNITS,
     HEARD,
+    LONG_RUN,
     MOST_OF_A_ROW,
     MOSTLY,
     PARAMETER_NATS,
@@ -46,6 +47,7 @@ from assay.verify.thresholds import (
 )
 
 Array = NDArray[Any]
+_SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.RUNTIME)  # where mistakes are small enough to pass for noise
 Progress = Callable[[str], None]
 
 
@@ -104,7 +106,7 @@ def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
     say(f"small faults: the catalogue is held against {', '.join(p.unit.target for p in first[:4])}")
     plain = list(_mistakes(lab, places))
     spoken = _speaking(lab, plain, first, places, len(plain))
-    if not spoken:
+    if not spoken and len(first[0].unit.segment) < LONG_RUN:
         solved = list(_solved(lab, places, first))
         spoken = _speaking(lab, solved, first, places, len(plain) + len(solved))
     return _answer(spoken, diff) if spoken else None
@@ -138,7 +140,10 @@ def _runs(lab: Lab, diff: Diff) -> tuple[list[Place], list[Place]]:
 def _mistakes(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
     """Every mistake that touches something observed, families with each of their common parameters."""
     everything = Unit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
+    long = min(len(p.unit.segment) for p in places) >= LONG_RUN  # every hypothesis is a run of many layers
     for h in hypotheses(lab, everything, decode=False):
+        if long and FAULTS[h.fault].stage not in _SMALL:
+            continue
         if h.variant.search is None:
             yield h
         else:

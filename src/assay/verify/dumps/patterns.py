@@ -37,6 +37,9 @@ HOLES = {
 }
 
 
+_BLANKS = r"\s{0,200}+"
+
+
 class Pattern:
     """A compiled pattern; `literal` is its text without the holes."""
 
@@ -68,6 +71,8 @@ class Pattern:
         self.literal = " ".join(literal)
         start = r"^[\s>*-]{0,200}+" if self.text[0] in "{[" else r"(?<![\w.{])" if self.text[0] not in "*#" else ""
         parts[0] = start + parts[0]
+        while any(p.startswith(_BLANKS) for p in parts[1:]):  # a star takes them; else each blank would be a beginning
+            parts[1:] = [p.removeprefix(_BLANKS) for p in parts[1:]]
         self._parts = [re.compile(p, re.IGNORECASE) for p in parts if p]
 
     def match(self, line: str) -> dict[str, str] | None:

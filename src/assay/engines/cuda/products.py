@@ -1,0 +1,220 @@
+"""Matrix products as launches: one token, a few, many, and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from assay.engines.cuda import structs
+from assay.engines.cuda.arrange import Part, arrangements, by_kernel, one_shared, warps_for
+from assay.engines.cuda.device import Launch
+from assay.engines.cuda.layout import LANES, UNIT, Matrix
+from assay.engines.cuda.program import ACTS, Steps, Value
+from assay.engines.fuse import Gated, Products
+from assay.errors import AssayError
+from assay.graph import Node
+
+_GIVEN, _PLAIN, _NORMED = range(3)
+
+
+class ProductSteps(Steps):
+    """Those of a group of linears, of a gate with its up, and of experts."""
+
+    # -- products ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, name: str, norm: str | None, domain: str, matrix: Matrix) -> tuple[Value, Value, Value]:
+        """Quantised rows of a value, normed on the way if `norm` names a node."""
+        source = self.graph[norm].inputs[0] if norm else name
+        if (name, domain) not in self.prepared:
+            x, rows, stride = self._get(source, domain), self._rows(domain), matrix.units * UNIT
+            acts = Value(rows * stride), Value(rows * stride // 4), Value(rows * stride // 8)
+            width = self._width(source)
+            node = self.graph[norm] if norm else None
+
+            def make() -> Launch:
+                args = structs.RowArgs(
+                    self._at(x),
+                    self.tensors.vector(node.weights[0]) if node else 0,
+                    0,
+                    structs.Acts(*(self._at(v) for v in acts), stride),
+                    width,
+                    1,
+                    float(node.attr("eps")) if node else 0.0,
+                    width,
+                )
+                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (4 * width if node else 0))
+
+            self._step([x, *acts], make)
+            self.prepared[name, domain] = acts
+        return self.prepared[name, domain]
+
+    def _products(self, group: Products) -> None:
+        first = group.products[0].linear
+        domain = self._domain(first.name)
+        parts = []
+        for p in group.products:
+            residual = self._get(p.residual, domain) if p.residual else None
+            bias = p.bias.weights[0] if p.bias else ""
+            parts.append(Part(self.tensors.matrix(p.linear.weights[0]), p.last.name, bias, residual))
+        self._multiply(first, domain, parts)
+
+    def _gated(self, group: Gated) -> None:
+        gate, up, glu = group.gate, group.up, group.glu
+        domain = self._domain(glu.name)
+        names = gate.weights[0], up.weights[0]
+        if self.tensors.same_format(*names):
+            kept = tuple(self._new(n.name) if n.name in self.keep else None for n in (gate, up))
+            part = Part(self.tensors.matrix(*names), glu.name, act=ACTS[glu.attr("act")], kept=kept)
+            self._multiply(gate, domain, [part])
+            return
+        self._multiply(gate, domain, [Part(self.tensors.matrix(n.weights[0]), n.name) for n in (gate, up)])
+        self._map(glu, glu.inputs, integer=ACTS[glu.attr("act")])
+
+    def _multiply(self, linear: Node, domain: str, parts: list[Part]) -> None:
+        rows, norm = self._rows(domain), self.fused_norms.get(linear.name)
+        floats = parts[0].matrix.format.floats
+        for p in parts:
+            p.out = self._new(p.name)
+        if rows == 1 or floats:
+            for kernel, chosen in by_kernel(parts):
+                self._few(kernel, linear.inputs[0], norm, domain, chosen)
+            return
+        acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
+        for i in range(0, len(parts), 4):
+            self._many(acts, rows, parts[i : i + 4])
+
+    def _part_structs(self, parts: Sequence[Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
+        array, first = (structs.Product * 4)(), 0
+        for i, p in enumerate(parts):
+            gate_out, up_out = (self._at(v) for v in p.kept)
+            array[i] = structs.Product(
+                p.matrix.struct(),
+                self._at(p.out),
+                self.tensors.vector(p.bias) if p.bias else 0,
+                self._at(p.residual),
+                gate_out,
+                up_out,
+                p.matrix.rows,
+                first,
+                int(p.matrix.paired),
+                p.act,
+            )
+            first += per(p.matrix)
+        return array, first
+
+    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
+        """A block of threads norms and quantises for itself."""
+        node = self.graph[norm] if norm else None
+        x = self._get(node.inputs[0] if node else name, domain)
+        matrix, rows = parts[0].matrix, self._rows(domain)
+        warps = warps_for(matrix.tiles)
+        stride, items = matrix.units * UNIT, matrix.tiles * LANES
+
+        def make() -> Launch:
+            array, groups = self._part_structs(parts, lambda m: m.groups)
+            args = structs.ProductArgs(
+                parts=array,
+                x=self._at(x),
+                norm=self.tensors.vector(node.weights[0]) if node else 0,
+                n_parts=len(parts),
+                groups=groups,
+                tokens=rows,
+                columns=matrix.columns,
+                x_stride=matrix.columns,
+                prologue=_NORMED if node else _PLAIN,
+                eps=float(node.attr("eps")) if node else 0.0,
+            )
+            if matrix.format.floats:
+                each = 1 if rows == 1 else 4
+                shared = 4 * (each * stride + max(64, each * items))
+                return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
+            normed, best = matrix.columns if node else 0, None
+            for shares, together, slots in arrangements(kernel, groups, matrix.tiles, self._processors()):
+                name = kernel if shares == 1 else kernel.replace("one", "two")
+                threads, units = 32 * warps * together // shares, -(-groups // together)
+                shared = one_shared(parts, stride, items * together, normed, warps * together, slots)
+                if shared > self.shared - 1024:
+                    continue
+                room = self.tensors.device.resident(name, threads, shared) * self._processors()
+                blocks = -(-units // -(-units // room))  # all at once, or as many each
+                best = Launch(name, (blocks, 1, 1), threads, args, shared)
+                args.slots, args.together = slots, together
+                break
+            if best is None:
+                raise AssayError(f"node {name}: rows of {matrix.columns} values do not fit this GPU's shared memory")
+            return best
+
+        self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+
+    def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
+        """Tensor cores: tiles of rows and tokens."""
+        total = sum(p.matrix.groups * p.matrix.group for p in parts)
+        kernel, tile, tokens, stages, threads = "product_eight", 32, 8, 4, 32
+        if rows > 8:
+            kernel, tile, tokens, stages, threads = "product_some", 32, 64, 2, 64
+        if rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors():
+            kernel, tile, tokens, stages, threads = "product_many", 128, 64, 2, 256
+        size = 0
+        for p in parts:
+            f = p.matrix.format
+            size = max(size, tokens * (272 + 80 + 48 * f.sums) + f.chunks * tile * 16 + 4 * tile * f.word)
+        shared = stages * size
+        if kernel == "product_eight":  # a stage a warp, and the partial sums of all units
+            units = parts[0].matrix.units
+            threads = 32 * min(8, units)
+            shared, stages = 1024 * units + threads // 32 * size, size
+        elif shared > self.shared - 1024:
+            shared, stages = size, 1
+
+        def make() -> Launch:
+            array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
+            matrix = parts[0].matrix
+            args = structs.ProductArgs(
+                parts=array,
+                acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT),
+                n_parts=len(parts),
+                groups=tiles,
+                tokens=rows,
+                columns=matrix.columns,
+                prologue=_GIVEN,
+                stages=stages,
+            )
+            return Launch(kernel, (tiles, -(-rows // tokens), 1), threads, args, shared)
+
+        self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+
+    def _expert_linear(self, node: Node) -> None:
+        domain = self._domain(node.name)
+        x, idx = (self._get(name, domain) for name in node.inputs)
+        matrix, out = self.tensors.matrix(node.weights[0]), self._new(node.name)
+        choices = self._width(node.inputs[1])
+        pairs = self._rows(domain) * choices
+        shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
+        warps = warps_for(matrix.tiles)
+        stride, items = matrix.units * UNIT, matrix.tiles * LANES
+
+        def make() -> Launch:
+            array_parts = [Part(matrix, node.name, out=out)]
+            array, groups = self._part_structs(array_parts, lambda m: m.groups)
+            args = structs.ProductArgs(
+                parts=array,
+                x=self._at(x),
+                experts=self._at(idx),
+                expert_bytes=matrix.size,
+                n_parts=1,
+                groups=groups,
+                tokens=pairs,
+                columns=matrix.columns,
+                x_stride=matrix.columns,
+                prologue=_PLAIN,
+                rows_of_x=shared_rows,
+                n_experts=matrix.count,
+                together=1,
+                slots=1,
+            )
+            floats = matrix.format.floats
+            shared = 4 * (stride + max(64, items)) if floats else one_shared(array_parts, stride, items, 0, warps, 1)
+            kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
+            return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
+
+        self._step([x, idx, out], make)

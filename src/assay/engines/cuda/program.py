@@ -1,0 +1,309 @@
+"""A program while it is made: values, their memory, and launches in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.engines.batch import External
+from assay.engines.cuda import structs
+from assay.engines.cuda.device import Launch
+from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.shapes import CacheLayout, Shape
+from assay.engines.functions import rope_angles
+from assay.engines.fuse import Plan
+from assay.errors import AssayError
+from assay.graph import Graph, Node
+
+ACTS = {"silu": 0, "gelu_tanh": 1, "gelu_erf": 2, "relu": 3}  # arithmetic.h
+_MAPS = ("add", "glu", "bias", "scale", "softcap", "clamp_min", "div", "gather", "expert_scale", "expert_sum", "slice",
+         "row_sum")  # fmt: skip
+MAP = {name: i for i, name in enumerate(_MAPS)}  # rows.cu, MapOp
+
+
+@dataclass
+class Value:
+    """Memory of a program: bytes, live from the launch that writes it to the last that reads it."""
+
+    size: int
+    first: int = -1
+    last: int = -1
+    offset: int = 0
+    pinned: bool = False  # results stay to the end
+
+
+@dataclass
+class Program:
+    """Launches in order, the memory they need, and where results lie in it."""
+
+    shape: Shape
+    launches: list[Launch]
+    arena: int
+    results: list[tuple[External, int]]  # and its offset
+    aliases: dict[str, str]
+    play: Callable[[], None] | None = None  # its graph
+    tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
+    landed: list[Any] = field(default_factory=list)  # host memory that a graph leaves its results in
+
+
+@dataclass
+class Memory:
+    """Addresses that a program is made for."""
+
+    arena: int
+    step: int  # the tables of the step
+    counters: int  # zeros
+    cache: int
+
+
+@dataclass
+class Steps:
+    """The launches of a program as they are added, and the values that they read and write."""
+
+    graph: Graph
+    tensors: Tensors
+    layout: CacheLayout
+    shape: Shape
+    keep: frozenset[str]
+    shared: int
+    steps: list[tuple[list[Value], Callable[[], Launch]]] = field(default_factory=list)
+    results: list[tuple[External, Value]] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
+    plan: Plan = field(init=False)
+    values: dict[tuple[str, str], Value] = field(default_factory=dict)
+    prepared: dict[tuple[str, str], tuple[Value, Value, Value]] = field(default_factory=dict)
+    turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
+    fused_norms: dict[str, str] = field(default_factory=dict)
+    fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def table_at(self) -> dict[str, tuple[int, int]]:
+        return self.shape.tables()
+
+    # -- values --------------------------------------------------------------------------------------------------
+
+    def _domain(self, name: str) -> str:
+        domain = self.plan.domains[name]
+        return "tokens" if domain == "outputs" and self.shape.one else domain
+
+    def _wanted(self, node: Node) -> bool:
+        """Not where only outputs need it and there are none."""
+        return self._domain(node.name) != "outputs" or self.shape.outputs > 0
+
+    def _rows(self, domain: str) -> int:
+        return self.shape.rows(domain)
+
+    def _width(self, name: str) -> int:
+        width = 1
+        for dim in self.graph.shapes[name]:
+            width *= dim if isinstance(dim, int) else 1
+        return width
+
+    def _step(self, uses: Sequence[Value | None], make: Callable[[], Launch]) -> None:
+        used = [v for v in uses if v]
+        for value in used:
+            if value.first < 0:
+                value.first = len(self.steps)
+            value.last = len(self.steps)
+        self.steps.append((used, make))
+
+    def _at(self, value: Value | None) -> int:
+        return self.memory.arena + value.offset if value else 0
+
+    def _table(self, name: str) -> int:
+        return self.memory.step + 4 * self.table_at[name][0]
+
+    def _new(self, name: str) -> Value:
+        domain, width = self._domain(name), self._width(name)
+        value = self.values[name, domain] = Value(4 * width * self._rows(domain))
+        if name in self.keep or name == self.graph.output:
+            value.pinned = True
+            self.results.append((External(name, self.plan.domains[name], width), value))
+        return value
+
+    def _get(self, name: str, domain: str) -> Value:
+        found = self.values.get((name, domain))
+        if found is not None:
+            return found
+        if domain == "outputs" and (name, "tokens") in self.values:
+            source = self.values[name, "tokens"]
+            value = Value(4 * self._width(name) * self._rows("outputs"))
+            self._take(source, value, self._width(name), "outputs")
+        elif domain == "keys" and name in self.layout.pools:
+            value = self._read_cache(name)
+        else:
+            raise AssayError(f"node {name}: the cuda engine cannot use it here; run the reference engine")
+        self.values[name, domain] = value
+        return value
+
+    def _assign(self) -> int:
+        """Addresses for values that live at the same time, first fit; the size of the whole."""
+        placed: list[Value] = []
+        end = 0
+        order = {id(v): v for used, _ in self.steps for v in used}
+        for value in order.values():
+            if value.pinned:
+                value.last = len(self.steps)
+            size = -(-value.size // 256) * 256
+            taken = sorted(
+                (v.offset, v.offset + -(-v.size // 256) * 256)
+                for v in placed
+                if v.first <= value.last and value.first <= v.last
+            )
+            at = 0
+            for begin, stop in taken:
+                if at + size <= begin:
+                    break
+                at = max(at, stop)
+            value.offset = at
+            end = max(end, at + size)
+            placed.append(value)
+        return end
+
+    # -- what a step begins with ---------------------------------------------------------------------------------
+
+    def _rows_struct(self) -> Any:
+        return structs.Rows(*(self._table(n) for n in ("tokens", "positions", "slots", "tables", "pages")))
+
+    def _cache_struct(self) -> Any:
+        return structs.Cache(self.memory.cache, self.layout.page_bytes, self.layout.positions_at)
+
+    def _step_args(self, **fields: Any) -> Any:
+        return structs.StepArgs(rows=self._rows_struct(), cache=self._cache_struct(), **fields)
+
+    def _embed(self, node: Node) -> None:
+        if node.inputs != ("inp_tokens",):
+            raise AssayError(f"node {node.name}: the cuda engine embeds inp_tokens only (found {node.inputs[0]})")
+        table, out, width = self.tensors.matrix(node.weights[0]), self._new(node.name), self._width(node.name)
+
+        def make() -> Launch:
+            args = self._step_args(table=table.struct(), out=self._at(out), width=width)
+            return Launch("embed", (self.shape.tokens, 1, 1), 256, args)
+
+        self._step([out], make)
+
+    def _take(self, x: Value, out: Value, width: int, which: str) -> None:
+        def make() -> Launch:
+            args = self._step_args(x=self._at(x), out=self._at(out), which=self._table(which), width=width)
+            return Launch("take_rows", (self.shape.outputs, 1, 1), 256, args)
+
+        self._step([x, out], make)
+
+    def _turn_key(self, node: Node) -> tuple[Any, ...]:
+        attrs = node.all_attrs()
+        heads, mode = attrs.pop("n_head"), attrs.pop("mode")
+        if attrs.pop("offset", 0):
+            raise AssayError(f"node {node.name}: the cuda engine turns heads from their start only; use --engine cpu")
+        factors = self.tensors.array(node.weights[0]) if node.weights else None
+        angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
+        assert heads
+        return (mode == "neox", angles.astype(np.float64).tobytes(), float(magnitude), node.inputs[1])
+
+    def _turn(self, key: tuple[Any, ...], domain: str) -> Value:
+        """Cosines and sines of the rows' positions."""
+        _, raw, magnitude, positions = key
+        if (domain == "keys") != (positions == "inp_kpos") or positions not in ("inp_pos", "inp_kpos"):
+            raise AssayError(f"the cuda engine cannot turn by {positions} here; use --engine cpu")
+        found = self.turns.get((raw, magnitude, domain))
+        if found:
+            return found
+        frequencies = np.frombuffer(raw, np.float64)
+        n, n_rot = self._rows(domain), 2 * len(frequencies)
+        table = {"tokens": "positions", "outputs": "output_positions", "keys": "key_positions"}[domain]
+        value = self.turns[raw, magnitude, domain] = Value(4 * n * n_rot)
+
+        def make() -> Launch:
+            args = self._step_args(
+                out=self._at(value),
+                frequencies=self.tensors.constant(frequencies),
+                which=self._table(table),
+                n=n,
+                n_rot=n_rot,
+                magnitude=magnitude,
+            )
+            return Launch("rope_table", (max(1, min(-(-n * n_rot // 256), 1024)), 1, 1), 128, args)
+
+        self._step([value], make)
+        return value
+
+    def _rope(self, node: Node) -> None:
+        domain, key = self._domain(node.name), self._turn_key(node)
+        table = self._turn(key, domain)
+        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
+        rows, heads = self._rows(domain), int(node.attr("n_head"))
+
+        def make() -> Launch:
+            args = structs.RopeArgs(
+                self._at(x), self._at(table), self._at(out), rows, width, heads, len(key[1]) // 4, int(key[0])
+            )
+            return Launch("rope", (max(1, min(-(-rows * width // 256), 4096)), 1, 1), 256, args)
+
+        self._step([x, table, out], make)
+
+    def _cache(self, node: Node) -> None:
+        x, pool = self._get(node.inputs[0], "tokens"), self.layout.pool(node.name)
+
+        def make() -> Launch:
+            args = self._step_args(pool=pool, x=self._at(x))
+            return Launch("cache_write", (self.shape.tokens, 1, 1), 256, args)
+
+        self._step([x], make)
+        if node.name in self.keep:
+            self._read_cache(node.name, self._new(node.name))
+
+    def _read_cache(self, name: str, out: Value | None = None) -> Value:
+        value = out or Value(4 * self._width(name) * self.shape.keys)
+        pool, width = self.layout.pool(name), self._width(name)
+
+        def make() -> Launch:
+            args = self._step_args(pool=pool, out=self._at(value), which=self._table("keys"), width=width)
+            return Launch("cache_read", (self.shape.keys, 1, 1), 256, args)
+
+        self._step([value], make)
+        return value
+
+    def _merge_heads(self, node: Node) -> None:
+        """Nothing to do: kqv is stored token by token, heads side by side."""
+        domain, source = self._domain(node.name), node.inputs[0]
+        if (node.name, domain) in self.values:
+            return
+        value = self.values[node.name, domain] = self._get(source, domain)
+        if node.name in self.keep:
+            if source in self.keep:
+                self.aliases[node.name] = source
+            else:
+                value.pinned = True
+                self.results.append((External(node.name, self.plan.domains[node.name], self._width(node.name)), value))
+
+    def _map(
+        self,
+        node: Node,
+        inputs: Sequence[str],
+        *,
+        op: str = "",
+        integer: int = 0,
+        number: float = 0.0,
+        vector: str = "",
+    ) -> None:
+        domain = self._domain(node.name)
+        sources = [self._get(name, domain) for name in inputs]
+        widths = [self._width(name) for name in inputs]
+        rows, out, width = self._rows(domain), self._new(node.name), self._width(node.name)
+        if vector:
+            widths.append(int(np.prod(self.graph.weights[vector])))
+        widths = (widths * 2)[:2]
+
+        def make() -> Launch:
+            x = self._at(sources[0])
+            y = self.tensors.vector(vector) if vector else self._at(sources[-1])
+            args = structs.MapArgs(x, y, self._at(out), rows, width, *widths, MAP[op or node.op], integer, 0, number, 0)
+            return Launch("map", (max(1, min(-(-rows * width // 256), 4096)), 1, 1), 256, args)
+
+        self._step([*sources, out], make)
+
+    def _processors(self) -> int:
+        return self.tensors.device.multiprocessors

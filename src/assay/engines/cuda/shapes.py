@@ -1,0 +1,94 @@
+"""What a program is made for: the shape of a step, the pages of the cache, the tiles of query rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from assay.engines.cache import CachePool, cache_pools
+from assay.engines.cuda import structs
+from assay.errors import AssayError
+from assay.graph import Graph
+
+KV_NUMBERS = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3}  # cache.h
+BLOCK = 256  # keys that attention treats as one
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a program depends on beside the graph. Rows are padded: padding has no slot and changes no bit."""
+
+    tokens: int
+    outputs: int
+    one: bool  # every sequence has one token, and every row is an output
+    blocks: int  # of 256 keys, of the longest sequence; 1, 2, 4, …
+    pages: int  # room for page tables
+    tiles: int = 0  # of query rows, by `tile_rows`
+    chunks: int = 0
+    longest: int = 0  # tokens of a chunk
+    keys: int = 0  # exact, when a trace wants keys or scores
+    scores: int = 0
+    irregular: bool = False  # positions differ from slots
+
+    def rows(self, domain: str) -> int:
+        return {"tokens": self.tokens, "outputs": self.outputs, "keys": self.keys, "scores": self.scores}[domain]
+
+    def tables(self) -> dict[str, tuple[int, int]]:
+        """Where each table lies among the words of the step, and how many it has."""
+        m = self.tokens
+        sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "outputs": self.outputs}
+        sizes |= {"output_positions": self.outputs, "tiles": 8 * self.tiles, "output_tiles": 8 * self.tiles}
+        sizes |= {"chunks": 6 * self.chunks, "keys": 2 * self.keys, "key_positions": self.keys, "pages": self.pages}
+        found, at = {}, 0
+        for name, size in sizes.items():
+            found[name] = (at, size)
+            at += -(-size // 4) * 4
+        return found
+
+    @property
+    def words(self) -> int:
+        at, size = self.tables()["pages"]
+        return at + size
+
+
+@dataclass(frozen=True)
+class CacheLayout:
+    """The device's pages: where each pool lies in one."""
+
+    kv_type: str
+    pools: dict[str, CachePool]
+    offsets: dict[str, int]
+    positions_at: int
+    page_bytes: int
+
+    def pool(self, name: str) -> Any:
+        p = self.pools[name]
+        return structs.Pool(
+            self.offsets[name], KV_NUMBERS[self.kv_type], int(p.keys), p.heads, p.dim, head_bytes(p, self.kv_type)
+        )
+
+
+def head_bytes(pool: CachePool, kv_type: str) -> int:
+    each = {"f32": 4, "q8_0": 16}.get(kv_type, 8)
+    size = 32 * -(-pool.dim // each) * 16 + (2 * 32 * (pool.dim // 32) if kv_type == "q8_0" else 0)
+    return -(-size // 16) * 16
+
+
+def cache_layout(graph: Graph, kv_type: str) -> CacheLayout:
+    pools, offsets, at = cache_pools(graph), {}, 0
+    for name, pool in pools.items():
+        if kv_type == "q8_0" and pool.dim % 32:
+            raise AssayError(f"engine cuda: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim})")
+        offsets[name] = at
+        at += pool.heads * head_bytes(pool, kv_type)
+    return CacheLayout(kv_type, pools, offsets, at, at + 128)
+
+
+def tile_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int]:
+    """The kernel for long chunks, its query rows a tile and its shared memory."""
+    quads = -(-k_dim // 4)
+    for name, most, rows in (("64", 64, 8), ("128", 128, 8), ("256", 256, 4), ("512", 512, 2)):
+        size = 4 * (8 * rows * 4 * quads + 4 * 32 * max(4 * quads, v_dim) + 8 * rows * (BLOCK + 8) + 4)
+        if v_dim <= most and size <= shared - 1024:
+            return f"attend_tile_{name}", 8 * rows, size
+    raise AssayError(f"engine cuda: heads of {k_dim} and {v_dim} values do not fit this GPU's shared memory")

@@ -1,0 +1,63 @@
+"""Small faults speak by what they predict; healthy engines, however coarse and however printed, do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.models import Model
+from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.load import load_dump
+from tests import planting
+
+
+def printed(case: planting.Case, path: Path, fmt: str, first: int, rms: bool, row: int) -> Path:
+    """A line a layer: some values of one row, and its rms, in a printf format."""
+    lines = [json.dumps({"assay_dump": 1, "engine": "x", "tokens": list(planting.TOKENS)})]
+    for name, value in case.parts[0].items():
+        if name.split("-")[0] in ("embd", "l_out", "result_norm", "result_output"):
+            x = value[row].astype(np.float64)
+            values = ", ".join(fmt % v for v in x[:first])
+            size = f', "rms": {fmt % np.sqrt(np.mean(x * x))}' if rms else ""
+            lines.append(
+                f'{{"name": "{name}", "row": {row % len(value)}, "shape": {list(value.shape)}, '
+                f'"first": [{values}]{size}}}'
+            )
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def found(model: Model, path: Path, style: str, *bugs: str, arithmetic: str = "f32") -> Diagnosis:
+    case = planting.second(model.file.path, *bugs, arithmetic=arithmetic)
+    return diagnose(model, planting.dump(case, style, model, path / style))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arithmetic", ["kv16", "q8"])
+@pytest.mark.parametrize("bug", ["rope-freq-factors", "eps-value", "rope-base", "eps-place"])
+def test_a_fault_below_the_noise_of_a_coarse_arithmetic_is_named(
+    model: Model, tmp_path: Path, bug: str, arithmetic: str
+) -> None:
+    result = found(model, tmp_path, "layers", bug, arithmetic=arithmetic)
+    assert planting.grade(result, [bug]) in ("right", "tied"), result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arithmetic", ["f32", "f16", "q8", "kv16"])
+def test_healthy_engines_are_healthy(model: Model, tmp_path: Path, arithmetic: str) -> None:
+    for style in ("full", "last", "layers"):
+        assert found(model, tmp_path, style, arithmetic=arithmetic), style
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", ["%.3g", "%.4g", "%.5g", "%.6g", "%.7g", "%.9g", "%.4f", "%.2f", "%.0f"])
+def test_digits_are_no_evidence(model: Model, tmp_path: Path, fmt: str) -> None:
+    case = planting.second(model.file.path, steps=(8,))
+    for first, rms, row in ((3, False, 0), (5, True, -1), (10, True, 4)):
+        dump = load_dump(printed(case, tmp_path / "x.jsonl", fmt, first, rms, row), model)
+        result = diagnose(model, dump)
+        assert result.verdict == "healthy", (first, rms, row, result)
