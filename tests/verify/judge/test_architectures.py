@@ -8,10 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from assay.engines.reference import evaluate
+from assay.engines.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.load import load_dump
-from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.observation import Dump, Observation, inputs_of
+from assay.verify.judge.arithmetic import round_to
 from assay.verify.judge.text import text
 from assay.verify.judge.verdict import judge
 
@@ -67,3 +70,19 @@ def test_one_value_is_found(shared_dir: Path, name: str) -> None:
         changed = tuple(o if o.name != role else replace(o, data=value) for o in dump.observations)
         found = judge(model, replace(dump, observations=changed), cache=False)
         assert found.first_wrong is not None and found.first_wrong.name == role and found.first_wrong.own, role
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("name", ["falcon", "qwen2", "mpt", "gemma4", "granitemoe", "gpt-oss", "deepseek2", "llama4"])
+def test_half_precision_is_no_fault(shared_dir: Path, name: str, kind: str) -> None:
+    """Every result in 16 bits, routing included: from all nodes, and from the layers' outputs alone."""
+    model, dump = golden(shared_dir, name)
+    values, weights = dict(inputs_of(dump.tokens, dump.positions)), Weights(model.file, np.float32)
+    for node in model.graph:
+        value = evaluate(node, [values[i] for i in node.inputs], weights)
+        values[node.name] = round_to(value.astype(np.float32), kind) if value.dtype.kind == "f" else value
+    names = [node.name for node in model.graph if node.op != "cache"]
+    for kept in (names, [n for n in names if n.startswith(("l_out", "result"))]):
+        seen = tuple(Observation(n, "values", values[n], shape=values[n].shape, foreign=n) for n in kept)
+        diff = judge(model, replace(dump, observations=seen), cache=False)
+        assert diff, text(diff, model)

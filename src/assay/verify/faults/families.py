@@ -222,16 +222,16 @@ def _norm_and_turn(c: Context, node: Node) -> Change | None:
     if "rope" not in (node.op, source.op):
         return None
     first, second, n = standard(node), standard(source), len(source.weights)
-    positions = "inp_pos"
-    inputs = (source.inputs[0], positions)
+    n_head = node.attr("n_head") if node.op == "rope" else source.attr("n_head")
 
     def run(x: Array, pos: Array, *w: Array) -> Array:
         mine, theirs = w[n:], w[:n]
         if node.op == "rope":
-            return np.asarray(second(first(x, pos, *mine), *theirs))
-        return np.asarray(second(first(x, *mine), pos, *theirs).reshape(len(x), node_heads, -1))
+            y = first(x, pos, *mine).reshape(len(x), -1)
+            return np.asarray(second(y, *theirs).reshape(len(x), n_head, -1))
+        return np.asarray(second(first(x, *mine), pos, *theirs).reshape(len(x), n_head, -1))
 
-    node_heads = source.attr("n_head") if node.op != "rope" else 0
+    inputs = (source.inputs[0], "inp_pos")
     return Change(replace(node, inputs=inputs, weights=(*source.weights, *node.weights)), run)
 
 

@@ -43,6 +43,7 @@ from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 Array = NDArray[Any]
 _TINY = 1e-30
 _UNITS = np.array([a.unit for a in ARITHMETICS])
+_LEAST = np.array([2.0**-25 if a.storage == "f16" else 0.0 for a in ARITHMETICS])  # half of the smallest half
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ def ratios(
     start, stop = obs.rows or (0, rms.shape[1])
     if obs.kind == "values":
         e, x = by_rows(error, axis), by_rows(expected, axis)
-        allowed = top[:, start:stop, None] + _UNITS[:, None, None] * np.abs(x)[None]
+        allowed = top[:, start:stop, None] + _UNITS[:, None, None] * np.abs(x)[None] + _LEAST[:, None, None]
         peak = (np.abs(e)[None] / (PEAK[factor] * allowed + _TINY)).max(axis=(1, 2))
         scale = np.sqrt(np.mean(x * x, axis=1))
-        limit = rms[:, start:stop] + _UNITS[:, None] * scale
+        limit = rms[:, start:stop] + _UNITS[:, None] * scale + _LEAST[:, None]
         mean = (np.sqrt(np.mean(e * e, axis=1)) / (factor * limit + _TINY)).max(axis=1)
         return np.asarray(np.maximum(peak, mean))
     printed = np.asarray(obs.printed or 0.0)

@@ -9,6 +9,20 @@ from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_ge
 from assay.verify.judge.evidence import Evidence
 from assay.verify.thresholds import RUN, TOO_GOOD
 
+# Operations that move values or choose among them: exact in every arithmetic, so they say nothing about it.
+EXACT = (
+    "slice",
+    "concat",
+    "merge_heads",
+    "split_heads",
+    "clamp",
+    "clamp_min",
+    "gather",
+    "group_mask",
+    "argsort",
+    "topk",
+)
+
 
 def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
     """The strictest arithmetic that explains what the nodes have in common.
@@ -43,7 +57,7 @@ def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
         return [e for e in whole if (model.graph[e.name].op in ops) != others]
 
     plain, table, kv, q8, both, f16, bf16 = ARITHMETICS
-    storage = explained(of(*MATRIX, "kq", "kqv", "cache", others=True), [table, f16, bf16])
+    storage = explained(of(*MATRIX, *EXACT, "kq", "kqv", "cache", others=True), [table, f16, bf16])
     if storage is not table:
         return storage
     quantised = explained(of(*MATRIX), [table, q8]) is q8

@@ -44,7 +44,10 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
 def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic: Arithmetic) -> list[str]:
     """The tokens that rounding gave, or may have given, another expert; not those that a fault did."""
     i, wrong = ARITHMETICS.index(arithmetic), {n.name for n in nodes if n.verdict == "wrong"}
-    return [route.text(i) for route in routes if route.ratios[i] <= 1 and route.node not in wrong]
+    found = [route for route in routes if route.ratios[i] <= 1 and route.node not in wrong]
+    maybe = sorted((route for route in found if not route.seen), key=lambda route: route.ratios[i])
+    more = f" (and {len(maybe) - 1} more such choices)" if len(maybe) > 1 else ""
+    return [route.text(i) for route in found if route.seen] + [route.text(i) + more for route in maybe[:1]]
 
 
 def compare(a: Dump, b: Dump) -> Diff:
