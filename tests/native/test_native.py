@@ -30,7 +30,7 @@ def program() -> _native.Program:
     """Looks tokens up and multiplies: 8 tokens known, 8 numbers out."""
     p = _native.Program(POOL, cache(), True)
     x, acts = p.value(32, "tokens"), p.acts(32, "tokens", "f32")
-    p.embed(weight(), x)
+    p.embed(weight(), False, x)
     p.prepare(x, acts)
     p.products(acts, [(weight(), p.value(8, "tokens", True), None, -1)])
     return p
@@ -100,7 +100,7 @@ def test_wrong_weights(shape: tuple[int, int, int], kind: int) -> None:
 def test_wrong_caches() -> None:
     for pages, kind, pools in (
         (0, "f16", [(True, 1, 8)]),
-        (1, "f17", []),
+        (1, "f17", [(True, 1, 8)]),
         (1, "f16", [(True, 0, 8)]),
         (1, "q8_0", [(True, 1, 8)]),
     ):
@@ -126,10 +126,31 @@ def test_any_program(data: st.DataObject) -> None:
         externals += external
     p.acts(32, data.draw(domains), data.draw(st.sampled_from(["q8", "f32"])))
     vector = _native.Vector(np.ones(data.draw(widths), np.float32))
+
+    def mask() -> _native.Mask:
+        row = data.draw(st.sampled_from([None, vector]))
+        return _native.Mask(1.0, data.draw(small), data.draw(small), data.draw(st.booleans()), row, row)
+
     steps: list[Any] = [
-        lambda: p.embed(weight(), data.draw(small)),
+        lambda: p.embed(weight(), data.draw(st.booleans()), data.draw(small)),
         lambda: p.rms_norm(data.draw(small), vector, 1e-5, data.draw(small), data.draw(small)),
+        lambda: p.layer_norm(data.draw(small), vector, vector, 1e-5, data.draw(small), data.draw(small)),
         lambda: p.bias(data.draw(small), vector, data.draw(small)),
+        lambda: p.gain(data.draw(small), vector, data.draw(small)),
+        lambda: p.act(data.draw(small), "gelu_tanh", data.draw(small)),
+        lambda: p.glu_split(data.draw(small), "silu", data.draw(small), data.draw(small)),
+        lambda: p.glu_oai(data.draw(small), data.draw(small), 1.702, 7.0, data.draw(small)),
+        lambda: p.clamp(data.draw(small), -1.0, 1.0, data.draw(small)),
+        lambda: p.concat(*(data.draw(small) for _ in range(6))),
+        lambda: p.pos_scale(data.draw(small), 0.1, data.draw(small), data.draw(small), data.draw(small)),
+        lambda: p.pool_rows(
+            data.draw(small), data.draw(st.sampled_from(["mean", "first", "last", "?"])), data.draw(small)
+        ),
+        lambda: p.group_mask(data.draw(small), data.draw(small), data.draw(small), data.draw(small)),
+        lambda: p.expert_rows(
+            data.draw(st.sampled_from(["expert_bias", "expert_gain", "?"])), data.draw(small), data.draw(small), vector,
+            data.draw(small),
+        ),
         lambda: p.binary(
             data.draw(st.sampled_from(["add", "glu", "div", "gather", "expert_scale", "?"])),
             data.draw(small), data.draw(small), data.draw(small),
@@ -138,16 +159,16 @@ def test_any_program(data: st.DataObject) -> None:
             data.draw(st.sampled_from(["scale", "softcap", "softmax", "argsort", "row_sum", "clamp_min", "?"])),
             data.draw(small), 1.0, data.draw(small),
         ),
-        lambda: p.slice(data.draw(small), data.draw(small), data.draw(small)),
+        lambda: p.slice(data.draw(small), data.draw(small), data.draw(small), data.draw(small)),
         lambda: p.expert_sum(data.draw(small), data.draw(small)),
         lambda: p.rope_table([1.0] * data.draw(st.integers(0, 9)), 1.0, data.draw(small)),
-        lambda: p.rope(data.draw(small), data.draw(small), data.draw(small), True, data.draw(small)),
+        lambda: p.rope(*(data.draw(small) for _ in range(4)), True, data.draw(small)),
         lambda: p.cache_write(data.draw(small), data.draw(small)),
         lambda: p.cache_read(data.draw(small), data.draw(small)),
         lambda: p.output_rows(data.draw(small), data.draw(small)),
         lambda: p.prepare(data.draw(small), data.draw(small)),
         lambda: p.kq(data.draw(small), data.draw(small), data.draw(small), data.draw(small), data.draw(small)),
-        lambda: p.attn_softmax(data.draw(small), 1.0, data.draw(small), data.draw(small)),
+        lambda: p.attn_softmax(data.draw(small), mask(), data.draw(small)),
         lambda: p.kqv(data.draw(small), data.draw(small), data.draw(small), data.draw(small)),
         lambda: p.products(data.draw(small), [(weight(), data.draw(small), None, data.draw(small))]),
         lambda: p.glu_products(
@@ -155,7 +176,7 @@ def test_any_program(data: st.DataObject) -> None:
         ),
         lambda: p.expert_product(data.draw(small), data.draw(small), weight(), data.draw(small)),
         lambda: p.attention(
-            data.draw(small), data.draw(small), data.draw(small), data.draw(small), 1.0, 0.0, data.draw(small),
+            data.draw(small), data.draw(small), data.draw(small), data.draw(small), 0.0, mask(), data.draw(small),
             data.draw(small), data.draw(small),
         ),
     ]  # fmt: skip
