@@ -41,7 +41,7 @@ void Program::group_mask(int x, int groups, int used, int out) {
 void Program::expert_rows(const std::string& op, int x, int idx, Floats rows, int out) {
     const bool adds = op == "expert_bias";
     const int64_t k = width(idx), each = width(x) / k, step = adds ? each : 1;
-    const int64_t count = static_cast<int64_t>(rows->size()) / step;
+    const int64_t count = step > 0 ? static_cast<int64_t>(rows->size()) / step : 0;
     fits((adds || op == "expert_gain") && each * k == width(x) && count > 0 &&
              count * step == static_cast<int64_t>(rows->size()) && width(out) == width(x) && domain(x) == domain(out) &&
              domain(idx) == domain(out),
