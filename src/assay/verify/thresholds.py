@@ -19,7 +19,7 @@ STEP, RUN = 3.0, 5.0
 PEAK = {STEP: 3.0, RUN: 20.0}  # for single values
 SHORT = 4  # nodes of a segment that still count as one step
 TOO_GOOD = 0.05  # times the noise: a first observation this near was not computed so coarsely
-LUCK = 0.3  # times the noise of a row: the least that is allowed to the few values that were printed of it
+LUCK = 0.5  # times the noise of a row: the least that is allowed to the few values that were printed of it
 CLEARLY_OWN = 3.0  # times what one step is allowed: wrong even where the noise of the whole run would hide it
 
 # -- diagnosis: when a fault explains a deviation ----------------------------------------------------------------------
