@@ -58,12 +58,6 @@ def _diagnose(model: Model, dump: Dump, weights: Weights | None, say: Progress, 
         if not long and result.verdict in ("unexplained", "inconclusive"):
             fed = _by_feed(lab, diff, wrong, say)
             result = result if fed is None else fed
-        if result.verdict in (
-            "unexplained",
-            "inconclusive",
-        ):  # nothing explains it to the noise: what is predicted best?
-            spoken = small_fault(Lab(model, dump, diff, weights, Terms.of(diff, subtle=True)), diff, say)
-            result = result if spoken is None else spoken
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
 
 
