@@ -58,7 +58,7 @@ ASSAY = (
     COMMON
     + """
 import numpy as np
-from assay.engines.base import Chunk, pages_for
+from assay.engines.base import PAGE, Chunk  # names that earlier versions have too
 from assay.engines.cpu import CpuEngine
 from assay.gguf import open_file
 from assay.models import load as load_model
@@ -70,7 +70,7 @@ def load():
     outs = [n.name for n in model.graph if n.name.startswith("l_out-")]
 
 def step(tokens, start, keep=()):
-    pages = np.arange(pages_for(start + len(tokens)), dtype=np.int32)
+    pages = np.arange(-(-(start + len(tokens)) // PAGE), dtype=np.int32)
     engine.forward([Chunk(np.array(tokens, np.int32), start, pages)], keep)
 
 serve(load, step, lambda tokens, start: step(tokens, start, outs))
