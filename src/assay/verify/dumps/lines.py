@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 MOST = 1 << 18  # characters read of one line, or of one array printed over several lines
-MOST_PIECES = 1 << 14
+MOST_PIECES = 1 << 13
 _DEEPEST = 8  # brackets inside brackets
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;:?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-Z\\-_])")
