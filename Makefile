@@ -45,7 +45,7 @@ sanitize: $(VENV)/.test-installed
 	rm -f build/sanitize/package/assay/_native*.so && cp build/sanitize/_native*.so build/sanitize/package/assay/
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 	PYTHONPATH=build/sanitize/package:$$($(BIN)/python -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))') \
-	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/engines/test_extremes.py tests/native -m "not slow" -q -p no:xdist
+	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/engines/test_extremes.py tests/engines/test_masks.py tests/engines/test_architectures.py tests/native -m "not slow" -q -p no:xdist
 
 # Inputs that are nearly right for every reader of a stranger's bytes; guided by coverage: python -m fuzz.guided READER.
 MINUTES ?= 2
