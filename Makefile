@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu
+.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu site
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -64,6 +64,10 @@ witness: $(VENV)/.test-installed
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
+
+site: $(VENV)/.test-installed  ## the documentation as pages: build/site
+	$(BIN)/pip install -q "mkdocs-material>=9.5,<10"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
 
 score: $(VENV)/.test-installed  ## how often the bug is named: docs/score.md (an hour for everything)
 	$(BIN)/python bench/score.py --again --jobs 2
