@@ -42,7 +42,8 @@ GOALS = {
     "logits": "logits only",
 }
 NEEDED = {"full": 98, "last": 90, "layers": 80, "logits": 60, "stage": 80, "pairs": 85, "unknown": 95, "healthy": 100}
-NOT_SEEN = {("last", "head-wrong-row"), ("last", "head-wrong-row/before")}  # another row than the dumped one is wrong
+# Another row than the dumped one is wrong.
+NOT_SEEN = {("last", f"head-wrong-row{v}") for v in ("", "/before", "/hidden", "/middle", "/shifted")}
 GENERAL = {  # faults that every Llama file can have, for a model that has not every block type
     "full": """q4_1-min/dropped q4_1-min/subtracted q4_0-interleave f16-as-bf16 w-transposed embd-strided head-transposed
         qkv-split gateup-split o-proj-head-order norm-name-swap head-dim-axes eps-value eps-value/odd eps-place
@@ -76,7 +77,7 @@ def cases(model: Model, weights: Weights, name: str) -> Iterator[tuple[str, str,
     for label, made in healthy:
         for style in planting.STYLES if synthetic else ("full", "last"):
             yield "healthy", label, style, made
-    for bug in planting.UNKNOWN if synthetic else ("x-residual-mean", "x-head-dropped", "x-rope-last-pair"):
+    for bug in planting.UNKNOWN if synthetic else ("x-residual-mean", "x-head-reversed", "x-rope-last-pair"):
         yield "unknown", bug, "full", second(bug)
     for pair in planting.PAIRS:
         if synthetic or all(b in GENERAL["full"].split() for b in pair):

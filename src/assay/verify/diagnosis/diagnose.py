@@ -58,6 +58,9 @@ def _diagnose(model: Model, dump: Dump, weights: Weights | None, say: Progress, 
         if not long and result.verdict in ("unexplained", "inconclusive"):
             fed = _by_feed(lab, diff, wrong, say)
             result = result if fed is None else fed
+    if result.verdict in ("unexplained", "inconclusive") and lab.terms.guessed:
+        hidden = _hidden(model, dump, diff, weights, say)
+        result = result if hidden is None else hidden
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
 
 
@@ -80,8 +83,8 @@ def _healthy(diff: Diff) -> Diagnosis:
 
 
 def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress) -> Diagnosis | None:
-    """A small fault that a coarse arithmetic would excuse: it speaks in the deviations, whatever their size."""
-    if diff.verdict != "noise":
+    """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
+    if diff.verdict == "same":
         return None
     exact = ARITHMETICS[0]
     strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, [n.evidence for n in diff.nodes], exact)))

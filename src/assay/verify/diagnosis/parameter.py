@@ -46,10 +46,18 @@ def search_parameter(
             return replace(h, p=p), tried[p]
     if not deep or search.points == 0:
         return (replace(h, p=best()), tried[best()]) if tried else (h, NEVER)
-    grid = sorted(search.grid())
+    grid = sorted(search.grid(lab.context))
+    if search.nominal:
+        for p in grid:
+            if at(p).explained:
+                break
+        return replace(h, p=best()), tried[best()]
+    if not grid:
+        return h, NEVER
     if lab.terms.subtle:  # most likely nothing is wrong: go on only where a rough scan gains something
         stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // 8)
-        least = min(at(p).residual for p in (*search.common, *grid[::stride]))
+        near = () if search.neutral is None else (search.neutral * 0.95, search.neutral * 1.05)
+        least = min(at(p).residual for p in (*search.common, *near, *grid[::stride]))
         if least > PROMISING * lab.before(unit).residual:
             return replace(h, p=best()), tried[best()]
     for p in grid:

@@ -11,7 +11,7 @@ What differs in the decode steps is an edit that treats those rows differently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,10 +80,14 @@ class Search:
     whole: bool = False
     points: int = 25
     neutral: float | None = None  # the value at which nothing is wrong
+    nominal: bool = False  # values are names without an order: all are tried
+    scan: Callable[[Context], Sequence[float]] | None = None  # where the range depends on the file
 
-    def grid(self) -> list[float]:
+    def grid(self, context: Context | None = None) -> list[float]:
         if self.points == 0:
             return list(self.common)
+        if self.scan is not None:
+            return [*self.common, *(self.scan(context) if context else ())]
         space = np.geomspace if self.log and self.lo > 0 else np.linspace
         scan = [float(v) for v in space(self.lo, self.hi, self.points)]
         if self.whole:
