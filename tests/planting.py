@@ -114,7 +114,7 @@ def second(
     """The second engine with these bugs."""
     hf = options.pop("hf", False)
     limits = [LIMITED[b] for b in bugs if b in LIMITED]
-    engine = Engine(path, bugs, only=limits[0] if limits else None, **options)
+    engine = Engine(path, bugs, **{"only": limits[0] if limits else None, **options})
     with np.errstate(all="ignore"):
         engine.run(list(tokens), tuple(steps), hf=hf)
     return Case("+".join(bugs) or "healthy", tuple(map(fault_id, bugs)), tuple(engine.parts))

@@ -43,6 +43,7 @@ from assay.verify.thresholds import (
     FIRST_OBSERVED,
     FLOAT32_LEFT,
     FLOOR_UNITS,
+    HARDLY_LEFT,
     HEARD,
     LONG_RUN,
     MOST_OF_A_ROW,
@@ -85,7 +86,9 @@ class Voice:
         fitted = self.hypothesis.variant.search is not None
         enough = self.nats > SPEAKS + np.log(max(tried, 1)) + PARAMETER_NATS * fitted
         low, high = COEFFICIENT
-        if Kind.PRECISION in FAULTS[self.hypothesis.fault].kinds and self.left > FLOAT32_LEFT:
+        if Kind.PRECISION in FAULTS[self.hypothesis.fault].kinds and self.left > max(
+            FLOAT32_LEFT, HARDLY_LEFT * self.before
+        ):
             return False  # a coarse engine rounds there too, and that is no fault
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
 
@@ -104,6 +107,14 @@ class Place:
         changed = lab.changed(h, self.unit)
         return tuple(name for name in self.targets if name in changed)[:FIRST_OBSERVED]
 
+    def early(self) -> Place:
+        """Of a brief place, its first layers: enough to tell how an engine rounds."""
+        segment = self.unit.segment[:LONG_RUN]
+        targets = tuple(name for name in self.targets if name in segment)
+        if not self.brief or not targets:
+            return self
+        return Place(Unit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
+
     def near(self, lab: Lab, h: Hypothesis) -> Unit | None:
         """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
         targets = self.heard(lab, h)
@@ -113,11 +124,12 @@ class Place:
         return unit if len(lab.changed(h, unit)) < LONG_RUN else None
 
 
-def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
+def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
     """The fault that the deviations speak of, or None where they are what they look like: noise.
 
     Every mistake of the catalogue is held against a few places first, those that are heard there against all. Families
-    are tried with their common parameters; only if nothing speaks, with the one that fits the first place best.
+    are tried with their common parameters; only if nothing speaks, with the one that fits the first place best. With
+    `ruled`, only in an engine that clearly rounds by a rule.
     """
     units = [Unit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
     if units:
@@ -128,7 +140,7 @@ def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
         places = [_run(lab, diff)]
         first = [replace(places[0], brief=True)]
     labs = _rules(lab, diff, first)
-    if _nothing_left(labs[0], places):
+    if (ruled and labs[0].rule == EXACT) or _nothing_left(labs[0], places):
         return None
     best: list[Voice] = []
     for bench in labs:
@@ -145,10 +157,10 @@ def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
 
 
 def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
-    """The bench under each rule of rounding that may be the engine's, the likeliest first."""
+    """The bench under each rule of rounding that may be the engine's: none, unless another is clearly likelier."""
     most = diff.arithmetic if diff.verdict == "noise" else ARITHMETICS[-1]
     labs = [lab.rounding(rule) for rule in roundings(most)]
-    plain = [_definition(bench, first) for bench in labs]
+    plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
     nats = []
     for groups in plain:
         tally = _Tally()
@@ -157,8 +169,8 @@ def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
             if before is not None and after is not None:
                 tally.add(name, before, after)
         nats.append(tally.nats)
-    order = sorted(range(len(labs)), key=lambda i: -nats[i])
-    return [labs[i] for i in order if nats[i] > nats[order[0]] - SPEAKS]
+    likely = [i for i in range(len(labs)) if nats[i] > max(nats) - SPEAKS]
+    return [labs[i] for i in sorted(likely, key=lambda i: (labs[i].rule != EXACT, -nats[i]))]
 
 
 def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
@@ -229,7 +241,7 @@ def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterat
             search = variant.search
             if search is None or not search.points or Kind.WEIGHTS in fault.kinds:
                 continue
-            grid = search.grid(lab.context)
+            grid = search.grid()
             tries = [(p, place) for p in (*grid[len(grid) // 2 :][:1], *grid[:1]) for place in first]
             found_at = next(((p, place) for p, place in tries if lab.touches(variant, place.unit, p)), None)
             if found_at is None:

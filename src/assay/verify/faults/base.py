@@ -81,13 +81,15 @@ class Search:
     points: int = 25
     neutral: float | None = None  # the value at which nothing is wrong
     nominal: bool = False  # values are names without an order: all are tried
-    scan: Callable[[Context], Sequence[float]] | None = None  # where the range depends on the file
+    scan: Callable[[Context, Sequence[Node]], Sequence[float]] | None = None  # where values depend on file and nodes
 
-    def grid(self, context: Context | None = None) -> list[float]:
+    def values(self, context: Context, nodes: Sequence[Node]) -> list[float]:
+        """Those to try first."""
+        return [*self.common, *(self.scan(context, nodes) if self.scan is not None else ())]
+
+    def grid(self) -> list[float]:
         if self.points == 0:
             return list(self.common)
-        if self.scan is not None:
-            return [*self.common, *(self.scan(context) if context else ())]
         space = np.geomspace if self.log and self.lo > 0 else np.linspace
         scan = [float(v) for v in space(self.lo, self.hi, self.points)]
         if self.whole:

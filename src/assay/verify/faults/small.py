@@ -6,7 +6,7 @@ rest is float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from assay.verify.faults.attention import masked, softmax
 from assay.verify.faults.base import Array, Change, Context, Search, by_heads, plant, role, sibling, standard
 from assay.verify.faults.blocks import is_norm, rms, stream
 from assay.verify.faults.rotary import is_rope, turned
-from assay.verify.faults.tensors import decoded, with_tensor
+from assay.verify.faults.tensors import decoded, tensor_type, with_tensor
 
 HALF, BFLOAT = "half precision", "bfloat16"
 
@@ -113,9 +113,22 @@ def _blockwise(block: int, narrow: Callable[[Array], Array], inner: bool, x: Arr
 def _accumulator(label: str, total: Callable[[Array, Array], Array]) -> None:
     @plant("accumulate-half", label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op != "linear" or len(node.weights) != 1:
-            return None
-        return Change(node, lambda x, W: total(x.reshape(len(x), -1), np.asarray(W[:])))
+        if len(node.weights) != 1 or (tensor_type(c, node.weights[0]) == "F32" and not _all_wide(c)):
+            return None  # a small float32 matrix among narrow ones, as a router's, has a product of its own
+        if node.op == "linear":
+            return Change(node, lambda x, W: total(x.reshape(len(x), -1), np.asarray(W[:])))
+        return Change(node, partial(_by_expert, total)) if node.op == "expert_linear" else None
+
+
+def _all_wide(c: Context) -> bool:
+    return all(info.type.name == "F32" for info in c.model.file.tensors.values())
+
+
+def _by_expert(total: Callable[[Array, Array], Array], x: Array, chosen: Array, W: Array) -> Array:
+    """Each token's products with the matrices of its experts."""
+    rows = [[total(x[t, j][None] if x.ndim == 3 else x[t][None], np.asarray(W[int(e)], x.dtype))[0]
+             for j, e in enumerate(experts)] for t, experts in enumerate(chosen)]  # fmt: skip
+    return np.array(rows, x.dtype)
 
 
 def _sums(kind: str) -> None:
@@ -219,15 +232,16 @@ _clamp("scores clipped to ±{p} before they are scaled", lambda n: n.op == "kq")
 # -- the end of a file -------------------------------------------------------------------------------------------------
 
 
-def _ends(c: Context) -> list[float]:
-    """Places where a download may have stopped: the beginning, the middle and the end of every tensor."""
+def _ends(c: Context, nodes: Sequence[Node]) -> list[float]:
+    """Places where a download may have stopped: the beginning and the middle of every tensor that these nodes read."""
     found = set[float]()
-    for info in c.model.file.tensors.values():
+    for name in {w for node in nodes for w in node.weights}:
+        info = c.model.file.tensors[name]
         found |= {info.offset, info.offset + info.nbytes // 2}
-    return sorted(float(p) for p in found)
+    return sorted(found)
 
 
-@plant("weight-torn", "zeros from byte {p} of the file on", Search(0, 1e15, (), False, True, 1, scan=_ends))
+@plant("weight-torn", "zeros from byte {p} of the file on", Search(0, 1e15, (), False, True, 0, scan=_ends))
 def torn(c: Context, node: Node, p: float) -> Change | None:
     tensors = [c.model.file.tensors[w] for w in node.weights]
     if len(tensors) != 1 or tensors[0].part or tensors[0].offset + tensors[0].nbytes <= p:
