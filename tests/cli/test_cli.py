@@ -88,7 +88,7 @@ def test_version_and_nothing(assay: Assay) -> None:
 
 
 def test_the_table_is_the_design() -> None:
-    names = "run chat serve inspect tokenize trace diff check diagnose watch bisect kit bench eval quantize pull"
+    names = "run chat serve inspect tokenize embed trace diff check diagnose watch bisect kit bench eval quantize pull"
     assert " ".join(VERBS) == names
 
 

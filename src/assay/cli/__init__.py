@@ -26,7 +26,7 @@ from assay.system.terminal import printable
 # A new verb is one module and one name here; the order is that of the help page.
 VERBS = (
     "run", "chat", "serve",
-    "inspect", "tokenize",
+    "inspect", "tokenize", "embed",
     "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
     "bench", "eval", "quantize", "pull",
 )  # fmt: skip
