@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.arrange import Part, arrangements, by_kernel, one_shared, warps_for
+from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
 from assay.engines.cuda.program import ACTS, Steps, Value
@@ -42,7 +42,7 @@ class ProductSteps(Steps):
                     float(node.attr("eps")) if node else 0.0,
                     width,
                 )
-                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (4 * width if node else 0))
+                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (8 * width if node else 0))
 
             self._step([x, *acts], make)
             self.prepared[name, domain] = acts
@@ -76,8 +76,8 @@ class ProductSteps(Steps):
         for p in parts:
             p.out = self._new(p.name)
         if rows == 1 or floats:
-            for kernel, chosen in by_kernel(parts):
-                self._few(kernel, linear.inputs[0], norm, domain, chosen)
+            for layouts, chosen in by_kernel(parts):
+                self._few(layouts, linear.inputs[0], norm, domain, chosen)
             return
         acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
         for i in range(0, len(parts), 4):
@@ -102,13 +102,11 @@ class ProductSteps(Steps):
             first += per(p.matrix)
         return array, first
 
-    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
+    def _few(self, layouts: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
         """A block of threads norms and quantises for itself."""
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        warps = warps_for(matrix.tiles)
-        stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
             array, groups = self._part_structs(parts, lambda m: m.groups)
@@ -124,27 +122,35 @@ class ProductSteps(Steps):
                 prologue=_NORMED if node else _PLAIN,
                 eps=float(node.attr("eps")) if node else 0.0,
             )
+            weights = [(p.matrix.data, p.matrix.size) for p in parts]
             if matrix.format.floats:
                 each = 1 if rows == 1 else 4
-                shared = 4 * (each * stride + max(64, each * items))
-                return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
-            normed, best = matrix.columns if node else 0, None
-            for shares, together, slots in arrangements(kernel, groups, matrix.tiles, self._processors()):
-                name = kernel if shares == 1 else kernel.replace("one", "two")
-                threads, units = 32 * warps * together // shares, -(-groups // together)
-                shared = one_shared(parts, stride, items * together, normed, warps * together, slots)
-                if shared > self.shared - 1024:
-                    continue
-                room = self.tensors.device.resident(name, threads, shared) * self._processors()
-                blocks = -(-units // -(-units // room))  # all at once, or as many each
-                best = Launch(name, (blocks, 1, 1), threads, args, shared)
-                args.slots, args.together = slots, together
-                break
-            if best is None:
-                raise AssayError(f"node {name}: rows of {matrix.columns} values do not fit this GPU's shared memory")
-            return best
+                shared = 4 * (each * matrix.units * UNIT + max(64, each * matrix.tiles * LANES))
+                grid = (groups, -(-rows // each), 1)
+                return Launch(f"product_floats_{each}", grid, 32 * warps_for(matrix.tiles), args, shared, weights)
+            return self._one(layouts, args, parts, groups, (1, 1), weights)
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+
+    def _one(
+        self,
+        layouts: str,
+        args: Any,
+        parts: Sequence[Part],
+        groups: int,
+        rest: tuple[int, int],
+        weights: list[tuple[int, int]],
+    ) -> Launch:
+        """product_one or product_two: one row of x for each of `rest` blocks."""
+        n = self._processors()
+        found = arrange(parts, groups, bool(args.norm), n, self.shared)
+        if found is None:
+            columns = parts[0].matrix.columns
+            raise AssayError(f"node {parts[0].name}: rows of {columns} values do not fit this GPU's shared memory")
+        args.slots, args.team, args.together = found.slots, found.team, found.together
+        kernel = f"product_{'one' if found.slots == 1 else 'two'}_{layouts}"
+        blocks = min(-(-groups // found.together), n)
+        return Launch(kernel, (blocks, *rest), found.threads, args, found.shared, weights)
 
     def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
         """Tensor cores: tiles of rows and tokens."""
@@ -190,8 +196,6 @@ class ProductSteps(Steps):
         choices = self._width(node.inputs[1])
         pairs = self._rows(domain) * choices
         shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
-        warps = warps_for(matrix.tiles)
-        stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
             array_parts = [Part(matrix, node.name, out=out)]
@@ -209,12 +213,10 @@ class ProductSteps(Steps):
                 prologue=_PLAIN,
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
-                together=1,
-                slots=1,
             )
-            floats = matrix.format.floats
-            shared = 4 * (stride + max(64, items)) if floats else one_shared(array_parts, stride, items, 0, warps, 1)
-            kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
-            return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
+            if matrix.format.floats:
+                shared = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))
+                return Launch("product_floats_1", (groups, pairs, 1), 32 * warps_for(matrix.tiles), args, shared)
+            return self._one(matrix.format.name, args, array_parts, groups, (pairs, 1), [])
 
         self._step([x, idx, out], make)
