@@ -154,23 +154,7 @@ class ProductSteps(Steps):
 
     def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
         """Tensor cores: tiles of rows and tokens."""
-        total = sum(p.matrix.groups * p.matrix.group for p in parts)
-        kernel, tile, tokens, stages, threads = "product_eight", 32, 8, 4, 32
-        if rows > 8:
-            kernel, tile, tokens, stages, threads = "product_some", 32, 64, 2, 64
-        if rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors():
-            kernel, tile, tokens, stages, threads = "product_many", 128, 64, 2, 256
-        size = 0
-        for p in parts:
-            f = p.matrix.format
-            size = max(size, tokens * (272 + 80 + 48 * f.sums) + f.chunks * tile * 16 + 4 * tile * f.word)
-        shared = stages * size
-        if kernel == "product_eight":  # a stage a warp, and the partial sums of all units
-            units = parts[0].matrix.units
-            threads = 32 * min(8, units)
-            shared, stages = 1024 * units + threads // 32 * size, size
-        elif shared > self.shared - 1024:
-            shared, stages = size, 1
+        kernel, tile, tokens, threads, stages, shared = self._tiles_for(rows, parts)
 
         def make() -> Launch:
             array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
@@ -188,6 +172,24 @@ class ProductSteps(Steps):
             return Launch(kernel, (tiles, -(-rows // tokens), 1), threads, args, shared)
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+
+    def _tiles_for(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
+        """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
+        total = sum(p.matrix.groups * p.matrix.group for p in parts)
+        many = rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors()
+
+        def stage(tile: int, tokens: int) -> int:
+            formats = [p.matrix.format for p in parts]
+            return max(tokens * (272 + 80 + 48 * f.sums) + tile * (16 * f.chunks + 4 * f.word) for f in formats)
+
+        for tokens, splits in ((8, 8), (16, 8), (32, 4)):
+            size = stage(32, tokens)
+            shared = splits * (size + 256 * (tokens if tokens == 8 else tokens + 8))
+            if not many and tokens >= min(rows, 32) and shared <= self.shared - 1024:
+                return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
+        size = stage(128, 64)
+        stages = 2 if 2 * size <= self.shared - 1024 else 1
+        return "product_many", 128, 64, 256, stages, stages * size
 
     def _expert_linear(self, node: Node) -> None:
         domain = self._domain(node.name)
