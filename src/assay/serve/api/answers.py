@@ -11,7 +11,7 @@ from typing import Any
 from assay import __version__
 from assay.runtime.draws import seed_of
 from assay.runtime.sampler import Choice, Ranked, SamplerParams
-from assay.runtime.sequence import Constraint, Sequence
+from assay.runtime.sequence import Constraint, Progress
 from assay.serve.api.schemas import Sampling
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
@@ -70,7 +70,7 @@ def heading(kind: str, prefix: str, model: str) -> dict[str, Any]:
     }
 
 
-def usage(sequences: Seq[Sequence]) -> dict[str, Any]:
+def usage(sequences: Seq[Progress]) -> dict[str, Any]:
     """Tokens of all choices; a prompt that several choices share counts once."""
     prompts = {sequence.job.ids: sequence.cached for sequence in reversed(sequences)}
     prompt = sum(map(len, prompts))
@@ -83,7 +83,7 @@ def usage(sequences: Seq[Sequence]) -> dict[str, Any]:
     }
 
 
-def timings(sequences: Seq[Sequence]) -> dict[str, float]:
+def timings(sequences: Seq[Progress]) -> dict[str, float]:
     times = [sequence.times for sequence in sequences]
     begun, first = min(t.arrived for t in times), min(t.first or t.arrived for t in times)
     took = max(t.last for t in times) - first

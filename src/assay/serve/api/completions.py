@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from assay.runtime.sampler import Choice
-from assay.runtime.sequence import Job, Sequence, Update
+from assay.runtime.sequence import Job, Progress, Update
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
 from assay.serve.api.schemas import CompletionRequest
@@ -128,7 +128,7 @@ class _Answer:
             self._choices.append(update.choice)
         self._finish = update.finish
 
-    def choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
+    def choice(self, index: int, sequence: Progress) -> dict[str, Any]:
         text, logprobs = "".join(self._text), _Logprobs(self._entry, 0)
         if self._request.echo:
             text = self._entry.tokenizer.decode(sequence.job.ids) + text
@@ -150,7 +150,7 @@ class _Logprobs:
         self._offset = offset
         self._rows: list[tuple[str, float | None, dict[str, float] | None, int, int]] = []
 
-    def prompt(self, sequence: Sequence) -> None:
+    def prompt(self, sequence: Progress) -> None:
         """The prompt's tokens; the first has nothing before it that could predict it."""
         self.add(Choice(sequence.job.ids[0]))
         for choice in sequence.prompt_choices:
