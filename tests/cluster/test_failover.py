@@ -56,7 +56,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "logprobs": CHAT | {"temperature": 1.0, "logprobs": True, "top_logprobs": 3},
     "schema": CHAT | {"temperature": 1.0, "max_tokens": 120, "ignore_eos": False,
                       "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}},
-    "tools": CHAT | {"temperature": 1.0, "max_tokens": 120, "ignore_eos": False, "tools": [TOOL], "tool_choice": "required"},
+    "tools": CHAT | {"temperature": 1.0, "max_tokens": 120, "ignore_eos": False,
+                     "tools": [TOOL], "tool_choice": "required"},
 }  # fmt: skip
 
 
@@ -180,7 +181,9 @@ def test_streams_move_only_among_equals(path: Path, tmp_path: Path) -> None:
             over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
             fleet._choose = lambda links, names, n: first if first in links else links[0]
             job = Job((1, 5, 6), max_tokens=30, ignore_eos=True)
-            kill_after(fleet, 9, lambda stream: first.handle.kill() or fleet.lose(first, "killed"))  # type: ignore[func-returns-value]
+            kill_after(fleet, 9, lambda stream: fleet.lose(first, "killed"))
+            first.handle.kill = lambda: None  # type: ignore[method-assign]
+            first.handle.alive = lambda: False  # type: ignore[method-assign]
             (stream,) = fleet.submit([job], [lambda u: over.set_result(u) if u.finish else None])
             assert (await asyncio.wait_for(over, 60)).finish == "length"
             assert stream.moves == 1 and not stranger.streams and stranger.beat.get("tokens", 0) == 0

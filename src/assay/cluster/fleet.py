@@ -260,7 +260,7 @@ class Fleet:
     # --- replicas
 
     def _task(self, work: Any) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
+        task: asyncio.Task[Any] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -337,7 +337,9 @@ class Fleet:
     async def _attend(self, link: Link) -> None:
         """Talk to it for as long as it can be talked to."""
         since = time.monotonic()
-        while link.state != "draining" and time.monotonic() - since < AGAIN_S and link.handle.alive():
+        while link.state != "draining" and time.monotonic() - since < AGAIN_S:
+            if not await asyncio.to_thread(link.handle.alive):
+                return
             try:
                 channel = await link.meet(self.token, timeout=1.0)
             except Broken as error:
@@ -415,8 +417,8 @@ class Fleet:
                 link.idle_since = now
         wanted = sum(link.state in ("starting", "up", "lost") for link in self.links) + self._starting
         waits = min((link.beat.get("queued_s", 0.0) for link in up), default=0.0)
-        if waits > bounds.up_s and wanted < bounds.most and not self._starting:
-            log.info("streams wait %.1f s: another replica", waits)
+        if (waits > bounds.up_s or (self._homeless and up)) and wanted < bounds.most and not self._starting:
+            log.info("streams wait %.1f s, %d find no replica: another one", waits, len(self._homeless))
             self.grow()
         idle = [link for link in up if now - link.idle_since > bounds.down_s]
         if idle and len(up) > bounds.least:

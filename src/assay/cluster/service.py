@@ -65,6 +65,8 @@ async def run(
                 await service.attend(channel)
         except Broken as error:
             log.info("%s", error)
+        except asyncio.CancelledError:
+            pass  # the process ends
         finally:
             writer.transport.abort()
 
