@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
-    from assay.evaluate.evaluation import Worst
+    from assay.evaluate.evaluation import Evaluation, Worst
+    from assay.evaluate.pieces import Piece
     from assay.evaluate.sources import Source
     from assay.runtime.opening import Opened
     from assay.text import Tokenizer
@@ -28,6 +29,7 @@ assay eval smollm2 --choices hellaswag.jsonl --limit 200"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.common import add_engine_arguments, add_json_argument, add_model_argument, whole
+    from assay.cli.spread import add_cluster_argument
 
     add_model_argument(parser)
     what = parser.add_mutually_exclusive_group(required=True)
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", type=whole(1), metavar="N", help="questions to ask; default: all")
     parser.add_argument("--html", metavar="FILE", help="also write a page with the worst tokens in their context")
     add_engine_arguments(parser)
+    add_cluster_argument(parser)
     add_json_argument(parser)
 
 
@@ -66,14 +69,29 @@ def _text(args: argparse.Namespace) -> int:
     tokenizer = found.tokenizer
     ids = tokenizer.encode(read_text(args.file), parse_special=False)[: args.max_tokens]
     pieces = cut(ids, args.window, tokenizer.bos if tokenizer.add_bos else None, args.chunks)
-    source = _source(model, tokenizer, args.window)
-    base = _source(other, tokenizer, args.window) if other is not None else None
-    result = evaluate(pieces, source, base, progress(f"of {len(pieces)} windows"))
+    if args.cluster is not None:
+        result = _spread(args, pieces, model, other)
+    else:
+        source = _source(model, tokenizer, args.window)
+        base = _source(other, tokenizer, args.window) if other is not None else None
+        result = evaluate(pieces, source, base, progress(f"of {len(pieces)} windows"))
     worst = result.worst(pieces, tokenizer, args.worst)
     if args.html:
         write(args.html, page(result, worst))
     emit(args, {**result.to_dict(), "worst": [asdict(w) for w in worst]}, "\n".join([*result.lines(), *_shown(worst)]))
     return 0
+
+
+def _spread(
+    args: argparse.Namespace, pieces: list[Piece], model: Opened | str, base: Opened | str | None
+) -> Evaluation:
+    """The same over many processes or machines."""
+    from assay.cli import spread
+    from assay.cluster import sweep, tasks
+
+    if isinstance(model, str) or isinstance(base, str):
+        raise AssayError("--cluster: workers open files; a server is asked from here alone")
+    return tasks.evaluate(pieces, model, base, spread.crew(args), sweep.folder(args.results), spread.bar())
 
 
 def _choices(args: argparse.Namespace) -> int:
