@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu site
+.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu site cluster-demo
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -55,6 +55,10 @@ fuzz: $(VENV)/.test-installed
 # Honest and hostile clients at once; fails on an honest error, other text, growing memory or a lost page.
 soak: $(VENV)/.test-installed
 	$(BIN)/python bench/soak.py --minutes $(MINUTES)
+
+# Three local nodes, a stream, a node killed in its middle: the same bytes.
+cluster-demo: $(VENV)/.test-installed
+	$(BIN)/python bench/cluster.py demo
 
 # llama.cpp itself: its values for a small model against the recorded ones, and the live tests. Builds it once, 10 min.
 witness: $(VENV)/.test-installed

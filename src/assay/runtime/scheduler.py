@@ -17,12 +17,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine, pages_for
+from assay.engines.base import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.runtime.errors import DeadlinePassed, EngineFailed, NoLogits
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.sampler import scores
-from assay.runtime.sequence import Job, Sequence, Sink, Update
+from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
@@ -45,9 +45,9 @@ class Meter:
 
     def preempted(self) -> None: ...
 
-    def token(self, sequence: Sequence, now: float) -> None: ...
+    def token(self, sequence: Progress, now: float) -> None: ...
 
-    def finished(self, sequence: Sequence, reason: str) -> None: ...
+    def finished(self, sequence: Progress, reason: str) -> None: ...
 
 
 class Scheduler:
@@ -105,12 +105,21 @@ class Scheduler:
         for sequence in list(sequences):
             self._finish(sequence, Update(finish="error", error=error))
 
+    def forget(self) -> None:
+        """The cache is lost: what runs is computed again from its tokens."""
+        for sequence in reversed(list(self.running)):
+            self._preempt(sequence, {})
+        self.pages.clear()
+
     def step(self) -> News:
         """Compute once, if there is anything to compute; what there is to tell since the last step."""
         self._reap()
         plan = self._plan()
         if plan:
-            self._compute(plan)
+            try:
+                self._compute(plan)
+            except CacheLost:
+                self.forget()
         return self.news()
 
     def news(self) -> News:
@@ -157,6 +166,8 @@ class Scheduler:
         """Those that keep the same nodes, together; one by one after a fault, for it is nobody else's business."""
         try:
             return list(zip(group, self._forward(chunks, keep), strict=True))
+        except CacheLost:
+            raise
         except AssayError as error:
             if len(group) == 1:
                 self.fail(group, error)

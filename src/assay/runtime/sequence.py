@@ -98,27 +98,38 @@ class Times:
     last: float = 0.0
 
 
-class Sequence:
-    """`ids` are prompt and answer; those behind `lease.length` are still to be computed.
+class Progress:
+    """What was asked and how far it came: all that a reader of the answer sees, whoever computes it, and where."""
+
+    def __init__(self, job: Job, sink: Sink) -> None:
+        self.job = job
+        self.sink = sink
+        self.seed = job.params.seed if job.params.seed is not None else fresh_seed()
+        self.ids = list(job.ids)  # prompt and answer
+        self.n_prompt = len(job.ids)
+        self.prompt_choices: list[Choice] = []  # of prompt tokens 1, 2, …, when asked for
+        self.nodes: dict[str, list[Array]] = {}
+        self.pool = Pool(job.pooling) if job.pooling else None
+        self.cached = 0  # given tokens that the cache had
+        self.finished = False
+        self.times = Times()
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - self.n_prompt
+
+
+class Sequence(Progress):
+    """One that is computed here: of `ids`, those behind `lease.length` are still to be computed.
 
     A sequence that decodes has one such token, one that is prefilled has many, one that was preempted or resumed has
     all: there is no other difference between them.
     """
 
     def __init__(self, job: Job, tokenizer: Tokenizer, n_ctx: int, sink: Sink) -> None:
-        self.job = job
-        self.sink = sink
-        self.seed = job.params.seed if job.params.seed is not None else fresh_seed()
-        self.ids = list(job.ids)
-        self.n_prompt = len(job.ids)
+        super().__init__(job, sink)
         self.lease: Lease | None = None
-        self.prompt_choices: list[Choice] = []  # of prompt tokens 1, 2, …, when asked for
-        self.nodes: dict[str, list[Array]] = {}
-        self.pool = Pool(job.pooling) if job.pooling else None
-        self.cached = 0  # given tokens that the cache had
         self.preempted = 0
-        self.finished = False
-        self.times = Times()
         self._n_ctx = n_ctx
         self._eog = frozenset() if job.ignore_eos else tokenizer.eog
         self._detokenizer = tokenizer.detokenizer(special=job.show_special)
@@ -138,10 +149,6 @@ class Sequence:
     @property
     def pending(self) -> int:
         return len(self.ids) - self.computed
-
-    @property
-    def generated(self) -> int:
-        return len(self.ids) - self.n_prompt
 
     def part(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The next n tokens to compute."""

@@ -256,6 +256,29 @@ class ModelList(Model):
     data: list[ModelCard]
 
 
+class ReplicaRow(Model):
+    model: str
+    replica: str
+    node: str
+    state: str
+    engine: str | None = None
+    isa: str | None = None
+    fingerprint: str | None = None
+    running: int = 0
+    waiting: int = 0
+    streams: int = 0
+    tokens: int = 0
+    pages: int | None = None
+    pages_available: int = 0
+    lost: int = 0
+    suspect: str = ""
+
+
+class ReplicaList(Model):
+    object: Literal["list"]
+    data: list[ReplicaRow]
+
+
 class PromptDetails(Model):
     cached_tokens: int
 
