@@ -51,13 +51,6 @@ def size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        import prometheus_client  # noqa: F401
-        import pydantic  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise AssayError(f"serve: {error.name} is not installed; `pip install 'assay[serve]'` brings it") from None
     import asyncio
 
     from assay.runtime.opening import Options

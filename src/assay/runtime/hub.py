@@ -22,7 +22,7 @@ def resolve(
     """The file that `model` names, fetched if need be. None is the default model."""
     argument = str(model) if model is not None else DEFAULT
     if argument.startswith("hf:"):
-        return hf.fetch(argument)
+        return hf.fetch(argument, progress=progress)
     if argument.startswith("ollama:"):
         return ollama.find(argument)
     if argument in catalogue:  # a file of that name is reached as ./name
