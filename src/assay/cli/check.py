@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
-from assay.cli.trace import add_run_arguments, counting
+from assay.cli.progress import counting
+from assay.cli.trace import add_run_arguments
 from assay.system.terminal import harmless
 
 HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"

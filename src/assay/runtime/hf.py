@@ -109,11 +109,31 @@ def own_folder(repo: str) -> Path:
     return home() / "models" / "hf" / repo
 
 
+def stored() -> list[tuple[str, str, str, tuple[Path, ...]]]:
+    """Every model that is here, as (who keeps it, repository, name in it, files)."""
+    own = home() / "models" / "hf"
+    repos = {"/".join(path.relative_to(own).parts) for path in own.glob("*/*") if path.is_dir()}
+    cached = {path.name.removeprefix("models--").replace("--", "/", 1) for path in _cache().glob("models--*--*")}
+    found = []
+    for repo in sorted(repos | cached):
+        for folder in _folders(repo):
+            owner = "assay" if folder == own_folder(repo) else "huggingface_hub"
+            for name, parts in _models(_files(folder)).items():
+                found.append((owner, repo, name, tuple(folder / part for part in parts)))
+    return found
+
+
+def _home() -> Path:
+    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub")
+
+
 def _folders(repo: str) -> list[Path]:
     """Folders of this machine that have files of the repository: the hub's newest snapshot, and assay's own."""
-    base = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(base) / "hub")
-    folder = cache / f"models--{repo.replace('/', '--')}"
+    folder = _cache() / f"models--{repo.replace('/', '--')}"
     try:
         commit = (folder / "refs" / "main").read_text().strip()
     except (OSError, UnicodeError):
@@ -209,9 +229,8 @@ def _open(path: str, start: int = 0) -> IO[bytes]:
 def _token() -> str:
     if token := os.environ.get("HF_TOKEN", "").strip():
         return token
-    base = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     try:
-        return Path(os.environ.get("HF_TOKEN_PATH") or Path(base) / "token").read_text().strip()
+        return Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text().strip()
     except (OSError, UnicodeError):
         return ""
 
