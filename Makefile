@@ -87,7 +87,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 	touch $@
 
 $(VENV)/.test-installed: $(VENV)/.installed
-	$(BIN)/pip install -q --no-build-isolation -e ".[serve,test,lint]"
+	$(BIN)/pip install -q --no-build-isolation -e ".[test,lint]"
 	touch $@
 
 clean:

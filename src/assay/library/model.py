@@ -51,20 +51,20 @@ def load(
     template    a chat template by name or file, instead of the file's own
     template_arguments  variables of the template, such as {"enable_thinking": False}
     parallel    sequences that are computed at once
-    progress    told of a download as (what, done, total)
+    progress    told of a download and of loading as (what, bytes done, bytes in all)
     """
     options = Options(engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments)
-    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel)
+    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel, progress=progress)
 
 
 class LanguageModel:
     """A model on an engine. Use it as a context, or `close` it. Several threads may call it: they share its steps."""
 
-    def __init__(self, opened: Opened, *, parallel: int = RUNNING) -> None:
+    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: Progress = silent) -> None:
         self.opened = opened
         self.file, self.model, self.tokenizer = opened.file, opened.model, opened.tokenizer
         self.n_ctx = opened.n_ctx
-        self.engine = opened.engine()
+        self.engine = opened.engine(progress)
         self.generator = Generator(self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel)
         self._closed = False
 
