@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
             cache_size=args.cache_size,
             template=args.template,
             template_arguments=common.template_arguments(args),
+            lookahead=args.lookahead,
+            draft=args.draft,
         ),
         limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
     )

@@ -107,6 +107,7 @@ class Replica:
         self.scheduler = Scheduler(
             self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
             running=spec["running"], chunk=spec["chunk"], meter=self.counts,
+            lookahead=self.opened.lookahead(),
         )  # fmt: skip
         self.held = Held(self.scheduler.pages)
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
@@ -123,7 +124,7 @@ class Replica:
     def close(self) -> None:
         self.worker.stop(AssayError("the replica is ending"))
         self.worker.join()
-        self.engine.close()
+        self.scheduler.close()
 
     async def attend(self, channel: Channel) -> None:
         self._loop = asyncio.get_running_loop()

@@ -59,6 +59,7 @@ class Entry(Opened):
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
+            lookahead=self.lookahead(),
         )  # fmt: skip
         return Here(Worker(scheduler, waiting=limits.waiting, post=post))
 
@@ -77,7 +78,7 @@ class Here:
         """End the thread, then let go of the weights."""
         self.stop(error)
         await asyncio.to_thread(self._worker.join)
-        await asyncio.to_thread(self._worker.scheduler.engine.close)
+        await asyncio.to_thread(self._worker.scheduler.close)
 
     def who(self) -> list[dict[str, object]]:
         scheduler = self._worker.scheduler
