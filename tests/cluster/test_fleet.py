@@ -111,7 +111,7 @@ def test_draining_moves_what_does_not_end(path: Path) -> None:
             assert link
             leaving = set(link.streams.values())
             fleet.replace(link)
-            assert all((await done).finish == "length" for _, done in sinks)
+            assert {update.finish for update in await asyncio.gather(*(done for _, done in sinks))} == {"length"}
             assert {stream.ids[3:] == streams[0].ids[3:] for stream in streams} == {True}
             assert all(stream.moves == (stream in leaving) for stream in streams) and fleet.tally.lost == 0
             await fleet.settled()

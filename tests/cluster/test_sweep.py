@@ -69,6 +69,8 @@ def test_a_task_that_kills_is_not_tried_for_ever(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     class Mortal(Here):
+        deaths = 0
+
         def hire(self, number: int) -> Process:
             worker = super().hire(number)
             inner, n = worker.ask, 0
@@ -76,7 +78,8 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
             def ask(task: Mapping[str, Any]) -> Any:
                 nonlocal n
                 n += 1
-                if n == 3:
+                if n == 3 and number == 0 and self.deaths < 2:
+                    self.deaths += 1
                     worker.process.kill()
                 return inner(task)
 

@@ -7,6 +7,7 @@ which bytes it is about by their digest, not by their path: the same file elsewh
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -18,6 +19,7 @@ import numpy as np
 from assay import __version__
 from assay.cluster.fingerprint import file_digest, sampling_digest
 from assay.cluster.sweep import Crew, Progress, Task, sweep
+from assay.engines import default_name
 from assay.errors import AssayError
 from assay.evaluate.evaluation import Evaluation
 from assay.evaluate.pieces import Piece, Scores
@@ -100,11 +102,11 @@ def evaluate(
         rows = [[piece.index, piece.tokens.tolist(), piece.start, piece.first] for piece in part]
         label = f"windows {at} to {at + len(part) - 1}"
         tasks.append(Task(f"{_ME}:windows", shared, {"pieces": rows, "base": base is not None}, found_at, label))
-    found = sweep(tasks, crew, where, progress)
-    names = [f"{side.file.path.name} on {side.options.engine or 'its engine'}" for side in (model, base) if side]
-    return Evaluation(
-        (Scores.from_dict(row) for rows in found for row in rows), name=names[0], base=names[1] if base else None
-    )
+    started = time.perf_counter()
+    found = [Scores.from_dict(row) for rows in sweep(tasks, crew, where, progress) for row in rows]
+    names = [f"{s.file.path.name} on {s.options.engine or default_name()}" for s in (model, base) if s]
+    seconds = time.perf_counter() - started
+    return Evaluation(found, name=names[0], base=names[1] if base else None, seconds=seconds)
 
 
 # --- check
