@@ -25,9 +25,12 @@ from assay.evaluate.evaluation import Evaluation
 from assay.evaluate.pieces import Piece, Scores
 from assay.evaluate.score import score
 from assay.evaluate.sources import EngineSource
-from assay.library.verdicts import checks
+from assay.library.verdicts import checks, load_dump
 from assay.runtime.opening import Opened, Options, open_model
 from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, settled
+from assay.verify.diagnosis.candidates import Share, tried_here
+from assay.verify.diagnosis.lab import Fit, Lab, Unit
+from assay.verify.judge.verdict import judge
 
 try:
     from assay._native import ARITHMETIC
@@ -130,6 +133,42 @@ def check(
         for n in lengths
     ]  # fmt: skip
     return [(name, passed, detail) for rows in sweep(tasks, crew, where, progress) for name, passed, detail in rows]
+
+
+# --- diagnose
+
+
+def trials(models: Models, given: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """How some hypotheses about a dump fare, by their number."""
+    on = models.opened("model")
+    dump = load_dump(models.where["dump"], on, **given["asked"])
+    with np.errstate(all="ignore"):
+        lab = Lab(on.model, dump, judge(on.model, dump)).from_tokens()
+        found = tried_here(lab, Unit(given["target"], tuple(given["segment"])), given["part"], given["parts"])
+    return {str(i): [fit.ratio, fit.residual, fit.count, fit.strict, list(fit.every)] for i, fit in found.items()}
+
+
+def shared_trials(
+    model: Opened, dump: Path, asked: Mapping[str, Any], crew: Crew, where: Path, progress: Progress
+) -> Share:
+    """Hypotheses that cost a run of the model each, shared out. The dump must be where the workers see it."""
+    what, found_at = side(model)
+
+    def share(unit: Unit) -> dict[int, Fit]:
+        parts = max(crew.n * 4, 1)
+        shared = {"model": what, "dump": file_digest(dump)}
+        about = {"target": unit.target, "segment": list(unit.segment), "asked": dict(asked), "parts": parts}
+        paths = {"model": found_at, "dump": str(dump.resolve())}
+        tasks = [
+            Task(f"{_ME}:trials", shared, about | {"part": part}, paths, f"hypotheses {part} of {parts}")
+            for part in range(parts)
+        ]
+        rows = [row for found in sweep(tasks, crew, where, progress) for row in found.items()]
+        return {
+            int(i): Fit(ratio, residual, n, strict, tuple(every)) for i, (ratio, residual, n, strict, every) in rows
+        }
+
+    return share
 
 
 # --- kit
