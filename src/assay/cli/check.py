@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
+from assay.cli.progress import counting
 from assay.cli.spread import add_cluster_argument
-from assay.cli.trace import add_run_arguments, counting
+from assay.cli.trace import add_run_arguments
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:

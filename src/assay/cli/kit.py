@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 HELP = "write a conformance kit for a model, or grade an engine's answers to one"
@@ -31,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, open_model
+    from assay.cli.progress import counting
     from assay.errors import AssayError
     from assay.verify.conformance.kit import write_kit
 
@@ -38,7 +38,8 @@ def _write(args: argparse.Namespace) -> int:
         raise AssayError("kit: no folder named; give one with -o DIR")
     _file, model, tokenizer = open_model(args)
     out = Path(args.output)
-    manifest = write_kit(model, tokenizer, out, lambda name: print(f"probe {name}", file=sys.stderr))
+    with counting("computing probes", "probes") as tell:
+        manifest = write_kit(model, tokenizer, out, tell)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     counts = {
         "probes": len(manifest["probes"]),

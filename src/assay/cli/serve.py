@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.cli import common, spread
+from assay.cli.progress import progress
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL",
                         help="as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
+    parser.add_argument("-m", "--model", action="append", default=[], metavar="MODEL", help="the same; repeatable")
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=common.whole(0), default=8080, metavar="N", help="default 8080; 0: any free one")
@@ -71,13 +73,6 @@ def size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        import prometheus_client  # noqa: F401
-        import pydantic  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise AssayError(f"serve: {error.name} is not installed; `pip install 'assay[serve]'` brings it") from None
     import asyncio
 
     from assay.runtime.opening import Options
@@ -93,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         "request_s": args.timeout, "drain_s": args.drain,
     }  # fmt: skip
     config = Config(
-        models=[_model(args, name) for name in args.models or [None]],
+        models=[_model(args, name) for name in [*args.models, *args.model] or [None]],
         host=args.host,
         port=args.port,
         key=key,
@@ -143,7 +138,7 @@ def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
     from assay.runtime import hub
     from assay.runtime.catalogue import CATALOGUE
 
-    with common.progress_bar() as bar:
+    with progress() as bar:
         path = hub.resolve(name, progress=bar)
     known = name if name is not None else hub.DEFAULT
     return known if known in CATALOGUE else path.stem, path

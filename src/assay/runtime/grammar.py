@@ -38,7 +38,7 @@ def _llguidance(param: str) -> Any:
     try:
         return import_module("llguidance")
     except ImportError:
-        raise NoGrammars(f"{param}: needs llguidance; `pip install 'assay[serve]'` brings it", param) from None
+        raise NoGrammars(f"{param}: needs llguidance; `pip install llguidance` brings it", param) from None
 
 
 class _Vocabulary:

@@ -7,7 +7,6 @@ gets an error, exit code 0. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, 
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Entry, Make, Models, open_models
+from assay.system import machine
 
 SWITCH_S = 0.0005  # that a thread waits for another's Python: a long text must not slow every step of the engine
 
@@ -50,7 +50,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     entries = open_models(config.models, config.options, limits, config.make)
-    memory = config.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
+    memory = config.memory or machine.memory() * 3 // 4
     models = Models(entries, limits, metrics, memory)
     # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,
     # or everybody may call it anyway, the name must be this machine's.

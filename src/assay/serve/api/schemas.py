@@ -180,8 +180,12 @@ class EmbeddingRequest(Model):
     model: Name | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="only the model's own")
-    pooling: Literal["mean", "last"] | None = Field(None, description="over the tokens of result_norm; default mean")
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="only the first values, of length 1 again"
+    )
+    pooling: Literal["mean", "first", "last"] | None = Field(
+        None, description="over the tokens; default: the file's, else mean"
+    )
     user: Annotated[str, Field(max_length=4096)] | None = None
 
 

@@ -1,6 +1,6 @@
 """The witness `llamacpp`: llama.cpp itself as an engine, every node seen through its evaluation callback.
 
-Needs `llama-cpp-python` (`pip install 'assay[llamacpp]'`). Flash attention is switched off, so that the scores exist,
+Needs `llama-cpp-python` (the extra `llamacpp`). Flash attention is switched off, so that the scores exist,
 and logits are asked for all tokens, so that no rows are cut. ggml's names repeat; name and operation together tell the
 value (`names`). What is kept is copied out of ggml's buffers while the callback runs, by its strides.
 """
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from assay.engines.base import PAGE, Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system.extras import install
 from assay.verify.dumps.names import translate
 
 Array = NDArray[Any]
@@ -59,7 +60,7 @@ class LlamaCppEngine(Engine):
             llama_cpp = import_module("llama_cpp")
         except ImportError:
             raise AssayError(
-                "engine llamacpp: llama-cpp-python is not installed; install it with pip install 'assay[llamacpp]'"
+                f"engine llamacpp: llama-cpp-python is not installed; install it with {install('llamacpp')}"
             ) from None
         if kv_type not in KV_TYPES or precision not in (None, "f32"):
             raise AssayError("engine llamacpp: keys and values are f32 or f16, arithmetic is its own (--precision f32)")

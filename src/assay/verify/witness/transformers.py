@@ -1,6 +1,6 @@
 """The witness `transformers`: Hugging Face's implementation, fed with the GGUF file, seen through module hooks.
 
-Needs `transformers`, `torch` and `gguf` (`pip install 'assay[transformers]'`). Its modules give what they return, under
+Needs `transformers`, `torch` and `gguf` (the extra `transformers`). Its modules give what they return, under
 the names of `names`; queries and keys come in its own order of a head (halves) and are brought into GGUF's (pairs).
 Scores are not among the modules' results: attention is run in its `eager` form, whose probabilities are returned.
 """
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from assay.engines.base import Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system.extras import install
 from assay.verify.dumps.names import translate
 from assay.verify.dumps.observation import from_hf
 
@@ -38,7 +39,7 @@ class TransformersEngine(Engine):
         except ImportError as error:
             raise AssayError(
                 f"engine transformers: {error.name or 'a package'} is not installed; "
-                "install what it needs with pip install 'assay[transformers]'"
+                f"install what it needs with {install('transformers')}"
             ) from None
         if precision not in (None, "f32"):
             raise AssayError("engine transformers: computes in f32 only; leave --precision out")
