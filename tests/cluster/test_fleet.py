@@ -195,7 +195,7 @@ def test_every_replica_is_shown(path: Path) -> None:
             await entry.worker.settled()  # type: ignore[union-attr]
             await client.post("/v1/chat/completions", json=CHAT)
             await asyncio.sleep(0.3)
-            rows = (await client.get("/v1/replicas")).json()["data"]
+            rows = sorted((await client.get("/v1/replicas")).json()["data"], key=lambda row: row["replica"])
             assert [row["replica"] for row in rows] == ["replica-0", "replica-1"]
             assert {row["state"] for row in rows} == {"up"} and len({row["fingerprint"] for row in rows}) == 1
             assert sum(row["tokens"] for row in rows) >= 1

@@ -19,6 +19,7 @@ from typing import Any
 from assay.cluster import service
 from assay.cluster.places import START_S
 from assay.errors import AssayError
+from assay.system.extras import install
 
 
 def ray() -> Any:
@@ -30,10 +31,12 @@ def ray() -> Any:
 
 
 def join(address: str | None, *, insecure: bool = False) -> Any:
-    """Ray, connected: to the cluster at an address, or to one of this machine that ends with this process."""
-    found = ray()
-    if found.is_initialized():
-        return found
+    """Ray, connected: to the cluster at an address, or to one of this machine that ends with this process.
+
+    How Ray authenticates is decided when it is imported, so that comes last.
+    """
+    if find_spec("ray") is None:
+        raise AssayError(f"--cluster: ray is not installed; {install('cluster')}, or say --cluster local")
     if address is None and not insecure:  # a cluster that nobody else joins
         os.environ["RAY_AUTH_MODE"] = "token"
         if "RAY_AUTH_TOKEN_PATH" not in os.environ:
@@ -43,6 +46,9 @@ def join(address: str | None, *, insecure: bool = False) -> Any:
             "--cluster: Ray runs without authentication, and whoever reaches it can run code; set "
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every node, or say --insecure-cluster"
         )
+    found = import_module("ray")
+    if found.is_initialized():
+        return found
     alone = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     given: dict[str, Any] = {"address": address} if address else alone
     try:
