@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Tally:
     moves: int = 0
     lost: int = 0
     errors: int = 0
-    silences: list[float] = field(default_factory=list)  # seconds between the last token before a move and the next
+    silences: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))  # seconds around a move
 
 
 class Fleet:
@@ -94,6 +95,10 @@ class Fleet:
         self._failure: AssayError | None = None  # of the last attempt to start a replica
 
     # --- what handlers use
+
+    @property
+    def ready(self) -> bool:
+        return bool(self.up)
 
     def submit(self, given: Sequence[Job], sinks: Sequence[Sink]) -> list[Stream]:
         if self._stop:

@@ -22,14 +22,6 @@ from assay.errors import AssayError
 from assay.system.extras import install
 
 
-def ray() -> Any:
-    if find_spec("ray") is None:
-        raise AssayError(
-            "--cluster: ray is not installed; `pip install 'assay[cluster]'` brings it, or use --cluster local"
-        )
-    return import_module("ray")
-
-
 def join(address: str | None, *, insecure: bool = False) -> Any:
     """Ray, connected: to the cluster at an address, or to one of this machine that ends with this process.
 
