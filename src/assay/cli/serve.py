@@ -75,6 +75,7 @@ def size(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
+    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     from assay.runtime.opening import Options
     from assay.serve.limits import Limits
     from assay.serve.server import Config
@@ -120,7 +121,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
     """With --cluster, the models are computed by replicas."""
-    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     if args.cluster is None:
         return config
     from assay.cluster.entry import Cluster, Elsewhere

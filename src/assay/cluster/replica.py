@@ -51,7 +51,8 @@ class Counts(scheduler.Meter):
     """What a scheduler has done so far, as numbers that only grow."""
 
     def __init__(self) -> None:
-        self.totals = dict.fromkeys(("steps", "step_tokens", "engine_s", "sampling_s", "tokens", "preempted"), 0.0)
+        self.totals: dict[str, float] = dict.fromkeys(("steps", "step_tokens", "tokens", "preempted"), 0)
+        self.totals |= {"engine_s": 0.0, "sampling_s": 0.0}
 
     def step(self, n_tokens: int, n_sequences: int, engine_s: float, sampling_s: float) -> None:
         for name, n in (("steps", 1), ("step_tokens", n_tokens), ("engine_s", engine_s), ("sampling_s", sampling_s)):

@@ -70,6 +70,7 @@ class Here:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.submit, self.stop = worker.submit, worker.stop
+        self.ready = True
 
     def cancel(self, sequences: Sequence[Progress]) -> None:
         self._worker.cancel([sequence for sequence in sequences if isinstance(sequence, Running)])
@@ -131,7 +132,7 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        return self.closing is None and any(entry.worker for entry in self.entries.values())
+        return self.closing is None and any(entry.worker and entry.worker.ready for entry in self.entries.values())
 
     @asynccontextmanager
     async def use(self, entry: Entry) -> AsyncIterator[Computes]:
