@@ -15,7 +15,7 @@ from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
+from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, NARROW, TIE
 
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
@@ -103,6 +103,8 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Fo
     for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
         if h.fault == "path-split" and found:
             break
+        if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
+            continue
         if costly(h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1

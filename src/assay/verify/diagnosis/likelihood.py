@@ -49,6 +49,7 @@ from assay.verify.thresholds import (
     MOST_OF_A_ROW,
     MOSTLY,
     PARAMETER_NATS,
+    RULE_NATS,
     SPEAKS,
 )
 
@@ -142,14 +143,14 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
     labs = _rules(lab, diff, first)
     if (ruled and labs[0].rule == EXACT) or _nothing_left(labs[0], places):
         return None
-    best: list[Voice] = []
-    for bench in labs:
-        say(f"small faults: the catalogue is held against {first[0].unit.target}, as computed with {bench.rule.name}")
-        spoken = _heard_with(bench, first, places)
-        if spoken and (not best or spoken[0].left < best[0].left):
-            best = spoken
+    say(f"small faults: the catalogue is held against {first[0].unit.target}, as computed with {labs[0].rule.name}")
+    best, heard, tried = _heard_with(labs[0], first, places)
+    for bench in labs[1:]:  # a fault that hides which rule is the engine's was heard under any of them
         if best and best[0].left <= FLOAT32_LEFT:
             break
+        spoken = sorted((v for v in _listen(bench, heard, places) if v.speaks(tried)), key=_rank)
+        if spoken and (not best or spoken[0].left < best[0].left):
+            best = spoken
     covered = diff.verdict == "noise"
     if not best or not (covered or best[0].left <= FLOAT32_LEFT):
         return None  # an unknown fault resembles known ones; it does not leave float32's noise when they are taken away
@@ -169,7 +170,8 @@ def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
             if before is not None and after is not None:
                 tally.add(name, before, after)
         nats.append(tally.nats)
-    likely = [i for i in range(len(labs)) if nats[i] > max(nats) - SPEAKS]
+    values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
+    likely = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
     return [labs[i] for i in sorted(likely, key=lambda i: (labs[i].rule != EXACT, -nats[i]))]
 
 
@@ -189,23 +191,27 @@ def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
     return True
 
 
-def _heard_with(lab: Lab, first: Sequence[Place], places: Sequence[Place]) -> list[Voice]:
-    plain = list(_mistakes(lab, places))
-    spoken = _speaking(lab, plain, first, places, len(plain))
-    if not spoken:
-        solved = list(_solved(lab, places, first))
-        spoken = _speaking(lab, solved, first, places, len(plain) + len(solved))
-    if not spoken and not first[0].brief:
-        found = [h for place in places for h in damaged(lab, place.unit)]
-        spoken = _speaking(lab, found, places, places, len(plain) + len(found))
-    return spoken
+def _heard_with(lab: Lab, first: Sequence[Place], places: Sequence[Place]) -> tuple[list[Voice], list[Hypothesis], int]:
+    """The mistakes that speak everywhere, those that are heard in a few places, and how many were tried."""
+    spoken: list[Voice] = []
+    heard: list[Hypothesis] = []
+    tried = 0
+    kinds = (_mistakes(lab, places), first), (_solved(lab, places, first), first), (_damage(lab, places), places)
+    for mistakes, where in kinds:  # generators: what comes later is made if it is needed
+        some = list(mistakes)
+        tried += len(some)
+        loud = [v.hypothesis for v in _listen(lab, some, where) if v.nats > HEARD]
+        heard += loud
+        spoken += [v for v in _listen(lab, loud, places) if v.speaks(tried)]
+        if any(v.left <= FLOAT32_LEFT for v in spoken):
+            break
+    return sorted(spoken, key=_rank), heard, tried
 
 
-def _speaking(
-    lab: Lab, mistakes: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
-) -> list[Voice]:
-    heard = [v.hypothesis for v in _listen(lab, mistakes, first) if v.nats > HEARD]
-    return sorted((v for v in _listen(lab, heard, places) if v.speaks(tried)), key=_rank)
+def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
+    for place in places:
+        if place.targets == (place.unit.target,):
+            yield from damaged(lab, place.unit)
 
 
 def _rank(voice: Voice) -> tuple[float, ...]:
