@@ -70,6 +70,7 @@ HEAD = 3  # tokens of the short run: one at position 0, one that turns, one more
 RULED_OUT = 3.0  # times ACCEPT on the first rows: float32 and other rows do not bring it back
 ROUGH = 0.1  # of the squared deviation that may be left on the first rows where the arithmetic is a guess
 AROUND = 0.03  # relative: where a parameter found on the first rows is looked for on all
+A_LAYERS_WORTH = 24  # places in a file that are tried at once: two in each tensor of a layer
 PROMISING = 0.95  # of the squared deviation left after a rough scan: more, and a refinement finds nothing
 MOST_DECODED = 150_000_000  # elements decoded in one scan of a weight's layout
 
