@@ -35,6 +35,7 @@ NEAR_UNITS, NEAR_Q8 = (
 )  # up to this relative error: so many half-units of the arithmetic, or this with Q8 operands
 TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
 COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
+ONE_BIT = 0.01  # of the squared deviation that a flipped bit may leave: one of thousands is near anything
 NARROW = 0.01  # of the squared size: more than a narrow type in one place makes, even after some layers
 ENOUGH = 1e-4  # of the squared deviation left: no need to try what is costly and unlike
 CLOSE = 1e-3  # relative residual (rms) up to which a simple relation is said to hold

@@ -15,7 +15,7 @@ from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, NARROW, TIE
+from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, NARROW, ONE_BIT, TIE
 
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
@@ -121,10 +121,8 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Fo
         for h in damaged(lab, unit):
             fit = lab.fit(h, unit)
             tried += 1
-            if better(fit, before):
-                found.append(Candidate(h, fit))
-            elif fit.residual < COARSE * before.residual:
-                rough.append(Candidate(h, fit))
+            if fit.residual < ONE_BIT * before.residual:
+                (found if fit.explained else rough).append(Candidate(h, fit))
     if not found and lab.terms.guessed and not lab.terms.subtle:
         coarser = _coarser(lab, rough, tried)
         if coarser is not None:

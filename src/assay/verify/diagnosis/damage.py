@@ -22,7 +22,7 @@ from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.faults import Change, Context, Variant
 
 Array = NDArray[Any]
-FAULT = "weight-damaged"
+DAMAGE = "weight-damaged"
 _ALONG = 0.7  # of the squared deviation that must lie along one direction
 _MOST = 3  # bits that are held against the observations: those that fit the feature best
 _WIDEST = 1 << 16  # elements of a row whose bits are tried
@@ -121,4 +121,4 @@ def _changed(node: Node, row: int, part: slice, change: Array, how: str) -> Hypo
 
         return Change(here, run)
 
-    return Hypothesis(FAULT, Variant(f"row {row} {how}", edit))
+    return Hypothesis(DAMAGE, Variant(f"row {row} {how}", edit))
