@@ -15,7 +15,7 @@ from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
+from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, NARROW, ONE_BIT, TIE
 
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
@@ -114,6 +114,8 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
     for i, h in enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit))):
         if h.fault == "path-split" and found:
             break
+        if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
+            continue
         if costly(h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
@@ -130,10 +132,8 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
         for h in damaged(lab, unit):
             fit = lab.fit(h, unit)
             tried += 1
-            if better(fit, before):
-                found.append(Candidate(h, fit))
-            elif fit.residual < COARSE * before.residual:
-                rough.append(Candidate(h, fit))
+            if fit.residual < ONE_BIT * before.residual:
+                (found if fit.explained else rough).append(Candidate(h, fit))
     if not found and lab.terms.guessed and not lab.terms.subtle:
         coarser = _coarser(lab, rough, tried)
         if coarser is not None:

@@ -69,7 +69,7 @@ def _diagnose(
         if not long and result.verdict in ("unexplained", "inconclusive"):
             fed = _by_feed(lab, diff, wrong, say)
             result = result if fed is None else fed
-    if result.verdict in ("unexplained", "inconclusive") and lab.terms.guessed:
+    if result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or diff.arithmetic != ARITHMETICS[0]):
         hidden = _hidden(model, dump, diff, weights, say)
         result = result if hidden is None else hidden
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
