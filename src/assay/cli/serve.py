@@ -31,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key-file", metavar="FILE", help="the key from a file: a command line is seen by all users"
     )
+    group.add_argument("--cors", action="append", default=[], metavar="ORIGIN",
+                       help="pages of this origin may call (https://app.example); repeatable; *: all")  # fmt: skip
     group.add_argument("--models-memory", type=size, metavar="SIZE", help="such as 4G; default: 3/4 of the machine's")
     group.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
     group.add_argument("--queue", type=common.whole(0), metavar="N", help="requests that may wait (default 256)")
@@ -72,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         key=key,
+        cors=tuple(_origin(text) for text in args.cors),
         memory=args.models_memory,
         options=Options(
             engine=args.engine,
@@ -94,6 +97,14 @@ def run(args: argparse.Namespace) -> int:
 
     asyncio.run(serve(config, ready))
     return 0
+
+
+def _origin(text: str) -> str:
+    """An origin as a browser sends it, or `*`."""
+    found = text.rstrip("/")
+    if found != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,;]+", found):
+        raise AssayError(f"--cors: expected an origin such as https://app.example (found {text!r:.60})")
+    return found
 
 
 def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:

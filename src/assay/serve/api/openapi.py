@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,6 +50,10 @@ def _operation(route: RouteSpec, where: Any) -> dict[str, Any]:
     if route.request:
         schema = where[(route.request, "validation")]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if names := re.findall(r"{(\w+)}", route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     if route.path == "/health":
         operation["security"] = []
     return operation
@@ -57,17 +62,18 @@ def _operation(route: RouteSpec, where: Any) -> dict[str, Any]:
 def _content(route: RouteSpec, where: Any) -> dict[str, Any]:
     if route.path == "/metrics":
         return {"text/plain": {"schema": {"type": "string"}}}
-    if route.response is None:
-        return {"application/json": {"schema": {"type": "object"}}}
-    content: dict[str, Any] = {"application/json": {"schema": where[(route.response, "serialization")]}}
+    schema = where[(route.response, "serialization")] if route.response else {"type": "object"}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
     if route.streams:
-        content["text/event-stream"] = {}  # no schema says what an event stream is
+        content[route.streams] = {}  # no schema says what a stream of events is
     return content
 
 
 def _errors(route: RouteSpec, where: Any) -> dict[str, Any]:
     """Every status the route can answer with, and the codes that have it."""
     codes = [*_ALWAYS, *(_WITH_BODY if route.request else ()), *(_LOADING if route.loads else ())]
+    if "{" in route.path:
+        codes.append("model_not_found")
     if route.path == "/ready":
         codes.append("model_not_loaded")
     statuses = sorted({KINDS[code].status for code in codes})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,8 @@ class State:
     metrics: Metrics
     key: str | None = None
     any_host: bool = False  # whether the Host header may name anything
+    cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
+    begun: float = field(default_factory=time.monotonic)
     openapi: dict[str, Any] = field(default_factory=dict)
     threads: Threads = field(default_factory=Threads)
 
