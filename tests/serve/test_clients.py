@@ -82,11 +82,13 @@ def test_openai_responses(openai_client: Any, server: Server) -> None:
 
 
 def test_openai_responses_streamed(openai_client: Any, server: Server) -> None:
-    with openai_client.responses.stream(model="tiny", input=ASK, temperature=0, max_output_tokens=4) as stream:
+    with openai_client.responses.stream(model="tiny", input=ASK, temperature=0, max_output_tokens=100) as stream:
         events = list(stream)
         final = stream.get_final_response()
-    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == expected(server)
-    assert final.output_text == expected(server)
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == expected(
+        server, max_tokens=100
+    )
+    assert final.output_text == expected(server, max_tokens=100)
     assert [e.sequence_number for e in events if hasattr(e, "sequence_number")] == sorted(
         e.sequence_number for e in events if hasattr(e, "sequence_number")
     )

@@ -10,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from assay import __version__
 from assay.serve.api.routes import RouteSpec
-from assay.serve.api.schemas import ErrorResponse
+from assay.serve.api.schemas import ErrorResponse, PlainError
 from assay.serve.errors import KINDS
 
 _REF = "#/components/schemas/{model}"
@@ -22,7 +22,7 @@ _LOADING = ("rate_limit_exceeded", "model_not_loaded", "deadline_exceeded")
 def document(routes: Sequence[RouteSpec], *, with_key: bool) -> dict[str, Any]:
     """What `/openapi.json` gives."""
     requests = {route.request for route in routes if route.request}
-    responses = {route.response for route in routes if route.response} | {ErrorResponse}
+    responses = {route.response for route in routes if route.response} | {ErrorResponse, PlainError}
     inputs = sorted(((model, "validation") for model in requests), key=lambda pair: pair[0].__name__)
     outputs = sorted(((model, "serialization") for model in responses), key=lambda pair: pair[0].__name__)
     where, definitions = models_json_schema([*inputs, *outputs], ref_template=_REF)  # type: ignore[list-item]
@@ -72,17 +72,20 @@ def _content(route: RouteSpec, where: Any) -> dict[str, Any]:
 def _errors(route: RouteSpec, where: Any) -> dict[str, Any]:
     """Every status the route can answer with, and the codes that have it."""
     codes = [*_ALWAYS, *(_WITH_BODY if route.request else ()), *(_LOADING if route.loads else ())]
+    if route.path == "/v1/diagnose":
+        codes += ["rate_limit_exceeded", "deadline_exceeded"]
     if "{" in route.path:
         codes.append("model_not_found")
     if route.path == "/ready":
         codes.append("model_not_loaded")
+    shape = PlainError if route.path.startswith("/api/") else ErrorResponse
     statuses = sorted({KINDS[code].status for code in codes})
     return {
         str(status): {
             "description": "; ".join(
                 f"{code}: {kind.meaning}" for code, kind in KINDS.items() if kind.status == status
             ),
-            "content": {"application/json": {"schema": where[(ErrorResponse, "serialization")]}},
+            "content": {"application/json": {"schema": where[(shape, "serialization")]}},
         }
         for status in statuses
     }

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from assay.serve.api import llama_server, ollama, schemas
 from assay.serve.api.chat import chat
 from assay.serve.api.completions import completions
+from assay.serve.api.diagnose import DiagnoseRequest, DiagnoseResponse, diagnose
 from assay.serve.api.responses import ResponsesRequest, responses
 from assay.serve.api.state import Call
 from assay.serve.api.status import Status, status
@@ -71,6 +72,8 @@ ROUTES: tuple[RouteSpec, ...] = (
               schemas.EmbeddingRequest, schemas.EmbeddingResponse, loads=True),
     RouteSpec("POST", "/v1/trace", trace, "the values of chosen nodes, and the logit lens",
               schemas.TraceRequest, schemas.TraceResponse, loads=True),
+    RouteSpec("POST", "/v1/diagnose", diagnose, "which operation of an engine is wrong, from its dump",
+              DiagnoseRequest, DiagnoseResponse),
     RouteSpec("POST", "/tokenize", tokenize, "text to ids", schemas.TokenizeRequest, schemas.TokenizeResponse),
     RouteSpec("POST", "/detokenize", detokenize, "ids to text",
               schemas.DetokenizeRequest, schemas.DetokenizeResponse),

@@ -235,6 +235,12 @@ class ErrorResponse(Model):
     error: ErrorDetail
 
 
+class PlainError(Model):
+    """As Ollama's clients read one."""
+
+    error: str
+
+
 class ModelCard(Model):
     id: str
     object: Literal["model"]

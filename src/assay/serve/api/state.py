@@ -12,7 +12,7 @@ from assay.serve.http import exchange
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Models
-from assay.serve.pool.threads import Threads
+from assay.serve.pool.threads import Threads, Turn
 
 
 @dataclass
@@ -29,6 +29,7 @@ class State:
     begun: float = field(default_factory=time.monotonic)
     openapi: dict[str, Any] = field(default_factory=dict)
     threads: Threads = field(default_factory=Threads)
+    examining: Turn = field(default_factory=Turn)  # dumps, one at a time
 
 
 Call = exchange.Call[State]
