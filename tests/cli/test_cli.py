@@ -89,7 +89,7 @@ def test_version_and_nothing(assay: Assay) -> None:
 
 def test_the_table_is_the_design() -> None:
     names = (
-        "run chat serve ps list pull show rm inspect tokenize trace diff check diagnose watch bisect kit "
+        "run chat serve ps list pull show rm inspect tokenize embed trace diff check diagnose watch bisect kit "
         "bench eval quantize completion"
     )
     assert set(names.split()) <= set(VERBS)

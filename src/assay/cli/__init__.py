@@ -31,7 +31,7 @@ from assay.system.terminal import printable
 VERBS = (
     "run", "chat", "serve", "ps",
     "list", "pull", "show", "rm",
-    "inspect", "tokenize",
+    "inspect", "tokenize", "embed",
     "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
     "bench", "eval", "quantize",
     "completion",

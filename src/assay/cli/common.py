@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
-from assay.system.plain import plain
+from assay.system.plain import plain as plain  # verbs have it from here
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:

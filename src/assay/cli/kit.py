@@ -13,12 +13,14 @@ EXAMPLE = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.common import add_json_argument, add_model_argument
+    from assay.cli.spread import add_cluster_argument
 
     add_model_argument(parser)
     parser.add_argument("-o", "--output", metavar="DIR", help="the folder to write")
     parser.add_argument(
         "--score", nargs=2, metavar=("DIR", "RESULTS"), help="grade the answers in RESULTS to the kit in DIR"
     )
+    add_cluster_argument(parser)
     add_json_argument(parser)
 
 
@@ -55,7 +57,14 @@ def _score(args: argparse.Namespace) -> int:
     from assay.cli.common import emit
     from assay.verify.conformance.grade import score_kit
 
-    score = score_kit(Path(args.score[0]), Path(args.score[1]))
+    kit, results = Path(args.score[0]), Path(args.score[1])
+    if args.cluster is None:
+        score = score_kit(kit, results)
+    else:
+        from assay.cli import spread
+        from assay.cluster import sweep, tasks
+
+        score = tasks.grade(kit, results, spread.crew(args), sweep.folder(args.results), spread.bar())
     lines = [f"{g.section}: {g.item}: wrong: {g.detail}" for g in score.grades if g.verdict == "wrong"]
     for section, counts in score.totals().items():
         lines.append(f"{section:10} " + "  ".join(f"{counts[k]:5} {k}" for k in ("right", "wrong", "missing")))

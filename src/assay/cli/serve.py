@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from assay.cli import common
+from assay.cli import common, spread
 from assay.cli.progress import progress
 from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.serve.server import Config
 
 HELP = "an OpenAI-compatible server, and a page at /"
 EXAMPLE = """
@@ -42,8 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeout", type=common.number, metavar="S", help="deadline of a request (default 600)")
     group.add_argument("--drain", type=common.number, metavar="S", help="after SIGTERM, until the end (default 30)")
     common.add_template_argument(group)
+    cluster = parser.add_argument_group("cluster")
+    spread.add_cluster_argument(cluster, sweep=False)
+    cluster.add_argument(
+        "--replicas", type=spread.bounds, metavar="N", help="how many; 1:4 lets waiting decide; default 1"
+    )
+    cluster.add_argument("--split", type=stages, metavar="N",
+                         help="stages of layers, a process each; 8G: as many as that size asks for")  # fmt: skip
+    cluster.add_argument("--audit", type=spread.share, default=0.0, metavar="P",
+                         help="share of answers that are computed again elsewhere and compared")  # fmt: skip
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
+
+
+def stages(text: str) -> int | str:
+    """A number of stages, or the bytes of one as text."""
+    return int(text) if text.isdigit() else str(size(text))
 
 
 def size(text: str) -> int:
@@ -95,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"serving {', '.join(names)} at {url}; Ctrl-C ends", file=sys.stderr, flush=True)
         sys.stdout.flush()
 
-    asyncio.run(serve(config, ready))
+    asyncio.run(serve(_elsewhere(args, config), ready))
     return 0
 
 
@@ -105,6 +125,23 @@ def _origin(text: str) -> str:
     if found != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,;]+", found):
         raise AssayError(f"--cors: expected an origin such as https://app.example (found {text!r:.60})")
     return found
+
+
+def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
+    """With --cluster, the models are computed by replicas."""
+    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
+    if args.cluster is None:
+        return config
+    from assay.cluster.entry import Cluster, Elsewhere
+    from assay.cluster.fleet import Bounds
+
+    bounds = args.replicas or Bounds()
+    threads = config.options.threads
+    if args.cluster.startswith("local") and threads is None:  # together they have the cores of this machine
+        cores = len(os.sched_getaffinity(0))
+        threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
+    found = Cluster(spread.places(args), bounds, args.split or 0, args.audit)
+    return replace(config, options=replace(config.options, threads=threads), make=partial(Elsewhere, cluster=found))
 
 
 def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:

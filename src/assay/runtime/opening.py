@@ -65,8 +65,8 @@ class Opened:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Made when it is asked for: a file without a vocabulary can be run on ids."""
-        return Tokenizer.from_gguf(self.file)
+        """Made when it is asked for. A file without a vocabulary can be run on ids: its tokens have no text."""
+        return Tokenizer.from_gguf(self.file, nameless=self.model.hparams.n_vocab)
 
     @cached_property
     def template(self) -> ChatTemplate | None:

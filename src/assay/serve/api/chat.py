@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from assay.runtime.sequence import Constraint, Job, Update
@@ -30,13 +30,14 @@ class Conversation:
     entry: Entry
     reader: Reader
     answers: list[Answer]
+    origin: common.Origin
 
 
 async def begin(call: Call, request: ChatRequest) -> Conversation:
     """From a checked request to sequences that run."""
     state = call.state
     entry = state.models.find(request.model)
-    limits = state.limits
+    limits, origin = state.limits, common.Origin.of(call.headers)
     tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
     native = entry.template is not None and takes_tools(entry.template.tool_source)
     messages = request.messages if native or not tools else taught(request.messages, tools)
@@ -59,7 +60,7 @@ async def begin(call: Call, request: ChatRequest) -> Conversation:
     jobs = [
         Job(
             ids=tuple(ids),
-            params=common.sampler_params(request, entry, index),
+            params=common.sampler_params(request, entry, index, origin),
             max_tokens=min(asked, entry.n_ctx - len(ids)),
             stop=common.stops(request),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -74,19 +75,23 @@ async def begin(call: Call, request: ChatRequest) -> Conversation:
     reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
     apart = free and request.reasoning_format != "none"
     offered = prompts.plain_tools(tools) if free else None
-    answers = [Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart)) for _ in jobs]
-    return Conversation(entry, reader, answers)
+    answers = [
+        Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
+        for index in range(len(jobs))
+    ]
+    return Conversation(entry, reader, answers, origin)
 
 
 async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     begun = await begin(call, request)
-    entry, reader, answers = begun.entry, begun.reader, begun.answers
+    entry, reader, answers, origin = begun.entry, begun.reader, begun.answers, begun.origin
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return Events(_chunks(entry, reader, answers, with_usage))
+        chunks = _chunks(entry, reader, answers, with_usage, origin)
+        return Events(chunks, name=origin.name, seen=origin.seen) if len(answers) == 1 else Events(chunks)
     async for index, update in reader:
         answers[index].take(update)
-    head = common.heading("chat.completion", "chatcmpl", entry.id)
+    head = common.heading("chat.completion", "chatcmpl", entry.id, origin)
     return json_reply(
         head
         | {
@@ -98,9 +103,9 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
 
 
 async def _chunks(
-    entry: Entry, reader: Reader, answers: list[Answer], with_usage: bool
+    entry: Entry, reader: Reader, answers: list[Answer], with_usage: bool, origin: common.Origin
 ) -> AsyncIterator[dict[str, Any]]:
-    head = common.heading("chat.completion.chunk", "chatcmpl", entry.id)
+    head = common.heading("chat.completion.chunk", "chatcmpl", entry.id, origin)
     if with_usage:
         head["usage"] = None
 
@@ -127,8 +132,9 @@ async def _chunks(
 class Answer:
     """One choice as it grows."""
 
-    def __init__(self, entry: Entry, reply: ReplyParser) -> None:
+    def __init__(self, entry: Entry, reply: ReplyParser, name: str) -> None:
         self._entry = entry
+        self._name = name  # unique; the ids of its calls come out of it
         self._reply = reply
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -163,7 +169,7 @@ class Answer:
     def _numbered(self, call: ToolCall) -> dict[str, Any]:
         return {
             "index": len(self._calls),
-            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "id": f"call_{sha256(f'{self._name}/{len(self._calls)}'.encode()).hexdigest()[:24]}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }

@@ -95,7 +95,7 @@ async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text)
     room = entry.n_ctx - len(ids)
     job = Job(
         ids=tuple(ids),
-        params=common.sampler_params(request, entry, 0),
+        params=common.sampler_params(request, entry, 0, common.Origin.of(call.headers)),
         max_tokens=min(wanted, room) if wanted >= 0 else room,
         stop=common.stops(request),
         logprobs=request.n_probs or None,
@@ -188,7 +188,7 @@ class _Completion:
             "truncated": False,
             "has_new_line": False,
             "tokens_cached": sequence.cached,
-            "generation_settings": settings(common.sampler_params(self._request, self._entry, 0)),
+            "generation_settings": settings(sequence.job.params),
             "timings": {
                 "cache_n": sequence.cached,
                 "prompt_n": n,

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from assay import __version__
-from assay.runtime.sequence import Sequence
+from assay.runtime.sequence import Progress
 from assay.serve.api.chat import Conversation, begin
 from assay.serve.api.llama_server import Text as PlainText
 from assay.serve.api.llama_server import continue_text, infill_ids, text_of
@@ -264,7 +264,7 @@ def _head(entry: Entry) -> dict[str, Any]:
     return {"model": entry.id, "created_at": datetime.now(UTC).isoformat()}
 
 
-def _counts(sequence: Sequence) -> dict[str, int]:
+def _counts(sequence: Progress) -> dict[str, int]:
     """Tokens, and durations in nanoseconds."""
     t = sequence.times
     first, last = t.first or t.arrived, t.last or t.arrived

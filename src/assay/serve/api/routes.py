@@ -14,7 +14,7 @@ from assay.serve.api.diagnose import DiagnoseRequest, DiagnoseResponse, diagnose
 from assay.serve.api.responses import ResponsesRequest, responses
 from assay.serve.api.state import Call
 from assay.serve.api.status import Status, status
-from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, tokenize
+from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
 from assay.serve.api.trace import trace
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Handler, Reply, json_reply
@@ -62,6 +62,8 @@ async def document(call: Call, _: Any) -> Reply:
 ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("GET", "/v1/models", models, "the models there are", response=schemas.ModelList),
     RouteSpec("GET", "/v1/models/{model}", model, "one model", response=schemas.ModelCard),
+    RouteSpec("GET", "/v1/replicas", replicas, "who computes: the replicas of a cluster, or this process",
+              response=schemas.ReplicaList),
     RouteSpec("POST", "/v1/chat/completions", chat, "answer a conversation",
               schemas.ChatRequest, schemas.ChatResponse, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/responses", responses, "answer items, as OpenAI's newer clients ask",

@@ -57,10 +57,16 @@ LINES = Form("application/x-ndjson", lambda event: dumps(event) + b"\n")
 
 @dataclass(frozen=True)
 class Events:
-    """A stream of events. An error on the way is an event of its own."""
+    """A stream of events. An error on the way is an event of its own.
+
+    With a name, every event has an id (`NAME-1`, `NAME-2`, …), and the first `seen` of them are left out: whoever asked
+    has them from before.
+    """
 
     events: AsyncIterator[dict[str, Any]]
     form: Form = DATA
+    name: str = ""
+    seen: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,8 +173,12 @@ async def _stream(reply: Events, send: Send, limits: Limits, path: str) -> None:
             raise _Stalled from None
 
     try:
+        number = 0
         async for event in reply.events:
-            await put(form.event(event))
+            number += 1
+            if number > reply.seen:
+                head = f"id: {reply.name}-{number}\n".encode() if reply.name else b""
+                await put(head + form.event(event))
         await put(form.end, more=False)
     except _Stalled:
         log.info("a reader took nothing for %s s and was dropped", limits.stall_s)

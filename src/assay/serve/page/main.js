@@ -7,6 +7,7 @@ import * as diagnose from "./diagnose.js";
 import { $, make } from "./dom.js";
 import * as layers from "./layers.js";
 import * as server from "./server.js";
+import * as replicas from "./replicas.js";
 import * as tokens from "./tokens.js";
 
 const tabs = [...document.querySelectorAll('[role="tab"]')];
@@ -60,5 +61,6 @@ tokens.start();
 layers.start();
 compare.start();
 diagnose.start();
+replicas.start();
 models();
 $("input").focus();
