@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from assay.cli import common, spread
 from assay.cli.progress import progress
 from assay.errors import AssayError
+from assay.system import machine
 
 if TYPE_CHECKING:
     from assay.serve.server import Config
@@ -138,7 +138,7 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
     bounds = args.replicas or Bounds()
     threads = config.options.threads
     if args.cluster.startswith("local") and threads is None:  # together they have the cores of this machine
-        cores = len(os.sched_getaffinity(0))
+        cores = machine.cores()
         threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
     found = Cluster(spread.places(args), bounds, args.split or 0, args.audit)
     return replace(config, options=replace(config.options, threads=threads), make=partial(Elsewhere, cluster=found))
