@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
+from assay.system.plain import plain as plain  # verbs have it from here
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
@@ -310,23 +311,6 @@ def for_terminal(text: str) -> str:
 def say(line: str) -> None:
     """Progress and notes, aside."""
     print(harmless(line), file=sys.stderr, flush=True)
-
-
-def plain(value: Any) -> Any:
-    """What JSON can say: arrays as lists, bytes as text, numbers that are not finite as null, the rest as text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if hasattr(value, "tolist"):  # a NumPy array or scalar
-        return plain(value.tolist())
-    return str(value)
 
 
 def logprobs(result: Result, tokenizer: Tokenizer) -> list[dict[str, Any]]:
