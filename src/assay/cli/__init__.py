@@ -28,7 +28,7 @@ VERBS = (
     "run", "chat", "serve",
     "inspect", "tokenize",
     "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
-    "bench", "eval", "quantize", "pull",
+    "bench", "eval", "imatrix", "quantize", "convert", "pull",
 )  # fmt: skip
 
 _LONGEST = 4000  # characters of an error
