@@ -26,7 +26,7 @@ from assay.evaluate.score import score
 from assay.evaluate.sources import EngineSource, Rows
 from assay.gguf import open_file
 from assay.gguf.importance import Importance
-from assay.gguf.mixes import mix_by_name
+from assay.gguf.mixes import Mix, mix_by_name
 from assay.gguf.quantize import quantize
 from assay.runtime.opening import Opened, Options
 
@@ -83,7 +83,7 @@ def main() -> None:
         compare(args.model, [mix_by_name(name) for name in args.mixes], args.calibrate, args.windows, Path(folder))
 
 
-def compare(model: Path, mixes: list, calibrate: int, windows: int, folder: Path) -> None:
+def compare(model: Path, mixes: list[Mix], calibrate: int, windows: int, folder: Path) -> None:
     options = Options(precision="exact", ctx_size=512, cache_size=0)
     opened = Opened(open_file(model), options)
     base, tokenizer = EngineSource(opened.engine()), opened.tokenizer
