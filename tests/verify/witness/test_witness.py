@@ -15,7 +15,8 @@ from assay.verify.dumps.observation import Dump, Observation
 from assay.verify.dumps.trace import take_trace
 from assay.verify.judge.text import text
 from assay.verify.judge.verdict import judge
-from assay.verify.witness import WITNESSES, known, open_engine
+from assay.verify.witness import WITNESSES
+from assay.verify.witness.opening import known, open_engine
 from tests import tiny
 from tests.verify.witness import golden
 
