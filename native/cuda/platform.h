@@ -39,6 +39,9 @@ DEVICE int grid_x() { return gridDim.x; }
 DEVICE int grid_y() { return gridDim.y; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
+// A barrier of some warps of a block, `count` threads in all; id: 1 to 15.
+DEVICE void sync_some(int id, int count) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(count) : "memory"); }
+DEVICE bool any_lane(bool x) { return __any_sync(~0u, x); }
 DEVICE void fence() { __threadfence(); }
 
 DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -99,6 +102,13 @@ DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); 
 template <int LEFT>
 DEVICE void copies_done() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+}
+
+// Bytes on their way to the second-level cache, for a kernel to come; a multiple of 16.
+DEVICE void prefetch(const void* p, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(bytes) : "memory");
+#endif
 }
 
 // Programmatic dependent launch: `next_may_start` lets the following kernel begin what does not depend on this one;

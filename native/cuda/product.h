@@ -1,6 +1,7 @@
 // What every product kernel is told, and what follows a sum: bias, residual, or the gate of a pair.
 #pragma once
 #include "activations.h"
+#include "ahead.h"
 #include "formats.h"
 
 namespace assay {
@@ -28,8 +29,9 @@ struct ProductArgs {
     int32_t n_parts, groups, tokens, columns, x_stride, prologue;
     float eps;
     int32_t rows_of_x, n_experts;    // with experts: how many pairs share a row of x
-    int32_t slots, padding;          // of product_one: tiles a warp has room for
-    int32_t stages, together;        // of product_many: 1, or as many as it has; groups that a block of threads takes at once
+    int32_t slots, team, together;   // of product_one: tiles a warp has room for, warps a group, groups that a block takes at once
+    int32_t stages;                  // of product_many: 1, or as many as it has
+    Ahead ahead;
 };
 
 // What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. What it reads is
@@ -60,6 +62,14 @@ struct Tail {
 };
 
 OUTLINED void finish(const Product& p, int64_t group, int r, int t, float y, float up) { Tail(p, int(group), r, t).finish(y, up); }
+
+// Partial sums of a group lie [unit][row].
+DEVICE float total_of(const Matrix& w, const float* parts, int r) {
+    float total = parts[r];
+#pragma unroll 8
+    for (int u = 1; u < w.units; u++) total = total + parts[u * w.group + r];
+    return total;
+}
 
 DEVICE int part_of(const ProductArgs& a, int group) {
     int p = 0;

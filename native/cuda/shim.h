@@ -36,6 +36,7 @@ extern State state;
 void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, void (*body)(void*), void* context);
 void barrier_block();
 void barrier_warp();
+void barrier_some(int id, int count);
 uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
 
 template <class F>
@@ -66,6 +67,12 @@ inline int grid_x() { return shim::state.grid[0]; }
 inline int grid_y() { return shim::state.grid[1]; }
 inline void sync_block() { shim::barrier_block(); }
 inline void sync_warp() { shim::barrier_warp(); }
+inline void sync_some(int id, int count) { shim::barrier_some(id, count); }
+inline bool any_lane(bool x) {
+    int any = x;
+    for (int h = 16; h; h /= 2) any |= shim::exchange(any, (shim::state.thread & 31) ^ h);
+    return any;
+}
 inline void fence() {}
 
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -122,6 +129,7 @@ inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); 
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
+inline void prefetch(const void*, uint32_t) {}
 inline void next_may_start() {}
 inline void wait_for_previous() {}
 

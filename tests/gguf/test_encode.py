@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf import quants
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import gguf
 from assay.errors import AssayError
 from assay.gguf import by_name, codecs
-from gguf import quants
 
 from . import witness
 

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
-import gguf
 from assay.cli import main
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, Tensor, Typed, ValueType, by_name, codecs, open_file, write

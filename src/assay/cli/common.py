@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import signal
+import stat
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
 from assay.system.terminal import harmless
@@ -29,13 +31,32 @@ if TYPE_CHECKING:
 # --- models
 
 
+MODEL_HELP = (
+    "a path, a name (smollm2, tinyllama), hf:owner/repo[:file-or-quant] or ollama:name[:tag]; "
+    "default: smollm2, fetched once"
+)
+
+
+class _Once(argparse.Action):
+    """A value that has two places on the command line, and may stand in one of them."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
+        if getattr(namespace, self.dest, None) is not None:
+            parser.error(f"{value}: the {self.dest} is given twice")
+        setattr(namespace, self.dest, value)
+
+
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """MODEL, or `-m MODEL` as llama.cpp and llm have it."""
+    parser.set_defaults(model=None)
+    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, default=argparse.SUPPRESS, help=MODEL_HELP)
+    add_model_option(parser)
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(model=None)
     parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a path, a name (smollm2, tinyllama), hf:owner/repo[:file-or-quant] or ollama:name[:tag]; "
-        "default: smollm2, fetched once",
+        "-m", "--model", dest="model", metavar="MODEL", action=_Once, default=argparse.SUPPRESS, help="the same"
     )
 
 
@@ -43,7 +64,7 @@ def model_path(args: argparse.Namespace) -> Path:
     """The file that the MODEL argument names, fetched if need be, with a progress bar on stderr."""
     from assay.runtime import hub
 
-    with progress_bar() as bar:
+    with progress() as bar:
         return hub.resolve(args.model, progress=bar)
 
 
@@ -57,7 +78,7 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
         cache_size=cache_size,
         template_arguments=template_arguments(args),
     )
-    with progress_bar() as bar:
+    with progress() as bar:
         return open_model(args.model, options, progress=bar)
 
 
@@ -65,32 +86,6 @@ def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
     """The file, the model built from it, and its tokenizer."""
     found = opened(args)
     return found.file, found.model, found.tokenizer
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr while bytes come in; without a terminal, one line a stage."""
-    stage, drawn = "", 0.0
-    live = sys.stderr.isatty()
-
-    def show(what: str, done: int, total: int) -> None:
-        nonlocal stage, drawn
-        share = done / max(total, 1)
-        if not live:
-            if what != stage:
-                print(f"{what} ({total / 1e6:.0f} MB)", file=sys.stderr)
-        elif what != stage or done >= total or time.monotonic() - drawn > 0.1:
-            drawn = time.monotonic()
-            filled = "█" * round(30 * share)
-            sizes = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
-            print(f"\r\033[K{what} {filled:·<30} {sizes}", end="", file=sys.stderr, flush=True)
-        stage = what
-
-    try:
-        yield show
-    finally:
-        if live and stage:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 # --- engines
@@ -216,6 +211,17 @@ def read_text(path: str) -> str:
         ) from None
 
 
+def is_piped() -> bool:
+    """Whether standard input is a pipe or a file that somebody put there; a device or a socket is not."""
+    if sys.stdin is None:
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # no file at all: a buffer, or closed
+        return not sys.stdin.closed
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
 def token_ids(text: str) -> list[int]:
     """Ids separated by commas or spaces, brackets allowed."""
     items = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
@@ -266,6 +272,12 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 # --- results out
+
+
+def add_stats_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stats", "--verbose", "-v", action="store_true", help="tokens and speed of an answer, on stderr"
+    )
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import add_json_argument, emit, model_path, say, whole
+from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.system.terminal import printable
 
@@ -45,20 +47,23 @@ def run(args: argparse.Namespace) -> int:
             steps = plan(file, mix)
             text = "\n".join([*map(line, steps), summary(steps)])
         else:
-            out, total, done = Path(args.output), len(file.tensors), 0
-
-            def progress(step: Step) -> None:
-                nonlocal done
-                done += 1
-                say(f"[{done}/{total}] {line(step)}")
-
+            out = Path(args.output)
             again = sum(step.requantizes for step in plan(file, mix))
             if again and args.allow_requantize:
                 say(f"{file.path.name}: {again} tensors are quantised already; quality suffers")
-            steps = quantize(
-                file, out, mix, allow_requantize=args.allow_requantize, threads=args.threads, progress=progress
-            )
+            done, total = 0, sum(t.nbytes for t in file.tensors.values())
+            with progress() as tell:
+
+                def told(step: Step) -> None:
+                    nonlocal done
+                    tell(f"quantising to {mix.name}", done, total)
+                    done += step.bytes_before
+
+                steps = quantize(
+                    file, out, mix, allow_requantize=args.allow_requantize, threads=args.threads, progress=told
+                )
             text = f"{out}: {summary(steps)}"
+        text = "\n".join([text, *fallbacks(mix, steps)])
         emit(args, report(mix, args.output, steps), text)
     return 0
 
@@ -75,6 +80,20 @@ def summary(steps: list[Step]) -> str:
     return f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB of tensors, {8 * after / max(weights, 1):.2f} bits per weight"
 
 
+def fallbacks(mix: Mix, steps: list[Step]) -> list[str]:
+    """Which tensors got another type than they would have, because their rows are no whole number of its blocks."""
+    from assay.gguf.mixes import FLOATS, is_quantizable
+    from assay.gguf.types import by_name
+
+    block = by_name(mix.base).block_size
+    made = [s for s in steps if mix.name not in FLOATS and is_quantizable(s.name, s.shape)]
+    groups = Counter((s.after.name, s.shape[-1]) for s in made if s.shape[-1] % block)
+    return [
+        f"{count} of {len(made)} tensors fell back to {name}: {row} is no multiple of {block}"
+        for (name, row), count in groups.most_common()
+    ]
+
+
 def report(mix: Mix, output: str | None, steps: list[Step]) -> dict[str, Any]:
     return {
         "output": output,
@@ -82,6 +101,7 @@ def report(mix: Mix, output: str | None, steps: list[Step]) -> dict[str, Any]:
         "file_type": mix.file_type,
         "bytes_before": sum(s.bytes_before for s in steps),
         "bytes_after": sum(s.bytes_after for s in steps),
+        "fallbacks": fallbacks(mix, steps),
         "tensors": [
             {"name": s.name, "shape": list(s.shape), "from": s.before.name, "to": s.after.name, "bytes": s.bytes_after}
             for s in steps

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids, whole
+from assay.cli.progress import counting
 from assay.errors import AssayError
 from assay.system.files import write
 from assay.verify.conformance.sample import PROMPT
@@ -64,25 +62,6 @@ def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
     if not ids:
         raise AssayError("no tokens to feed; give a text with -p or ids with --tokens")
     return list(ids)
-
-
-@contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Nodes done, on stderr if that is a terminal."""
-    drawn = 0.0
-    live = sys.stderr.isatty()
-
-    def show(done: int, total: int) -> None:
-        nonlocal drawn
-        if live and (done == total or time.monotonic() - drawn > 0.1):
-            drawn = time.monotonic()
-            print(f"\r\033[K{what}: {done} of {total} nodes", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        if live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def run(args: argparse.Namespace) -> int:

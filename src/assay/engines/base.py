@@ -102,6 +102,10 @@ class Memory:
     page: int = 0
 
 
+class CacheLost(AssayError):
+    """The pages hold nothing any more, but the engine can go on: what was in them must be computed again."""
+
+
 class Engine(Protocol):
     """An engine is bound to one model and runs its graph or another one over the same file."""
 

@@ -9,7 +9,6 @@ on whether a prefix was in the cache, or on what is kept.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
 
@@ -37,6 +36,7 @@ from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
 from assay.graph import Graph
 from assay.models import Model
+from assay.system import machine
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
 _PROGRAMS = 8  # compiled programs kept: one for each set of kept nodes
@@ -52,7 +52,7 @@ def available_memory() -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine.memory()
 
 
 _MATRICES = ("linear", "embed", "expert_linear", "head_linear")
@@ -150,7 +150,7 @@ class CpuEngine(PagedEngine):
         kv_type = kv_type or PRECISIONS[precision]
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cpu: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or machine.cores()
         if not 1 <= threads <= 1024:
             raise AssayError(f"engine cpu: threads must be 1 to 1024 (found {threads})")
         try:

@@ -9,7 +9,8 @@ engine (weights and cache).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,7 @@ from assay import engines
 from assay.engines.base import PagedEngine, pages_for
 from assay.engines.cache import natural_kv_type, page_bytes
 from assay.errors import AssayError
-from assay.gguf import GGUFFile, open_file
+from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.runtime import hub
 from assay.runtime.catalogue import Progress, silent
@@ -64,8 +65,8 @@ class Opened:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Made when it is asked for: a file without a vocabulary can be run on ids."""
-        return Tokenizer.from_gguf(self.file)
+        """Made when it is asked for. A file without a vocabulary can be run on ids: its tokens have no text."""
+        return Tokenizer.from_gguf(self.file, nameless=self.model.hparams.n_vocab)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -99,13 +100,34 @@ class Opened:
         kv_type = self.options.kv_type or natural_kv_type(name, self.options.precision)
         return page_bytes(self.model.graph, kv_type)
 
-    def engine(self) -> PagedEngine:
+    def engine(self, progress: Progress = silent) -> PagedEngine:
         """Slow: the weights are read and brought into the engine's form."""
         o = self.options
-        return engines.create(
-            o.engine or engines.default_name(), self.model,
-            n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
-        )  # fmt: skip
+        with self._reading(progress):
+            return engines.create(
+                o.engine or engines.default_name(), self.model,
+                n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
+            )  # fmt: skip
+
+    @contextmanager
+    def _reading(self, progress: Progress) -> Iterator[None]:
+        """While inside, every tensor that is read for the first time is told."""
+        total = sum(t.nbytes for t in self.file.tensors.values())
+        seen: set[str] = set()
+        done = 0
+
+        def read(tensor: TensorInfo) -> None:
+            nonlocal done
+            if tensor.name not in seen:
+                seen.add(tensor.name)
+                progress(f"loading {self.file.path.name}", done, total)
+                done += tensor.nbytes
+
+        self.file.reading = read if progress is not silent else None
+        try:
+            yield
+        finally:
+            self.file.reading = None
 
 
 def open_model(

@@ -17,12 +17,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 
-from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine, pages_for
+from assay.engines.base import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
-from assay.runtime.errors import DeadlinePassed, EngineFailed
+from assay.runtime.errors import DeadlinePassed, EngineFailed, NoLogits
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.sampler import scores
-from assay.runtime.sequence import Job, Sequence, Sink, Update
+from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
@@ -45,9 +45,9 @@ class Meter:
 
     def preempted(self) -> None: ...
 
-    def token(self, sequence: Sequence, now: float) -> None: ...
+    def token(self, sequence: Progress, now: float) -> None: ...
 
-    def finished(self, sequence: Sequence, reason: str) -> None: ...
+    def finished(self, sequence: Progress, reason: str) -> None: ...
 
 
 class Scheduler:
@@ -81,6 +81,8 @@ class Scheduler:
 
     def make(self, job: Job, sink: Sink) -> Sequence:
         """A sequence that can be added."""
+        if not job.keep and not self.engine.graph.generates:
+            raise NoLogits(self.engine.model.file.path.name)
         return Sequence(job, self.tokenizer, self.n_ctx, sink)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -103,12 +105,21 @@ class Scheduler:
         for sequence in list(sequences):
             self._finish(sequence, Update(finish="error", error=error))
 
+    def forget(self) -> None:
+        """The cache is lost: what runs is computed again from its tokens."""
+        for sequence in reversed(list(self.running)):
+            self._preempt(sequence, {})
+        self.pages.clear()
+
     def step(self) -> News:
         """Compute once, if there is anything to compute; what there is to tell since the last step."""
         self._reap()
         plan = self._plan()
         if plan:
-            self._compute(plan)
+            try:
+                self._compute(plan)
+            except CacheLost:
+                self.forget()
         return self.news()
 
     def news(self) -> News:
@@ -135,12 +146,12 @@ class Scheduler:
         outputs: list[tuple[Sequence, Output]] = []
         if together:
             outputs += zip(together, self._forward([chunks[s] for s in together]), strict=True)
+        probes: dict[tuple[str, ...], list[Sequence]] = {}
         for sequence in chunks:
-            if sequence.job.keep:  # by itself: its nodes, and its faults, are nobody else's business
-                try:
-                    outputs.append((sequence, self._forward([chunks[sequence]], sequence.job.keep)[0]))
-                except AssayError as error:
-                    self.fail([sequence], error)
+            if sequence.job.keep:
+                probes.setdefault(sequence.job.keep, []).append(sequence)
+        for keep, group in probes.items():
+            outputs += self._probe(group, [chunks[s] for s in group], keep)
         computed = time.monotonic()
         for sequence, output in outputs:
             try:
@@ -148,6 +159,20 @@ class Scheduler:
             except AssayError as error:  # NaN logits, a bias that forbids everything, a grammar at its limit
                 self.fail([sequence], EngineFailed(str(error)))
         self.meter.step(sum(plan.values()), len(plan), computed - started, time.monotonic() - computed)
+
+    def _probe(
+        self, group: list[Sequence], chunks: list[Chunk], keep: tuple[str, ...]
+    ) -> list[tuple[Sequence, Output]]:
+        """Those that keep the same nodes, together; one by one after a fault, for it is nobody else's business."""
+        try:
+            return list(zip(group, self._forward(chunks, keep), strict=True))
+        except CacheLost:
+            raise
+        except AssayError as error:
+            if len(group) == 1:
+                self.fail(group, error)
+                return []
+        return [found for s, chunk in zip(group, chunks, strict=True) for found in self._probe([s], [chunk], keep)]
 
     def _forward(self, chunks: list[Chunk], keep: tuple[str, ...] = ()) -> list[Output]:
         try:
@@ -180,7 +205,7 @@ class Scheduler:
             if self._ahead(sequence):
                 n = min(n, max(self.chunk // 4 - heavy[sequence.job.owner], 0))
             if n and sequence in self.running and self._reserve(sequence, n, plan):
-                budget -= n
+                budget = max(budget - n, 0)
                 heavy[sequence.job.owner] += n
         for sequence, n in plan.items():
             self._shares.charge(sequence, n)
@@ -200,8 +225,11 @@ class Scheduler:
         return mine >= places or self.pages.available - wanted < self.pages.n_pages // 4
 
     def _share(self, sequence: Sequence, budget: int) -> int:
-        """How much of the step's budget it takes. A probe that fits a chunk is not cut; a prompt that is scored takes
-        less, for every row of it costs a pass over the vocabulary."""
+        """How much of the step's budget it takes. A probe that fits a chunk is not cut; a text that must be run whole
+        and does not fit one has a step's budget for itself. A prompt that is scored takes less, for every row of it
+        costs a pass over the vocabulary."""
+        if self._whole(sequence):
+            return sequence.pending if sequence.pending <= budget or budget == self.chunk else 0
         if sequence.job.keep and sequence.pending <= self.chunk and budget < sequence.pending:
             return 0
         scored = sequence.job.prompt_logprobs is not None
@@ -210,7 +238,14 @@ class Scheduler:
     def _ahead(self, sequence: Sequence) -> bool:
         """Whether it is long and its request has had many chunks more than another's, which waits for each of them:
         then a quarter of a step is enough for all of the request."""
-        return sequence.pending > self.chunk and self._shares.lead(sequence) > 8 * self.chunk
+        if sequence.pending <= self.chunk or self._whole(sequence):
+            return False
+        return self._shares.lead(sequence) > 8 * self.chunk
+
+    def _whole(self, sequence: Sequence) -> bool:
+        """Whether it cannot be cut: a token sees later ones, or what is kept is made of all of them."""
+        graph = self.engine.graph
+        return graph.whole or not graph.pooled.isdisjoint(sequence.job.keep)
 
     def _reserve(self, sequence: Sequence, n: int, plan: dict[Sequence, int]) -> bool:
         """Room for n more tokens, if need be at the cost of younger sequences."""
@@ -231,8 +266,7 @@ class Scheduler:
         assert sequence.lease
         self.pages.close(sequence.lease)
         sequence.lease = None
-        sequence.prompt_choices.clear()
-        sequence.nodes.clear()
+        sequence.forget()
         sequence.preempted += 1
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
@@ -274,8 +308,7 @@ class Scheduler:
         assert sequence.lease
         start = sequence.computed
         self.pages.commit(sequence.lease, sequence.ids[start : start + n])
-        for name, value in output.nodes.items():
-            sequence.nodes.setdefault(name, []).append(value)
+        sequence.keep(output.nodes)
         if sequence.job.prompt_logprobs is not None and start < sequence.n_prompt:
             self._score_prompt(sequence, start, output.logits)
         if sequence.pending:

@@ -50,7 +50,8 @@ COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
 MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
-FLOAT32_LEFT = 4.0  # times that floor may be left beside a fault of precision: a coarse engine rounds everywhere
+FLOAT32_LEFT = 4.0  # times that floor: what is left is float32's noise
+HARDLY_LEFT = 1 / 8  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.
 ARITHMETIC_GUESSED = 20  # below: a layer's worth of nodes; a coarser arithmetic than the inferred one stays possible

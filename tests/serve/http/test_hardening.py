@@ -101,7 +101,7 @@ def test_every_response_carries_the_security_headers(server: Server) -> None:
         ("/v1/completions", {"prompt": ["a"] * 65}, "prompt"),
         ("/v1/completions", {"prompt": ["a"] * 10, "n": 16}, "n"),
         ("/v1/completions", {"prompt": "a", "best_of": 3}, "best_of"),
-        ("/v1/embeddings", {"input": "a", "dimensions": 3}, "dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 65}, "dimensions"),
         ("/v1/trace", {"prompt": "a", "tokens": [1]}, "prompt"),
         ("/v1/trace", {"prompt": "a", "nodes": ["nothing-*"]}, "nodes"),
         ("/detokenize", {"tokens": [99999]}, "tokens"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 from typing import Any
 
 from assay.runtime.sequence import Constraint, Job, Update
@@ -24,7 +24,7 @@ from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes
 async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     state = call.state
     entry = state.models.find(request.model)
-    limits = state.limits
+    limits, origin = state.limits, common.Origin.of(call.headers)
     tools = _offered(request, entry)
     ids = await prompts.chat_ids(state, entry, request.messages, tools, _variables(request))
     prompts.check(ids, entry, param="messages")
@@ -38,7 +38,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     jobs = [
         Job(
             ids=tuple(ids),
-            params=common.sampler_params(request, entry, index),
+            params=common.sampler_params(request, entry, index, origin),
             max_tokens=min(asked, entry.n_ctx - len(ids)),
             stop=common.stops(request),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -54,13 +54,17 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     free = make is None or _requires_call(request)  # a grammar has its own beginning
     apart = free and request.reasoning_format != "none"
     offered = prompts.plain_tools(tools) if free else None
-    answers = [_Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart)) for _ in jobs]
+    answers = [
+        _Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
+        for index in range(len(jobs))
+    ]
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return Events(_chunks(entry, reader, answers, with_usage))
+        chunks = _chunks(entry, reader, answers, with_usage, origin)
+        return Events(chunks, origin.name, origin.seen) if len(jobs) == 1 else Events(chunks)
     async for index, update in reader:
         answers[index].take(update)
-    head = common.heading("chat.completion", "chatcmpl", entry.id)
+    head = common.heading("chat.completion", "chatcmpl", entry.id, origin)
     return json_reply(
         head
         | {
@@ -72,9 +76,9 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
 
 
 async def _chunks(
-    entry: Entry, reader: Reader, answers: list[_Answer], with_usage: bool
+    entry: Entry, reader: Reader, answers: list[_Answer], with_usage: bool, origin: common.Origin
 ) -> AsyncIterator[dict[str, Any]]:
-    head = common.heading("chat.completion.chunk", "chatcmpl", entry.id)
+    head = common.heading("chat.completion.chunk", "chatcmpl", entry.id, origin)
     if with_usage:
         head["usage"] = None
 
@@ -101,8 +105,9 @@ async def _chunks(
 class _Answer:
     """One choice as it grows."""
 
-    def __init__(self, entry: Entry, reply: ReplyParser) -> None:
+    def __init__(self, entry: Entry, reply: ReplyParser, name: str) -> None:
         self._entry = entry
+        self._name = name  # unique; the ids of its calls come out of it
         self._reply = reply
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -137,7 +142,7 @@ class _Answer:
     def _numbered(self, call: ToolCall) -> dict[str, Any]:
         return {
             "index": len(self._calls),
-            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "id": f"call_{sha256(f'{self._name}/{len(self._calls)}'.encode()).hexdigest()[:24]}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }

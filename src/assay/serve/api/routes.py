@@ -11,7 +11,7 @@ from assay.serve.api import schemas
 from assay.serve.api.chat import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.state import Call
-from assay.serve.api.texts import apply_template, detokenize, embeddings, models, tokenize
+from assay.serve.api.texts import apply_template, detokenize, embeddings, models, replicas, tokenize
 from assay.serve.api.trace import trace
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Handler, Reply, json_reply
@@ -56,6 +56,8 @@ async def document(call: Call, _: Any) -> Reply:
 
 ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("GET", "/v1/models", models, "the models there are", response=schemas.ModelList),
+    RouteSpec("GET", "/v1/replicas", replicas, "who computes: the replicas of a cluster, or this process",
+              response=schemas.ReplicaList),
     RouteSpec("POST", "/v1/chat/completions", chat, "answer a conversation",
               schemas.ChatRequest, schemas.ChatResponse, streams=True, loads=True),
     RouteSpec("POST", "/v1/completions", completions, "continue a text, or score it",

@@ -180,8 +180,12 @@ class EmbeddingRequest(Model):
     model: Name | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="only the model's own")
-    pooling: Literal["mean", "last"] | None = Field(None, description="over the tokens of result_norm; default mean")
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="only the first values, of length 1 again"
+    )
+    pooling: Literal["mean", "first", "last"] | None = Field(
+        None, description="over the tokens; default: the file's, else mean"
+    )
     user: Annotated[str, Field(max_length=4096)] | None = None
 
 
@@ -250,6 +254,29 @@ class ModelCard(Model):
 class ModelList(Model):
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class ReplicaRow(Model):
+    model: str
+    replica: str
+    node: str
+    state: str
+    engine: str | None = None
+    isa: str | None = None
+    fingerprint: str | None = None
+    running: int = 0
+    waiting: int = 0
+    streams: int = 0
+    tokens: int = 0
+    pages: int | None = None
+    pages_available: int = 0
+    lost: int = 0
+    suspect: str = ""
+
+
+class ReplicaList(Model):
+    object: Literal["list"]
+    data: list[ReplicaRow]
 
 
 class PromptDetails(Model):

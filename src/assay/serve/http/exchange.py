@@ -41,9 +41,15 @@ class Reply:
 
 @dataclass(frozen=True)
 class Events:
-    """Server-sent events; the last one is `[DONE]`. An error on the way is an event of its own."""
+    """Server-sent events; the last one is `[DONE]`. An error on the way is an event of its own.
+
+    With a name, every event has an id (`NAME-1`, `NAME-2`, …), and the first `seen` of them are left out: whoever asked
+    has them from before.
+    """
 
     events: AsyncIterator[dict[str, Any]]
+    name: str = ""
+    seen: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,8 +149,12 @@ async def _stream(reply: Events, send: Send, limits: Limits) -> None:
             raise _Stalled from None
 
     try:
+        number = 0
         async for event in reply.events:
-            await put(b"data: " + dumps(event) + b"\n\n")
+            number += 1
+            if number > reply.seen:
+                head = f"id: {reply.name}-{number}\n".encode() if reply.name else b""
+                await put(head + b"data: " + dumps(event) + b"\n\n")
         await put(b"data: [DONE]\n\n", more=False)
     except _Stalled:
         log.info("a reader took nothing for %s s and was dropped", limits.stall_s)

@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import * as chat from "./chat.js";
 import { $, make } from "./dom.js";
 import * as layers from "./layers.js";
+import * as replicas from "./replicas.js";
 import * as tokens from "./tokens.js";
 
 const tabs = [...document.querySelectorAll('[role="tab"]')];
@@ -51,5 +52,6 @@ async function models() {
 chat.start(() => { $("text").value = ""; open($("tab-tokens"), true); });
 tokens.start();
 layers.start();
+replicas.start();
 models();
 $("input").focus();

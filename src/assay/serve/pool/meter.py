@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from assay.runtime import scheduler
 from assay.runtime.pages import Pages
-from assay.runtime.sequence import Sequence
+from assay.runtime.sequence import Progress
 from assay.serve.pool.reader import REASONS
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -28,6 +28,7 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"assay_{name}", text, ("model",), registry=registry, buckets=_SECONDS)
 
+        self.registry = registry
         self.http = Counter("assay_http_responses", "Responses by route and status", ("route", "status"),
                             registry=registry)  # fmt: skip
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished and running requests")
@@ -74,7 +75,7 @@ class Meter(scheduler.Meter):
     def preempted(self) -> None:
         self._m.preemptions.labels(self._model).inc()
 
-    def token(self, sequence: Sequence, now: float) -> None:
+    def token(self, sequence: Progress, now: float) -> None:
         self._m.tokens.labels(self._model).inc()
         if sequence.times.last:
             self._m.between_tokens.labels(self._model).observe(now - sequence.times.last)
@@ -83,5 +84,5 @@ class Meter(scheduler.Meter):
             self._m.prompt_tokens.labels(self._model).inc(sequence.n_prompt)
             self._m.cached_tokens.labels(self._model).inc(sequence.cached)
 
-    def finished(self, sequence: Sequence, reason: str) -> None:
+    def finished(self, sequence: Progress, reason: str) -> None:
         self._m.finished.labels(self._model, REASONS.get(reason, reason)).inc()

@@ -7,13 +7,37 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
-from assay.runtime.sequence import Job, Update
-from assay.runtime.worker import Worker
+from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.serve.errors import ApiError
 
 # How OpenAI's clients call the ends of an answer; the others keep their names.
 REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
+
+
+class Computes(Protocol):
+    """Whoever turns jobs into updates: a worker's thread, or replicas elsewhere. Sinks are called on the event loop."""
+
+    def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
+        """All of them or, when the queue has no room, none."""
+        ...
+
+    def cancel(self, sequences: Sequence[Progress]) -> None:
+        """Free what they hold. Finished ones are left alone."""
+        ...
+
+    def stop(self, error: Exception) -> None:
+        """End everything that is not finished with `error`."""
+        ...
+
+    async def end(self, error: Exception) -> None:
+        """Stop, and let go of all memory."""
+        ...
+
+    def who(self) -> list[dict[str, object]]:
+        """Everybody who computes, a row each."""
+        ...
 
 
 class Reader:
@@ -23,7 +47,7 @@ class Reader:
     sequences are cancelled, so what it can make the server hold is bounded.
     """
 
-    def __init__(self, worker: Worker, jobs: Sequence[Job], limit: int, owner: tuple[str, str]) -> None:
+    def __init__(self, worker: Computes, jobs: Sequence[Job], limit: int, owner: tuple[str, str]) -> None:
         jobs = [replace(job, owner=owner) for job in jobs]
         self._worker = worker
         self._queue: deque[tuple[int, Update]] = deque()

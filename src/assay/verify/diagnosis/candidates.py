@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.graph import split
+from assay.verify.diagnosis.damage import damaged
 from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
@@ -19,7 +20,10 @@ from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
-SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
+SINGLE = {
+    "gguf-missing-tensor",
+    "weight-damaged",
+}  # happens to one tensor: that others are right is no argument against it
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,14 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Fo
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
+    if not found:
+        for h in damaged(lab, unit):
+            fit = lab.fit(h, unit)
+            tried += 1
+            if better(fit, before):
+                found.append(Candidate(h, fit))
+            elif fit.residual < COARSE * before.residual:
+                rough.append(Candidate(h, fit))
     if not found and lab.terms.guessed and not lab.terms.subtle:
         coarser = _coarser(lab, rough, tried)
         if coarser is not None:

@@ -53,11 +53,16 @@ def _diagnose(model: Model, dump: Dump, weights: Weights | None, say: Progress, 
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
     long = len(wrong[0].evidence.segment) > FEEDS_FIRST  # every hypothesis is a run: six other feeds are the cheapest
     result = _by_feed(lab, diff, wrong, say) if long else None
+    if result is None and lab.terms.guessed:
+        result = _hidden(model, dump, diff, weights, say, ruled=True)
     if result is None:
         result = by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say)
         if not long and result.verdict in ("unexplained", "inconclusive"):
             fed = _by_feed(lab, diff, wrong, say)
             result = result if fed is None else fed
+    if result.verdict in ("unexplained", "inconclusive") and lab.terms.guessed:
+        hidden = _hidden(model, dump, diff, weights, say)
+        result = result if hidden is None else hidden
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
 
 
@@ -79,12 +84,14 @@ def _healthy(diff: Diff) -> Diagnosis:
     return Diagnosis("healthy", None, (), (), "", notes=(*notes, *diff.notes), diff=diff)
 
 
-def _hidden(model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress) -> Diagnosis | None:
-    """A small fault that a coarse arithmetic would excuse: it speaks in the deviations, whatever their size."""
-    if diff.verdict != "noise":
+def _hidden(
+    model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress, *, ruled: bool = False
+) -> Diagnosis | None:
+    """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
+    if diff.verdict == "same":
         return None
     exact = ARITHMETICS[0]
     strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, [n.evidence for n in diff.nodes], exact)))
     lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))
-    found = small_fault(lab, diff, say)
+    found = small_fault(lab, diff, say, ruled=ruled)
     return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)

@@ -53,12 +53,19 @@ class Client:
     """
 
     def __init__(
-        self, url: str, tokenizer: Tokenizer, *, key: str = "", model: str = "", ask: Ask | None = None
+        self,
+        url: str,
+        tokenizer: Tokenizer,
+        *,
+        key: str = "",
+        model: str = "",
+        max_steps: int = MAX_STEPS,
+        ask: Ask | None = None,
     ) -> None:
         if ask is None and not url.startswith(("http://", "https://")):
             raise AssayError(f"--endpoint {url}: not an address (expected http://host:port)")
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.tokenizer, self.key, self.model, self._ask = tokenizer, key, model, ask
+        self.tokenizer, self.key, self.model, self.max_steps, self._ask = tokenizer, key, model, max_steps, ask
         self._until = time.monotonic() + SESSION_S
 
     @cached_property
@@ -102,7 +109,7 @@ class Client:
             )
         return found
 
-    def complete(self, prompt: str, *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
+    def complete(self, prompt: str | Sequence[int], *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
         """`/v1/completions`, greedy unless `more` says otherwise."""
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": top, **more}
         found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
@@ -116,8 +123,8 @@ class Client:
     def _reply(self, found: dict[str, Any], generated: int | None) -> Reply:
         choice = found["choices"][0]
         steps = tuple(self._steps(_mapping(choice.get("logprobs"))))
-        if len(steps) > MAX_STEPS:
-            raise AssayError(f"{self.url}: scores of {len(steps)} tokens (expected at most {MAX_STEPS})")
+        if len(steps) > self.max_steps:
+            raise AssayError(f"{self.url}: scores of {len(steps)} tokens (expected at most {self.max_steps})")
         message = choice.get("message")
         text = message.get("content") if isinstance(message, dict) else choice.get("text")
         usage = _mapping(found.get("usage"))

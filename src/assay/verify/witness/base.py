@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ from assay.engines.base import Arithmetic, Chunk, Emit, Engine, Output, check_ba
 from assay.errors import AssayError
 from assay.graph import split
 from assay.models import Model
+from assay.system.extras import install
 from assay.verify.dumps.names import translate
 from assay.verify.dumps.observation import from_hf
 
@@ -29,10 +29,8 @@ def packages(witness: str, *modules: str) -> tuple[Any, ...]:
     try:
         return tuple(import_module(module) for module in modules)
     except ImportError as error:
-        root = Path(__file__).parents[4]
-        here = f"-e '{root}[{witness}]'" if (root / "pyproject.toml").is_file() else f"'assay[{witness}]'"
         raise AssayError(
-            f"engine {witness}: {error.name or error} is not installed; install what it needs with pip install {here}"
+            f"engine {witness}: {error.name or error} is not installed; install what it needs with {install(witness)}"
         ) from None
 
 

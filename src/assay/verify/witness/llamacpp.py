@@ -1,8 +1,8 @@
 """The witness `llamacpp`: llama.cpp itself as an engine, every node seen through its evaluation callback.
 
-Needs `llama-cpp-python`. Flash attention is switched off, so that the scores exist,
-and logits are asked for all tokens, so that no rows are cut. ggml's names repeat; name and operation together tell the
-value (`names`). What is kept is copied out of ggml's buffers while the callback runs, by its strides.
+Needs `llama-cpp-python` (the extra `llamacpp`). Flash attention is switched off, so that the scores exist, and logits
+are asked for all tokens, so that no rows are cut. ggml's names repeat; name and operation together tell the value
+(`names`). What is kept is copied out of ggml's buffers while the callback runs, by its strides.
 """
 
 from __future__ import annotations
