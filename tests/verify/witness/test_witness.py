@@ -74,7 +74,7 @@ def test_names(recorded: Model) -> None:
     assert {*known(), *talkers()} >= set(WITNESSES)
     with pytest.raises(AssayError, match="engine nobody: not available here; there are reference"):
         open_engine("nobody", recorded)
-    with pytest.raises(AssayError, match="engine mistralrs: gives text .* no values; `assay check"):
+    with pytest.raises(AssayError, match=r"engine mistralrs: gives text .* no values; `assay check"):
         open_engine("mistralrs", recorded)
 
 

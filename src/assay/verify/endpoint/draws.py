@@ -20,7 +20,7 @@ from assay.verify.thresholds import CHANCE, RARE, SWAPPED
 Array = NDArray[Any]
 Progress = Callable[[str], None]
 KEPT = (3, 6)  # tokens that a draw may come from, at least and at most
-TOP_K = 40  # a server's own, before top-p, that no request switches off: llama.cpp's
+ALONE = {"top_k": 0, "min_p": 0.0}  # filters that servers have on by default, and that would cut before top-p
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,8 @@ def _telling(box: Box, client: Client) -> Draw | None:
     """The draw of which the token that crosses p comes most often: it settles the most with the fewest requests.
 
     At temperature 1, so that it does not matter whether the server filters before or after it. Prompts are the
-    beginnings of the text. Top-p lies where the last token's mass is half spent, away from what noise moves, and where
-    the same tokens are left if the server cuts all but the best before. Three tokens at least: two that remain without
-    the last tell a wrong filter from a generator that does not move.
+    beginnings of the text, and top-p lies where the last token's mass is half spent, away from what noise moves. Three
+    tokens at least: two that remain without the last tell a wrong filter from a generator that does not move.
     """
     tokenizer, found = client.tokenizer, list[tuple[float, Draw]]()
     ids, known = tokenizer.encode(TEXT), set(client.known.values())
@@ -53,17 +52,14 @@ def _telling(box: Box, client: Client) -> Draw | None:
         z = logits[len(head) - 1]
         p = np.exp(z - z.max())
         p /= p.sum()
-        order = np.argsort(-p, kind="stable")[:TOP_K]
-        among = np.cumsum(p[order]) / p[order].sum()  # what top-p sees where fewer tokens are left before it
-        for n in range(KEPT[0], min(KEPT[1], len(order)) + 1):
+        order = np.argsort(-p, kind="stable")[: KEPT[1]]
+        for n in range(KEPT[0], len(order) + 1):
             shares = p[order[:n]] / p[order[:n]].sum()
             draws = _needed(float(shares[-1]), float(shares[0]))
             top_p = float(f"{p[order[: n - 1]].sum() + p[order[n - 1]] / 2:.4g}")
             kept = tuple(map(int, order[:n]))
             if not known.issuperset(kept):
                 break
-            if np.searchsorted(among, top_p) != n - 1:
-                continue
             found.append((float(shares[-1]), Draw(TEXT[:end], top_p, kept, tuple(map(float, shares)), z, draws)))
     share, best = max(found, key=lambda f: f[0], default=(0.0, None))
     return best if share >= RARE else None
@@ -78,13 +74,20 @@ def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[
     """Draws under top-p: do they come from the smallest set of tokens whose mass reaches p?"""
     plan = _telling(box, client)
     if plan is None:
-        notes.append("sampling was not tried: after no beginning of the probe's text a few tokens share the mass")
+        notes.append("sampling was not tried: after every beginning of the probe's text one token takes it all")
         return []
     say(f"drawing {plan.draws} tokens at top-p {plan.top_p:g}: {len(plan.kept)} may come")
     drawn: list[int] = []
+    alone: dict[str, float] = dict(ALONE)
     for seed in range(plan.draws):
         try:
-            reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed)
+            try:
+                reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed, **alone)
+            except AssayError:
+                if seed or not alone:
+                    raise
+                alone = {}  # a server that refuses what OpenAI's has not
+                reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed)
         except AssayError as error:
             notes.append(f"sampling was not tried: {error}")
             return []
