@@ -6,6 +6,7 @@ as a block calls them, but outside its compiled function, where values could not
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,19 @@ MAX_CTX = 4096
 
 
 class TinygradEngine(Follower):
-    """Weights in float16 unless HALF=0 is set, sums in float32, the cache as its version has it."""
+    """Weights in float32 (its switch HALF=0), or with `--precision f16` in halves as it has them by default; sums in
+    float32, the cache as its version has it."""
 
     def __init__(
         self, model: Model, *, n_pages: int | None = None, threads: int | None = None, precision: str | None = None
     ) -> None:
-        self._tiny, llm = packages("tinygrad", "tinygrad", "tinygrad.llm.model")
-        if precision is not None:
-            raise AssayError("engine tinygrad: the arithmetic is its own; leave --precision out")
+        self._tiny, helpers, llm = packages("tinygrad", "tinygrad", "tinygrad.helpers", "tinygrad.llm.model")
+        if precision not in (None, "f32", "f16"):
+            raise AssayError(f"engine tinygrad: weights are f32 or f16 (found --precision {precision})")
         path = model.file.parts[0].path
         n_ctx = min(model.hparams.n_ctx_train, MAX_CTX, n_pages * PAGE if n_pages else MAX_CTX)
+        helpers.getenv.cache_clear()  # it remembers what it has read of the environment
+        os.environ["HALF"] = str(int(precision == "f16"))
         try:
             self._net, _ = llm.Transformer.from_gguf(path, max_context=n_ctx)
         except (KeyError, ValueError, TypeError, AttributeError, AssertionError, RuntimeError) as error:
@@ -50,7 +54,7 @@ class TinygradEngine(Follower):
                     name = f"model.layers.{i}.{said}"
                     setattr(block, own, Seen(getattr(block, own), name, self._see))
                     sees += [name, f"{name}.input"]
-        super().__init__(model, sees, Arithmetic("tinygrad", "f16", "f16"), n_pages=pages_for(n_ctx))
+        super().__init__(model, sees, Arithmetic("tinygrad", precision or "f32", "f32"), n_pages=pages_for(n_ctx))
 
     def _run(self, tokens: NDArray[np.int32], start: int) -> Array:
         x = self._net.token_embd(self._tiny.Tensor([list(map(int, tokens))])).float()
