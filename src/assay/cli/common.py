@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
+from assay.system.plain import plain as plain  # verbs have it from here
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     """The model that MODEL and the engine's options name; `cache_size` 0 is a cache for one context."""
     from assay.runtime.opening import Options, open_model
 
-    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template")
+    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft")
     options = Options(
         **{name: getattr(args, name, None) for name in names},
         cache_size=cache_size,
         template_arguments=template_arguments(args),
+        lookahead=getattr(args, "lookahead", True),
     )
     with progress() as bar:
         return open_model(args.model, options, progress=bar)
@@ -101,6 +103,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"positions in the context; 0: all the model was trained on; default: those, at most {DEFAULT_CTX}",
     )  # fmt: skip
     group.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
+    group.add_argument(
+        "--lookahead", action=argparse.BooleanOptionalAction, default=True,
+        help="guess tokens from what came before and check them together, where it pays; the text is the same",
+    )  # fmt: skip
+    group.add_argument("--draft", metavar="MODEL", help="a small model of the same vocabulary that guesses, too")
 
 
 # --- sampling
@@ -304,23 +311,6 @@ def for_terminal(text: str) -> str:
 def say(line: str) -> None:
     """Progress and notes, aside."""
     print(harmless(line), file=sys.stderr, flush=True)
-
-
-def plain(value: Any) -> Any:
-    """What JSON can say: arrays as lists, bytes as text, numbers that are not finite as null, the rest as text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if hasattr(value, "tolist"):  # a NumPy array or scalar
-        return plain(value.tolist())
-    return str(value)
 
 
 def logprobs(result: Result, tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from assay.cli import common, spread
 from assay.cli.progress import progress
 from assay.errors import AssayError
+from assay.system import machine
 
 if TYPE_CHECKING:
     from assay.serve.server import Config
@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key-file", metavar="FILE", help="the key from a file: a command line is seen by all users"
     )
+    group.add_argument("--cors", action="append", default=[], metavar="ORIGIN",
+                       help="pages of this origin may call (https://app.example); repeatable; *: all")  # fmt: skip
     group.add_argument("--models-memory", type=size, metavar="SIZE", help="such as 4G; default: 3/4 of the machine's")
     group.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
     group.add_argument("--queue", type=common.whole(0), metavar="N", help="requests that may wait (default 256)")
@@ -75,6 +77,7 @@ def size(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
+    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     from assay.runtime.opening import Options
     from assay.serve.limits import Limits
     from assay.serve.server import Config
@@ -92,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         host=args.host,
         port=args.port,
         key=key,
+        cors=tuple(_origin(text) for text in args.cors),
         memory=args.models_memory,
         options=Options(
             engine=args.engine,
@@ -102,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
             cache_size=args.cache_size,
             template=args.template,
             template_arguments=common.template_arguments(args),
+            lookahead=args.lookahead,
+            draft=args.draft,
         ),
         limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
     )
@@ -116,9 +122,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _origin(text: str) -> str:
+    """An origin as a browser sends it, or `*`."""
+    found = text.rstrip("/")
+    if found != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,;]+", found):
+        raise AssayError(f"--cors: expected an origin such as https://app.example (found {text!r:.60})")
+    return found
+
+
 def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
     """With --cluster, the models are computed by replicas."""
-    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     if args.cluster is None:
         return config
     from assay.cluster.entry import Cluster, Elsewhere
@@ -127,7 +140,7 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
     bounds = args.replicas or Bounds()
     threads = config.options.threads
     if args.cluster.startswith("local") and threads is None:  # together they have the cores of this machine
-        cores = len(os.sched_getaffinity(0))
+        cores = machine.cores()
         threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
     found = Cluster(spread.places(args), bounds, args.split or 0, args.audit)
     return replace(config, options=replace(config.options, threads=threads), make=partial(Elsewhere, cluster=found))

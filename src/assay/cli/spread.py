@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from assay.errors import AssayError
+from assay.system import machine
 
 if TYPE_CHECKING:
     from assay.cluster.fleet import Bounds
@@ -45,7 +46,7 @@ def crew(args: argparse.Namespace) -> Crew:
         args.cluster if args.cluster.startswith("local") else address(args) or "", insecure=args.insecure_cluster
     )
     if isinstance(made, Here):  # together they have the cores of this machine
-        os.environ.setdefault("ASSAY_SWEEP_THREADS", str(max(1, len(os.sched_getaffinity(0)) // made.n)))
+        os.environ.setdefault("ASSAY_SWEEP_THREADS", str(max(1, machine.cores() // made.n)))
     return made
 
 

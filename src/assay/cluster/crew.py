@@ -16,6 +16,7 @@ from typing import Any
 from assay.cluster.fingerprint import sampling_digest
 from assay.cluster.sweep import Crew, Lost
 from assay.errors import AssayError
+from assay.system import machine
 
 
 def perform(task: Mapping[str, Any]) -> Any:
@@ -79,7 +80,7 @@ class Here:
     """Processes of this machine."""
 
     def __init__(self, n: int | None = None) -> None:
-        self.n = n or len(os.sched_getaffinity(0))
+        self.n = n or machine.cores()
 
     def hire(self, number: int) -> Process:
         return Process(f"process {number}")

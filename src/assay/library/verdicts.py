@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,9 @@ from assay.verify.judge.overflow import explain
 from assay.verify.judge.verdict import compare, judge
 from assay.verify.witness import WITNESSES
 from assay.verify.witness.opening import known, open_engine, open_talker, talkers
+
+if TYPE_CHECKING:
+    from assay.verify.diagnosis.candidates import Share
 
 Values = str | Path | Mapping[str, Any] | Trace | Dump
 ModelLike = str | Path | LanguageModel | Opened | None
@@ -275,6 +278,7 @@ def diagnose(
     patterns: Sequence[str] = (),
     side: str = "",
     progress: Callable[[str], None] | None = None,
+    share: Share | None = None,
 ) -> Finding:
     """Which operation is wrong, which known mistake gives these values, and what is right.
 
@@ -294,7 +298,7 @@ def diagnose(
     else:
         dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
         _told(dump, progress)
-        result = by_values.diagnose(on.model, dump, progress=progress)
+        result = by_values.diagnose(on.model, dump, progress=progress, share=share)
         if dump.not_finite is not None:
             first = result.first_wrong or dump.not_finite.node
             verdict = "fault" if result else result.verdict

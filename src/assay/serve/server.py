@@ -37,6 +37,7 @@ class Config:
     host: str = "127.0.0.1"
     port: int = 8080
     key: str | None = None
+    cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
     memory: int | None = None  # bytes for models; None: three quarters of the machine's
     options: Options = field(default_factory=Options)
     limits: Limits = field(default_factory=Limits)
@@ -55,7 +56,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,
     # or everybody may call it anyway, the name must be this machine's.
     any_host = config.key is not None or not is_loopback(config.host)
-    state = State(models, limits, registry, metrics, config.key, any_host)
+    state = State(models, limits, registry, metrics, config.key, any_host, config.cors)
     sock = listen(config.host, config.port)
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

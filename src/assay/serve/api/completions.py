@@ -44,7 +44,7 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
         chunks = _chunks(entry, request, reader, with_usage, origin)
-        return Events(chunks, origin.name, origin.seen) if len(jobs) == 1 else Events(chunks)
+        return Events(chunks, name=origin.name, seen=origin.seen) if len(jobs) == 1 else Events(chunks)
     answers = [_Answer(entry, request) for _ in jobs]
     async for index, update in reader:
         answers[index].take(update)

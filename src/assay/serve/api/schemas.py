@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from assay.runtime.params import SamplerParams
 from assay.serve.limits import Limits
@@ -239,6 +239,12 @@ class ErrorResponse(Model):
     error: ErrorDetail
 
 
+class PlainError(Model):
+    """As Ollama's clients read one."""
+
+    error: str
+
+
 class ModelCard(Model):
     id: str
     object: Literal["model"]
@@ -436,6 +442,10 @@ class TraceResponse(Model):
     pieces: list[Piece]
     nodes: list[NodeSummary]
     lens: Lens | None = None
+
+
+class Slots(RootModel[list[dict[str, Any]]]):
+    """A row for every sequence that may run."""
 
 
 class Health(Model):

@@ -30,6 +30,10 @@ async def models(call: Call, _: None) -> Reply:
     return json_reply({"object": "list", "data": cards})
 
 
+async def model(call: Call, _: None) -> Reply:
+    return json_reply(_card(call.state.models.find(call.path["model"])))
+
+
 def _card(entry: Entry) -> dict[str, Any]:
     return {
         "id": entry.id,

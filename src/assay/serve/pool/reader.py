@@ -19,6 +19,11 @@ REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
 class Computes(Protocol):
     """Whoever turns jobs into updates: a worker's thread, or replicas elsewhere. Sinks are called on the event loop."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether anybody can compute now."""
+        ...
+
     def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
         """All of them or, when the queue has no room, none."""
         ...
@@ -54,6 +59,7 @@ class Reader:
         self._news = asyncio.Event()
         self._limit = limit
         self._open = len(jobs)
+        self.ends: list[str | None] = [None] * len(jobs)  # how each ended, in the runtime's words
         self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
 
     def _put(self, index: int, update: Update) -> None:
@@ -75,6 +81,7 @@ class Reader:
                     raise ApiError("internal_error", "cancelled: the answer was not read")
                 if update.finish:
                     self._open -= 1
+                    self.ends[index] = update.finish
                     update = replace(update, finish=REASONS.get(update.finish, update.finish))
                 yield index, update
 

@@ -72,6 +72,10 @@ class LlamaCppEngine(Engine):
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
+        if hasattr(params, "use_extra_bufts"):
+            params.use_extra_bufts = (
+                False  # repacked weights are other kernels than most people run, some of them AMX's
+            )
         path = model.file.parts[0].path
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
