@@ -34,7 +34,7 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
     """
     whole = [e for e in evidence if e.whole and len(e.segment) <= 3]
     if len(whole) >= 8:
-        return _by_majority(model, whole)
+        return _by_majority(model, whole, [e for e in evidence if e.whole and len(e.segment) > 3])
     early = [e for e in evidence if e.name != "embd"]
     best = ARITHMETICS[0]
     longest = 0
@@ -51,7 +51,7 @@ def _too_fine(evidence: list[Evidence], i: int) -> bool:
     return len(disturbed) > FEW_DISTURBED and 2 * sum(e.local[0] <= 1 for e in disturbed) > len(disturbed)
 
 
-def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
+def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) -> Arithmetic:
     def share(nodes: list[Evidence], candidate: Arithmetic) -> int:
         return sum(e.local[ARITHMETICS.index(candidate)] <= 1 for e in nodes)
 
@@ -70,7 +70,9 @@ def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
     if storage is not table:
         return storage
     quantised = explained(of(*MATRIX), [table, q8]) is q8
-    scores = of("kq", "kqv")
+    scores = of("kq", "kqv") or [  # flash attention shows neither scores nor probabilities
+        e for e in longer if any(model.graph[part].op in ("kq", "kqv") for part in e.segment)
+    ]
     if scores and not most(scores, kv) and most(scores, coarse):  # with finer operands than among the arithmetics, too
         return coarse
     cached = kv in (explained(scores, [table, kv]), explained(of("cache"), [table, kv]))
