@@ -16,7 +16,7 @@ from docs.rooms import imported
 SRC = Path(__file__).parent.parent / "src" / "assay"
 RANK = {
     "system": -1, "gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6,
-    "evaluate": 7, "library": 8, "cluster": 9, "cli": 10,
+    "evaluate": 7, "convert": 7, "library": 8, "cluster": 9, "cli": 10,
 }  # fmt: skip
 FREE = {"errors", "_native"}  # known to all
 

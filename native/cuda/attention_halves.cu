@@ -44,20 +44,21 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         for (int i = lane() * 16; i < v_bytes; i += 512) copy_async(reinterpret_cast<uint8_t*>(room.v) + warp * v_bytes + i, v + i);
         copy_group();
     }
+    touch(a);
     wait_for_previous();
     // Queries, and the new key and value, turned: an element a thread.
     const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;
     const int of_q = HQ * k_dim, all = of_q + (fresh >= 0 ? k_dim + v_dim : 0);
     for (int i = thread(); i < all; i += threads()) {
-        const bool is_q = i < of_q, is_k = !is_q && i < of_q + k_dim;
-        const int d = is_q ? i % k_dim : is_k ? i - of_q : i - of_q - k_dim;
-        const float* x = is_q ? a.q + (int64_t(at.row) * a.heads + at.first) * k_dim + i - d
-                       : is_k ? a.k + (int64_t(at.row) * a.keys.heads + at.kv) * k_dim
-                              : a.v + (int64_t(at.row) * a.values.heads + at.kv) * v_dim;
-        const float* by = is_q || (is_k && a.turn_k) ? table : nullptr;
-        const float y = i / k_dim < at.count || !is_q ? turned(x, by, d, a.n_rot, a.neox) : 0.0f;
-        if (is_q) room.q[i] = y;
-        else (is_k ? room.new_k : room.new_v)[d] = float_to_half(y);
+        int h = 0, d = i;  // head h; HQ: the new key, HQ + 1: the new value
+        while (h <= HQ && d >= k_dim) d -= k_dim, h++;
+        const float* x = h < HQ ? a.q + (int64_t(at.row) * a.heads + at.first + h) * k_dim
+                       : h == HQ ? a.k + (int64_t(at.row) * a.keys.heads + at.kv) * k_dim
+                                 : a.v + (int64_t(at.row) * a.values.heads + at.kv) * v_dim;
+        const float* by = h < HQ || (h == HQ && a.turn_k) ? table : nullptr;
+        const float y = h < at.count || h >= HQ ? turned(x, by, d, a.n_rot, a.neox) : 0.0f;
+        if (h < HQ) room.q[i] = y;
+        else (h == HQ ? room.new_k : room.new_v)[d] = float_to_half(y);
     }
     sync_block();
     if (fresh >= 0 && at.sub == 0) {  // into the cache
@@ -145,8 +146,9 @@ DEVICE void attend_halves(const AttentionArgs& a) {
     }
     sync_block();
     const int turns = (v_dim + 31) / 32;
-    for (int i = warp; i < at.count * turns; i += 8) {
-        const int h = i / turns, d = i % turns * 32 + lane();
+    for (int h = 0, d = warp * 32 + lane(); h < at.count; d += 256) {
+        while (d >= turns * 32) d -= turns * 32, h++;
+        if (h >= at.count) break;
         float l = 0.0f, acc = 0.0f;
         for (int p = 0; p < used; p++) {
             l = l + room.e[h * kBlock + p * kPage + lane()];

@@ -21,10 +21,22 @@ DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, co
         const int4 x = reinterpret_cast<const int4*>(q)[2 * i], y = reinterpret_cast<const int4*>(q)[2 * i + 1];
         const float2 s = ds[i];
         const uint32_t sums = L::offset != 0 || (L::sub16 && L::min) ? n[i] : 0;
+        const typename L::Values f = L::factors(w, super, i);
+        if constexpr (L::high_in_place) {
+            int a = int(kMagicBits) - L::offset * both_sums(sums), b = 0;
+            const int of_x[4] = {x.x, x.y, x.z, x.w}, of_y[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+            for (int g = 0; g < 4; g++) {
+                a = dp4a(w(i, g) & 0x0f0f0f0fu, of_x[g], a);
+                b = dp4a(w(i, g) & 0xf0f0f0f0u, of_y[g], b);
+            }
+            part = fma((as_float(uint32_t(a + (b >> 4))) - kMagic) * f.d[0], s.x, part);
+            if constexpr (L::min) part = fma(f.m[0], s.y, part);
+            continue;
+        }
         uint32_t c[8];
 #pragma unroll
         for (int g = 0; g < 4; g++) L::words(w, i, g, c[g], c[g + 4]);
-        const typename L::Values f = L::factors(w, super, i);
         // Two chains of integers; where the halves have one scale they meet, and the second starts at nothing.
         int a = int(kMagicBits) - L::offset * low_sum(sums), b = (L::sub16 ? int(kMagicBits) : 0) - L::offset * high_sum(sums);
         a = dp4a(int(c[0]), x.x, a);
@@ -76,11 +88,12 @@ DEVICE void one_token(const ProductArgs& a) {
     constexpr int tile_room = A::tile_bytes > B::tile_bytes ? A::tile_bytes : B::tile_bytes;
     constexpr int most = A::chunks > B::chunks ? A::chunks : B::chunks;
     const Matrix& shape = a.parts[0].w;  // all parts are alike but for rows and layout
-    const int tiles = shape.tiles, items = tiles * 32, rows = shape.group, stride = shape.units * 256, step = grid_x() * a.together;
-    const int warp = thread() / 32, team = warp / a.team, member = warp % a.team;  // warps behind the last team only quantise
+    const int tiles = shape.tiles, items = tiles * 32, rows = 1 << a.shift, stride = shape.units * 256;
+    const int step = grid_x() * a.together;
+    const int warp = thread() / 32, team = warp / a.team, member = warp - team * a.team;
+    const bool works = team < a.together;  // warps behind the last team only quantise
     const Room room(shared, stride, 2 * a.together * items, a.norm ? a.columns : 0);
     uint8_t* const slots = room.slots + warp * SLOTS * tile_room;
-    const bool works = team < a.together;
     next_may_start();
     int64_t expert = 0;
     const float* x = a.x;
@@ -91,53 +104,69 @@ DEVICE void one_token(const ProductArgs& a) {
         x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
     }
     if (a.norm) copy_row(room.parts, a.norm, a.columns);
-    int next_group = block_x() * a.together + team, next_tile = member;  // to be fetched
+    // The tile to be fetched next: this lane's part of it, and whether it has the first layout.
+    int next_group = works ? block_x() * a.together + team : a.groups, next_tile = member;
+    const uint8_t* from = nullptr;
+    bool next_first = true;
+    const auto seek = [&] {
+        const Product& p = a.parts[part_of(a, next_group)];
+        next_first = alike || p.w.format == A::number;
+        from = p.w.tile(next_group - p.first_group, member) + expert * a.expert_bytes + lane() * 16;
+    };
     const auto fetch = [&](int slot) {
-        if (works && next_group < a.groups) {
-            const Product& p = a.parts[part_of(a, next_group)];
-            const uint8_t* from = p.w.tile(next_group - p.first_group, next_tile) + expert * a.expert_bytes + lane() * 16;
-            uint8_t* to = slots + slot * tile_room;
-            const bool first = alike || p.w.format == A::number;
-            const int chunks = first ? A::chunks : B::chunks;
+        if (next_group < a.groups) {
+            uint8_t* to = slots + slot * tile_room + lane() * 16;
+            const int chunks = next_first ? A::chunks : B::chunks;
 #pragma unroll
             for (int c = 0; c < most; c++)
-                if (alike || c < chunks) copy_async(to + lane() * 16 + c * 512, from + c * 512);
-            if (first ? A::word : B::word) copy_async4(to + lane() * 4 + chunks * 512, from + chunks * 512 - lane() * 12);
+                if (alike || c < chunks) copy_async(to + c * 512, from + c * 512);
+            if (next_first ? A::word : B::word) copy_async4(to + chunks * 512 - lane() * 12, from + chunks * 512 - lane() * 12);
             next_tile += a.team;
-            if (next_tile >= tiles) next_tile = member, next_group += step;
-            if (next_group >= a.groups && lane() == 0)
-                a.ahead.ask(block_x() * a.together * a.team + warp, grid_x() * a.together * a.team);
+            from += a.team * (next_first ? A::tile_bytes : B::tile_bytes);
+            if (next_tile >= tiles) {
+                next_tile = member, next_group += step;
+                if (next_group < a.groups) seek();
+                else if (lane() == 0) a.ahead.ask(block_x() * a.together * a.team + warp, grid_x() * a.together * a.team);
+            }
         }
         copy_group();
     };
+    if (works && next_group < a.groups) seek();
 #pragma unroll
     for (int slot = 0; slot < SLOTS; slot++) fetch(slot);
+    touch(a);
     if (!a.experts) wait_for_previous();
     copies_done<SLOTS>();  // the norm's weights
     quantise_row(x, a.norm ? room.parts : nullptr, a.eps, a.columns, stride, room.row, room.q, room.ds, room.n);
     sync_block();
     if (!works) return;
-    int slot = 0, round = 0;
-    const int crew = a.team * 32, me = member * 32 + lane();
-    for (int group = block_x() * a.together + team; group < a.groups; group += step, round++) {
-        // One thread a row adds its partial sums; another warp in every round, as the others go on meanwhile.
-        const Product& of = a.parts[part_of(a, group)];
-        const int mine = (me + 32 * round) % crew;
-        const Tail tail(of, group - of.first_group, mine < rows ? mine : rows, a.experts ? block_y() : 0);
-        float* const sums = room.parts + (round % 2 * a.together + team) * items;
+    const int crew = a.team * 32, last_unit = shape.units - 1;
+    int slot = 0, mine = member * 32 + lane();  // the row that this thread adds, if it is one: another warp's in every round
+    float *sums = room.parts + team * items, *others = sums + a.together * items;
+    for (int group = block_x() * a.together + team; group < a.groups; group += step) {
+        Tail tail;
+        bool first = true;
+        if (!alike || mine < rows) {
+            const Product& of = a.parts[part_of(a, group)];
+            first = of.w.format == A::number;
+            if (mine < rows) tail.begin(of, group - of.first_group, mine, a.experts ? block_y() : 0);
+        }
         for (int tile = member; tile < tiles; tile += a.team, slot = slot + 1 == SLOTS ? 0 : slot + 1) {
             copies_done<SLOTS - 1>();
             sync_warp();
-            const int at = tile * 32 + lane(), unit = at / rows < shape.units ? at / rows : shape.units - 1;
+            const int at = tile * 32 + lane(), whole = at >> a.shift, unit = whole < last_unit ? whole : last_unit;
             const int8_t* q = room.q + unit * 256;
             const uint8_t* here = slots + slot * tile_room;
-            sums[at] = alike || of.w.format == A::number ? multiply<A>(here, q, room.ds + unit * 8, room.n + unit * 8)
-                                                         : multiply<B>(here, q, room.ds + unit * 8, room.n + unit * 8);
+            sums[at] = alike || first ? multiply<A>(here, q, room.ds + unit * 8, room.n + unit * 8)
+                                      : multiply<B>(here, q, room.ds + unit * 8, room.n + unit * 8);
             sync_warp();
             fetch(slot);
         }
         sync_some(1 + team, crew);
-        if (mine < rows) tail.finish(total_of(shape, sums, mine), of.paired ? total_of(shape, sums, (mine + rows / 2) % rows) : 0.0f);
+        if (mine < rows) tail.finish(total_of(shape, sums, mine), tail.p->paired ? total_of(shape, sums, (mine + rows / 2) & (rows - 1)) : 0.0f);
+        mine = mine < 32 ? mine + crew - 32 : mine - 32;
+        float* const swapped = sums;
+        sums = others, others = swapped;
     }
 }
 

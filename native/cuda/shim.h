@@ -84,6 +84,10 @@ inline int dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c += int8_t(uint32_t(a) >> 8 * i) * int8_t(uint32_t(b) >> 8 * i);
     return c;
 }
+inline int dp4a(uint32_t a, int b, int c) {
+    for (int i = 0; i < 4; i++) c += int(a >> 8 * i & 255) * int8_t(uint32_t(b) >> 8 * i);
+    return c;
+}
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = uint64_t(b) << 32 | a;
     uint32_t r = 0;
@@ -130,6 +134,8 @@ inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
 inline void prefetch(const void*, uint32_t) {}
+template <class Args>
+inline void touch(const Args&) {}
 inline void next_may_start() {}
 inline void wait_for_previous() {}
 

@@ -15,6 +15,8 @@ from assay import cli
 from assay.cluster.crew import Here, Process, crew
 from assay.cluster.sweep import Lost, Task, sweep
 from assay.errors import AssayError
+from tests import planting
+from tests.synthetic import make_kquant
 from tests.tiny import make
 
 HERE = "tests.cluster.test_sweep"
@@ -69,6 +71,8 @@ def test_a_task_that_kills_is_not_tried_for_ever(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     class Mortal(Here):
+        deaths = 0
+
         def hire(self, number: int) -> Process:
             worker = super().hire(number)
             inner, n = worker.ask, 0
@@ -76,7 +80,8 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
             def ask(task: Mapping[str, Any]) -> Any:
                 nonlocal n
                 n += 1
-                if n == 3:
+                if n == 3 and number == 0 and self.deaths < 2:
+                    self.deaths += 1
                     worker.process.kill()
                 return inner(task)
 
@@ -142,3 +147,17 @@ def test_check_and_kit(model: tuple[Path, Path], tmp_path: Path, capsys: pytest.
     capsys.readouterr()
     graded = out("kit", "--score", str(kit), str(results))
     assert graded == out("kit", "--score", str(kit), str(results), *spread) and graded[0] == 1
+
+
+@pytest.mark.slow
+def test_diagnose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten values and an rms of every node: each hypothesis is a run, and the workers share them."""
+    path = make_kquant(tmp_path / "k.gguf")
+    case = planting.second(path, "rope-type")
+    (tmp_path / "dump").mkdir()
+    dump = planting.last(case, tmp_path / "dump", planting.TOKENS, planting.STEPS)
+    spread = ["--cluster", "local:2", "--results", str(tmp_path / "sweep")]
+    alone = cli.main(["diagnose", str(path), str(dump), "--json"]), json.loads(capsys.readouterr().out)
+    shared = cli.main(["diagnose", str(path), str(dump), "--json", *spread]), json.loads(capsys.readouterr().out)
+    assert shared == alone
+    assert list((tmp_path / "sweep").rglob("*.json")), "something was done elsewhere"

@@ -66,7 +66,7 @@ def test_files(tmp_path: Path) -> None:
 @given(st.one_of(st.binary(max_size=60), st.builds(lambda x: json.dumps(x).encode(), st.recursive(
     st.none() | st.integers() | st.text(max_size=4),
     lambda c: st.lists(c, max_size=3) | st.dictionaries(
-        st.sampled_from(["endings", "ctx", "label", "question", "choices", "answer", "doc", "arguments", "rows", "target"]),
+        st.sampled_from(["endings", "ctx", "label", "question", "choices", "answer", "doc", "arguments", "target"]),
         c, max_size=5)))))  # fmt: skip
 def test_any_bytes_give_questions_or_one_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("any") / "x.json"

@@ -33,7 +33,7 @@ VERBS = (
     "list", "pull", "show", "rm",
     "inspect", "tokenize", "embed",
     "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
-    "bench", "eval", "quantize",
+    "bench", "eval", "imatrix", "quantize", "convert",
     "completion",
 )  # fmt: skip
 

@@ -73,11 +73,12 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     """The model that MODEL and the engine's options name; `cache_size` 0 is a cache for one context."""
     from assay.runtime.opening import Options, open_model
 
-    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template")
+    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft")
     options = Options(
         **{name: getattr(args, name, None) for name in names},
         cache_size=cache_size,
         template_arguments=template_arguments(args),
+        lookahead=getattr(args, "lookahead", True),
     )
     with progress() as bar:
         return open_model(args.model, options, progress=bar)
@@ -102,6 +103,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"positions in the context; 0: all the model was trained on; default: those, at most {DEFAULT_CTX}",
     )  # fmt: skip
     group.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
+    group.add_argument(
+        "--lookahead", action=argparse.BooleanOptionalAction, default=True,
+        help="guess tokens from what came before and check them together, where it pays; the text is the same",
+    )  # fmt: skip
+    group.add_argument("--draft", metavar="MODEL", help="a small model of the same vocabulary that guesses, too")
 
 
 # --- sampling

@@ -77,6 +77,7 @@ def size(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
+    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     from assay.runtime.opening import Options
     from assay.serve.limits import Limits
     from assay.serve.server import Config
@@ -105,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
             cache_size=args.cache_size,
             template=args.template,
             template_arguments=common.template_arguments(args),
+            lookahead=args.lookahead,
+            draft=args.draft,
         ),
         limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
     )
@@ -129,7 +132,6 @@ def _origin(text: str) -> str:
 
 def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
     """With --cluster, the models are computed by replicas."""
-    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     if args.cluster is None:
         return config
     from assay.cluster.entry import Cluster, Elsewhere

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,7 +58,7 @@ class Tally:
     moves: int = 0
     lost: int = 0
     errors: int = 0
-    silences: list[float] = field(default_factory=list)  # seconds between the last token before a move and the next
+    silences: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))  # seconds around a move
 
 
 class Fleet:
@@ -95,6 +96,10 @@ class Fleet:
 
     # --- what handlers use
 
+    @property
+    def ready(self) -> bool:
+        return bool(self.up)
+
     def submit(self, given: Sequence[Job], sinks: Sequence[Sink]) -> list[Stream]:
         if self._stop:
             raise self._stop
@@ -104,7 +109,6 @@ class Fleet:
             raise QueueFull(live, max(1, min(60, round(self._spread * live / places))))
         streams = [Stream(job, sink) for job, sink in zip(given, sinks, strict=True)]
         for stream in streams:
-            jobs.from_job(stream.job, stream.seed)  # what cannot be sent is refused here
             self.place(stream)
         return streams
 
@@ -166,16 +170,15 @@ class Fleet:
 
     def place(self, stream: Stream, avoid: Link | None = None) -> None:
         """Send a stream to the replica where it costs least, or keep it until there is one."""
-        links = [
-            link for link in self.up
-            if link is not avoid and (stream.fingerprint is None or link.fingerprint == stream.fingerprint)
-        ]  # fmt: skip
+        equal = [link for link in self.up if stream.fingerprint in (None, link.fingerprint)]
+        links = [link for link in equal if link is not avoid] or equal
         if not links:
             self._homeless.append(stream)
             return
-        link = self._choose(links, page_names(stream.ids), len(stream.ids))
+        names = page_names(stream.ids)
+        link = self._choose(links, names, len(stream.ids))
         stream.fingerprint = link.fingerprint
-        link.send(stream, next(self._numbers))
+        link.send(stream, next(self._numbers), names)
 
     def move(self, stream: Stream, why: str, *, strike: bool) -> None:
         """Go on elsewhere."""
@@ -203,7 +206,7 @@ class Fleet:
         stream = Stream(job, sink)
         stream.pinned = True
         stream.fingerprint = link.fingerprint
-        link.send(stream, next(self._numbers))
+        link.send(stream, next(self._numbers), page_names(stream.ids))
         return stream
 
     def _news(self, stream: Stream, found: Mapping[str, Any], nodes: dict[str, list[Array]]) -> None:

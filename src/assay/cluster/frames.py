@@ -56,7 +56,7 @@ class Message:
 
 def pack(head: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> bytes:
     """The body of a frame."""
-    given = {name: np.ascontiguousarray(value) for name, value in (arrays or {}).items()}
+    given = {name: np.asarray(value, order="C") for name, value in (arrays or {}).items()}
     for name, value in given.items():
         if value.dtype.name not in TYPES:
             raise Broken(f"frame: array {name} cannot be sent (found {value.dtype}, expected {', '.join(TYPES)})")

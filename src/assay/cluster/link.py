@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.cluster import jobs
@@ -12,7 +12,6 @@ from assay.cluster.affinity import Known
 from assay.cluster.fingerprint import short
 from assay.cluster.frames import Array, Broken, Channel, Message, connect
 from assay.cluster.places import Handle
-from assay.runtime.pages import page_names
 from assay.runtime.sequence import Job, Progress, Sink
 
 TICK_S = 0.05
@@ -76,17 +75,15 @@ class Link:
         self.known.reset(hello.head["held"])
         return channel
 
-    def send(self, stream: Stream, number: int) -> None:
+    def send(self, stream: Stream, number: int, names: list[str]) -> None:
         """Have the replica compute what is left of a stream."""
         assert self.channel
         answered = tuple(stream.ids[stream.n_prompt :])
-        job = Job(**{**vars(stream.job), "answered": answered})
-        if stream.prompt_choices:  # they have come already
-            job = Job(**{**vars(job), "prompt_logprobs": None})
+        scored = None if stream.prompt_choices else stream.job.prompt_logprobs  # once is enough
+        job = replace(stream.job, answered=answered, prompt_logprobs=scored)
         head, arrays = jobs.from_job(job, stream.seed)
         stream.link, stream.number, stream.began = self, number, False
-        stream.names = page_names(stream.ids)
-        stream.owed = self.known.send(stream.names, len(stream.ids))
+        stream.names, stream.owed = names, self.known.send(names, len(stream.ids))
         self.streams[number] = stream
         self.channel.send({"op": "submit", "id": number, "job": head}, arrays)
 

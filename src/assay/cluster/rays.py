@@ -19,34 +19,30 @@ from typing import Any
 from assay.cluster import service
 from assay.cluster.places import START_S
 from assay.errors import AssayError
-
-_WAIT_S = 30.0  # for a cluster's answer
-
-
-def ray() -> Any:
-    if find_spec("ray") is None:
-        raise AssayError(
-            "--cluster: ray is not installed; `pip install 'assay[cluster]'` brings it, or use --cluster local"
-        )
-    return import_module("ray")
+from assay.system.extras import install
 
 
 def join(address: str | None, *, insecure: bool = False) -> Any:
-    """Ray, connected: to the cluster at an address, or to one of this machine that ends with this process."""
-    found = ray()
+    """Ray, connected: to the cluster at an address, or to one of this machine that ends with this process.
+
+    How Ray authenticates is decided when it is imported, so that comes last.
+    """
+    if find_spec("ray") is None:
+        raise AssayError(f"--cluster: ray is not installed; {install('cluster')}, or say --cluster local")
+    if address is None and not insecure:  # a cluster that nobody else joins
+        os.environ["RAY_AUTH_MODE"] = "token"
+        if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if os.environ.get("RAY_AUTH_MODE") != "token" and not insecure:
+        raise AssayError(
+            "--cluster: Ray runs without authentication, and whoever reaches it can run code; set "
+            "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every node, or say --insecure-cluster"
+        )
+    found = import_module("ray")
     if found.is_initialized():
         return found
-    if not insecure:
-        if address is None and "RAY_AUTH_TOKEN" not in os.environ and "RAY_AUTH_TOKEN_PATH" not in os.environ:
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)  # of a cluster that nobody else joins
-            os.environ["RAY_AUTH_MODE"] = "token"
-        if os.environ.get("RAY_AUTH_MODE") != "token":
-            raise AssayError(
-                "--cluster: Ray runs without authentication, and whoever reaches it can run code; set "
-                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN on every node, or say --insecure-cluster"
-            )
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    given: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
+    alone = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    given: dict[str, Any] = {"address": address} if address else alone
     try:
         found.init(logging_level="ERROR", log_to_driver=False, configure_logging=False, **given)
     except Exception as error:  # Ray raises many kinds for one thing: no cluster there

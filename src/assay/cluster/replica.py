@@ -51,7 +51,8 @@ class Counts(scheduler.Meter):
     """What a scheduler has done so far, as numbers that only grow."""
 
     def __init__(self) -> None:
-        self.totals = dict.fromkeys(("steps", "step_tokens", "engine_s", "sampling_s", "tokens", "preempted"), 0.0)
+        self.totals: dict[str, float] = dict.fromkeys(("steps", "step_tokens", "tokens", "preempted"), 0)
+        self.totals |= {"engine_s": 0.0, "sampling_s": 0.0}
 
     def step(self, n_tokens: int, n_sequences: int, engine_s: float, sampling_s: float) -> None:
         for name, n in (("steps", 1), ("step_tokens", n_tokens), ("engine_s", engine_s), ("sampling_s", sampling_s)):
@@ -107,6 +108,7 @@ class Replica:
         self.scheduler = Scheduler(
             self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
             running=spec["running"], chunk=spec["chunk"], meter=self.counts,
+            lookahead=self.opened.lookahead(),
         )  # fmt: skip
         self.held = Held(self.scheduler.pages)
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
@@ -123,7 +125,7 @@ class Replica:
     def close(self) -> None:
         self.worker.stop(AssayError("the replica is ending"))
         self.worker.join()
-        self.engine.close()
+        self.scheduler.close()
 
     async def attend(self, channel: Channel) -> None:
         self._loop = asyncio.get_running_loop()

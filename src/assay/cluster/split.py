@@ -237,8 +237,7 @@ class SplitEngine(PagedEngine):
             if stage.channel is None:
                 stage.channel = await connect(stage.handle.host, stage.handle.port, self._token)
                 stage.channel.send({"op": "hello"})
-                async with asyncio.timeout(WIRE_S):
-                    stage.hello = (await stage.channel.receive()).head
+                stage.hello = (await _within(WIRE_S, stage.channel.receive(), stage.handle.name)).head
                 stage.heard = time.monotonic()
                 task = asyncio.ensure_future(self._read(stage, stage.channel))
                 self._readers.add(task)
@@ -257,11 +256,7 @@ class SplitEngine(PagedEngine):
                     "needed": sorted({name for other in behind for name in other.graph.given}),
                 }
             )
-        try:
-            async with asyncio.timeout(WIRE_S):
-                await self._wired.wait()
-        except TimeoutError:
-            raise Broken(f"{self._left} stages did not wire within {WIRE_S:g} s") from None
+        await _within(WIRE_S, self._wired.wait(), f"the wiring of {len(self._stages)} stages")
         if self._broken:
             raise Broken(self._broken)
 
@@ -337,3 +332,10 @@ class SplitEngine(PagedEngine):
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the wire's thread, wait here."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T], what: str) -> T:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise Broken(f"{what}: no answer within {seconds:g} s") from None

@@ -7,6 +7,7 @@ which bytes it is about by their digest, not by their path: the same file elsewh
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
@@ -18,14 +19,18 @@ import numpy as np
 from assay import __version__
 from assay.cluster.fingerprint import file_digest, sampling_digest
 from assay.cluster.sweep import Crew, Progress, Task, sweep
+from assay.engines import default_name
 from assay.errors import AssayError
 from assay.evaluate.evaluation import Evaluation
 from assay.evaluate.pieces import Piece, Scores
 from assay.evaluate.score import score
 from assay.evaluate.sources import EngineSource
-from assay.library.verdicts import checks
+from assay.library.verdicts import checks, load_dump
 from assay.runtime.opening import Opened, Options, open_model
 from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, settled
+from assay.verify.diagnosis.candidates import Share, tried_here
+from assay.verify.diagnosis.lab import Fit, Lab, Unit
+from assay.verify.judge.verdict import judge
 
 try:
     from assay._native import ARITHMETIC
@@ -100,11 +105,11 @@ def evaluate(
         rows = [[piece.index, piece.tokens.tolist(), piece.start, piece.first] for piece in part]
         label = f"windows {at} to {at + len(part) - 1}"
         tasks.append(Task(f"{_ME}:windows", shared, {"pieces": rows, "base": base is not None}, found_at, label))
-    found = sweep(tasks, crew, where, progress)
-    names = [f"{side.file.path.name} on {side.options.engine or 'its engine'}" for side in (model, base) if side]
-    return Evaluation(
-        (Scores.from_dict(row) for rows in found for row in rows), name=names[0], base=names[1] if base else None
-    )
+    started = time.perf_counter()
+    found = [Scores.from_dict(row) for rows in sweep(tasks, crew, where, progress) for row in rows]
+    names = [f"{s.file.path.name} on {s.options.engine or default_name()}" for s in (model, base) if s]
+    seconds = time.perf_counter() - started
+    return Evaluation(found, name=names[0], base=names[1] if base else None, seconds=seconds)
 
 
 # --- check
@@ -128,6 +133,42 @@ def check(
         for n in lengths
     ]  # fmt: skip
     return [(name, passed, detail) for rows in sweep(tasks, crew, where, progress) for name, passed, detail in rows]
+
+
+# --- diagnose
+
+
+def trials(models: Models, given: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """How some hypotheses about a dump fare, by their number."""
+    on = models.opened("model")
+    dump = load_dump(models.where["dump"], on, **given["asked"])
+    with np.errstate(all="ignore"):
+        lab = Lab(on.model, dump, judge(on.model, dump)).from_tokens()
+        found = tried_here(lab, Unit(given["target"], tuple(given["segment"])), given["part"], given["parts"])
+    return {str(i): [fit.ratio, fit.residual, fit.count, fit.strict, list(fit.every)] for i, fit in found.items()}
+
+
+def shared_trials(
+    model: Opened, dump: Path, asked: Mapping[str, Any], crew: Crew, where: Path, progress: Progress
+) -> Share:
+    """Hypotheses that cost a run of the model each, shared out. The dump must be where the workers see it."""
+    what, found_at = side(model)
+
+    def share(unit: Unit) -> dict[int, Fit]:
+        parts = max(crew.n * 4, 1)
+        shared = {"model": what, "dump": file_digest(dump)}
+        about = {"target": unit.target, "segment": list(unit.segment), "asked": dict(asked), "parts": parts}
+        paths = {"model": found_at, "dump": str(dump.resolve())}
+        tasks = [
+            Task(f"{_ME}:trials", shared, about | {"part": part}, paths, f"hypotheses {part} of {parts}")
+            for part in range(parts)
+        ]
+        rows = [row for found in sweep(tasks, crew, where, progress) for row in found.items()]
+        return {
+            int(i): Fit(ratio, residual, n, strict, tuple(every)) for i, (ratio, residual, n, strict, every) in rows
+        }
+
+    return share
 
 
 # --- kit

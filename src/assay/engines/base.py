@@ -92,6 +92,11 @@ class Arithmetic:
     kv_type: str
     version: int = 1  # of the definition; a change of any bit is another version
 
+    @property
+    def steady(self) -> bool:
+        """Whether a sequence has the same bits however it is cut into steps and whoever shares them."""
+        return self.name == "native"
+
 
 @dataclass(frozen=True)
 class Memory:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.runtime import hub
 from assay.runtime.catalogue import Progress, silent
+from assay.runtime.draft import DraftModel, check_vocabularies
 from assay.runtime.grammar import Grammars
+from assay.runtime.lookahead import Lookahead
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
 from assay.runtime.sampler import dry_breakers
 from assay.text import ChatTemplate, Tokenizer
@@ -45,6 +47,8 @@ class Options:
     cache_size: int | None = None  # positions of all sequences together, at least one context
     template: str | None = None  # a chat template by name or file, instead of the file's own
     template_arguments: Mapping[str, Any] | None = None  # variables of the template, such as enable_thinking
+    lookahead: bool = True  # guess tokens and check them together, where that pays; the text is the same
+    draft: str | None = None  # a small model with the same vocabulary that guesses, too
 
 
 class Opened:
@@ -128,6 +132,17 @@ class Opened:
             yield
         finally:
             self.file.reading = None
+
+    def lookahead(self) -> Lookahead | None:
+        """Who guesses tokens for the engine's sequences. With a draft model it is as slow as `engine`."""
+        o = self.options
+        if not o.lookahead:
+            return None
+        if o.draft is None:
+            return Lookahead()
+        small = open_model(o.draft, replace(o, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None))
+        check_vocabularies(small.tokenizer, self.tokenizer, o.draft)
+        return Lookahead(DraftModel(small.engine()))
 
 
 def open_model(

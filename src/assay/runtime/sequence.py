@@ -17,6 +17,7 @@ import numpy as np
 from assay.engines.base import Array
 from assay.errors import AssayError
 from assay.runtime.draws import Draws, fresh_seed
+from assay.runtime.lookahead import Guesses
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.pooling import Pool
@@ -130,6 +131,8 @@ class Sequence(Progress):
         super().__init__(job, sink)
         self.lease: Lease | None = None
         self.preempted = 0
+        self.guesses = Guesses()
+        self.draft: list[int] = []  # tokens that are computed in this step on trial
         self._n_ctx = n_ctx
         self._eog = frozenset() if job.ignore_eos else tokenizer.eog
         self._detokenizer = tokenizer.detokenizer(special=job.show_special)
@@ -152,13 +155,21 @@ class Sequence(Progress):
 
     def part(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The next n tokens to compute."""
-        return np.array(self.ids[self.computed : self.computed + n], dtype=np.int32)
+        return np.array((self.ids[self.computed :] + self.draft)[:n], dtype=np.int32)
 
     def outputs(self, n: int) -> str:
         """Which rows of logits a chunk of n tokens must give."""
         if self.job.prompt_logprobs is not None and self.computed < self.n_prompt:
             return "all"
+        if self.draft:
+            return "all"
         return "last" if n == self.pending and self.job.max_tokens != 0 else "none"
+
+    @property
+    def room(self) -> int:
+        """How many tokens may follow the next one, at most."""
+        left = self._n_ctx - len(self.ids)
+        return left if self.job.max_tokens is None else min(left, self.job.max_tokens - self.generated - 1)
 
     def keep(self, nodes: Mapping[str, Array]) -> None:
         """Take what a chunk gave of the nodes that are kept."""

@@ -63,7 +63,7 @@ def test_a_flipped_bit_is_found_with_its_row_and_block(models: Any, tmp_path: Pa
     only = ("blk.1.ffn_down.weight",)
     result = found(models("plain"), tmp_path, "full", "weight-damaged", only=only, arithmetic=arithmetic)
     assert [c.fault for c in result.causes] == ["weight-damaged"] and result.causes[0].node == "ffn_out-1"
-    assert "in row 5, elements 32 to 63" in result.causes[0].how
+    assert result.causes[0].how == "row 5 with bit 3 of byte 1 flipped in block 1"
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def arrange(parts: Sequence[Part], groups: int, normed: bool, processors: int, m
     found = []
     if together <= _TEAMS and together * tiles <= _ONCE and together * tiles * tile <= _TILES:
         found.append(made(1, tiles, together))
-    team = min(range(_CREW, 0, -1), key=lambda n: -(-groups // (processors * (_CREW // n))) * -(-tiles // n))
+    team = min(range(1, _CREW + 1), key=lambda n: -(-groups // (processors * (_CREW // n))) * -(-tiles // n))
     found += [made(2, team, _CREW // team), made(2, team, 1), made(1, team, 1)]
     return next((a for a in found if a.shared <= most - 1024), None)
 

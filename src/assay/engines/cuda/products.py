@@ -148,6 +148,7 @@ class ProductSteps(Steps):
             columns = parts[0].matrix.columns
             raise AssayError(f"node {parts[0].name}: rows of {columns} values do not fit this GPU's shared memory")
         args.slots, args.team, args.together = found.slots, found.team, found.together
+        args.shift = parts[0].matrix.group.bit_length() - 1
         kernel = f"product_{'one' if found.slots == 1 else 'two'}_{layouts}"
         blocks = min(-(-groups // found.together), n)
         return Launch(kernel, (blocks, *rest), found.threads, args, found.shared, weights)

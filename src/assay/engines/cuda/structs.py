@@ -39,7 +39,7 @@ ProductArgs = _struct(
     ("expert_bytes", _I64),
     *_all(_I32, "n_parts groups tokens columns x_stride prologue"),
     ("eps", _F32),
-    *_all(_I32, "rows_of_x n_experts slots team together stages"),
+    *_all(_I32, "rows_of_x n_experts slots team together shift padding stages"),
     ("ahead", Ahead),
 )
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes padding"))

@@ -35,6 +35,8 @@ class Metrics:
         self.cached_tokens = counter("cached_tokens", "Prompt tokens that the prefix cache had")
         self.tokens = counter("generated_tokens", "Tokens generated")
         self.finished = counter("sequences", "Sequences ended, by how", "reason")
+        self.guessed = counter("guessed_tokens", "Tokens computed ahead on a guess")
+        self.guessed_right = counter("guessed_right_tokens", "Of these, those that were drawn")
         self.preemptions = counter("preemptions", "Sequences that gave their pages back and were computed again")
         self.steps = counter("steps", "Steps of the engine")
         self.step_tokens = counter("step_tokens", "Tokens computed in steps, prompt and generated")
@@ -83,6 +85,10 @@ class Meter(scheduler.Meter):
             self._m.first_token.labels(self._model).observe(now - sequence.times.arrived)
             self._m.prompt_tokens.labels(self._model).inc(sequence.n_prompt)
             self._m.cached_tokens.labels(self._model).inc(sequence.cached)
+
+    def guessed(self, tokens: int, right: int) -> None:
+        self._m.guessed.labels(self._model).inc(tokens)
+        self._m.guessed_right.labels(self._model).inc(right)
 
     def finished(self, sequence: Progress, reason: str) -> None:
         self._m.finished.labels(self._model, REASONS.get(reason, reason)).inc()

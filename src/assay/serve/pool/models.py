@@ -59,6 +59,7 @@ class Entry(Opened):
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
+            lookahead=self.lookahead(),
         )  # fmt: skip
         return Here(Worker(scheduler, waiting=limits.waiting, post=post))
 
@@ -69,6 +70,7 @@ class Here:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self.submit, self.stop = worker.submit, worker.stop
+        self.ready = True
 
     def cancel(self, sequences: Sequence[Progress]) -> None:
         self._worker.cancel([sequence for sequence in sequences if isinstance(sequence, Running)])
@@ -77,7 +79,7 @@ class Here:
         """End the thread, then let go of the weights."""
         self.stop(error)
         await asyncio.to_thread(self._worker.join)
-        await asyncio.to_thread(self._worker.scheduler.engine.close)
+        await asyncio.to_thread(self._worker.scheduler.close)
 
     def who(self) -> list[dict[str, object]]:
         scheduler = self._worker.scheduler
@@ -130,7 +132,7 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        return self.closing is None and any(entry.worker for entry in self.entries.values())
+        return self.closing is None and any(entry.worker and entry.worker.ready for entry in self.entries.values())
 
     @asynccontextmanager
     async def use(self, entry: Entry) -> AsyncIterator[Computes]:

@@ -19,6 +19,11 @@ REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
 class Computes(Protocol):
     """Whoever turns jobs into updates: a worker's thread, or replicas elsewhere. Sinks are called on the event loop."""
 
+    @property
+    def ready(self) -> bool:
+        """Whether anybody can compute now."""
+        ...
+
     def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
         """All of them or, when the queue has no room, none."""
         ...

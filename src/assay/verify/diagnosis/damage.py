@@ -1,117 +1,114 @@
-"""A weight that is damaged in one place: which row, which block, and by how much, solved from what it makes of it.
+"""A weight that is damaged in one place: which row, and which bit, solved from what the product makes of it.
 
-A flipped bit in a file changes one number, or the scale of one block, of one row of one matrix. There are too many such
-places to try; but the product that uses the row is wrong in one feature, by the product of the block with its inputs.
-So the place is read off the deviation: the feature gives the row, and of its blocks the one whose share of the product
-runs in proportion to the deviation over the tokens, the factor being the constant. Where only a layer's output was
-dumped, the deviation lies along one feature (the last product, or the one before it) or along one column of the last
-matrix (the two before that).
+A flipped bit in a file changes one number, or the scale of one block, of one row of one matrix. Which rows there are is
+too much to try; but the product that uses the row is wrong in one feature, and that gives the row. Of its bits, each
+one flipped changes the feature by a known amount for every token: the one that fits did it. A bad sector, read as
+zeros, is one more guess. Where only a layer's output was dumped, the deviation lies along one feature (the last
+product, or the one before it), or along one column of the last matrix (the two before that).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import linear
+from assay.engines.functions import ACTIVATIONS, linear
+from assay.gguf import codecs
 from assay.graph import Node, split
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.faults import Change, Context, Variant
 
 Array = NDArray[Any]
-FAULT = "weight-damaged"
+DAMAGE = "weight-damaged"
 _ALONG = 0.7  # of the squared deviation that must lie along one direction
-_PARTS = 2  # blocks that are tried: those whose share fits best
-_FLIPS = (0.0, -1.0, 0.5, 2.0, 0.25, 4.0, 1 / 16, 16.0, 1 / 256, 256.0)  # what a flipped bit makes of a half scale
+_MOST = 3  # bits that are held against the observations: those that fit the feature best
+_WIDEST = 1 << 16  # elements of a row whose bits are tried
+_LAST = ("ffn_out", "ffn_down")
 
 
 def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
     """Damage that the deviation of the unit's target speaks of."""
     found = lab.dump.values(unit.target)
-    if found is None or lab.graph.shapes[unit.target][0] != "T" or found.ndim != 2:
+    if found is None or found.ndim != 2 or lab.graph.shapes[unit.target][0] != "T":
         return
-    base = lab.base(unit)
-    error = found - base[unit.target]
+    error = found - lab.base(unit)[unit.target]
     if not np.isfinite(error).all() or not error.any():
         return
-    node = lab.graph[unit.target]
     if len(unit.segment) == 1:
-        row = _one_column(error)
-        if row is not None and _product(node):
-            yield from _solved(lab, node, row, lab.theirs[node.inputs[0]], error[:, row])
+        yield from _along_a_feature(lab, unit, lab.graph[unit.target], error)
+    elif split(unit.target)[0] == "l_out":
+        for node in (lab.graph[name] for name in unit.segment):
+            if split(node.name)[0] in (*_LAST, "attn_out"):
+                yield from _along_a_feature(lab, unit, node, error)
+            elif split(node.name)[0] in ("ffn_gate", "ffn_up"):
+                yield from _along_a_column(lab, unit, node, error)
+
+
+def _along_a_feature(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
+    energy = np.sum(error * error, axis=0)
+    row = int(energy.argmax())
+    if _product(node) and energy[row] >= _ALONG * energy.sum():
+        yield from _flips(lab, unit, node, row, lambda change: change - error[:, row, None])
+
+
+def _along_a_column(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
+    """One row of gate or up is wrong: the deviation is along the column of the last matrix that takes its feature."""
+    last = next((lab.graph[name] for name in unit.segment if split(name)[0] in _LAST), None)
+    joint = None if last is None else lab.graph.by_name.get(last.inputs[0])
+    if last is None or joint is None or not _product(node) or not _product(last) or joint.op != "glu":
         return
-    for name in unit.segment if split(unit.target)[0] == "l_out" else ():
-        row = _row_of(lab, unit, lab.graph[name], error) if _product(lab.graph[name]) else None
-        if row is not None:
-            yield from _guessed(lab, lab.graph[name], row)
+    if last.name not in lab.graph[unit.target].inputs:  # a norm between them turns the columns
+        return
+    columns = np.asarray(lab.weights[last.weights[0]][:])
+    size = np.sum(columns * columns, axis=0) + 1e-300
+    along = error @ columns
+    energy = np.sum(along * along, axis=0) / size
+    row = int(energy.argmax())
+    if energy[row] < _ALONG * float(np.sum(error * error)):
+        return
+    gate, up = (lab.base(unit)[name][:, row, None] for name in joint.inputs)
+    act, first = ACTIVATIONS[joint.attr("act")], node.name == joint.inputs[0]
+    wanted = act(gate) * up + along[:, row, None] / size[row]
+    yield from _flips(lab, unit, node, row, lambda d: (act(gate + d) * up if first else act(gate) * (up + d)) - wanted)
 
 
 def _product(node: Node) -> bool:
     return node.op == "linear" and len(node.weights) == 1
 
 
-def _one_column(error: Array) -> int | None:
-    energy = np.sum(error * error, axis=0)
-    row = int(energy.argmax())
-    return row if energy[row] >= _ALONG * energy.sum() else None
+def _flips(lab: Lab, unit: Unit, node: Node, row: int, left: Callable[[Array], Array]) -> Iterator[Hypothesis]:
+    """The flipped bits of the row that leave least; `left` gives it for changes of the feature, [tokens, bits]."""
+    inputs = lab.theirs if node.inputs[0] in lab.theirs else lab.base(unit)
+    x = inputs[node.inputs[0]].reshape(len(lab.dump.tokens), -1)
+    info = lab.model.file.tensors[node.weights[0]]
+    width, size = info.type.block_size, info.type.type_size
+    if x.shape[1] > _WIDEST:
+        return
+    raw = np.ascontiguousarray(lab.model.file.raw(info.name)[row]).view(np.uint8).reshape(-1, size)
+    right = codecs.decode(info.type, raw).reshape(len(raw), width)
+    yield _changed(node, row, slice(None), -right.reshape(-1), "zero")
+    found: list[tuple[float, int, int, Array]] = []
+    bits = np.arange(8 * size)
+    for block, (old, own) in enumerate(zip(raw, right, strict=True)):
+        flipped = np.repeat(old[None], len(bits), axis=0)
+        flipped[bits, bits // 8] ^= (1 << (bits % 8)).astype(np.uint8)
+        with np.errstate(all="ignore"):
+            change = codecs.decode(info.type, flipped).reshape(len(bits), width) - own
+            rest = left(x[:, block * width : (block + 1) * width] @ change.T)
+            squares = np.nan_to_num(np.sum(rest * rest, axis=0), nan=np.inf)
+        found += [(float(squares[i]), block, int(i), change[i]) for i in np.argsort(squares)[:_MOST]]
+    for squares_left, block, bit, change in sorted(found, key=lambda f: f[0])[:_MOST]:
+        if np.isfinite(squares_left):
+            part = slice(block * width, (block + 1) * width)
+            where = f"with bit {bit % 8} of byte {bit // 8} flipped in block {block}"
+            yield _changed(node, row, part, change, where)
 
 
-def _row_of(lab: Lab, unit: Unit, source: Node, error: Array) -> int | None:
-    """The row of the matrix whose feature the deviation of the target lies along."""
-    role = split(source.name)[0]
-    if role in ("ffn_out", "ffn_down", "attn_out"):
-        return _one_column(error)
-    last = next((lab.graph[n] for n in unit.segment if split(n)[0] in ("ffn_out", "ffn_down")), None)
-    if role not in ("ffn_gate", "ffn_up") or last is None or not _product(last):
-        return None  # a norm behind the last matrix turns its columns; those faults stay unexplained
-    columns = np.asarray(lab.weights[last.weights[0]][:])
-    along = np.sum((error @ columns) ** 2, axis=0) / (np.sum(columns * columns, axis=0) + 1e-300)
-    row = int(along.argmax())
-    return row if along[row] >= _ALONG * float(np.sum(error * error)) else None
-
-
-def _solved(lab: Lab, node: Node, row: int, x: Array, error: Array) -> Iterator[Hypothesis]:
-    """The factors that account for the deviation of one feature, block by block, and element by element."""
-    weights = np.asarray(lab.weights[node.weights[0]][row : row + 1][0], np.float64)
-    x = x.reshape(len(x), -1).astype(np.float64)
-    block = max(32, lab.model.file.tensors[node.weights[0]].type.block_size)
-    shares = (x * weights).reshape(len(x), -1, block).sum(-1)
-    yield _scaled(node, row, slice(None), _factor(shares.sum(1), error))
-    for i in _best(shares, error):
-        yield _scaled(node, row, slice(i * block, (i + 1) * block), _factor(shares[:, i], error))
-    for i in _best(x * weights, error):
-        if weights[i]:
-            yield _scaled(node, row, slice(i, i + 1), _factor(x[:, i] * weights[i], error))
-
-
-def _guessed(lab: Lab, node: Node, row: int) -> Iterator[Hypothesis]:
-    """What flipped bits make of each block of the row: where its feature was not dumped, they are tried."""
-    block = max(32, lab.model.file.tensors[node.weights[0]].type.block_size)
-    width = lab.graph.weights[node.weights[0]][-1]
-    yield _scaled(node, row, slice(None), 0.0)
-    for i in range(width // block):
-        for factor in _FLIPS:
-            yield _scaled(node, row, slice(i * block, (i + 1) * block), factor)
-
-
-def _best(shares: Array, error: Array) -> list[int]:
-    """The columns in proportion to the deviation, by what is left of it."""
-    power = np.sum(shares * shares, axis=0) + 1e-300
-    gained = (error @ shares) ** 2 / power
-    return [int(i) for i in np.argsort(-gained)[:_PARTS]]
-
-
-def _factor(share: Array, error: Array) -> float:
-    return 1 + float(share @ error) / (float(share @ share) + 1e-300)
-
-
-def _scaled(node: Node, row: int, part: slice, factor: float) -> Hypothesis:
-    """The weights of the row's part times a factor."""
-    where = "" if part == slice(None) else f", elements {part.start} to {part.stop - 1}"
-    label = f"times {factor:.6g} in row {row}{where}"
+def _changed(node: Node, row: int, part: slice, change: Array, how: str) -> Hypothesis:
+    """Other numbers in a part of one row of the node's matrix."""
 
     def edit(c: Context, here: Node, p: float) -> Change | None:
         if here.name != node.name:
@@ -119,10 +116,9 @@ def _scaled(node: Node, row: int, part: slice, factor: float) -> Hypothesis:
 
         def run(x: Array, W: Array) -> Array:
             value = linear(x, W).copy()
-            flat, weights = x.reshape(len(x), -1), np.asarray(W[row : row + 1][0], x.dtype)
-            value[:, row] += (factor - 1) * (flat[:, part] @ weights[part])
+            value[:, row] += x.reshape(len(x), -1)[:, part] @ change.astype(x.dtype)
             return value
 
         return Change(here, run)
 
-    return Hypothesis(FAULT, Variant(label, edit))
+    return Hypothesis(DAMAGE, Variant(f"row {row} {how}", edit))

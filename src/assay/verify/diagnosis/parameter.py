@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
-from assay.verify.thresholds import PROMISING
+from assay.verify.thresholds import A_LAYERS_WORTH, PROMISING
 
 
 def search_parameter(
@@ -41,10 +41,11 @@ def search_parameter(
     if around:
         _golden(at, h.p * (1 - around), h.p * (1 + around), False)
         return replace(h, p=best()), tried[best()]
-    for p in search.values(lab.context, [lab.graph[name] for name in unit.segment]):
+    of_file = search.scan(lab.context, [lab.graph[name] for name in unit.segment]) if search.scan is not None else ()
+    for p in (*search.common, *(of_file if deep or len(of_file) <= A_LAYERS_WORTH else ())):
         if at(p).explained:
             return replace(h, p=p), tried[p]
-    if not deep or (search.points == 0 and search.scan is None) or (search.scan is not None and not tried):
+    if not deep or (search.points == 0 and not of_file):
         return (replace(h, p=best()), tried[best()]) if tried else (h, NEVER)
     grid = sorted(search.grid())
     if search.nominal:

@@ -83,10 +83,6 @@ class Search:
     nominal: bool = False  # values are names without an order: all are tried
     scan: Callable[[Context, Sequence[Node]], Sequence[float]] | None = None  # where values depend on file and nodes
 
-    def values(self, context: Context, nodes: Sequence[Node]) -> list[float]:
-        """Those to try first."""
-        return [*self.common, *(self.scan(context, nodes) if self.scan is not None else ())]
-
     def grid(self) -> list[float]:
         if self.points == 0:
             return list(self.common)
