@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu site cluster-demo
+.PHONY: run test test-fast lint docs sanitize fuzz soak witness score engines cases clean test-gpu site cluster-demo
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -76,6 +76,11 @@ site: $(VENV)/.test-installed  ## the documentation as pages: build/site
 score: $(VENV)/.test-installed  ## how often the bug is named: docs/score.md (an hour for everything)
 	$(BIN)/python bench/score.py --again --jobs 2
 	$(BIN)/python bench/score.py --again --jobs 2 --model smollm2
+
+engines: $(VENV)/.test-installed  ## docs/engines.md: other people's engines; builds llama.cpp once, 10 min
+	for name in llamacpp transformers tinygrad mlx openvino mistralrs xllamacpp; do \
+	  $(BIN)/pip install -q -e ".[$$name]" --no-build-isolation || echo "$$name: does not install here"; done
+	$(BIN)/python bench/engines.py --again
 
 cases: $(VENV)/.installed  ## docs/cases.md, on TinyLlama
 	$(BIN)/python bench/cases.py --again

@@ -125,7 +125,8 @@ def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
     from assay.engines.base import pages_for
     from assay.evaluate.sources import EndpointSource, EngineSource
     from assay.verify.endpoint.client import Client
-    from assay.verify.witness import WITNESSES, open_engine
+    from assay.verify.witness import WITNESSES
+    from assay.verify.witness.opening import open_engine
 
     if isinstance(side, str):
         return EndpointSource(Client(side, tokenizer, max_steps=window + 1))

@@ -13,6 +13,7 @@ from assay.cli.progress import counting
 from assay.errors import AssayError
 from assay.system.files import write
 from assay.verify.conformance.sample import PROMPT
+from assay.verify.witness import WITNESSES
 
 if TYPE_CHECKING:
     from assay.runtime.opening import Opened
@@ -44,12 +45,8 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--engine",
-        default=default,
-        metavar="NAME",
-        help=f"reference, cpu, llamacpp or transformers; default: {default}",
-    )
+    names = ", ".join(("reference", "cpu", "cuda", *WITNESSES))
+    parser.add_argument("--engine", default=default, metavar="NAME", help=f"{names}; default: {default}")
     parser.add_argument("--precision", metavar="NAME", help="the engine's arithmetic, such as f64 or f32")
     parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
     parser.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
@@ -70,7 +67,7 @@ def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
 def run(args: argparse.Namespace) -> int:
     from assay.engines.base import pages_for
     from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
-    from assay.verify.witness import open_engine
+    from assay.verify.witness.opening import open_engine
 
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")

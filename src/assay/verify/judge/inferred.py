@@ -62,11 +62,14 @@ def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
     def of(*ops: str, others: bool = False) -> list[Evidence]:
         return [e for e in whole if (model.graph[e.name].op in ops) != others]
 
-    plain, table, kv, q8, both, f16, bf16 = ARITHMETICS
+    plain, table, kv, q8, both, coarse, f16, bf16 = ARITHMETICS
     storage = explained(of(*MATRIX, *EXACT, "kq", "kqv", "cache", others=True), [table, f16, bf16])
     if storage is not table:
         return storage
     quantised = explained(of(*MATRIX), [table, q8]) is q8
-    cached = kv in (explained(of("kq", "kqv"), [table, kv]), explained(of("cache"), [table, kv]))
+    caches = explained(of("kq", "kqv"), [table, kv, coarse]), explained(of("cache"), [table, kv, coarse])
+    if coarse in caches:  # there is no such cache with finer operands among the arithmetics
+        return coarse
+    cached = kv in caches
     gelu = explained([e for e in whole if any(is_gelu(model.graph[part]) for part in e.segment)], [plain, table])
     return {(False, False): gelu, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]
