@@ -39,6 +39,7 @@ from assay.verify.judge.noise import by_rows
 from assay.verify.judge.rounding import EXACT, Rounding, roundings
 from assay.verify.thresholds import (
     ALIKE_NATS,
+    CLEARER_NATS,
     COEFFICIENT,
     FIRST_OBSERVED,
     FLOAT32_LEFT,
@@ -166,7 +167,8 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
 
 
 def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
-    """The bench under each rule of rounding that may be the engine's: none, unless another is clearly likelier."""
+    """The bench under each rule of rounding that may be the engine's, the likeliest first: none, unless another is
+    clearly likelier. A rule stays possible while its roundings are smaller than what is there to explain."""
     most = diff.arithmetic if diff.verdict == "noise" else ARITHMETICS[-1]
     labs = [lab.rounding(rule) for rule in roundings(most)]
     plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
@@ -179,8 +181,9 @@ def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
                 tally.add(name, before, after)
         nats.append(tally.nats)
     values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
-    likely = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
-    return [labs[i] for i in sorted(likely, key=lambda i: (labs[i].rule != EXACT, -nats[i]))]
+    plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
+    possible = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
+    return [labs[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
 
 
 def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
