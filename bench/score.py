@@ -139,6 +139,60 @@ def side_by_side(
                 return
 
 
+# -- on a cluster ------------------------------------------------------------------------------------------------------
+
+
+def prepare(shared: dict[str, Any], where: dict[str, Any]) -> tuple[Model, Weights, dict[tuple[str, ...], Made]]:
+    """What a worker of a sweep keeps: the model and how to make every case."""
+    model = load(open_file(Path(where["path"])))
+    weights = Weights(model.file)
+    return model, weights, {tuple(case[:3]): case[3] for case in cases(model, weights, shared["model"])}
+
+
+def graded(kept: tuple[Model, Weights, dict[tuple[str, ...], Made]], given: dict[str, Any]) -> dict[str, Any]:
+    """One case; a case that does not show has no grade."""
+    model, weights, made = kept
+    kind, bug, style = given["case"]
+    case = made[kind, bug, style]()
+    return {} if case is None else _one(model, weights, kind, bug, style, case, given["tokens"])
+
+
+def run_spread(path: Path, name: str, out: Path, every: int, address: str) -> None:
+    """As `run`, the cases shared out over a cluster's workers (`local:N`, or a Ray cluster's address)."""
+    from assay.cluster.crew import crew
+    from assay.cluster.fingerprint import file_digest
+    from assay.cluster.sweep import Task, folder, sweep
+
+    done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
+    model = load(open_file(path))
+    shared = {"model": name, "file": file_digest(path), "code": _code()}
+    todo = [
+        case[:3]
+        for i, case in enumerate(cases(model, Weights(model.file), name))
+        if i % every == 0 and case[:3] not in done and (case[2], case[1]) not in NOT_SEEN
+    ]
+    tasks = [
+        Task("bench.score:graded", shared, {"case": case, "tokens": [int(t) for t in tokens_of(name)]},
+             {"path": str(path.resolve())}, " ".join(case))
+        for case in todo
+    ]  # fmt: skip
+
+    def progress(done: int, total: int, who: Any) -> None:
+        print(f"{done} of {total}  " + "  ".join(f"{worker}: {what}" for worker, what in who.items()), file=sys.stderr)
+
+    found = sweep(tasks, crew(address), folder(None), progress)
+    with open(out, "a") as log:
+        log.writelines(json.dumps(result) + "\n" for result in found if result)
+
+
+def _code() -> str:
+    """The hash of all that grades: a result of other code is not reused."""
+    from hashlib import sha256
+
+    files = sorted([*(ROOT / "src" / "assay").rglob("*.py"), *(ROOT / "tests").glob("*.py"), Path(__file__)])
+    return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
+
+
 def _inherit(grade: Callable[[int], dict[str, Any] | None]) -> None:
     global _grade_case
     _grade_case = grade
@@ -300,6 +354,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
     parser.add_argument("--jobs", type=int, default=1, help="cases graded at the same time")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="share the cases out: local:N, or a Ray cluster's address")
     parser.add_argument("--page", action="store_true", help="only write docs/score.md")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth case")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here, and leave the page alone")
@@ -317,7 +372,10 @@ def main() -> None:
             from assay.runtime import hub
 
             path = hub.resolve(args.model)
-        run(load(open_file(path)), args.model, out, args.seconds, args.jobs, args.every)
+        if args.cluster:
+            run_spread(path, args.model, out, args.every, args.cluster)
+        else:
+            run(load(open_file(path)), args.model, out, args.seconds, args.jobs, args.every)
         if args.against:
             differ = moved(read(args.against), read(out))
             print("\n".join(differ) or "no verdict has moved")

@@ -96,6 +96,20 @@ def bf16(x):
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(f32)
 
 
+def tiled(scores, values, tile=4):
+    """softmax(scores) @ values as flash attention does it: tiles of keys, a running maximum, one division."""
+    top, total = np.full(len(scores), -np.inf), np.zeros(len(scores))
+    out = np.zeros((len(scores), values.shape[1]), f32)
+    for a in range(0, scores.shape[1], tile):
+        part = scores[:, a : a + tile]
+        new = np.maximum(top, part.max(-1))
+        safe = np.where(np.isfinite(new), new, 0)
+        shrink, p = np.exp(top - safe).astype(f32), np.exp(part - safe[:, None]).astype(f32)
+        out = out * shrink[:, None] + p @ values[a : a + tile]
+        total, top = total * shrink + p.sum(-1), new
+    return out / total[:, None].astype(f32)
+
+
 def halves(raw):
     return raw.copy().view("<f2").astype(f32)
 
@@ -268,15 +282,20 @@ def unpack_k(name, b, bugs):
     return out
 
 
+# Values that stay inside a fused kernel: norm with projections, projections with rotation, the gate with its product.
+INSIDE = ("attn_norm", "Qcur_proj", "Kcur_proj", "ffn_norm", "ffn_gate", "ffn_up")
+
+
 # -- the engine ------------------------------------------------------------------------------------------------------
 
 
 class Engine:
     def __init__(self, path, bugs=(), only=None, arithmetic="f32", limit=0.0):
-        """`only`: names of tensors that the decoding bugs are limited to (None: all). `arithmetic`: f32, f16 (every
-        result rounded), q8 (operands of products quantised), kv16 (cache in half precision). `limit`: what
-        `clamp-silent` clips activations to."""
-        self.file, self.bugs, self.only, self.arithmetic = File(path), set(bugs), only, arithmetic
+        """`only`: names of tensors that the decoding bugs are limited to (None: all). `arithmetic`: f32, f16 or bf16
+        (every result rounded), q8 (operands of products quantised), kv16 and kvq8 (the cache in halves or blocks of
+        eight bits), flash (attention by tiles, no scores), fused (values inside a kernel neither rounded nor seen);
+        several joined by +. `limit`: what `clamp-silent` clips activations to."""
+        self.file, self.bugs, self.only, self.arithmetic = File(path), set(bugs), only, arithmetic.split("+")
         self.limit = f32(limit)
         meta = self.file.meta
         arch = meta["general.architecture"]
@@ -369,7 +388,7 @@ class Engine:
 
     def matvec(self, name, x, decode=False):
         w = self.matrix(name)
-        if self.arithmetic == "q8" and BLOCK[self.file.tensors[name][1]][0] > 1:
+        if "q8" in self.arithmetic and BLOCK[self.file.tensors[name][1]][0] > 1:
             x = self.quantised(x, BLOCK[self.file.tensors[name][1]][0])
         y = self.narrow_sums(x, w) if "accumulate-half" in self else x @ w.T
         if decode and "q4_0-dot-sum" in self and NAME[self.file.tensors[name][1]] == "Q4_0":
@@ -518,8 +537,9 @@ class Engine:
 
     def keep(self, name, value, start, heads=False):
         """Put this step's rows in their place; scores are [head, token, key]."""
-        if self.arithmetic == "f16":
-            value = value.astype(np.float16).astype(f32)
+        if "fused" in self.arithmetic and name.split("-")[0] in INSIDE:
+            return value
+        value = self.stored(value)
         self.parts[-1][name] = value
         if heads:
             whole = self.trace.setdefault(name, np.zeros((len(value), self.total, self.total), f32))
@@ -528,6 +548,11 @@ class Engine:
             whole = self.trace.setdefault(name, np.zeros((self.total, *value.shape[1:]), f32))
             whole[start : start + len(value)] = value
         return value
+
+    def stored(self, value):
+        if "f16" in self.arithmetic:
+            return value.astype(np.float16).astype(f32)
+        return bf16(value) if "bf16" in self.arithmetic else value
 
     def step(self, tokens, start, prompt):
         emb = self.weight("token_embd.weight")
@@ -722,7 +747,7 @@ class Engine:
 
         def times(name, i, v):
             block = BLOCK[self.file.tensors[name][1]][0]
-            if self.arithmetic == "q8" and block > 1:
+            if "q8" in self.arithmetic and block > 1:
                 v = self.quantised(v[None], block)[0]
             if "accumulate-half" in self:
                 return self.narrow_sums(v[None], self.weight(name)[i])[0]
@@ -770,8 +795,13 @@ class Engine:
                     flat[t : t + width] = rows[t].ravel()
                 buffers.append(flat.reshape(rows.shape))
             keys, values = buffers
-        if self.arithmetic == "kv16":
+        if "kv16" in self.arithmetic:
             q, keys, values = (t.astype(np.float16).astype(f32) for t in (q, keys, values))
+        if "kvq8" in self.arithmetic:
+            block = min(32, self.hd)
+            q, keys, values = (
+                self.quantised(t.reshape(-1, self.hd), block).reshape(t.shape) for t in (q, keys, values)
+            )
         past = len(keys) - n
         kq = np.zeros((self.n_head, n, len(keys)), f32)
         kqv = np.zeros((self.n_head, n, self.hd), f32)
@@ -783,8 +813,8 @@ class Engine:
             kq[h] = q[:, h] @ keys[:, g].T
         if "kq-swapped" in self and not decode:
             kq = kq.transpose(0, 2, 1).copy()
-        if self.arithmetic == "f16":
-            kq = kq.astype(np.float16).astype(f32)
+        flash = "flash" in self.arithmetic
+        kq = kq if flash else self.stored(kq)
         scale = f32(1) if self.gemma else f32(1 / np.sqrt(self.hd))
         if "scale-missing" in self:
             scale = f32(1)
@@ -840,14 +870,14 @@ class Engine:
         if "p-cast" in self:
             power = np.clip(np.floor(np.log2(np.maximum(soft, 1e-30))), -6, 8)
             soft = np.rint(soft / 2.0 ** (power - 3)) * 2.0 ** (power - 3)
-        soft = soft.astype(np.float16 if self.arithmetic == "f16" else f32).astype(f32)
+        soft = soft.astype(f32) if flash else self.stored(soft.astype(f32))
         for h in range(self.n_head):
             g = h % self.n_kv if "gqa-modulo" in self else h // group
             if "gqa-tile-cross" in self and decode:
                 tile = 4 if group % 4 else 8
                 g = (h // tile * tile) // group
-            p = soft[h].astype(np.float16).astype(f32) if self.arithmetic == "kv16" else soft[h]
-            kqv[h] = p @ values[:, g]
+            p = soft[h].astype(np.float16).astype(f32) if "kv16" in self.arithmetic else soft[h]
+            kqv[h] = tiled(scores[h], values[:, g]) if flash else p @ values[:, g]
         if "head-one-wrong" in self:
             kqv[-1] = 0
         if "head-one-wrong/neighbour" in self:
@@ -855,9 +885,9 @@ class Engine:
         if "x-head-reversed" in self:
             kqv[1] = kqv[1][:, ::-1]
         sfx = f"-{layer}"
-        self.keep("kq" + sfx, kq, start, True), self.keep("kq_soft_max" + sfx, soft, start, True)
-        if self.arithmetic == "f16":
-            kqv = kqv.astype(np.float16).astype(f32)
+        if not flash:
+            self.keep("kq" + sfx, kq, start, True), self.keep("kq_soft_max" + sfx, soft, start, True)
+        kqv = self.stored(kqv)
         self.parts[-1]["kqv" + sfx] = kqv
         whole = self.trace.setdefault("kqv" + sfx, np.zeros((self.n_head, self.total, self.hd), f32))
         whole[:, start : start + n] = kqv

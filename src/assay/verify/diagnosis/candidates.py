@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -93,14 +93,25 @@ class Found:
     lab: Lab
 
 
-def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Found:
+Share = Callable[[Unit], Mapping[int, Fit]]  # of the hypotheses about a unit, those that were tried elsewhere
+
+
+def tried_here(lab: Lab, unit: Unit, part: int, parts: int) -> dict[int, Fit]:
+    """Every so many-th hypothesis that has no parameter: the share of one of several who try them."""
+    screen = Screen(lab, unit)
+    listed = enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit)))
+    return {i: screen.fit(h) for i, h in listed if h.variant.search is None and i % parts == part}
+
+
+def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share: Share | None = None) -> Found:
     """The hypotheses that explain the unit. Families are scanned if nothing simple fits."""
+    elsewhere = share(unit) if share else {}
     found: list[Candidate] = []
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
     tried = 0
     screen = Screen(lab, unit)
-    for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
+    for i, h in enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit))):
         if h.fault == "path-split" and found:
             break
         if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
@@ -109,7 +120,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Fo
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
         if h.variant.search is None:
-            fit = screen.fit(h)
+            fit = elsewhere[i] if i in elsewhere else screen.fit(h)
         else:
             h, fit = screen.search(h, deep=False)
             scans.append(replace(h, p=0.0))
