@@ -37,6 +37,8 @@ def load(
     cache_size: int | None = None,
     template: str | None = None,
     template_arguments: Mapping[str, Any] | None = None,
+    lookahead: bool = True,
+    draft: str | None = None,
     parallel: int = RUNNING,
     progress: Progress = silent,
 ) -> LanguageModel:
@@ -50,22 +52,28 @@ def load(
     cache_size  positions of all sequences together
     template    a chat template by name or file, instead of the file's own
     template_arguments  variables of the template, such as {"enable_thinking": False}
+    lookahead   guess tokens from what came before and check them together, where it pays; the text is the same
+    draft       a small model of the same vocabulary that guesses, too
     parallel    sequences that are computed at once
-    progress    told of a download as (what, done, total)
+    progress    told of a download and of loading as (what, bytes done, bytes in all)
     """
-    options = Options(engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments)
-    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel)
+    options = Options(
+        engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft
+    )
+    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel, progress=progress)
 
 
 class LanguageModel:
     """A model on an engine. Use it as a context, or `close` it. Several threads may call it: they share its steps."""
 
-    def __init__(self, opened: Opened, *, parallel: int = RUNNING) -> None:
+    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: Progress = silent) -> None:
         self.opened = opened
         self.file, self.model, self.tokenizer = opened.file, opened.model, opened.tokenizer
         self.n_ctx = opened.n_ctx
-        self.engine = opened.engine()
-        self.generator = Generator(self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel)
+        self.engine = opened.engine(progress)
+        self.generator = Generator(
+            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, lookahead=opened.lookahead()
+        )
         self._closed = False
 
     def __repr__(self) -> str:
@@ -86,7 +94,7 @@ class LanguageModel:
                 scheduler = self.generator.scheduler
                 scheduler.cancel([*scheduler.running, *scheduler.waiting])
                 self.generator.tell()
-                self.engine.close()
+                scheduler.close()
 
     @property
     def path(self) -> Path:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from assay.engines.base import PagedEngine
 from assay.errors import AssayError
+from assay.runtime.lookahead import Lookahead
 from assay.runtime.pages import Pages
 from assay.runtime.params import SamplerParams
 from assay.runtime.pooling import Embedding
@@ -158,10 +159,11 @@ class Generator:
         n_ctx: int | None = None,
         chunk: int = 512,
         running: int = RUNNING,
+        lookahead: Lookahead | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk)
+        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk, lookahead=lookahead)
         self.n_ctx = self.scheduler.n_ctx
         self.lock = threading.RLock()  # of the scheduler, its pages and the engine
 

@@ -16,13 +16,15 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import suppress
 
-from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine, pages_for
+from assay.engines.base import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.runtime.errors import DeadlinePassed, EngineFailed, NoLogits
+from assay.runtime.lookahead import Lookahead
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.sampler import scores
-from assay.runtime.sequence import Job, Sequence, Sink, Update
+from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
@@ -45,9 +47,11 @@ class Meter:
 
     def preempted(self) -> None: ...
 
-    def token(self, sequence: Sequence, now: float) -> None: ...
+    def token(self, sequence: Progress, now: float) -> None: ...
 
-    def finished(self, sequence: Sequence, reason: str) -> None: ...
+    def guessed(self, tokens: int, right: int) -> None: ...
+
+    def finished(self, sequence: Progress, reason: str) -> None: ...
 
 
 class Scheduler:
@@ -62,10 +66,12 @@ class Scheduler:
         running: int = RUNNING,
         chunk: int = 128,
         meter: Meter | None = None,
+        lookahead: Lookahead | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.meter = meter or Meter()
+        self.lookahead = lookahead if lookahead and engine.arithmetic.steady else None
         self.pages = Pages(engine.n_pages, copy=engine.copy_page)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self.most, self.chunk = running, chunk
@@ -105,13 +111,28 @@ class Scheduler:
         for sequence in list(sequences):
             self._finish(sequence, Update(finish="error", error=error))
 
+    def forget(self) -> None:
+        """The cache is lost: what runs is computed again from its tokens."""
+        for sequence in reversed(list(self.running)):
+            self._preempt(sequence, {})
+        self.pages.clear()
+
     def step(self) -> News:
         """Compute once, if there is anything to compute; what there is to tell since the last step."""
         self._reap()
         plan = self._plan()
         if plan:
-            self._compute(plan)
+            try:
+                self._compute(plan)
+            except CacheLost:
+                self.forget()
         return self.news()
+
+    def close(self) -> None:
+        """Let go of the engine, and of the one that guesses for it."""
+        self.engine.close()
+        if self.lookahead and self.lookahead.drafter:
+            self.lookahead.drafter.close()
 
     def news(self) -> News:
         """What has not been told yet."""
@@ -144,6 +165,8 @@ class Scheduler:
         for keep, group in probes.items():
             outputs += self._probe(group, [chunks[s] for s in group], keep)
         computed = time.monotonic()
+        if self.lookahead and self._decoding(plan):
+            self.lookahead.costs.note(sum(plan.values()), computed - started)
         for sequence, output in outputs:
             try:
                 self._advance(sequence, plan[sequence], output)
@@ -157,6 +180,8 @@ class Scheduler:
         """Those that keep the same nodes, together; one by one after a fault, for it is nobody else's business."""
         try:
             return list(zip(group, self._forward(chunks, keep), strict=True))
+        except CacheLost:
+            raise
         except AssayError as error:
             if len(group) == 1:
                 self.fail(group, error)
@@ -196,9 +221,28 @@ class Scheduler:
             if n and sequence in self.running and self._reserve(sequence, n, plan):
                 budget = max(budget - n, 0)
                 heavy[sequence.job.owner] += n
+        if self.lookahead:
+            self._look_ahead(self.lookahead, plan)
         for sequence, n in plan.items():
             self._shares.charge(sequence, n)
         return plan
+
+    @staticmethod
+    def _decoding(plan: dict[Sequence, int]) -> bool:
+        """Whether the step has nothing but the next tokens of sequences that generate, and what is guessed of them."""
+        return bool(plan) and all(s.pending == 1 and s.generated and not s.job.keep for s in plan)
+
+    def _look_ahead(self, lookahead: Lookahead, plan: dict[Sequence, int]) -> None:
+        """Guessed tokens behind the next ones, where there is room that nobody else holds."""
+        for sequence in plan:
+            sequence.draft = []
+        if not self._decoding(plan):
+            return
+        for sequence, draft in lookahead.choose({s: max(s.room, 0) for s in plan}).items():
+            assert sequence.lease
+            with suppress(OutOfPages):
+                self.pages.reserve(sequence.lease, 1 + len(draft))
+                sequence.draft, plan[sequence] = draft, 1 + len(draft)
 
     def _rank(self, sequence: Sequence) -> tuple[bool, tuple[int, int, float]]:
         """A sequence that has lost its pages goes first: it was let in before."""
@@ -256,6 +300,7 @@ class Scheduler:
         self.pages.close(sequence.lease)
         sequence.lease = None
         sequence.forget()
+        sequence.draft = []
         sequence.preempted += 1
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
@@ -305,7 +350,21 @@ class Scheduler:
         if sequence.job.max_tokens == 0:
             self._finish(sequence, Update(None, "", "length"))
             return
-        update = sequence.draw(output.logits[-1])
+        draft, sequence.draft = sequence.draft, []
+        known = len(sequence.ids)
+        for i, row in enumerate(output.logits[-1 - len(draft) :]):
+            update = sequence.draw(row)
+            self._tell(sequence, update)
+            if sequence.finished or i == len(draft) or sequence.ids[-1] != draft[i]:
+                break
+            self.pages.commit(sequence.lease, draft[i : i + 1])
+        if self.lookahead:
+            self.lookahead.learn(sequence, sequence.ids[known:])
+            if draft:
+                self.meter.guessed(len(draft), i)
+
+    def _tell(self, sequence: Sequence, update: Update) -> None:
+        """A token that was drawn."""
         now = time.monotonic()
         self.meter.token(sequence, now)
         sequence.times.first = sequence.times.first or now
@@ -329,6 +388,8 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         sequence.finished = True
+        if self.lookahead and self.lookahead.drafter:
+            self.lookahead.drafter.forget(sequence)
         self._shares.leave(sequence)
         self.meter.finished(sequence, update.finish)
         self._news.append((sequence, update))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from assay.runtime.params import SamplerParams
 from assay.serve.limits import Limits
@@ -239,6 +239,12 @@ class ErrorResponse(Model):
     error: ErrorDetail
 
 
+class PlainError(Model):
+    """As Ollama's clients read one."""
+
+    error: str
+
+
 class ModelCard(Model):
     id: str
     object: Literal["model"]
@@ -254,6 +260,29 @@ class ModelCard(Model):
 class ModelList(Model):
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class ReplicaRow(Model):
+    model: str
+    replica: str
+    node: str
+    state: str
+    engine: str | None = None
+    isa: str | None = None
+    fingerprint: str | None = None
+    running: int = 0
+    waiting: int = 0
+    streams: int = 0
+    tokens: int = 0
+    pages: int | None = None
+    pages_available: int = 0
+    lost: int = 0
+    suspect: str = ""
+
+
+class ReplicaList(Model):
+    object: Literal["list"]
+    data: list[ReplicaRow]
 
 
 class PromptDetails(Model):
@@ -413,6 +442,10 @@ class TraceResponse(Model):
     pieces: list[Piece]
     nodes: list[NodeSummary]
     lens: Lens | None = None
+
+
+class Slots(RootModel[list[dict[str, Any]]]):
+    """A row for every sequence that may run."""
 
 
 class Health(Model):

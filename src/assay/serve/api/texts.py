@@ -10,7 +10,14 @@ from assay.runtime.pooling import check_dimensions, embedding_of
 from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
-from assay.serve.api.schemas import DetokenizeRequest, EmbeddingRequest, TemplateRequest, TokenizeRequest
+from assay.serve.api.schemas import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ReplicaList,
+    ReplicaRow,
+    TemplateRequest,
+    TokenizeRequest,
+)  # fmt: skip
 from assay.serve.api.state import Call
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Reply, json_reply
@@ -21,6 +28,10 @@ from assay.serve.pool.reader import Reader
 async def models(call: Call, _: None) -> Reply:
     cards = [_card(entry) for entry in call.state.models.entries.values()]
     return json_reply({"object": "list", "data": cards})
+
+
+async def model(call: Call, _: None) -> Reply:
+    return json_reply(_card(call.state.models.find(call.path["model"])))
 
 
 def _card(entry: Entry) -> dict[str, Any]:
@@ -35,6 +46,16 @@ def _card(entry: Entry) -> dict[str, Any]:
         "size": entry.file.size,
         "template": entry.template is not None,
     }
+
+
+async def replicas(call: Call, _: None) -> Reply:
+    """Who computes, a row each: the replicas of a cluster, or this process."""
+    rows = [
+        ReplicaRow.model_validate({"model": entry.id} | row)
+        for entry in call.state.models.entries.values()
+        for row in (entry.worker.who() if entry.worker else ())
+    ]
+    return json_reply(ReplicaList(object="list", data=rows))
 
 
 async def tokenize(call: Call, request: TokenizeRequest) -> Reply:

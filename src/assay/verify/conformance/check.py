@@ -32,11 +32,14 @@ class Check:
     detail: str
     diff: Diff | None = None
     dump: Dump | None = None  # what was judged, for the report
+    answer: str = ""  # a diagnosis in words, where something is wrong
 
     def to_dict(self) -> dict[str, Any]:
         found: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
         if self.diff is not None and not self.diff:
             found["diff"] = self.diff.to_dict()
+        if self.answer:
+            found["answer"] = self.answer
         return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,11 +50,19 @@ class Score:
 
 def score_kit(kit: Path, results: Path) -> Score:
     """Grade what is in `results`; nothing at all there is an error."""
+    return settled(results, tuple(g for section in SECTIONS for g in grade_section(kit, results, section)))
+
+
+def grade_section(kit: Path, results: Path, section: str) -> Iterator[Grade]:
+    """The grades of one of SECTIONS: none depends on another."""
     manifest = read_manifest(kit)
     if not results.is_dir():
         raise AssayError(f"{results}: not a folder of results; the kit's README.md says what goes into it")
-    grades = (*_blocks(kit, manifest, results), *_ops(kit, manifest, results), *_text(manifest, results),
-              *_probes(kit, manifest, results))  # fmt: skip
+    return SECTIONS[section](kit, manifest, results)
+
+
+def settled(results: Path, grades: tuple[Grade, ...]) -> Score:
+    """All grades together."""
     if all(g.verdict == "missing" for g in grades):
         raise AssayError(f"{results}: holds none of the kit's results; expected probes/, ops/, blocks/ or text.json")
     return Score(grades)
@@ -199,3 +207,11 @@ def _part(kit: Path, item: str, value: Array, node: dict[str, Any], part: dict[s
     if got.shape != want.shape:
         return Grade("probes", item, "wrong", f"shape {value.shape} does not hold {want.shape}")
     return _compare("probes", item, got, want, node["nmse"])
+
+
+SECTIONS: dict[str, Callable[[Path, dict[str, Any], Path], Iterator[Grade]]] = {
+    "blocks": _blocks,
+    "ops": _ops,
+    "text": lambda kit, manifest, results: _text(manifest, results),
+    "probes": _probes,
+}

@@ -80,7 +80,7 @@ class _Files:
 
 
 def write_kit(
-    model: Model, tokenizer: Tokenizer, out: Path, progress: Callable[[str], None] = lambda _: None
+    model: Model, tokenizer: Tokenizer, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
     """Write the kit; the manifest is returned as well. An existing folder is replaced only if it is a kit."""
     if out.exists() and not out.is_dir():
@@ -88,7 +88,7 @@ def write_kit(
     if out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists():
         raise AssayError(f"{out}: a folder with other things in it; name a new one")
     probes = make_probes(model, tokenizer)
-    progress("noise")
+    progress(0, len(probes) + 1)
     noise = _limits(model, next(p for p in probes if p.id == "prompt"))
     with new_folder(out) as unfinished:
         (unfinished / "data").mkdir()
@@ -105,7 +105,10 @@ def write_kit(
                 "n_vocab": model.hparams.n_vocab,
             },
             "graph": [str(node) for node in model.graph],
-            "probes": [_probe(model, probe, noise, files, progress) for probe in probes],
+            "probes": [
+                _probe(model, probe, noise, files, partial(progress, i + 1, len(probes) + 1))
+                for i, probe in enumerate(probes)
+            ],
             "ops": _ops(model, tokenizer, files),
             "blocks": [_block(kind, files) for kind in TYPES.values()],
             "text": _text(model, tokenizer),
@@ -137,9 +140,9 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
 
 
 def _probe(
-    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, progress: Callable[[str], None]
+    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
 ) -> dict[str, Any]:
-    progress(probe.id)
+    begun()
     graph, engine = model.graph, ReferenceEngine(model)
     names = [n.name for n in graph if probe.every_node or split(n.name)[0] in OUTPUTS]
     names = [n for n in names if graph[n].op not in ("cache", "argsort", "topk")]
