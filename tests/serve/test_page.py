@@ -200,7 +200,9 @@ def test_markdown_is_elements_and_nothing_else(tab: Tab) -> None:
     )
     page.evaluate(
         "async text => { const { markdown } = await import('/page/markdown.js');"
-        " document.getElementById('messages').replaceChildren(markdown(text)); }",
+        " const { make } = await import('/page/dom.js');"
+        " const body = make('div', { class: 'body' }, markdown(text));"
+        " document.getElementById('messages').replaceChildren(make('article', { class: 'message assistant' }, body)); }",
         text,
     )
     at = page.locator("#messages")
