@@ -202,7 +202,8 @@ def test_markdown_is_elements_and_nothing_else(tab: Tab) -> None:
         "async text => { const { markdown } = await import('/page/markdown.js');"
         " const { make } = await import('/page/dom.js');"
         " const body = make('div', { class: 'body' }, markdown(text));"
-        " document.getElementById('messages').replaceChildren(make('article', { class: 'message assistant' }, body)); }",
+        " const article = make('article', { class: 'message assistant' }, body);"
+        " document.getElementById('messages').replaceChildren(article); }",
         text,
     )
     at = page.locator("#messages")
