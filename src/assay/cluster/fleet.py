@@ -221,6 +221,8 @@ class Fleet:
         if "cached" in found and not stream.times.admitted:
             stream.cached = found["cached"]
             stream.times.admitted = stream.times.arrived + found["queued_s"]
+        if stream.pool and "pooled" in found:
+            stream.pool.restore(nodes.pop(jobs.POOLED)[0], found["pooled"])
         stream.nodes = nodes or stream.nodes
         link.began(stream)
         if update.choice is not None:

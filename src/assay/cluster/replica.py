@@ -250,6 +250,8 @@ class _Outbox:
             self.sequences.pop(number, None)
             for name, parts in sequence.nodes.items() if sequence is not None else ():
                 self._arrays |= {f"{number}/{i}/{name}": part for i, part in enumerate(parts)}
+            if sequence is not None and sequence.pool and update.error is None and update.finish != "cancelled":
+                self._arrays[f"{number}/0/{jobs.POOLED}"], found["pooled"] = sequence.pool.state
         self._updates.append(found)
 
     def flush(self) -> None:

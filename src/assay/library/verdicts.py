@@ -24,7 +24,7 @@ from assay.runtime.catalogue import CATALOGUE
 from assay.runtime.opening import Opened, open_model
 from assay.system.files import write
 from assay.verify.conformance.check import LENGTHS, Check, check_engine
-from assay.verify.conformance.sample import PROMPT, TEXT
+from assay.verify.conformance.sample import PROMPT, sample_ids
 from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.readers import from_arrays
@@ -351,7 +351,7 @@ def checks(
     if engine in talkers():
         yield _asked(on, engine, options)
         return
-    ids = on.tokenizer.encode(TEXT)[: max(lengths)]
+    ids = sample_ids(on.tokenizer, on.model.hparams.n_vocab)[: max(lengths)]
     pages = pages_for(max(lengths))
     found: list[Check] = []
     make = lambda: open_engine(engine, on.model, n_pages=pages, **options)  # noqa: E731

@@ -56,6 +56,7 @@ MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
 RULE_NATS = 0.05  # a value: rules of rounding this near stay possible where a fault is larger than either
 FLOAT32_LEFT = 4.0  # times that floor: what is left is float32's noise
+ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
 HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.

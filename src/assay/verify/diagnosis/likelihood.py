@@ -48,6 +48,7 @@ from assay.verify.thresholds import (
     LONG_RUN,
     MOST_OF_A_ROW,
     MOSTLY,
+    ON_AN_EDGE,
     PARAMETER_NATS,
     RULE_NATS,
     SPEAKS,
@@ -190,12 +191,15 @@ def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
 
 
 def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
-    """Is everything the definition under this rule, to float32's noise, in most rows of every node?"""
+    """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
+    not a whole row, nor a feature in most rows."""
     for groups in _definition(lab, places).values():
         if groups is None:
             return False
-        left = [np.mean(e * e) / v for e, v in zip(groups.errors, groups.floors, strict=True)]
-        if np.median(left) > FLOAT32_LEFT**2:
+        left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
+        if any(np.quantile(row, ON_AN_EDGE) > FLOAT32_LEFT**2 for row in left):
+            return False
+        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > FLOAT32_LEFT**2:
             return False
     return True
 
