@@ -9,9 +9,11 @@ on whether a prefix was in the cache, or on what is kept.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +55,23 @@ def available_memory() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def default_threads(system: Path = Path("/sys")) -> int:
+    """One for each core that this process may use: a core's second thread adds nothing where memory or the vector
+    units are the bound. Where a quota pays for less, no more than that."""
+
+    def text(path: str) -> str:
+        try:
+            return (system / path).read_text().strip()
+        except OSError:
+            return ""
+
+    threads = os.sched_getaffinity(0)
+    cores = len({text(f"devices/system/cpu/cpu{n}/topology/thread_siblings_list") or n for n in threads})
+    quota, _, period = text("fs/cgroup/cpu.max").partition(" ")
+    paid = -(-int(quota) // int(period)) if quota.isdigit() and period.isdigit() and int(period) else cores
+    return max(1, min(cores, paid))
 
 
 _MATRICES = ("linear", "embed", "expert_linear", "head_linear")
@@ -150,7 +169,7 @@ class CpuEngine(PagedEngine):
         kv_type = kv_type or PRECISIONS[precision]
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cpu: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or default_threads()
         if not 1 <= threads <= 1024:
             raise AssayError(f"engine cpu: threads must be 1 to 1024 (found {threads})")
         try:
@@ -165,7 +184,8 @@ class CpuEngine(PagedEngine):
         if self.n_pages < 1:
             raise AssayError(f"engine cpu: the cache needs at least one page (found {self.n_pages})")
         if pack is None:
-            pack = model.file.size * 1.2 < available_memory()
+            sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
+            pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self._programs: dict[frozenset[str], Compiled] = {}
         pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
         try:
