@@ -2,7 +2,7 @@
 
     python bench/gpu.py model.gguf                               decode, prefill 512 and 2048, 8 and 64 streams
     python bench/gpu.py model.gguf --depth 8000                  decode after 8,000 tokens
-    python bench/gpu.py model.gguf --kernels                     time of each launch of a decode step
+    python bench/gpu.py model.gguf --kernels                     time of each launch: a token, streams, a prompt
     python bench/gpu.py model.gguf --llama-bench path/llama-bench
 
 Figures are medians over rounds, in tokens a second. `graph` is the step on the device alone, queued without waiting;
@@ -20,11 +20,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from assay.engines.base import PAGE, Chunk, pages_for
 from assay.engines.cuda import CudaEngine
+from assay.engines.cuda.device import Launch
 from assay.gguf import open_file
 from assay.models import load
 
@@ -81,30 +83,35 @@ def prefill(engine: CudaEngine, tokens: int, rounds: int = 3) -> float:
     return tokens / timed(lambda: engine.forward([Chunk(ids, 0, table(0, tokens))]), rounds)
 
 
-def kernels(engine: CudaEngine) -> None:
-    """Each kind of launch of a decode step, alone, many times: microseconds, and how often a step has it."""
-    engine.forward([Chunk(np.array([5], np.int32), 64, table(0, 128))])
+def kernels(engine: CudaEngine, batch: list[Chunk]) -> None:
+    """Each kind of launch of a step, alone, many times: how many, microseconds, bytes of weights a second."""
+    engine.forward(batch)
     program, device = next(reversed(engine._programs.values())), engine._device
     kinds = defaultdict(list)
     for launch in program.launches:
         kinds[launch.kernel, launch.grid, launch.threads].append(launch)
+    print(f"launches of a step of {program.shape.tokens} tokens:")
     for (name, grid, threads), launches in kinds.items():
 
-        def many(launches: list = launches) -> None:
-            for _ in range(max(1, 64 // len(launches))):
-                for launch in launches:
-                    device.launch(launch, False)
-            device.sync()
+        def record(launches: list[Launch] = launches) -> None:
+            for launch in launches:
+                device.launch(launch, False)
 
-        play = device.capture(lambda many=many, launches=launches: [device.launch(x, False) for x in launches])
+        play = device.capture(record)
 
         def replay(play: Callable[[], None] = play) -> None:
-            for _ in range(10):
+            for _ in range(5):
                 play()
             device.sync()
 
-        each = timed(replay, 5) / 10 / len(launches)
-        print(f"  {name:20} grid {grid} x {threads}: {len(launches)} of {each * 1e6:.2f} us")
+        each = timed(replay, 3) / 5 / len(launches)
+        weights = sum(m.group_bytes * m.all_rows // m.group for m in matrices(launches[0]))
+        speed = f", {weights / each / 1e12:.2f} TB/s" if weights else ""
+        print(f"  {name:22} grid {grid} x {threads}: {len(launches):3} of {each * 1e6:.2f} us{speed}", flush=True)
+
+
+def matrices(launch: Launch) -> list[Any]:
+    return [p.w for p in launch.args.parts[: launch.args.n_parts]] if launch.kernel.startswith("product") else []
 
 
 def llama_bench(binary: str, path: Path, depth: int) -> None:
@@ -129,7 +136,11 @@ def main() -> None:
     engine = CudaEngine(load(open_file(args.model)), n_pages=pages)
     print(f"{args.model.name} on {engine.isa}: loaded in {time.perf_counter() - begin:.2f} s", flush=True)
     if args.kernels:
-        kernels(engine)
+        kernels(engine, [Chunk(np.array([5], np.int32), 64, table(0, 128))])
+        kernels(
+            engine, [Chunk(np.array([5], np.int32), 64, table(i, 128)) for i in range(max(args.streams, default=1))]
+        )
+        kernels(engine, [Chunk(np.full(max(args.prefill, default=512), 5, np.int32), 0, table(0, max(args.prefill)))])
     graph, through = decode(engine, 1, args.depth or 16, args.tokens)
     print(f"decode after {args.depth or 16}: graph {graph:.0f}, engine {through:.0f} tok/s", flush=True)
     for n in args.streams:

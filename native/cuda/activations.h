@@ -16,29 +16,33 @@ DEVICE int low_sum(uint32_t n) { return int16_t(n & 0xffff); }
 DEVICE int high_sum(uint32_t n) { return int16_t(n >> 16); }
 DEVICE int both_sums(uint32_t n) { return low_sum(n) + high_sum(n); }
 
-// dot(x, x) of docs/arithmetic.md by the threads of a block: 64 chains by the first warp, then the tree. `chains`: a float
-// of shared memory. Every thread gets the result.
-DEVICE float sum_of_squares(const float* x, int n, float* chains) {
-    if (thread() < 32) {
-        float s = 0.0f, t = 0.0f;
-        int i = thread();
-#pragma unroll 8
-        for (; i + 32 < n; i += 64) {
-            s = fma(x[i], x[i], s);
-            t = fma(x[i + 32], x[i + 32], t);
-        }
-        if (i < n) s = fma(x[i], x[i], s);
-        s = s + t;
-        for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h);
-        if (thread() == 0) chains[0] = s;
+// dot(x, x) of docs/arithmetic.md by one warp: 64 chains, two a lane, then the tree. Lane 0 has the result.
+DEVICE float sum_of_squares(const float* x, int n) {
+    float s = 0.0f, t = 0.0f;
+    int i = lane();
+#pragma unroll 16
+    for (; i + 32 < n; i += 64) {
+        s = fma(x[i], x[i], s);
+        t = fma(x[i + 32], x[i + 32], t);
     }
-    sync_block();
-    return chains[0];
+    if (i < n) s = fma(x[i], x[i], s);
+    s = s + t;
+    for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h);
+    return s;
 }
 
-DEVICE float norm_factor(float squares, int n, float eps) { return 1.0f / square_root(squares / float(n) + eps); }
+// 1 / sqrt(mean x^2 + eps) for all threads of a block; `room`: a float of shared memory.
+DEVICE float norm_factor(const float* x, int n, float eps, float* room) {
+    if (thread() < 32) {
+        const float squares = sum_of_squares(x, n);
+        if (thread() == 0) *room = 1.0f / square_root(squares / float(n) + eps);
+    }
+    sync_block();
+    return *room;
+}
 
-// Eight neighbouring values, 8 `at` to 8 `at` + 7, as part of a block of 32: lanes 4 j to 4 j + 3 hold one block.
+// Eight neighbouring values, 8 `at` to 8 `at` + 7, as part of a block of 32: lanes 4 j to 4 j + 3 hold one block. With
+// kMagic added, a rounded value stands in the low byte.
 DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, uint32_t* n) {
     int top = 0;
 #pragma unroll
@@ -52,13 +56,14 @@ DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, u
         top = top > other ? top : other;
     }
     const Scale s = block_scale(uint32_t(top));
-    int v[8], sum = 0;
+    uint32_t v[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-        v[j] = quantise(x[j], s);
-        sum += v[j];
-    }
-    reinterpret_cast<uint2*>(q)[at] = {pack4(v[0], v[1], v[2], v[3]), pack4(v[4], v[5], v[6], v[7])};
+    for (int j = 0; j < 8; j++) v[j] = bits(x[j] * s.inverse + kMagic);
+    uint32_t low = permute(permute(v[0], v[1], 0x0040), permute(v[2], v[3], 0x0040), 0x5410);
+    uint32_t high = permute(permute(v[4], v[5], 0x0040), permute(v[6], v[7], 0x0040), 0x5410);
+    if (s.inverse == 0.0f) low = high = 0;
+    int sum = dp4a(int(low), 0x01010101, dp4a(int(high), 0x01010101, 0));
+    reinterpret_cast<uint2*>(q)[at] = {low, high};
     sum += shuffle_xor(sum, 1);
     const int second = shuffle_xor(sum, 2);
     if (at % 4 == 0) {
@@ -72,42 +77,44 @@ DEVICE void load_eight(const float* x, float (&v)[8]) {
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-// One row by the threads of a block: normed with `norm` on the way, if that is given, in which case `row` is shared memory
-// for it. Columns from `columns` (a multiple of 32) to the stride become zeros. `Early`: a thread's first weights of the
-// norm, on their way before x is there.
-struct Early {
-    float w[8];
-    DEVICE Early(const float* norm, int columns) {
-        if (norm && 8 * thread() < columns) load_eight(norm + 8 * thread(), w);
-    }
-};
-
-DEVICE void quantise_row(const float* x, const float* norm, const Early& early, float eps, int columns, int stride, float* row,
-                         float* chains, int8_t* q, float2* ds, uint32_t* n) {
+// One row by the threads of a block, normed on the way if `norm`, the weights in shared memory, is given; `row`: shared
+// memory for it then, and a float before it. Columns from `columns` (a multiple of 32) to the stride become zeros.
+DEVICE void quantise_row(const float* x, const float* norm, float eps, int columns, int stride, float* row, int8_t* q, float2* ds,
+                         uint32_t* n) {
     float f = 0.0f;
     if (norm) {
+#pragma unroll 4
         for (int i = thread(); i < columns / 4; i += threads()) reinterpret_cast<float4*>(row)[i] = reinterpret_cast<const float4*>(x)[i];
         sync_block();
-        f = norm_factor(sum_of_squares(row, columns, chains), columns, eps);
+        f = norm_factor(row, columns, eps, row - 4);
     }
-    for (int i = thread(); i < stride / 8; i += threads()) {  // whole warps: the stride is a multiple of 256
-        float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-        if (8 * i < columns) {
-            load_eight(norm ? row + 8 * i : x + 8 * i, v);
-            if (norm) {
-                float w[8];
-                if (i == thread()) {
+    const auto load = [&](int i, float (&v)[8]) {
+        if (8 * i >= columns) {
 #pragma unroll
-                    for (int j = 0; j < 8; j++) w[j] = early.w[j];
-                } else {
-                    load_eight(norm + 8 * i, w);
-                }
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[j] = (v[j] * f) * w[j];
-            }
+            for (int j = 0; j < 8; j++) v[j] = 0.0f;
+            return;
         }
+        load_eight((norm ? row : x) + 8 * i, v);
+        if (!norm) return;
+        float w[8];
+        load_eight(norm + 8 * i, w);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = (v[j] * f) * w[j];
+    };
+    for (int i = thread(); i < stride / 8; i += 2 * threads()) {  // whole warps: the stride is a multiple of 256
+        const int second = i + threads();
+        float v[8], w[8];
+        load(i, v);
+        if (second < stride / 8) load(second, w);
         quantise_eight(v, i, q, ds, n);
+        if (second < stride / 8) quantise_eight(w, second, q, ds, n);
     }
+}
+
+// A row of floats on its way to shared memory, as one group of copies.
+DEVICE void copy_row(float* to, const float* from, int columns) {
+    for (int i = thread(); i < columns / 4; i += threads()) copy_async(to + 4 * i, from + 4 * i);
+    copy_group();
 }
 
 }  // namespace assay

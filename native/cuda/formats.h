@@ -84,6 +84,9 @@ struct Layout {
         }
     }
 
+    // Whether high nibbles can be multiplied where they stand: sixteen times the codes, in one sum with nothing else.
+    static constexpr bool high_in_place = KIND == N4 && BOOK == PLAIN && !SUB16;
+
     struct Values {
         float d[2], m[2];
     };
@@ -106,7 +109,8 @@ struct Layout {
                 v.d[0] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2), 0.0f);
                 v.d[1] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2 + 1), 0.0f);
             } else {
-                v.d[0] = v.d[1] = fma(d, signed_float(chunk(codes, i / 4), i % 4), 0.0f);
+                const uint32_t word = chunk(codes, i / 4);  // of 6 bits and unsigned where there are minima
+                v.d[0] = v.d[1] = fma(d, MIN ? byte_float(word, i % 4) : signed_float(word, i % 4), 0.0f);
             }
             if constexpr (MIN)
                 v.m[0] = v.m[1] = fma(-half_to_float(uint16_t(super >> 16)), byte_float(chunk(codes, 2 + i / 4), i % 4), 0.0f);

@@ -1,8 +1,10 @@
 // Every kernel, for the shim. NVRTC compiles each of these files on its own.
-#include "attention.cu"
-#include "gemm_eight.cu"
+#include "attention_halves.cu"
+#include "attention_many.cu"
+#include "attention_one.cu"
+#include "gemm_few.cu"
 #include "gemm_many.cu"
-#include "gemm_some.cu"
 #include "products.cu"
+#include "products_floats.cu"
 #include "repack.cu"
 #include "rows.cu"

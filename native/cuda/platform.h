@@ -39,6 +39,9 @@ DEVICE int grid_x() { return gridDim.x; }
 DEVICE int grid_y() { return gridDim.y; }
 DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
+// A barrier of some warps of a block, `count` threads in all; id: 1 to 15.
+DEVICE void sync_some(int id, int count) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(count) : "memory"); }
+DEVICE bool any_lane(bool x) { return __any_sync(~0u, x); }
 DEVICE void fence() { __threadfence(); }
 
 DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
@@ -47,6 +50,11 @@ DEVICE float square_root(float x) { return __fsqrt_rn(x); }
 DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
 DEVICE float as_float(uint32_t x) { return __uint_as_float(x); }
 DEVICE int dp4a(int a, int b, int c) { return __dp4a(a, b, c); }
+DEVICE int dp4a(uint32_t a, int b, int c) {  // unsigned bytes by signed ones
+    int d;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 DEVICE uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 
 DEVICE float shuffle(float x, int from) { return __shfl_sync(~0u, x, from); }
@@ -99,6 +107,20 @@ DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); 
 template <int LEFT>
 DEVICE void copies_done() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+}
+
+// Bytes on their way to the second-level cache, for a kernel to come; a multiple of 16.
+DEVICE void prefetch(const void* p, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(bytes) : "memory");
+#endif
+}
+
+// A kernel's arguments, brought near while it has nothing better to do: each first touch of them takes a while.
+template <class Args>
+DEVICE void touch(const Args& a) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Args)) / 64; i++) asm volatile("" :: "r"(reinterpret_cast<const int*>(&a)[16 * i]));
 }
 
 // Programmatic dependent launch: `next_may_start` lets the following kernel begin what does not depend on this one;

@@ -75,8 +75,8 @@ KERNEL(rms_norm, RowArgs, 256) {
     float* row = reinterpret_cast<float*>(shared) + 4;
     for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
     sync_block();
-    const float f = norm_factor(sum_of_squares(row, n, row - 4), n, a.eps);
-    for (int i = thread(); i < n; i += threads()) a.out[at + i] = (a.x[at + i] * f) * a.w[i];
+    const float f = norm_factor(row, n, a.eps, row - 4);
+    for (int i = thread(); i < n; i += threads()) a.out[at + i] = (row[i] * f) * a.w[i];
 }
 
 // The row, normed if there are weights, as quantised activations.
@@ -84,10 +84,11 @@ KERNEL(quantise_rows, RowArgs, 256) {
     SHARED;
     next_may_start();
     const int64_t row = block_x(), blocks = a.acts.stride / 32;
-    const Early early(a.w, a.width);
-    float* room = reinterpret_cast<float*>(shared);
+    float *row_room = reinterpret_cast<float*>(shared) + 4, *norm = row_room + a.width;
+    if (a.w) copy_row(norm, a.w, a.width);
     wait_for_previous();
-    quantise_row(a.x + row * a.width, a.w, early, a.eps, a.width, a.acts.stride, room + 4, room, a.acts.q + row * a.acts.stride,
+    copies_done<0>();
+    quantise_row(a.x + row * a.width, a.w ? norm : nullptr, a.eps, a.width, a.acts.stride, row_room, a.acts.q + row * a.acts.stride,
                  a.acts.ds + row * blocks, a.acts.n + row * blocks);
 }
 

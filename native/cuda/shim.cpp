@@ -84,7 +84,7 @@ struct Fiber {
 std::vector<Fiber> fibers;
 std::vector<uint32_t> slots;
 std::vector<int> warp_arrived, warp_turn;
-int block_arrived, block_turn, alive, warp_alive[32];
+int block_arrived, block_turn, alive, warp_alive[32], some_arrived[16], some_turn[16];
 void* scheduler;
 void (*body)(void*);
 void* context;
@@ -141,6 +141,15 @@ void barrier_warp() {
         return;
     }
     wait_on(&warp_turn[w]);
+}
+
+void barrier_some(int id, int count) {
+    if (++some_arrived[id] == count) {
+        some_arrived[id] = 0;
+        some_turn[id]++;
+        return;
+    }
+    wait_on(&some_turn[id]);
 }
 
 uint32_t* warp_slots(int of) { return slots.data() + (state.thread / 32 * 32 + of) * 16; }

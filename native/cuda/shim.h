@@ -36,6 +36,7 @@ extern State state;
 void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, void (*body)(void*), void* context);
 void barrier_block();
 void barrier_warp();
+void barrier_some(int id, int count);
 uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
 
 template <class F>
@@ -66,6 +67,12 @@ inline int grid_x() { return shim::state.grid[0]; }
 inline int grid_y() { return shim::state.grid[1]; }
 inline void sync_block() { shim::barrier_block(); }
 inline void sync_warp() { shim::barrier_warp(); }
+inline void sync_some(int id, int count) { shim::barrier_some(id, count); }
+inline bool any_lane(bool x) {
+    int any = x;
+    for (int h = 16; h; h /= 2) any |= shim::exchange(any, (shim::state.thread & 31) ^ h);
+    return any;
+}
 inline void fence() {}
 
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
@@ -75,6 +82,10 @@ inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float as_float(uint32_t x) { return __builtin_bit_cast(float, x); }
 inline int dp4a(int a, int b, int c) {
     for (int i = 0; i < 4; i++) c += int8_t(uint32_t(a) >> 8 * i) * int8_t(uint32_t(b) >> 8 * i);
+    return c;
+}
+inline int dp4a(uint32_t a, int b, int c) {
+    for (int i = 0; i < 4; i++) c += int(a >> 8 * i & 255) * int8_t(uint32_t(b) >> 8 * i);
     return c;
 }
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
@@ -122,6 +133,9 @@ inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); 
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
+inline void prefetch(const void*, uint32_t) {}
+template <class Args>
+inline void touch(const Args&) {}
 inline void next_may_start() {}
 inline void wait_for_previous() {}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 
 TYPE_CHECKING = False  # a checker takes it for true; `typing` itself takes longer to import than all the rest
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from assay.errors import AssayError as AssayError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import threading
 import time
@@ -16,7 +15,7 @@ import pytest
 
 from assay import _native
 from assay.engines.base import PAGE, Chunk
-from assay.engines.cpu import CpuEngine, default_threads
+from assay.engines.cpu import CpuEngine
 from assay.engines.reference import ReferenceEngine, evaluate
 from assay.engines.weights import Weights
 from assay.errors import AssayError
@@ -262,29 +261,6 @@ def test_unpacked_weights_give_the_same_bits(make: Make) -> None:
         model = make(type=type_name, n_embd=256, n_ff=512)
         a, b = (CpuEngine(model, pack=pack, threads=2).forward([whole(IDS[:40])])[0].logits for pack in (True, False))
         assert np.array_equal(a, b)
-
-
-def test_a_thread_for_each_core_and_no_more_than_the_quota_pays_for(tmp_path: Path) -> None:
-    mine = os.sched_getaffinity(0)
-    assert default_threads(tmp_path) == len(mine)  # nothing is known: every thread counts as a core
-    for n in mine:
-        topology = tmp_path / f"devices/system/cpu/cpu{n}/topology"
-        topology.mkdir(parents=True)
-        (topology / "thread_siblings_list").write_text("0-1\n")
-    assert default_threads(tmp_path) == 1
-    for n in mine:
-        (tmp_path / f"devices/system/cpu/cpu{n}/topology/thread_siblings_list").write_text(f"{n}\n")
-    assert default_threads(tmp_path) == len(mine)
-    (tmp_path / "fs/cgroup").mkdir(parents=True)
-    for text, expected in (
-        ("max 100000", len(mine)),
-        ("50000 100000", 1),
-        ("9000000 100000", len(mine)),
-        ("", len(mine)),
-    ):
-        (tmp_path / "fs/cgroup/cpu.max").write_text(text + "\n")
-        assert default_threads(tmp_path) == expected, text
-    assert 1 <= default_threads() <= len(mine)
 
 
 @pytest.mark.slow

@@ -118,8 +118,8 @@ def two_files(
     sample = tokenizer.encode(TEXT if text is None else text)
     both = [engines.create(name, m, n_pages=pages_for(window)) for m in (a.model, b.model)]
     try:
-        with stage(f"logits of {len(sample)} tokens on {name}"):
-            found = pairs.logits(both[0], both[1], sample, window)
+        with stage(f"logits on {name}") as progress:
+            found = pairs.logits(both[0], both[1], sample, window, progress)
     finally:
         for engine in both:
             engine.close()

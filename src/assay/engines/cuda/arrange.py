@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assay.engines.cuda.layout import Matrix
+from assay.engines.cuda.layout import LANES, UNIT, Matrix
 
 if TYPE_CHECKING:
     from assay.engines.cuda.program import Value
 
-_WARPS = 16  # most of a block that multiplies
 _PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
-_SHARING = {"q4_0", "q4_1", "q4_k", "q5_k", "q6_k"}  # layouts with a kernel whose warps take two groups
+_CREW = 8  # warps of a block that goes on to further groups
+_ONCE = 24  # most warps of a block that takes all of its groups at once
+_TEAMS = 15  # as many barriers as a block has
+_TILES = 128 << 10  # most bytes of weights that it fetches at once: the next kernel wants room too
 
 
 @dataclass
@@ -29,38 +31,53 @@ class Part:
     out: Value | None = None
 
 
-def warps_for(tiles: int) -> int:
-    """Warps for the tiles of a group, as few turns as 16 allow."""
-    return -(-tiles // -(-tiles // _WARPS))
+@dataclass(frozen=True)
+class Arrangement:
+    """Tiles that a warp has room for, warps that share a group of rows, groups that a block takes at once."""
+
+    slots: int
+    team: int
+    together: int
+    threads: int
+    shared: int
 
 
-def arrangements(kernel: str, groups: int, tiles: int, processors: int) -> list[tuple[int, int, int]]:
-    """How a product may be dealt to blocks of threads, best first: groups that share a warp, groups together, slots.
-
-    Where all is done in one round, every multiprocessor gets one block, and a block as many groups as that takes: they
-    share the work on the input. Where there are more rounds, the next tile is on its way while one is multiplied.
-    """
-    warps = warps_for(tiles)
-    most = max(1, _WARPS // warps)  # groups of one warp each that a block has room for
-    can_share = kernel.removeprefix("product_one_") in _SHARING
-    if groups <= most * processors:
-        return [(1, -(-groups // processors), 1), (1, 1, 1)]
-    if can_share and groups <= 2 * most * processors:
-        return [(2, 2 * -(-groups // (2 * processors)), 1), (1, 1, 1)]
-    some = max(1, 8 // warps)
-    return [*([(2, 2 * some, 2)] if can_share else []), (1, some, 2), (1, 1, 2), (1, 1, 1)]
+def slot_bytes(parts: Sequence[Part]) -> int:
+    """Room for a tile: the kernel for a pair of layouts has room for the larger of the two."""
+    mixed = {p.matrix.format.name for p in parts} != {parts[0].matrix.format.name}
+    return max([p.matrix.format.tile_bytes for p in parts] + [13 * 512 + 128] * mixed)
 
 
-def one_shared(parts: Sequence[Part], stride: int, items: int, normed: int, tiles: int, slots: int) -> int:
-    """Bytes of shared memory of product_one: activations, partial sums, tiles; the row lies over the second ones."""
-    slot = max(p.matrix.format.tile_bytes for p in parts)
-    if {p.matrix.format.name for p in parts} != {parts[0].matrix.format.name}:
-        slot = max(slot, 13 * 512 + 128)  # the kernel for a pair has room for the larger of the two
-    return stride + stride // 32 * 12 + 16 + 8 * items + tiles * slot + max(4 * normed, (slots - 1) * tiles * slot)
+def arrange(parts: Sequence[Part], groups: int, normed: bool, processors: int, most: int) -> Arrangement | None:
+    """Where a block a multiprocessor can take all groups at once, a warp has one tile, and all of them are on their way
+    before x is there; else eight warps a multiprocessor go from group to group, two tiles a warp."""
+    matrix, tile = parts[0].matrix, slot_bytes(parts)
+    stride, tiles = matrix.units * UNIT, matrix.tiles
+    columns = matrix.columns if normed else 0
+
+    def made(slots: int, team: int, together: int) -> Arrangement:
+        warps = team * together
+        threads = LANES * max(warps, min(_CREW, stride // 8 // LANES))  # those without tiles help to quantise
+        sums = max(2 * together * tiles * LANES, columns)
+        return Arrangement(
+            slots,
+            team,
+            together,
+            threads,
+            stride + stride // 32 * 12 + 16 + 4 * (columns + sums) + slots * warps * tile,
+        )
+
+    together = -(-groups // processors)
+    found = []
+    if together <= _TEAMS and together * tiles <= _ONCE and together * tiles * tile <= _TILES:
+        found.append(made(1, tiles, together))
+    team = min(range(1, _CREW + 1), key=lambda n: -(-groups // (processors * (_CREW // n))) * -(-tiles // n))
+    found += [made(2, team, _CREW // team), made(2, team, 1), made(1, team, 1)]
+    return next((a for a in found if a.shared <= most - 1024), None)
 
 
 def by_kernel(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """The launches that multiply one token by these matrices."""
+    """The launches that multiply one token by these matrices: names of layouts, and their parts."""
     if parts[0].matrix.format.floats:
         return [("", list(parts[i : i + 4])) for i in range(0, len(parts), 4)]
     found: dict[str, list[Part]] = {}
@@ -68,5 +85,10 @@ def by_kernel(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
         found.setdefault(p.matrix.format.name, []).append(p)
     mixed = "_".join(sorted(found))
     if mixed in _PAIRS and len(parts) <= 4:
-        return [(f"product_one_{mixed}", list(parts))]
-    return [(f"product_one_{n}", some[i : i + 4]) for n, some in found.items() for i in range(0, len(some), 4)]
+        return [(mixed, list(parts))]
+    return [(n, some[i : i + 4]) for n, some in found.items() for i in range(0, len(some), 4)]
+
+
+def warps_for(tiles: int) -> int:
+    """Warps for the tiles of a group of floats, as few turns as 16 allow."""
+    return -(-tiles // -(-tiles // 16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from assay.engines.cuda import structs
@@ -75,8 +76,8 @@ class AttentionSteps(Steps):
     ) -> None:
         rows, blocks, group = self.shape.tokens, self.shape.blocks, heads // k_pool.heads
         staged = 2 * BLOCK * (k_pool.dim + v_pool.dim)  # keys and values of a block, as halves
-        halves = self.layout.kv_type == "f16" and k_pool.dim % 8 == v_pool.dim % 8 == 0 and max(
-            k_pool.dim, v_pool.dim) <= 256 and staged + 32768 < self.shared  # fmt: skip
+        halves = self.layout.kv_type == "f16" and k_pool.dim % 8 == v_pool.dim % 8 == 0 and (
+            v_pool.dim <= 2 * k_pool.dim and staged + 32768 < self.shared)  # fmt: skip
         at_once = 1
         sizes = (1, 2, 4, 8) if halves else (1, 4)
         for at_once in sizes:
@@ -84,12 +85,13 @@ class AttentionSteps(Steps):
                 break
         splits = -(-group // at_once)
         partial = Value(4 * rows * heads * blocks * (2 + v_pool.dim)) if blocks > 1 else None
-        shared = 4 * (at_once * (k_pool.dim + BLOCK + 2) + 2)
+        shared = 4 * at_once * (k_pool.dim + BLOCK)
         if halves:
-            shared += staged
+            shared += staged + 2 * (k_pool.dim + v_pool.dim) + 64 * at_once
         else:
-            shared += 4 * (k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
+            shared += 4 * (2 * at_once + k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
         kernel = f"attend_{'halves' if halves else 'one'}_{at_once}"
+        grid = (blocks, k_pool.heads * splits, rows)
 
         def make() -> Launch:
             args = structs.AttentionArgs(
@@ -105,9 +107,9 @@ class AttentionSteps(Steps):
                 values=v_pool,
                 rows=self._rows_struct(),
                 splits=splits,
+                askers=8 * math.prod(grid),
                 **fields,
             )
-            grid = (blocks, k_pool.heads * splits, rows)
             return Launch(kernel, grid, 256, args, shared)
 
         self._step([q, k, v, turn, out, partial], make)

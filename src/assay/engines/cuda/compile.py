@@ -26,6 +26,7 @@ from assay.engines.fuse import Attention, Gated, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 
+_AHEAD, _AHEAD_BYTES = 2, 12 << 20  # how many products, and of each how much
 _UNARY = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}
 
 
@@ -40,6 +41,21 @@ def compile_program(
 ) -> Program:
     """The program for a shape; `place` gives the addresses once the arena's size is known."""
     return _Compiler(graph, tensors, layout, shape, keep, shared).compile(place)
+
+
+def look_ahead(launches: list[Launch]) -> None:
+    """Products ask for the weights of the second one after them: the cache has room for two, up to a limit each."""
+    streams = [i for i, launch in enumerate(launches) if launch.weights]
+    asked = 0
+    for i, launch in enumerate(launches):
+        coming = [k for k in streams if k > i][:_AHEAD]
+        wanted = next((k for k in coming if k > asked), None)
+        if wanted is None or not hasattr(launch.args, "ahead"):
+            continue
+        asked, left = wanted, _AHEAD_BYTES
+        for n, (at, size) in enumerate(launches[wanted].weights[:3]):
+            launch.args.ahead.at[n], launch.args.ahead.bytes[n] = at, min(size, left) // 16 * 16
+            left -= launch.args.ahead.bytes[n]
 
 
 class _Compiler(ProductSteps, AttentionSteps):
@@ -65,6 +81,7 @@ class _Compiler(ProductSteps, AttentionSteps):
         size = self._assign()
         self.memory = place(size)
         launches = [make() for _, make in self.steps]
+        look_ahead(launches)
         results = [(e, v.offset) for e, v in self.results]
         if all(e.node != self.graph.output for e, _ in results):  # nobody asked for it
             results.append((External(self.graph.output, "outputs", self._width(self.graph.output)), 0))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.extras import install
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Launch:
     threads: int
     args: ctypes.Structure
     shared: int = 0
+    weights: list[tuple[int, int]] = field(default_factory=list, repr=False)  # address and bytes of what it streams
     prepared: Any = field(default=None, repr=False)  # what the device made of it
 
 
@@ -75,7 +77,7 @@ class Driver:
         try:
             driver: Any = import_module("cuda.bindings.driver")
         except ImportError:
-            raise AssayError("engine cuda: cuda-bindings is not installed; pip install 'assay[cuda]'") from None
+            raise AssayError(f"engine cuda: cuda-bindings is not installed; {install('cuda')}") from None
         self.cu = driver
         try:
             found = driver.cuInit(0)[0]

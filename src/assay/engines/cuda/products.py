@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.arrange import Part, arrangements, by_kernel, one_shared, warps_for
+from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
 from assay.engines.cuda.program import ACTS, Steps, Value
@@ -42,7 +42,7 @@ class ProductSteps(Steps):
                     float(node.attr("eps")) if node else 0.0,
                     width,
                 )
-                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (4 * width if node else 0))
+                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (8 * width if node else 0))
 
             self._step([x, *acts], make)
             self.prepared[name, domain] = acts
@@ -76,8 +76,8 @@ class ProductSteps(Steps):
         for p in parts:
             p.out = self._new(p.name)
         if rows == 1 or floats:
-            for kernel, chosen in by_kernel(parts):
-                self._few(kernel, linear.inputs[0], norm, domain, chosen)
+            for layouts, chosen in by_kernel(parts):
+                self._few(layouts, linear.inputs[0], norm, domain, chosen)
             return
         acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
         for i in range(0, len(parts), 4):
@@ -102,13 +102,11 @@ class ProductSteps(Steps):
             first += per(p.matrix)
         return array, first
 
-    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
+    def _few(self, layouts: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
         """A block of threads norms and quantises for itself."""
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        warps = warps_for(matrix.tiles)
-        stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
             array, groups = self._part_structs(parts, lambda m: m.groups)
@@ -124,47 +122,40 @@ class ProductSteps(Steps):
                 prologue=_NORMED if node else _PLAIN,
                 eps=float(node.attr("eps")) if node else 0.0,
             )
+            weights = [(p.matrix.data, p.matrix.size) for p in parts]
             if matrix.format.floats:
                 each = 1 if rows == 1 else 4
-                shared = 4 * (each * stride + max(64, each * items))
-                return Launch(f"product_floats_{each}", (groups, -(-rows // each), 1), 32 * warps, args, shared)
-            normed, best = matrix.columns if node else 0, None
-            for shares, together, slots in arrangements(kernel, groups, matrix.tiles, self._processors()):
-                name = kernel if shares == 1 else kernel.replace("one", "two")
-                threads, units = 32 * warps * together // shares, -(-groups // together)
-                shared = one_shared(parts, stride, items * together, normed, warps * together, slots)
-                if shared > self.shared - 1024:
-                    continue
-                room = self.tensors.device.resident(name, threads, shared) * self._processors()
-                blocks = -(-units // -(-units // room))  # all at once, or as many each
-                best = Launch(name, (blocks, 1, 1), threads, args, shared)
-                args.slots, args.together = slots, together
-                break
-            if best is None:
-                raise AssayError(f"node {name}: rows of {matrix.columns} values do not fit this GPU's shared memory")
-            return best
+                shared = 4 * (each * matrix.units * UNIT + max(64, each * matrix.tiles * LANES))
+                grid = (groups, -(-rows // each), 1)
+                return Launch(f"product_floats_{each}", grid, 32 * warps_for(matrix.tiles), args, shared, weights)
+            return self._one(layouts, args, parts, groups, (1, 1), weights)
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
+    def _one(
+        self,
+        layouts: str,
+        args: Any,
+        parts: Sequence[Part],
+        groups: int,
+        rest: tuple[int, int],
+        weights: list[tuple[int, int]],
+    ) -> Launch:
+        """product_one or product_two: one row of x for each of `rest` blocks."""
+        n = self._processors()
+        found = arrange(parts, groups, bool(args.norm), n, self.shared)
+        if found is None:
+            columns = parts[0].matrix.columns
+            raise AssayError(f"node {parts[0].name}: rows of {columns} values do not fit this GPU's shared memory")
+        args.slots, args.team, args.together = found.slots, found.team, found.together
+        args.shift = parts[0].matrix.group.bit_length() - 1
+        kernel = f"product_{'one' if found.slots == 1 else 'two'}_{layouts}"
+        blocks = min(-(-groups // found.together), n)
+        return Launch(kernel, (blocks, *rest), found.threads, args, found.shared, weights)
+
     def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
         """Tensor cores: tiles of rows and tokens."""
-        total = sum(p.matrix.groups * p.matrix.group for p in parts)
-        kernel, tile, tokens, stages, threads = "product_eight", 32, 8, 4, 32
-        if rows > 8:
-            kernel, tile, tokens, stages, threads = "product_some", 32, 64, 2, 64
-        if rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors():
-            kernel, tile, tokens, stages, threads = "product_many", 128, 64, 2, 256
-        size = 0
-        for p in parts:
-            f = p.matrix.format
-            size = max(size, tokens * (272 + 80 + 48 * f.sums) + f.chunks * tile * 16 + 4 * tile * f.word)
-        shared = stages * size
-        if kernel == "product_eight":  # a stage a warp, and the partial sums of all units
-            units = parts[0].matrix.units
-            threads = 32 * min(8, units)
-            shared, stages = 1024 * units + threads // 32 * size, size
-        elif shared > self.shared - 1024:
-            shared, stages = size, 1
+        kernel, tile, tokens, threads, stages, shared = self._tiles_for(rows, parts)
 
         def make() -> Launch:
             array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
@@ -183,6 +174,24 @@ class ProductSteps(Steps):
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
+    def _tiles_for(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
+        """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
+        total = sum(p.matrix.groups * p.matrix.group for p in parts)
+        many = rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors()
+
+        def stage(tile: int, tokens: int) -> int:
+            formats = [p.matrix.format for p in parts]
+            return max(tokens * (272 + 80 + 48 * f.sums) + tile * (16 * f.chunks + 4 * f.word) for f in formats)
+
+        for tokens, splits in ((8, 8), (16, 8), (32, 4)):
+            size = stage(32, tokens)
+            shared = splits * (size + 256 * (tokens if tokens == 8 else tokens + 8))
+            if not many and tokens >= min(rows, 32) and shared <= self.shared - 1024:
+                return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
+        size = stage(128, 64)
+        stages = 2 if 2 * size <= self.shared - 1024 else 1
+        return "product_many", 128, 64, 256, stages, stages * size
+
     def _expert_linear(self, node: Node) -> None:
         domain = self._domain(node.name)
         x, idx = (self._get(name, domain) for name in node.inputs)
@@ -190,8 +199,6 @@ class ProductSteps(Steps):
         choices = self._width(node.inputs[1])
         pairs = self._rows(domain) * choices
         shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
-        warps = warps_for(matrix.tiles)
-        stride, items = matrix.units * UNIT, matrix.tiles * LANES
 
         def make() -> Launch:
             array_parts = [Part(matrix, node.name, out=out)]
@@ -209,12 +216,10 @@ class ProductSteps(Steps):
                 prologue=_PLAIN,
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
-                together=1,
-                slots=1,
             )
-            floats = matrix.format.floats
-            shared = 4 * (stride + max(64, items)) if floats else one_shared(array_parts, stride, items, 0, warps, 1)
-            kernel = "product_floats_1" if floats else f"product_one_{matrix.format.name}"
-            return Launch(kernel, (groups, pairs, 1), 32 * warps, args, shared)
+            if matrix.format.floats:
+                shared = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))
+                return Launch("product_floats_1", (groups, pairs, 1), 32 * warps_for(matrix.tiles), args, shared)
+            return self._one(matrix.format.name, args, array_parts, groups, (pairs, 1), [])
 
         self._step([x, idx, out], make)

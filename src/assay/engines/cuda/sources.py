@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
+from assay.system.extras import install
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-MODULES = ("attention", "gemm_eight", "gemm_many", "gemm_some", "products", "repack", "rows")
+MODULES = (
+    "attention_halves", "attention_many", "attention_one", "gemm_few", "gemm_many", "products",
+    "products_floats", "repack", "rows",
+)  # fmt: skip
 _LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
 _ROUNDING = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _SHIPPED = Path(__file__).with_name("cubins")
@@ -70,7 +74,7 @@ def compile_for(module: str, target: str) -> bytes:
     try:
         nvrtc: Any = import_module("cuda.bindings.nvrtc")
     except ImportError:
-        raise AssayError("engine cuda: NVRTC is not installed; pip install 'assay[cuda]'") from None
+        raise AssayError(f"engine cuda: NVRTC is not installed; {install('cuda')}") from None
 
     def checked(result: Any) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -17,6 +17,7 @@ def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
+Ahead = _struct("Ahead", ("at", _POINTER * 3), ("bytes", _I64 * 3))
 Matrix = _struct(
     "Matrix",
     ("data", _POINTER),
@@ -38,7 +39,8 @@ ProductArgs = _struct(
     ("expert_bytes", _I64),
     *_all(_I32, "n_parts groups tokens columns x_stride prologue"),
     ("eps", _F32),
-    *_all(_I32, "rows_of_x n_experts slots padding stages together"),
+    *_all(_I32, "rows_of_x n_experts slots team together shift padding stages"),
+    ("ahead", Ahead),
 )
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
@@ -51,8 +53,9 @@ AttentionArgs = _struct(
     ("values", Pool),
     ("rows", Rows),
     ("query_rows", _POINTER),
-    *_all(_I32, "heads window n_rot neox n_tokens splits irregular turn_k max_blocks padding"),
+    *_all(_I32, "heads window n_rot neox n_tokens splits irregular turn_k max_blocks askers"),
     *_all(_F32, "scale cap"),
+    ("ahead", Ahead),
 )
 MapArgs = _struct(
     "MapArgs",
@@ -98,13 +101,13 @@ _LAYOUTS = (
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
 KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the most threads a block
-    **{f"product_one_{name}": (ProductArgs, 512) for name in _LAYOUTS},
-    **{f"product_two_{name}": (ProductArgs, 512) for name in ("q4_0", "q4_1", "q4_k", "q5_k", "q6_k")},
+    **{f"product_{slots}_{name}": (ProductArgs, 1024) for name in _LAYOUTS for slots in ("one", "two")},
     "product_floats_1": (ProductArgs, 512),
     "product_floats_4": (ProductArgs, 512),
     "product_many": (ProductArgs, 256),
-    "product_some": (ProductArgs, 64),
-    "product_eight": (ProductArgs, 256),
+    "product_8": (ProductArgs, 256),
+    "product_16": (ProductArgs, 256),
+    "product_32": (ProductArgs, 128),
     "attend_one_1": (AttentionArgs, 256),
     "attend_one_4": (AttentionArgs, 256),
     **{f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},

@@ -198,7 +198,7 @@ class NoiseRuns:
         return out
 
     def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
-        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache, a.gelu_table)
+        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else (a.f16_cache, a.q8_cache), a.gelu_table)
         if key not in same:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]
