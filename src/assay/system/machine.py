@@ -15,8 +15,8 @@ def memory() -> int:
 
 
 def cores(system: Path = Path("/sys")) -> int:
-    """Cores that this process may use. A core's second thread does not count, because it adds nothing where memory or the
-    vector units are the bound; and where a quota pays for less, no more than that."""
+    """Cores that this process may use. A core's second thread does not count, because it adds nothing where memory or
+    the vector units are the bound; and where a quota pays for less, no more than that."""
     try:
         threads = os.sched_getaffinity(0)
     except AttributeError:  # macOS, Windows
