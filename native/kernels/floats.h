@@ -33,6 +33,8 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
         const int64_t stop = columns - c < UNIT ? columns : c + UNIT;
         for (int64_t i = c; i < stop; i += 4) {
             const uint8_t* w = weights + i * R * W::size;
+            if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
+                for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
             typename V::X a[T];
             unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + t * ldx + i); });
             unroll<4>([&](auto n) INLINE_LAMBDA {

@@ -1,9 +1,9 @@
 // x86: AMX, tiles of 16 rows of 64 bytes, beside AVX-512 VNNI.
 //
 // A tile product adds, for 16 tokens and 16 rows, the products of up to 64 columns. Scales belong to 32 columns or to
-// 16, so that many are multiplied at a time: half or a quarter of the unit's peak, and still four times or twice that
-// of the vectors. What bounds the loop is what surrounds it: a tile of sums is stored, loaded, converted, scaled and
-// added, 3 vector operations for 16 sums. A block of a panel's vector, as it is expanded, is a tile as it lies.
+// 16, so that many are multiplied at a time: half or a quarter of the unit's peak. What bounds the loop is what
+// surrounds it: two tiles are loaded and one is stored for each product, and 3 vector operations convert, scale and add
+// 16 sums. A block of a panel's vector, as it is expanded, is a tile as it lies.
 #include "isa.h"
 
 #if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
@@ -26,7 +26,7 @@ namespace {
 
 struct Amx : Avx512 {
     static constexpr Order order = VECTORS;
-    static constexpr int64_t matrix_from = 8, chunk = 32;
+    static constexpr int64_t matrix_from = 8, chunk = 16;
     static const Isa& base() { return *isa_avx512vnni(); }
     static INLINE Q minus(Q x, int offset) { return _mm512_sub_epi8(x, _mm512_set1_epi8(char(offset))); }
 
@@ -75,7 +75,7 @@ public:
     // A tile that was stored cannot be loaded before it has reached the cache, long after its product began: sums are
     // added a few blocks behind.
     template <class Tile, int T>
-    void product(const uint8_t* tile, int64_t blocks, const Block* a, bool carry, float* out, int64_t ldo) {
+    void product(const uint8_t* tile, int64_t blocks, const Block* a, bool carry, float (*total)[R]) {
         configure(T, Tile::sub16 ? 16 : 32);
         Sums<Tile, T> sums[RING];
         const int n = int(blocks);
@@ -100,7 +100,7 @@ public:
                     add<Tile, T>(acc, sums[b % RING], tile + b * Tile::unit_bytes + 4 * L * v, a[b]);
                 }
                 unroll<T>([&](auto t) INLINE_LAMBDA {
-                    float* to = out + t * ldo + v * L;
+                    float* to = total[t] + v * L;
                     V::store(to, carry || first > 0 ? V::add(V::load(to), acc[t]) : acc[t]);
                 });
             }

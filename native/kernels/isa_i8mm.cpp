@@ -58,7 +58,7 @@ struct I8mm::Session {
     using Square = F[2][4];
 
     template <class Tile, int T>
-    void product(const uint8_t* unit, int64_t blocks, const Block* a, bool carry, float* out, int64_t ldo) {
+    void product(const uint8_t* unit, int64_t blocks, const Block* a, bool carry, float (*total)[R]) {
         static_assert(R == 8);
         for (int64_t b = 0; b < blocks; b += SUM) {
             Square acc;
@@ -67,7 +67,7 @@ struct I8mm::Session {
             unroll<8>([&](auto i) INLINE_LAMBDA {  // token i / 2, rows 4 (i % 2) ..
                 const auto half = [&](F x) INLINE_LAMBDA { return i / 2 % 2 ? vget_high_f32(x) : vget_low_f32(x); };
                 const F x = vcombine_f32(half(acc[i / 4][i % 2 * 2]), half(acc[i / 4][i % 2 * 2 + 1]));
-                float* to = out + i / 2 * ldo + i % 2 * 4;
+                float* to = total[i / 2] + i % 2 * 4;
                 V::store(to, carry || b > 0 ? V::add(V::load(to), x) : x);
             });
         }

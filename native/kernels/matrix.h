@@ -6,7 +6,7 @@
 //   Block                   32 columns of prepared activations of Block::tokens tokens: set(token, integers, quantised)
 //   Session                 lives while a thread uses the unit
 //   dot_loop, dot_ops       the unit's peak (kernels.h)
-//   Session::product<Tile, T>  out[t, r] (+)= over `blocks` blocks, for the R rows of a tile and T tokens of a group
+//   Session::product<Tile, T>  total[t][r] (+)= over `blocks` blocks, for the R rows of a tile and T tokens of a group
 //
 // The float operations and their order are panel.h's; only the exact integer sums come from elsewhere.
 
@@ -29,34 +29,46 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
         for (int64_t b = 0; b < k / 32; b++) row(t)[b].set(int(t % Block::tokens), q, Quantised{});
 }
 
-thread_local struct { alignas(64) uint8_t tile[V::chunk * AnyTile::unit_bytes]; } scratch;
+constexpr int64_t BATCH = 128;  // tokens that use an expanded panel before the next one is expanded
+
+thread_local struct {
+    alignas(64) uint8_t tile[V::chunk * AnyTile::unit_bytes];
+    alignas(64) float total[BATCH][R];  // of a panel, close together: rows of `out` may lie in the same few cache sets
+} scratch;
 
 void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
               int64_t end) {
     if (format != Acts::Q8 || m < V::matrix_from) return V::base().gemm(w, format, acts, m, out, ldo, begin, end);
     using Block = V::Block;
     uint8_t* const room = scratch.tile;
+    float(*const total)[R] = scratch.total;
     typename V::Session session;
-    expand_panels(w, begin, end, V::chunk, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows) {
-        using Tile = decltype(tile);
-        for (int64_t t = 0; t < m; t += Block::tokens) {
-            const Block* a = static_cast<const Block*>(acts) + t / Block::tokens * (w.k / 32) + b;
-            const auto some = [&](auto T) {
-                at_edge<T>(rows, int(m - t < T ? m - t : T), b > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
-                    session.template product<Tile, T>(room, blocks, a, b > 0, to, ld);
-                });
-            };
-            const int fours = int(m - t + 3) / 4;  // the last group may be smaller
-            if (Block::tokens == 4 || fours == 1)
-                some(std::integral_constant<int, 4>{});
-            else if (fours == 2)
-                some(std::integral_constant<int, 8>{});
-            else if (fours == 3)
-                some(std::integral_constant<int, 12>{});
-            else
-                some(std::integral_constant<int, 16>{});
-        }
-    });
+    const auto panel = [&](const Rows& rows, int64_t t0, int64_t tokens) {
+        expand_panels(w, rows.first, rows.first + 1, V::chunk, room,
+                      [&](auto tile, int64_t b, int64_t blocks, const Rows&) {
+                          for (int64_t t = 0; t < tokens; t += Block::tokens) {
+                              const int64_t group = (t0 + t) / Block::tokens * (w.k / 32);
+                              const Block* a = static_cast<const Block*>(acts) + group + b;
+                              const auto some = [&](auto T) {
+                                  session.template product<decltype(tile), T>(room, blocks, a, b > 0, total + t);
+                              };
+                              const int64_t fours = (tokens - t + 3) / 4;  // the last group may be smaller
+                              if (Block::tokens == 4 || fours == 1)
+                                  some(std::integral_constant<int, 4>{});
+                              else if (fours == 2)
+                                  some(std::integral_constant<int, 8>{});
+                              else if (fours == 3)
+                                  some(std::integral_constant<int, 12>{});
+                              else
+                                  some(std::integral_constant<int, 16>{});
+                          }
+                      });
+        for (int64_t t = 0; t < tokens; t++)
+            __builtin_memcpy(out + (t0 + t) * ldo + rows.first + rows.from(), total[t] + rows.from(),
+                             size_t(rows.to() - rows.from()) * sizeof(float));
+    };
+    for (int64_t t = 0; t < m; t += BATCH)
+        each_panel(begin, end, [&](const Rows& rows) { panel(rows, t, m - t < BATCH ? m - t : BATCH); });
 }
 
 Isa matrix_isa(const char* name) {
