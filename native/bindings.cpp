@@ -67,8 +67,8 @@ void nearest(Array<float, 2> v, Array<float, 2> w, Array<float, 2> points, Array
         throw std::invalid_argument("nearest_points: shapes do not fit");
     for (size_t i = 0; i < near.size(); ++i)
         if (near.data()[i] >= points.shape(0)) throw std::invalid_argument("nearest_points: no such point");
-    const Book book{points.data(),          static_cast<int>(width), middles.data(), static_cast<int>(base), near.data(),
-                    static_cast<int>(near.shape(1))};
+    const Book book{points.data(), static_cast<int>(width),        middles.data(), static_cast<int>(base),
+                    near.data(),   static_cast<int>(near.shape(1))};
     nb::gil_scoped_release release;
     nearest_points(v.data(), w.data(), rows, book, out.data());
 }
