@@ -138,7 +138,10 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.places.close)
 
-    def who(self) -> list[dict[str, object]]:
+    def streams(self) -> list[Progress]:
+        return [stream for link in self.links for stream in link.streams.values() if stream.began]
+
+    def who(self) -> list[dict[str, Any]]:
         return [link.row() for link in self.links]
 
     # --- the state of things
