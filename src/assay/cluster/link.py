@@ -52,7 +52,6 @@ class Link:
     still: int = 0  # ticks without a step though there is work
     idle_since: float = 0.0
     lost: int = 0  # times
-    blamed: list[Stream] = field(default_factory=list)  # that may have brought it down
     suspect: str = ""  # what an audit found
 
     @property
