@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -32,6 +33,7 @@ PAGE = ROOT / "docs" / "engines.md"
 STORIES = ROOT.parent / "shared" / "data" / "models" / "stories15M-q8_0.gguf"
 LENGTHS = "10"
 LIMIT_S = 600
+WIDTH = 200
 
 
 def llama3_like(source: Path, path: Path) -> Path:
@@ -58,37 +60,52 @@ def versions(engine: str) -> str | None:
 def verdict(model: str, engine: str) -> dict[str, Any]:
     """What `assay check` says, as JSON."""
     command = [sys.executable, "-m", "assay", "check", model, "--engine", engine, "--lengths", LENGTHS, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"verdict": "refused", "said": f"no answer within {LIMIT_S} s"}
     if done.returncode not in (0, 1):
-        return {"verdict": "refused", "said": done.stderr.strip().splitlines()[-1].removeprefix("assay: ")}
-    return dict(json.loads(done.stdout[done.stdout.index("{") :]))
+        said = done.stderr.strip().splitlines()[-1]
+        return {"verdict": "refused", "said": said.removeprefix("assay: ").replace(f"{KEPT.parent}{os.sep}", "")}
+    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    return {key: found[key] for key in ("verdict", "checks")}
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """A cell of the table."""
+def cell(found: dict[str, Any]) -> str:
+    """The verdict in a word, and the mistakes by name."""
+    if found["verdict"] in ("right", "refused"):
+        return str(found["verdict"])
+    named = [line for line in _answer(found).splitlines() if line.startswith(("cause", "best guess"))]
+    return "wrong: " + (", ".join(line.split(": ", 1)[1].split(" (")[0] for line in named) or "unexplained")
+
+
+def in_words(found: dict[str, Any]) -> list[str]:
+    """The lines that say why: of each check where all is right, else of the diagnosis."""
     if found["verdict"] == "refused":
-        return f"refuses the file: {found['said']}"
-    answers = [check["answer"] for check in found["checks"] if check.get("answer")]
-    if found["verdict"] == "right":
-        return "**right**: " + "; ".join(f"{c['name']}: {c['detail']}" for c in found["checks"])
-    return "**wrong**: " + (_sentences(answers[0]) if answers else found["checks"][0]["detail"])
+        return [f"refused: {found['said']}"]
+    checks = [f"{'pass' if c['passed'] else 'FAIL'}  {c['name']}: {c['detail']}" for c in found["checks"]]
+    wanted = ("cause", "best guess", "wrong:", "fix:", "evidence:", "confidence", "unexplained:", "note:")
+    lines = [line for line in _answer(found).splitlines() if line.strip().startswith(wanted)]
+    return checks + lines
 
 
-def _sentences(answer: str) -> str:
-    """The lines of an answer that say what is wrong, where it shows and how sure that is."""
-    lines = [line.strip() for line in answer.splitlines()]
-    wanted = ("cause:", "best guess:", "wrong:", "fix:", "evidence:", "confidence", "unexplained:", "note:")
-    return ". ".join(line for line in lines if line.startswith(wanted)) or lines[0]
+def _answer(found: dict[str, Any]) -> str:
+    return next((str(check["answer"]) for check in found["checks"] if check.get("answer")), "")
 
 
 def page(kept: dict[str, Any]) -> str:
-    rows = []
+    rows, why = [], []
     for name, witness in WITNESSES.items():
-        if name in kept:
-            found = kept[name]
-            cells = (f"{witness.title} (`{name}`)", found["packages"], witness.shows, *map(in_words, found["models"]))
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return HEAD + "\n".join(rows) + "\n" + TAIL
+        if name not in kept:
+            continue
+        found = kept[name]
+        cells = (f"[{witness.title}](#{name})", found["packages"], witness.shows, *map(cell, found["models"]))
+        rows.append("| " + " | ".join(cells) + " |")
+        why.append(f"\n## {name}\n")
+        for model, said in zip(("smollm2", "stories15M-rope_freqs.gguf"), found["models"], strict=True):
+            command = f"$ assay check {model} --engine {name} --lengths {LENGTHS}"
+            why.append("\n".join(("```", command, *(line[:WIDTH] for line in in_words(said)), "```\n")))
+    return HEAD + "\n".join(rows) + "\n" + "\n".join(why)
 
 
 HEAD = """\
@@ -104,8 +121,6 @@ half of the pairs), which divides the angles of the rotation.
 | engine | packages | shows | SmolLM2 135M (Q4_1) | stories15M (Q8_0) with `rope_freqs.weight` |
 |---|---|---|---|---|
 """
-TAIL = """
-"""
 
 
 def main() -> None:
@@ -115,6 +130,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="the ordinary file")
     parser.add_argument("--stories", type=Path, default=STORIES, help="the file that gets factors")
     args = parser.parse_args()
+    if not args.stories.is_file():
+        parser.error(f"{args.stories}: no such file; give a Llama in GGUF form with --stories FILE")
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
     factored = llama3_like(args.stories, KEPT.with_name("stories15M-rope_freqs.gguf"))
     for name in args.engine or WITNESSES:

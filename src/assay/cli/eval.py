@@ -140,18 +140,16 @@ def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
 
 
 def _shown(worst: list[Worst]) -> list[str]:
-    """`…context [token]`, and what both expected there."""
+    """Where in the text, `…context «token»`, and what both expected there."""
     lines = []
     for w in worst:
-        before = " ".join(w.before.split())[-60:]
+        where = f"  {w.at:>7}  …{' '.join(w.before.split())[-60:]}«{w.token}»".replace("\n", "⏎")
         if w.kl is None:
-            lines.append(f"  loss {w.nll:.2f}  …{before} [{w.token!r}]  expected {w.best!r} ({w.p_best:.1%})")
+            lines.append(f"{where}  loss {w.nll:.2f}; expected {w.best!r} ({w.p_best:.1%})")
         else:
-            lines.append(
-                f"  KL {w.kl:.3f}  …{before} [{w.token!r}]  base {w.base_best!r} ({w.base_p_best or 0:.1%}), "
-                f"here {w.best!r} ({w.p_best:.1%})"
-            )
-    return [f"worst of all at {worst[0].at}:", *lines] if lines else []
+            theirs = f"base {w.base_best!r} ({w.base_p_best or 0:.1%})"
+            lines.append(f"{where}  KL {w.kl:.3f}; {theirs}, here {w.best!r} ({w.p_best:.1%})")
+    return ["worst tokens, by their place in the text:", *lines] if lines else []
 
 
 def progress(what: str) -> Callable[[int, int], None]:
