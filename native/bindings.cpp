@@ -202,6 +202,15 @@ NB_MODULE(_native, m) {
             },
             "threads"_a, "isa"_a = "")
         .def_prop_ro("threads", &Pool::threads)
+        .def(
+            "weight_bytes",
+            [](const Pool& pool, uint32_t type, int64_t rows, int64_t columns) {
+                const auto kind = kernels::Type(type);
+                if (!kernels::supported(kind)) return size_t(rows * columns) * sizeof(float);
+                return kernels::packable(kind) ? pool.isa().packed_bytes(kind, rows, columns)
+                                               : kernels::row_bytes(kind, columns) * size_t(rows);
+            },
+            "type"_a, "rows"_a, "columns"_a)
         .def_prop_ro("isa", [](const Pool& pool) { return pool.isa().name; });
 
     nb::class_<Guard>(m, "Guard")

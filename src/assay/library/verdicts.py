@@ -374,14 +374,12 @@ def _known_mistakes(on: Opened, check: Check) -> Check:
     from assay.verify.diagnosis import diagnose as by_values
 
     assert check.dump is not None
-    result = by_values.diagnose(on.model, check.dump)
-    said = answer.text(result, on.model)
     name = f"{len(check.dump.tokens)} tokens, known mistakes"
-    return (
-        Check(name, bool(result), "none gives these values better", answer="")
-        if result
-        else Check(name, False, said.split("\n", 1)[0], answer=said)
-    )
+    result = by_values.diagnose(on.model, check.dump)
+    if result:
+        return Check(name, True, "none gives these values better")
+    said = answer.text(result, on.model)
+    return Check(name, False, said.split("\n", 1)[0], answer=said)
 
 
 def _asked(on: Opened, engine: str, options: Mapping[str, Any]) -> Check:
