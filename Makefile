@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize fuzz soak witness score cases clean test-gpu
+.PHONY: run test test-fast lint docs sanitize arm fuzz soak witness score engines cases clean test-gpu site cluster-demo
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -45,7 +45,15 @@ sanitize: $(VENV)/.test-installed
 	rm -f build/sanitize/package/assay/_native*.so && cp build/sanitize/_native*.so build/sanitize/package/assay/
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 	PYTHONPATH=build/sanitize/package:$$($(BIN)/python -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))') \
-	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/engines/test_extremes.py tests/native -m "not slow" -q -p no:xdist
+	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/engines/test_extremes.py tests/engines/test_masks.py tests/engines/test_architectures.py tests/native -m "not slow" -q -p no:xdist
+
+# The native self-checks built for Arm and run by an emulator that has every extension: NEON, i8mm, portable code.
+CROSS ?= aarch64-linux-gnu-g++
+arm:
+	cmake -S . -B build/arm -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS) \
+	    -DCMAKE_EXE_LINKER_FLAGS=-static -DASSAY_MODULE=OFF > /dev/null
+	cmake --build build/arm -j 2 --target native_tests
+	for check in test_kernels test_rows; do qemu-aarch64 -cpu max build/arm/$$check || exit 1; done
 
 # Inputs that are nearly right for every reader of a stranger's bytes; guided by coverage: python -m fuzz.guided READER.
 MINUTES ?= 2
@@ -56,6 +64,10 @@ fuzz: $(VENV)/.test-installed
 soak: $(VENV)/.test-installed
 	$(BIN)/python bench/soak.py --minutes $(MINUTES)
 
+# Three local nodes, a stream, a node killed in its middle: the same bytes.
+cluster-demo: $(VENV)/.test-installed
+	$(BIN)/python bench/cluster.py demo
+
 # llama.cpp itself: its values for a small model against the recorded ones, and the live tests. Builds it once, 10 min.
 witness: $(VENV)/.test-installed
 	$(BIN)/pip install -q -e ".[llamacpp]" --no-build-isolation
@@ -65,9 +77,18 @@ witness: $(VENV)/.test-installed
 docs: $(VENV)/.installed
 	$(BIN)/python docs/generate.py
 
+site: $(VENV)/.test-installed  ## the documentation as pages: build/site
+	$(BIN)/pip install -q "mkdocs-material>=9.5,<10"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+
 score: $(VENV)/.test-installed  ## how often the bug is named: docs/score.md (an hour for everything)
 	$(BIN)/python bench/score.py --again --jobs 2
 	$(BIN)/python bench/score.py --again --jobs 2 --model smollm2
+
+engines: $(VENV)/.test-installed  ## docs/engines.md: other people's engines; builds llama.cpp once, 10 min
+	for name in llamacpp transformers tinygrad mlx openvino mistralrs xllamacpp; do \
+	  $(BIN)/pip install -q -e ".[$$name]" --no-build-isolation || echo "$$name: does not install here"; done
+	$(BIN)/python bench/engines.py --again
 
 cases: $(VENV)/.installed  ## docs/cases.md, on TinyLlama
 	$(BIN)/python bench/cases.py --again
@@ -79,7 +100,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 	touch $@
 
 $(VENV)/.test-installed: $(VENV)/.installed
-	$(BIN)/pip install -q --no-build-isolation -e ".[serve,test,lint]"
+	$(BIN)/pip install -q --no-build-isolation -e ".[test,lint]"
 	touch $@
 
 clean:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import numpy as np
 
-import gguf
 from assay.gguf import open_file, write
 from assay.gguf.cursor import Cursor
 

@@ -26,6 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # cases run side by side; th
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import small_faults  # noqa: E402
 from tests import planting  # noqa: E402
 from tests.synthetic import make_kquant  # noqa: E402
 
@@ -42,7 +43,8 @@ GOALS = {
     "logits": "logits only",
 }
 NEEDED = {"full": 98, "last": 90, "layers": 80, "logits": 60, "stage": 80, "pairs": 85, "unknown": 95, "healthy": 100}
-NOT_SEEN = {("last", "head-wrong-row"), ("last", "head-wrong-row/before")}  # another row than the dumped one is wrong
+# Another row than the dumped one is wrong.
+NOT_SEEN = {("last", f"head-wrong-row{v}") for v in ("", "/before", "/hidden", "/middle", "/shifted")}
 GENERAL = {  # faults that every Llama file can have, for a model that has not every block type
     "full": """q4_1-min/dropped q4_1-min/subtracted q4_0-interleave f16-as-bf16 w-transposed embd-strided head-transposed
         qkv-split gateup-split o-proj-head-order norm-name-swap head-dim-axes eps-value eps-value/odd eps-place
@@ -76,7 +78,7 @@ def cases(model: Model, weights: Weights, name: str) -> Iterator[tuple[str, str,
     for label, made in healthy:
         for style in planting.STYLES if synthetic else ("full", "last"):
             yield "healthy", label, style, made
-    for bug in planting.UNKNOWN if synthetic else ("x-residual-mean", "x-head-dropped", "x-rope-last-pair"):
+    for bug in planting.UNKNOWN if synthetic else ("x-residual-mean", "x-head-reversed", "x-rope-last-pair"):
         yield "unknown", bug, "full", second(bug)
     for pair in planting.PAIRS:
         if synthetic or all(b in GENERAL["full"].split() for b in pair):
@@ -105,7 +107,6 @@ def run(model: Model, name: str, out: Path, seconds: float, jobs: int, every: in
     """Grade what is not graded yet (every so many-th case), until the time is over."""
     done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
     weights = Weights(model.file)
-    started = time.monotonic()
     todo = [
         (kind, bug, style, make)
         for i, (kind, bug, style, make) in enumerate(cases(model, weights, name))
@@ -117,9 +118,17 @@ def run(model: Model, name: str, out: Path, seconds: float, jobs: int, every: in
         case = make()
         return None if case is None else _one(model, weights, kind, bug, style, case, tokens_of(name))
 
+    side_by_side(grade, len(todo), out, seconds, jobs)
+
+
+def side_by_side(
+    grade: Callable[[int], dict[str, Any] | None], count: int, out: Path, seconds: float, jobs: int
+) -> None:
+    """Grade so many cases in several processes, and keep each result as it comes."""
+    started = time.monotonic()
     # Forked, so that workers share the model and what grades a case need not be pickled.
     with open(out, "a") as log, multiprocessing.get_context("fork").Pool(jobs, _inherit, (grade,)) as pool:
-        for result in pool.imap_unordered(_grade, range(len(todo))):
+        for result in pool.imap_unordered(_grade, range(count)):
             if result is not None:
                 log.write(json.dumps(result) + "\n")
                 log.flush()
@@ -128,6 +137,60 @@ def run(model: Model, name: str, out: Path, seconds: float, jobs: int, every: in
             if time.monotonic() - started > seconds:
                 print("out of time; run again to go on", file=sys.stderr)
                 return
+
+
+# -- on a cluster ------------------------------------------------------------------------------------------------------
+
+
+def prepare(shared: dict[str, Any], where: dict[str, Any]) -> tuple[Model, Weights, dict[tuple[str, ...], Made]]:
+    """What a worker of a sweep keeps: the model and how to make every case."""
+    model = load(open_file(Path(where["path"])))
+    weights = Weights(model.file)
+    return model, weights, {tuple(case[:3]): case[3] for case in cases(model, weights, shared["model"])}
+
+
+def graded(kept: tuple[Model, Weights, dict[tuple[str, ...], Made]], given: dict[str, Any]) -> dict[str, Any]:
+    """One case; a case that does not show has no grade."""
+    model, weights, made = kept
+    kind, bug, style = given["case"]
+    case = made[kind, bug, style]()
+    return {} if case is None else _one(model, weights, kind, bug, style, case, given["tokens"])
+
+
+def run_spread(path: Path, name: str, out: Path, every: int, address: str) -> None:
+    """As `run`, the cases shared out over a cluster's workers (`local:N`, or a Ray cluster's address)."""
+    from assay.cluster.crew import crew
+    from assay.cluster.fingerprint import file_digest
+    from assay.cluster.sweep import Task, folder, sweep
+
+    done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
+    model = load(open_file(path))
+    shared = {"model": name, "file": file_digest(path), "code": _code()}
+    todo = [
+        case[:3]
+        for i, case in enumerate(cases(model, Weights(model.file), name))
+        if i % every == 0 and case[:3] not in done and (case[2], case[1]) not in NOT_SEEN
+    ]
+    tasks = [
+        Task("bench.score:graded", shared, {"case": case, "tokens": [int(t) for t in tokens_of(name)]},
+             {"path": str(path.resolve())}, " ".join(case))
+        for case in todo
+    ]  # fmt: skip
+
+    def progress(done: int, total: int, who: Any) -> None:
+        print(f"{done} of {total}  " + "  ".join(f"{worker}: {what}" for worker, what in who.items()), file=sys.stderr)
+
+    found = sweep(tasks, crew(address), folder(None), progress)
+    with open(out, "a") as log:
+        log.writelines(json.dumps(result) + "\n" for result in found if result)
+
+
+def _code() -> str:
+    """The hash of all that grades: a result of other code is not reused."""
+    from hashlib import sha256
+
+    files = sorted([*(ROOT / "src" / "assay").rglob("*.py"), *(ROOT / "tests").glob("*.py"), Path(__file__)])
+    return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
 def _inherit(grade: Callable[[int], dict[str, Any] | None]) -> None:
@@ -291,6 +354,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
     parser.add_argument("--jobs", type=int, default=1, help="cases graded at the same time")
+    parser.add_argument("--cluster", metavar="ADDRESS", help="share the cases out: local:N, or a Ray cluster's address")
     parser.add_argument("--page", action="store_true", help="only write docs/score.md")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth case")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here, and leave the page alone")
@@ -308,7 +372,10 @@ def main() -> None:
             from assay.runtime import hub
 
             path = hub.resolve(args.model)
-        run(load(open_file(path)), args.model, out, args.seconds, args.jobs, args.every)
+        if args.cluster:
+            run_spread(path, args.model, out, args.every, args.cluster)
+        else:
+            run(load(open_file(path)), args.model, out, args.seconds, args.jobs, args.every)
         if args.against:
             differ = moved(read(args.against), read(out))
             print("\n".join(differ) or "no verdict has moved")
@@ -316,7 +383,7 @@ def main() -> None:
         if args.out:
             return
     results = {p.stem.removeprefix("score-"): read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)}
-    text = page(results)
+    text = page(results) + small_faults.section(read(build / "small-faults.jsonl"))
     (ROOT / "docs" / "score.md").write_text(text)
     print("\n".join(line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")))
     print("docs/score.md written", file=sys.stderr)

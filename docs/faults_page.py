@@ -85,6 +85,7 @@ one-token prompt shows: `logits` already differ; `tensor only`, an intermediate 
 
 KINDS = {
     Kind.COMPUTATION: "another computation",
+    Kind.PRECISION: "a narrow type in one place",
     Kind.WEIGHTS: "other weights",
     Kind.INPUTS: "other inputs, positions or cache",
     Kind.TOKENS: "other tokens",

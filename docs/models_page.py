@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
-RECORD = Path(__file__).parents[1] / "tests" / "data" / "models.json"
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "tests" / "data" / "models.json"
+FAMILIES = ROOT / "tests" / "data" / "families.json"
 
 INTRO = """\
 # Models
@@ -50,6 +53,67 @@ line that says what is known and what is nearest.
 """
 
 
+STYLES = {
+    "full": "every node, whole",
+    "last": "of every node the last row's first ten values and its rms",
+    "layers": "layer outputs and results only",
+}
+
+
+def faults() -> list[str]:
+    """How often a mistake of these families is named."""
+    found = json.loads(FAMILIES.read_text())
+    out = [
+        "## Mistakes that are named\n",
+        f"What goes wrong in ports of these families, planted in {found['models']} tiny models: {found['faults']} "
+        "faults, each in every way that applies",
+        "(`python bench/families.py`). *Named*: the fault is the first cause, or in the class of those that give the "
+        "same values.\n",
+        "| what was dumped | planted | named | wanted | a wrong name, meant seriously |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for style, share in found["shares"].items():
+        part = f"{share['named']} ({100 * share['named'] / share['planted']:.1f} %)"
+        out.append(f"| {STYLES[style]} | {share['planted']} | {part} | {share['wanted']} % | {share['confident']} |")
+    if found["missed"]:
+        out += ["\nNot named:\n", "| model | fault | how | dumped | answer |", "|---|---|---|---|---|"]
+        out += [
+            f"| {m['model']} | [{m['fault']}](faults.md#{m['fault']}) | {m['how']} | {m['style']} | {m['answer']} |"
+            for m in found["missed"]
+        ]
+    return [line.replace("*p*", "p") for line in out] + [""]
+
+
+def cost() -> list[str]:
+    """What an architecture touches, counted."""
+    from assay.models.catalogue import ARCHITECTURES
+
+    files: dict[str, list[str]] = {}
+    lines = []
+    for name, row in ARCHITECTURES.items():
+        source = inspect.getsourcefile(row.build)
+        assert source
+        files.setdefault(Path(source).name, []).append(name)
+        lines.append(len(inspect.getsource(row.build).splitlines()))
+    folder = ROOT / "src" / "assay" / "models"
+    size = {path.name: len(path.read_text().splitlines()) for path in sorted(folder.glob("*.py"))}
+    shared = ", ".join(f"`{name}` {n}" for name, n in size.items() if name not in files and n > 10)
+    out = [
+        "## What an architecture costs\n",
+        "One function in `models/` and one row of `models/catalogue.py`. The median function has "
+        f"{sorted(lines)[len(lines) // 2]} lines, the longest {max(lines)}. No",
+        "engine, no operation, no rule of verifying, serving or running names an architecture "
+        "(`tests/models/test_architectures.py`",
+        "holds it); a new block type of attention or feed-forward is an operation, and those are counted in "
+        "[design](design.md).\n",
+        "| file | lines | architectures |",
+        "|---|---:|---|",
+    ]
+    out += [f"| `{file}` | {size[file]} | {', '.join(names)} |" for file, names in sorted(files.items())]
+    out.append(f"\nShared: {shared}. Together {sum(size.values())} lines.\n")
+    return out
+
+
 def _power(decades: list[int]) -> str:
     return f"1e{max(decades)}" if decades else ""
 
@@ -75,4 +139,4 @@ def page() -> str:
     for name in ARCHITECTURES:
         for file, seen in record[name]["files"].items():
             out.append(f"| {file} | `{name}` | 1e{seen['logits']} | {seen['best']} of 24 |")
-    return "\n".join([*out, "", NOTES])
+    return "\n".join([*out, "", *faults(), *cost(), NOTES])

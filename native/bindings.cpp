@@ -13,6 +13,7 @@
 
 #include "kernels/blocks.h"
 #include "kernels/kernels.h"
+#include "kernels/points.h"
 #include "program/mapped.h"
 #include "program/program.h"
 
@@ -55,6 +56,22 @@ int known(const Program& program, int value) {
     return value;
 }
 int known_or_none(const Program& program, int value) { return value < 0 ? -1 : known(program, value); }
+
+void nearest(Array<float, 2> v, Array<float, 2> w, Array<float, 2> points, Array<float, 1> middles,
+             Array<uint16_t, 2> near, nb::ndarray<int32_t, nb::numpy, nb::ndim<1>, nb::c_contig, nb::device::cpu> out) {
+    const size_t rows = v.shape(0), width = v.shape(1), base = middles.shape(0) + 1;
+    size_t codes = 1;
+    for (size_t j = 0; j < width; ++j) codes *= base;
+    if ((width != 4 && width != 8) || w.shape(0) != rows || w.shape(1) != width || points.shape(1) != width ||
+        out.shape(0) != rows || near.shape(0) != codes || !near.shape(1))
+        throw std::invalid_argument("nearest_points: shapes do not fit");
+    for (size_t i = 0; i < near.size(); ++i)
+        if (near.data()[i] >= points.shape(0)) throw std::invalid_argument("nearest_points: no such point");
+    const Book book{points.data(), static_cast<int>(width),        middles.data(), static_cast<int>(base),
+                    near.data(),   static_cast<int>(near.shape(1))};
+    nb::gil_scoped_release release;
+    nearest_points(v.data(), w.data(), rows, book, out.data());
+}
 
 void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions, Array<int32_t, 2> chunks,
          Array<int32_t, 1> pages, const std::vector<Result>& externals, bool interruptible) {
@@ -156,6 +173,8 @@ NB_MODULE(_native, m) {
         "type"_a, "exact"_a);
     m.def(
         "supported", [](uint32_t type) { return kernels::supported(kernels::Type(type)); }, "type"_a);
+    m.def("nearest_points", &nearest, "v"_a.noconvert(), "w"_a.noconvert(), "points"_a.noconvert(),
+          "middles"_a.noconvert(), "near"_a.noconvert(), "out"_a.noconvert());
     m.def("unpack", &unpack, "rows"_a.noconvert(), "type"_a, "columns"_a);
     m.def(
         "measure_dot_peak",
@@ -183,6 +202,15 @@ NB_MODULE(_native, m) {
             },
             "threads"_a, "isa"_a = "")
         .def_prop_ro("threads", &Pool::threads)
+        .def(
+            "weight_bytes",
+            [](const Pool& pool, uint32_t type, int64_t rows, int64_t columns) {
+                const auto kind = kernels::Type(type);
+                if (!kernels::supported(kind)) return size_t(rows * columns) * sizeof(float);
+                return kernels::packable(kind) ? pool.isa().packed_bytes(kind, rows, columns)
+                                               : kernels::row_bytes(kind, columns) * size_t(rows);
+            },
+            "type"_a, "rows"_a, "columns"_a)
         .def_prop_ro("isa", [](const Pool& pool) { return pool.isa().name; });
 
     nb::class_<Guard>(m, "Guard")

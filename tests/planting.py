@@ -43,6 +43,9 @@ pos-all-same pos-reset-decode pos-off-by-one-decode pos-off-by-one-decode/early 
 prefill-chunk/mask scale-missing scale-twice scale-wrong-dim scale-wrong-dim/odd attn-softcap mask-missing-prefill
 mask-plus1 mask-cache-offset mask-after-softmax softmax-axis softmax-axis/heads softmax-unfilled
 softmax-online-rescale gqa-modulo gqa-tile-cross kq-swapped kv-seqpos-units kv-recreated kv-pre-rope kv-capacity
+kv-seqpos-units/heads kv-seqpos-units/width kv-seqpos-units/steps kv-seqpos-units/bytes kv-pre-rope/stored
+kv-pre-rope/earlier kv-pre-rope/query head-wrong-row/hidden head-wrong-row/middle head-wrong-row/shifted
+head-wrong-row/stale
 ffn-gate-up-weights ffn-silu-on-up ffn-act-family ffn-act-family/relu ffn-gelu-variant ffn-sigmoid ffn-dim ffn-alias
 res-from-norm res-missing res-missing/ffn res-parallel res-multiplier head-tied-forced head-no-final-norm
 head-wrong-row head-wrong-row/before head-softcap head-logit-scale head-logit-scale/odd p-cast
@@ -67,7 +70,7 @@ UNKNOWN = {
     "x-residual-mean": "ffn_inp",
     "x-gate-cubed": "ffn_swiglu",
     "x-act-shifted": "ffn_swiglu",
-    "x-head-dropped": "kqv",
+    "x-head-reversed": "kqv",
     "x-norm-abs": "attn_norm",
     "x-norm-clipped": "attn_norm",
     "x-rope-last-pair": "Qcur",
@@ -111,7 +114,7 @@ def second(
     """The second engine with these bugs."""
     hf = options.pop("hf", False)
     limits = [LIMITED[b] for b in bugs if b in LIMITED]
-    engine = Engine(path, bugs, only=limits[0] if limits else None, **options)
+    engine = Engine(path, bugs, **{"only": limits[0] if limits else None, **options})
     with np.errstate(all="ignore"):
         engine.run(list(tokens), tuple(steps), hf=hf)
     return Case("+".join(bugs) or "healthy", tuple(map(fault_id, bugs)), tuple(engine.parts))

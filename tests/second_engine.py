@@ -91,6 +91,25 @@ class File:
         return self.take(SCALAR[kind])[0]
 
 
+def bf16(x):
+    bits = np.ascontiguousarray(x, f32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(f32)
+
+
+def tiled(scores, values, tile=4):
+    """softmax(scores) @ values as flash attention does it: tiles of keys, a running maximum, one division."""
+    top, total = np.full(len(scores), -np.inf), np.zeros(len(scores))
+    out = np.zeros((len(scores), values.shape[1]), f32)
+    for a in range(0, scores.shape[1], tile):
+        part = scores[:, a : a + tile]
+        new = np.maximum(top, part.max(-1))
+        safe = np.where(np.isfinite(new), new, 0)
+        shrink, p = np.exp(top - safe).astype(f32), np.exp(part - safe[:, None]).astype(f32)
+        out = out * shrink[:, None] + p @ values[a : a + tile]
+        total, top = total * shrink + p.sum(-1), new
+    return out / total[:, None].astype(f32)
+
+
 def halves(raw):
     return raw.copy().view("<f2").astype(f32)
 
@@ -263,16 +282,25 @@ def unpack_k(name, b, bugs):
     return out
 
 
+# Values that stay inside a fused kernel: norm with projections, projections with rotation, the gate with its product.
+INSIDE = ("attn_norm", "Qcur_proj", "Kcur_proj", "ffn_norm", "ffn_gate", "ffn_up")
+
+
 # -- the engine ------------------------------------------------------------------------------------------------------
 
 
 class Engine:
-    def __init__(self, path, bugs=(), only=None, arithmetic="f32"):
-        """`only`: names of tensors that the decoding bugs are limited to (None: all). `arithmetic`: f32, f16 (every
-        result rounded), q8 (operands of products quantised), kv16 (cache in half precision)."""
-        self.file, self.bugs, self.only, self.arithmetic = File(path), set(bugs), only, arithmetic
+    def __init__(self, path, bugs=(), only=None, arithmetic="f32", limit=0.0):
+        """`only`: names of tensors that the decoding bugs are limited to (None: all). `arithmetic`: f32, f16 or bf16
+        (every result rounded), q8 (operands of products quantised), kv16 and kvq8 (the cache in halves or blocks of
+        eight bits), flash (attention by tiles, no scores), fused (values inside a kernel neither rounded nor seen);
+        several joined by +. `limit`: what `clamp-silent` clips activations to."""
+        self.file, self.bugs, self.only, self.arithmetic = File(path), set(bugs), only, arithmetic.split("+")
+        self.limit = f32(limit)
         meta = self.file.meta
-        get = lambda key, default=None: meta.get("llama." + key, default)  # noqa: E731
+        arch = meta["general.architecture"]
+        self.gemma = arch == "gemma3"  # without norms of Q and K
+        get = lambda key, default=None: meta.get(f"{arch}.{key}", default)  # noqa: E731
         self.n_layer, self.n_embd = get("block_count"), get("embedding_length")
         self.n_head = get("attention.head_count")
         self.n_kv = get("attention.head_count_kv", self.n_head)
@@ -280,7 +308,15 @@ class Engine:
         self.n_ff, self.eps = get("feed_forward_length"), f32(get("attention.layer_norm_rms_epsilon", 1e-5))
         self.base, self.n_rot = get("rope.freq_base", 10000.0), get("rope.dimension_count", self.hd)
         self.window = get("attention.sliding_window", 0)
+        self.n_used = get("expert_used_count", 0)
         self.kept = {}
+        if "weight-torn" in self.bugs:
+            names = sorted(self.file.tensors, key=lambda n: self.file.tensors[n][2])
+            matrices = [n for n in names if len(self.file.tensors[n][0]) > 1 and n != "token_embd.weight"]
+            dims, kind, offset = self.file.tensors[matrices[-2]]
+            width, size = BLOCK[kind]
+            cut = self.file.start + offset + int(np.prod(dims)) // width * size // 2
+            self.file.data = self.file.data[:cut] + bytes(len(self.file.data) - cut)
 
     def has(self, name):
         return name in self.file.tensors
@@ -323,6 +359,10 @@ class Engine:
         need = (n - 1) * stride + size
         have = self.file.data[start : start + need]
         raw = np.frombuffer(have + bytes(need - len(have)), np.uint8)
+        if "weight-damaged" in bugs and self.only:  # a flipped bit in the exponent of a block's scale, or of a number
+            raw = raw.copy()
+            block = dims[0] // width * 5 + (1 if dims[0] // width > 1 else 0)
+            raw[block * size + {"F32": 3, "Q6_K": 209, "Q2_K": 81, "Q3_K": 109}.get(NAME[kind], 1)] ^= 8
         index = np.arange(n)[:, None] * stride + np.arange(size)[None, :]
         with np.errstate(all="ignore"):
             flat = unpack(kind, raw[index], bugs).reshape(-1)[:count].copy()
@@ -330,6 +370,8 @@ class Engine:
         if "gguf-first-block-only" in bugs and width > 1:
             flat[block:] = 0
         out = flat.reshape(dims[::-1])
+        if "weight-damaged/row" in bugs and self.only:
+            out[7] = 0
         if "dequant-tile-alias" in bugs and width > 1:
             for i in range(width, dims[0], width):
                 out[..., i : i + width] = out[..., :width]
@@ -346,9 +388,9 @@ class Engine:
 
     def matvec(self, name, x, decode=False):
         w = self.matrix(name)
-        if self.arithmetic == "q8" and BLOCK[self.file.tensors[name][1]][0] > 1:
+        if "q8" in self.arithmetic and BLOCK[self.file.tensors[name][1]][0] > 1:
             x = self.quantised(x, BLOCK[self.file.tensors[name][1]][0])
-        y = x @ w.T
+        y = self.narrow_sums(x, w) if "accumulate-half" in self else x @ w.T
         if decode and "q4_0-dot-sum" in self and NAME[self.file.tensors[name][1]] == "Q4_0":
             blocks = x.reshape(len(x), -1, 32)
             dx = np.abs(blocks).max(-1, keepdims=True) / f32(127)
@@ -360,6 +402,13 @@ class Engine:
             y = y - 8 * ((xq - xq * dx).sum(-1)) @ d.T
         return y.astype(f32)
 
+    def narrow_sums(self, x, w):
+        """A half-precision accumulator that takes 32 products at a time."""
+        acc = np.zeros((len(x), len(w)), np.float16)
+        for i in range(0, x.shape[1], 32):
+            acc = (acc.astype(f32) + x[:, i : i + 32] @ w[:, i : i + 32].T).astype(np.float16)
+        return acc.astype(f32)
+
     def quantised(self, x, block):
         """Blocks of 32 or 256 activations as 8-bit integers and a scale."""
         b = x.reshape(len(x), -1, block)
@@ -370,6 +419,14 @@ class Engine:
     def norm(self, x, name):
         w = self.weight(name).astype(f32)
         eps = self.eps
+        if "norm-weight-half" in self:
+            w = w.astype(np.float16).astype(f32)
+        if "norm-weight-half/bf16" in self:
+            w = bf16(w)
+        if "norm-half" in self:
+            x16 = x.astype(np.float16).astype(f32)
+            root = np.sqrt(np.mean(x16 * x16, -1, keepdims=True) + eps).astype(np.float16).astype(f32)
+            return ((x16 / root).astype(np.float16) * w.astype(np.float16)).astype(f32)
         if "eps-value" in self:
             eps = f32(1e-6) if eps > 5e-6 else f32(1e-5)
         if "eps-value/odd" in self:
@@ -408,7 +465,7 @@ class Engine:
         if "rope-partial" in self:
             n_rot //= 2
             exponent_over = n_rot
-        halfsplit = "rope-type" in self or "qk-gguf-in-halfsplit" in self
+        halfsplit = ("rope-type" in self or "qk-gguf-in-halfsplit" in self) != self.gemma
         factors = self.weight("rope_freqs.weight") if self.has("rope_freqs.weight") else None
         head = np.arange(x.shape[1])[None, :]
         at = np.asarray(positions, np.float64)[:, None] + 0 * head
@@ -455,6 +512,12 @@ class Engine:
             pos = pos - 1
         if decode and "pos-padding" in self:
             pos = pos + 10
+        if "pos-last-off-by-one" in self and not decode:
+            pos = np.where(np.arange(n) == n - 1, pos + 1, pos)
+        if "pos-last-off-by-one/early" in self and not decode:
+            pos = np.where(np.arange(n) == n - 1, pos - 1, pos)
+        if "pos-clamped" in self:
+            pos = np.minimum(pos, self.total - 3)
         if "prefill-chunk" in self:
             pos = pos % 4
         if "pos-global-offset" in self:
@@ -474,8 +537,9 @@ class Engine:
 
     def keep(self, name, value, start, heads=False):
         """Put this step's rows in their place; scores are [head, token, key]."""
-        if self.arithmetic == "f16":
-            value = value.astype(np.float16).astype(f32)
+        if "fused" in self.arithmetic and name.split("-")[0] in INSIDE:
+            return value
+        value = self.stored(value)
         self.parts[-1][name] = value
         if heads:
             whole = self.trace.setdefault(name, np.zeros((len(value), self.total, self.total), f32))
@@ -484,6 +548,11 @@ class Engine:
             whole = self.trace.setdefault(name, np.zeros((self.total, *value.shape[1:]), f32))
             whole[start : start + len(value)] = value
         return value
+
+    def stored(self, value):
+        if "f16" in self.arithmetic:
+            return value.astype(np.float16).astype(f32)
+        return bf16(value) if "bf16" in self.arithmetic else value
 
     def step(self, tokens, start, prompt):
         emb = self.weight("token_embd.weight")
@@ -495,8 +564,12 @@ class Engine:
         if "embd-scale-missing" in self:
             x = x * f32(np.sqrt(self.n_embd))
         x = self.keep("embd", x, start)
+        if self.gemma:
+            x = self.keep("inp_scaled", x * f32(np.sqrt(self.n_embd)), start)
         for layer in range(self.n_layer):
             x = self.block(x, layer, start, prompt)
+        if "head-wrong-row/hidden" in self and start == 0:
+            x = np.concatenate([x[:-1], x[:1]])
         y = x if "head-no-final-norm" in self else self.norm(x, "output_norm.weight")
         y = self.keep("result_norm", y, start)
         name = "output.weight" if self.has("output.weight") and "head-tied-forced" not in self else "token_embd.weight"
@@ -509,6 +582,12 @@ class Engine:
             logits[-1] = logits[0]
         if "head-wrong-row/before" in self and start == 0 and len(logits) > 1:
             logits[-1] = logits[-2]
+        if "head-wrong-row/middle" in self and start == 0:
+            logits[-1] = logits[len(logits) // 2]
+        if "head-wrong-row/shifted" in self:
+            logits = np.concatenate([logits[:1], logits[:-1]])
+        if "head-wrong-row/stale" in self:
+            logits, self.previous = (np.concatenate([self.previous, logits[1:]]) if start else logits), logits[-1:]
         if "head-logit-scale" in self:
             logits = logits / f32(8)
         if "head-logit-scale/odd" in self:
@@ -580,12 +659,16 @@ class Engine:
         v = self.keep("Vcur" + sfx, v, start)
         v = v.reshape(n, self.n_kv, hd)
         q, k = self.keep("Qcur" + sfx, q, start), self.keep("Kcur" + sfx, k, start)
+        if self.gemma:
+            q = self.keep("Qcur_scaled" + sfx, q * f32(1 / np.sqrt(hd)), start)
         out = self.attention(layer, q, k, k_plain, v, start, prompt)
         out = self.keep("kqv_out" + sfx, out, start)
         if "o-proj-head-order" in self:
             group = self.n_head // self.n_kv
             out = out.reshape(n, self.n_kv, group, hd).swapaxes(1, 2).reshape(n, -1)
         a = self.keep("attn_out" + sfx, self.matvec(pre + "attn_output.weight", out, decode), start)
+        if self.gemma:
+            a = self.keep("attn_post_norm" + sfx, self.norm(a, pre + "post_attention_norm.weight"), start)
         if "res-from-norm" in self or "norm-inplace-residual" in self:
             y = h + a
         elif "res-missing" in self:
@@ -596,9 +679,11 @@ class Engine:
             y = x + a
         if "x-residual-mean" in self:
             y = (x + a) / 2 + f32(0.1) * np.sign(a)
-        y = self.keep("ffn_inp" + sfx, y, start)
+        y = self.keep(("sa_out" if self.gemma else "ffn_inp") + sfx, y, start)
         m = self.keep("ffn_norm" + sfx, self.norm(x if "res-parallel" in self else y, ffn_norm_w), start)
         f = self.ffn(pre, sfx, m, start)
+        if self.gemma:
+            f = self.keep("ffn_post_norm" + sfx, self.norm(f, pre + "post_ffw_norm.weight"), start)
         z = f if "res-missing/ffn" in self else y + (f32(0.22) * f if "res-multiplier" in self else f)
         return self.keep("l_out" + sfx, z, start)
 
@@ -616,6 +701,10 @@ class Engine:
         up, gate = self.keep("ffn_up" + sfx, up, start), self.keep("ffn_gate" + sfx, gate, start)
         sig = lambda t: 1 / (1 + np.exp(-t.astype(np.float64)))  # noqa: E731
         act = gate * sig(gate) * up
+        if self.gemma:
+            act = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+        if "clamp-silent" in self:
+            act = np.clip(act, -self.limit, self.limit)
         if "ffn-silu-on-up" in self:
             act = up * sig(up) * gate
         if "ffn-sigmoid" in self:
@@ -634,7 +723,7 @@ class Engine:
             act = gate**3 * up
         if "x-act-shifted" in self:
             act = np.roll(act, 1, axis=1)
-        act = self.keep("ffn_swiglu" + sfx, act.astype(f32), start)
+        act = self.keep(("ffn_geglu" if self.gemma else "ffn_swiglu") + sfx, act.astype(f32), start)
         if "ffn-dim" in self:
             cut = self.n_ff - 32
             f = act[:, :cut] @ self.matrix(pre + "ffn_down.weight")[:, :cut].T
@@ -646,7 +735,7 @@ class Engine:
         logits = self.keep("ffn_moe_logits" + sfx, m @ self.weight(pre + "ffn_gate_inp.weight").T, start)
         e = np.exp(logits - logits.max(-1, keepdims=True))
         probs = e / e.sum(-1, keepdims=True)
-        k = self.file.meta["llama.expert_used_count"]
+        k = self.n_used
         best = np.argsort(-probs, -1, kind="stable")[:, :k]
         w = np.take_along_axis(logits if "moe-raw-logits" in self else probs, best, -1)
         if "moe-topk-norm" in self:
@@ -655,14 +744,23 @@ class Engine:
             w = w / w.sum(-1, keepdims=True)
         self.keep("ffn_moe_weights_norm" + sfx, w, start)
         out = np.zeros_like(m)
+
+        def times(name, i, v):
+            block = BLOCK[self.file.tensors[name][1]][0]
+            if "q8" in self.arithmetic and block > 1:
+                v = self.quantised(v[None], block)[0]
+            if "accumulate-half" in self:
+                return self.narrow_sums(v[None], self.weight(name)[i])[0]
+            return self.weight(name)[i] @ v
+
         for t in range(len(m)):
             for j in range(k):
                 i = best[t, j]
-                g, u = (
-                    self.weight(pre + "ffn_gate_exps.weight")[i] @ m[t],
-                    self.weight(pre + "ffn_up_exps.weight")[i] @ m[t],
-                )
-                out[t] += w[t, j] * (self.weight(pre + "ffn_down_exps.weight")[i] @ (g / (1 + np.exp(-g)) * u))
+                g, u = times(pre + "ffn_gate_exps.weight", i, m[t]), times(pre + "ffn_up_exps.weight", i, m[t])
+                act = g / (1 + np.exp(-g)) * u
+                if "clamp-silent" in self:
+                    act = np.clip(act, -self.limit, self.limit)
+                out[t] += w[t, j] * times(pre + "ffn_down_exps.weight", i, act.astype(f32))
         return self.keep("ffn_moe_out" + sfx, out, start)
 
     def attention(self, layer, q, k, k_plain, v, start, prompt):
@@ -676,6 +774,18 @@ class Engine:
         self.cache[layer] = keys, plain, values
         if "kv-pre-rope" in self and decode:
             keys = np.concatenate([old_plain, k])
+        if decode and ("kv-pre-rope/stored" in self or "kv-pre-rope/earlier" in self):
+            upto = len(keys) if "kv-pre-rope/stored" in self else start
+            keys = np.concatenate([keys[:prompt], plain[prompt:upto], keys[upto:]])
+        if "kv-pre-rope/query" in self and decode:  # rotated on reading, all by the angle of the token at hand
+            keys = self.rotate(plain, np.full(len(plain), start), "k")
+        if "kv-rounded-twice/rope" in self:
+            again = self.rotate(plain.astype(np.float16).astype(f32), np.arange(len(plain)), "k")
+            keys = again.astype(np.float16).astype(f32)
+        if decode and any(b.startswith("kv-seqpos-units/") for b in self.bugs):
+            keys, values = (self.misplaced(rows, start, prompt) for rows in (keys, values))
+        if "kv-rounded-twice" in self:
+            keys, values = (bf16(t).astype(np.float16).astype(f32) for t in (keys, values))
         if "kv-seqpos-units" in self and decode:
             buffers = []
             for rows in (keys, values):
@@ -685,8 +795,13 @@ class Engine:
                     flat[t : t + width] = rows[t].ravel()
                 buffers.append(flat.reshape(rows.shape))
             keys, values = buffers
-        if self.arithmetic == "kv16":
+        if "kv16" in self.arithmetic:
             q, keys, values = (t.astype(np.float16).astype(f32) for t in (q, keys, values))
+        if "kvq8" in self.arithmetic:
+            block = min(32, self.hd)
+            q, keys, values = (
+                self.quantised(t.reshape(-1, self.hd), block).reshape(t.shape) for t in (q, keys, values)
+            )
         past = len(keys) - n
         kq = np.zeros((self.n_head, n, len(keys)), f32)
         kqv = np.zeros((self.n_head, n, self.hd), f32)
@@ -698,9 +813,9 @@ class Engine:
             kq[h] = q[:, h] @ keys[:, g].T
         if "kq-swapped" in self and not decode:
             kq = kq.transpose(0, 2, 1).copy()
-        if self.arithmetic == "f16":
-            kq = kq.astype(np.float16).astype(f32)
-        scale = f32(1 / np.sqrt(self.hd))
+        flash = "flash" in self.arithmetic
+        kq = kq if flash else self.stored(kq)
+        scale = f32(1) if self.gemma else f32(1 / np.sqrt(self.hd))
         if "scale-missing" in self:
             scale = f32(1)
         if "scale-twice" in self:
@@ -712,7 +827,8 @@ class Engine:
         i, j = np.arange(n)[:, None] + past, np.arange(len(keys))[None, :]
         seen = j <= i
         if self.window:
-            seen &= j > i - self.window - ("swa-off-by-one" in self) if "swa-ignored" not in self else True
+            wide = self.window + ("swa-off-by-one" in self) - ("swa-off-by-one/short" in self)
+            seen &= j > i - wide if "swa-ignored" not in self else True
         if "mask-missing-prefill" in self:
             seen = seen | True
         if "mask-plus1" in self:
@@ -738,6 +854,15 @@ class Engine:
             soft = np.nan_to_num(e / total)
         if "softmax-online-rescale" in self:
             soft = self.online(scores)
+        if "softmax-half" in self:
+            s16 = scores.astype(np.float16)
+            e16 = np.exp((s16 - s16.max(-1, keepdims=True)).astype(f32)).astype(np.float16)
+            sum16 = np.zeros(e16.shape[:2], np.float16)
+            for key in range(e16.shape[2]):
+                sum16 = sum16 + e16[..., key]
+            soft = (e16.astype(f32) / sum16[..., None].astype(f32)).astype(np.float16)
+        if "softmax-half/bf16" in self:
+            soft = bf16(soft)
         if late:
             soft = soft * seen[None]
         if "x-softmax-squared" in self:
@@ -745,24 +870,56 @@ class Engine:
         if "p-cast" in self:
             power = np.clip(np.floor(np.log2(np.maximum(soft, 1e-30))), -6, 8)
             soft = np.rint(soft / 2.0 ** (power - 3)) * 2.0 ** (power - 3)
-        soft = soft.astype(np.float16 if self.arithmetic == "f16" else f32).astype(f32)
+        soft = soft.astype(f32) if flash else self.stored(soft.astype(f32))
         for h in range(self.n_head):
             g = h % self.n_kv if "gqa-modulo" in self else h // group
             if "gqa-tile-cross" in self and decode:
                 tile = 4 if group % 4 else 8
                 g = (h // tile * tile) // group
-            p = soft[h].astype(np.float16).astype(f32) if self.arithmetic == "kv16" else soft[h]
-            kqv[h] = p @ values[:, g]
-        if "x-head-dropped" in self:
-            kqv[1] = 0
+            p = soft[h].astype(np.float16).astype(f32) if "kv16" in self.arithmetic else soft[h]
+            kqv[h] = tiled(scores[h], values[:, g]) if flash else p @ values[:, g]
+        if "head-one-wrong" in self:
+            kqv[-1] = 0
+        if "head-one-wrong/neighbour" in self:
+            kqv[2] = kqv[1]
+        if "x-head-reversed" in self:
+            kqv[1] = kqv[1][:, ::-1]
         sfx = f"-{layer}"
-        self.keep("kq" + sfx, kq, start, True), self.keep("kq_soft_max" + sfx, soft, start, True)
-        if self.arithmetic == "f16":
-            kqv = kqv.astype(np.float16).astype(f32)
+        if not flash:
+            self.keep("kq" + sfx, kq, start, True), self.keep("kq_soft_max" + sfx, soft, start, True)
+        kqv = self.stored(kqv)
         self.parts[-1]["kqv" + sfx] = kqv
         whole = self.trace.setdefault("kqv" + sfx, np.zeros((self.n_head, self.total, self.hd), f32))
         whole[:, start : start + n] = kqv
         return kqv.transpose(1, 0, 2).reshape(n, -1)
+
+    def misplaced(self, rows, start, prompt):
+        """The cache as a decode step finds it when offsets are counted in another unit than rows."""
+        n, n_kv, hd = rows.shape
+        if "kv-seqpos-units/heads" in self:  # [head][row][dim], offset in elements
+            out = np.zeros_like(rows)
+            for g in range(n_kv):
+                memory = np.zeros(n * hd, f32)
+                memory[: prompt * hd] = rows[:prompt, g].ravel()
+                for t in range(prompt, n):
+                    memory[t : t + hd] = rows[t, g]
+                out[:, g] = memory.reshape(n, hd)
+            return out
+        if "kv-seqpos-units/steps" in self:  # the step's number for the row
+            out = np.zeros_like(rows)
+            out[:prompt] = rows[:prompt]
+            for step, t in enumerate(range(prompt, n)):
+                out[step + 1] = rows[t]
+            return out
+        memory = np.zeros(8 * n * n_kv * hd, f32)
+        memory[: prompt * n_kv * hd] = rows[:prompt].ravel()
+        for t in range(prompt, n):  # one head's width for a row's, or two bytes an element counted twice
+            at = t * hd if "kv-seqpos-units/width" in self else t * 2 * n_kv * hd
+            memory[at : at + n_kv * hd] = rows[t].ravel()
+        out = memory[: n * n_kv * hd].reshape(rows.shape).copy()
+        if "kv-seqpos-units/width" in self:
+            out[start:] = rows[start:]  # the token at hand is still in registers
+        return out
 
     def online(self, scores, tile=4):
         """Tiles of keys with a running maximum; the sum is not rescaled when it moves."""

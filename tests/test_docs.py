@@ -14,7 +14,7 @@ from assay import cli
 from assay.errors import AssayError
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _COMMAND = re.compile(r"^(?:\$ )?(assay .*)$", re.MULTILINE)
 
 

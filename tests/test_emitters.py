@@ -12,7 +12,7 @@ import pytest
 
 from assay.verify.dumps.load import load_dump
 
-EMITTERS = Path(__file__).parents[1] / "examples" / "emitters"
+EMITTERS = Path(__file__).parents[1] / "docs" / "emitters"
 VALUES = [[0.1, -2.5, 3e-7], [4.0, 5.25, -6.0]]
 
 # language -> (program that must be there, command that builds, command that runs)

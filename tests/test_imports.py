@@ -1,4 +1,5 @@
-"""Imports point one way: system, gguf, text, graph, models, engines, runtime, then verify and serve, library, cli.
+"""Imports point one way: system, gguf, text, graph, models, engines, runtime, then verify and serve, evaluate, library
+and cli.
 
 Inside a package with rooms they point one way too.
 """
@@ -15,7 +16,7 @@ from docs.rooms import imported
 SRC = Path(__file__).parent.parent / "src" / "assay"
 RANK = {
     "system": -1, "gguf": 0, "text": 1, "graph": 2, "models": 3, "engines": 4, "runtime": 5, "verify": 6, "serve": 6,
-    "library": 7, "cli": 8,
+    "evaluate": 7, "convert": 7, "library": 8, "cluster": 9, "cli": 10,
 }  # fmt: skip
 FREE = {"errors", "_native"}  # known to all
 

@@ -83,17 +83,49 @@ def test_faults_are_one_line(here: Assay, model: Path, base_model: Path) -> None
         assert message in done.stderr
 
 
+def test_settings_while_it_goes_on(here: Assay, model: Path) -> None:
+    plain = talk(here, model, "hello\n")
+    shorter = talk(here, model, "/set predict 2\n/set parameter num_predict 3\n/set temperature 0\nhello\n")
+    assert shorter["turns"][0]["tokens"] == 3
+    assert plain["turns"][0]["tokens"] == 6
+    done = here("chat", model, *ARGS, stdin="/set temp hot\n/set zork 1\n/set top_p 3\n/set\n/set stats on\nhi\n")
+    assert "temp: expected a number (found 'hot')" in done.stderr
+    assert "zork: no such setting" in done.stderr
+    assert "top_p: must be between" in done.stderr
+    assert "repeat_penalty" in done.stderr
+    assert "ended by" in done.stderr
+    assert "ended by" not in here("chat", model, *ARGS, stdin="hi\n").stderr
+
+
+def test_conversations_are_kept_and_brought_back(
+    here: Assay, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
+    whole = talk(here, model, "hello\nworld\n")
+    talk(here, model, "hello\n/save greeting\n")
+    assert talk(here, model, "/load greeting\nworld\n")["messages"] == whole["messages"]
+    done = here("chat", model, *ARGS, stdin="/load\n/load zork\n/save ../x\n/laod greeting\n")
+    assert done.stderr.splitlines() == [
+        "greeting",
+        "/load: zork: no such conversation; there are greeting",
+        "/save: give a name of letters and digits, or a file.json",
+        "/laod: no such command; did you mean /load?",
+    ]
+    (tmp_path / "bad.json").write_text("[1]")
+    assert "is not a conversation" in here("chat", model, *ARGS, stdin=f"/load {tmp_path}/bad.json\n").stderr
+
+
 class Terminal:
     """`assay chat` on a pseudo-terminal of its own, as a person has it."""
 
-    def __init__(self, *args: str | Path) -> None:
+    def __init__(self, *args: str | Path, verb: str = "chat", **env: str) -> None:
         self.main, side = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "assay", "chat", *args],
+            [sys.executable, "-m", "assay", verb, *args],
             stdin=side,
             stdout=side,
             stderr=side,
-            env={**environment(), "TERM": "dumb"},
+            env={**environment(), "TERM": "dumb", **env},
             start_new_session=True,
         )
         os.close(side)
@@ -144,3 +176,18 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(tmp_path: Path) -> None:
     terminal.wait_for("> ")
     terminal.type("\x04")
     assert terminal.process.wait(timeout=20) == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_run_without_a_prompt_converses_and_remembers_what_was_typed(model: Path, tmp_path: Path) -> None:
+    for key, seen in (("hello there", "hello there"), ("\x1b[A\x1b[A", "hello there")):  # later: cursor up
+        terminal = Terminal(model, *ARGS, verb="run", ASSAY_HOME=str(tmp_path), TERM="xterm")
+        terminal.wait_for("lists the commands")
+        terminal.wait_for("> ")
+        terminal.type(key)
+        terminal.wait_for(seen)
+        terminal.type("\n")
+        terminal.wait_for("> ")
+        terminal.type("/bye\n")
+        assert terminal.process.wait(timeout=20) == 0
+    assert (tmp_path / "chat_history").stat().st_mode & 0o777 == 0o600

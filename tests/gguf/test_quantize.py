@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
-import gguf
 from assay.cli import main
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, Tensor, Typed, ValueType, by_name, codecs, open_file, write
@@ -35,8 +35,10 @@ def test_types_are_llamacpps(model: str) -> None:
         for pattern, entry in recorded["tensors"].items()
         for i, kind in enumerate(witness.unroll(entry["type"]))
     ]
-    for mix, patterns in recorded["mixes"].items():
-        chosen = choose(MIXES[mix], Facts(**recorded["facts"]), tensors)
+    listed = [(mix, False, found) for mix, found in recorded["mixes"].items()]
+    listed += [(mix, True, found) for mix, found in recorded.get("weighted", {}).items()]
+    for mix, weighted, patterns in listed:
+        chosen = choose(MIXES[mix], Facts(**recorded["facts"]), tensors, weighted)
         assert len(chosen) == len(tensors)
         for pattern, types in patterns.items():
             found = [chosen[name_of(pattern, i)].name for i in range(len(witness.unroll(types)))]

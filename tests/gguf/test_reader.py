@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gguf
 from assay.errors import AssayError
 from assay.gguf import TYPES, Tensor, Typed, ValueType, Writer, by_name, open_file, write
 from assay.gguf.cursor import Cursor

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import gguf
 from assay.errors import AssayError
 from assay.gguf import TYPES, Tensor, Typed, ValueType, by_name, open_file, write
 from assay.gguf.types import SCALARS

@@ -3,8 +3,9 @@
     python tests/gguf/witness.py [more.gguf ...]
 
 needs llama-cpp-python. It writes tests/data/mixes.json (the type that llama.cpp gives every tensor of a few
-made-up models, and of the files named, under every mix) and tests/data/encode_rms.json (the RMS error of
-llama.cpp's encoders on the Gaussian matrix of `gaussian`). Types run over layers as `Q6_K*3 Q4_K*12`.
+made-up models, and of the files named, under every mix, with importance and without) and tests/data/encode_rms.json
+(the error of llama.cpp's encoders on the Gaussian matrix of `gaussian`, plain and weighted). Types run over layers as
+`Q6_K*3 Q4_K*12`. Files that are not named keep their record.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from typing import Any
 import numpy as np
 
 from assay.gguf import GGUFFile, Tensor, by_name, codecs, open_file, write
-from assay.gguf.mixes import MIXES
+from assay.gguf.mixes import MIXES, Mix
 from assay.gguf.quantize import facts_of
 
 DATA = Path(__file__).parents[1] / "data"
+NEEDY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # types that ggml refuses without weights
+NEEDY_MIXES = ("Q2_K_S", "IQ3_XS", "IQ3_XXS", *(name for name in MIXES if name.startswith(("IQ1", "IQ2"))))
+WEIGHTED_MIXES = ("Q4_0", "Q5_0", "Q2_K", "Q2_K_S", "Q4_K_M", *(name for name in MIXES if name.startswith("IQ")))
 
 # layers, width, heads, key-value heads, FFN width; two rows a matrix, since only the rows' length matters
 MODELS: dict[str, dict[str, Any]] = {
@@ -103,12 +107,24 @@ def by_pattern(file: GGUFFile) -> dict[str, list[str]]:
     return patterns
 
 
-def llamacpp_types(path: Path, file_type: int) -> dict[str, str]:
-    """Tensor types of the file that llama.cpp makes of `path`."""
+class Entry(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+def llamacpp_types(path: Path, file_type: int, weighted: bool = False) -> dict[str, str]:
+    """Tensor types of the file that llama.cpp makes of `path`; `weighted`: with an importance of ones."""
     import llama_cpp
 
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.allow_requantize, params.nthread = file_type, True, 2
+    if weighted:
+        matrices = [t for t in open_file(path).tensors.values() if t.name.startswith("blk.") and len(t.shape) > 1]
+        ones = np.ones(max(t.n_elements for t in matrices), np.float32)
+        entries = (Entry * (len(matrices) + 1))()
+        for entry, t in zip(entries, matrices, strict=False):
+            entry.name, entry.data = t.name.encode(), ones.ctypes.data
+            entry.size = t.shape[-1] * (t.shape[0] if len(t.shape) == 3 else 1)
+        params.imatrix = ctypes.cast(entries, type(params.imatrix))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.gguf"
         if llama_cpp.llama_model_quantize(str(path).encode(), str(out).encode(), ctypes.byref(params)):
@@ -119,6 +135,11 @@ def llamacpp_types(path: Path, file_type: int) -> dict[str, str]:
 def describe(path: Path) -> dict[str, Any]:
     file = open_file(path)
     patterns = by_pattern(file)
+
+    def types(mix: Mix, weighted: bool) -> dict[str, str]:
+        found = llamacpp_types(path, mix.file_type, weighted)
+        return {pattern: runs([found[name] for name in names]) for pattern, names in patterns.items()}
+
     return {
         "facts": asdict(facts_of(file)),
         "tensors": {
@@ -128,11 +149,8 @@ def describe(path: Path) -> dict[str, Any]:
             }
             for pattern, names in patterns.items()
         },
-        "mixes": {
-            mix.name: {pattern: runs([types[name] for name in names]) for pattern, names in patterns.items()}
-            for mix in MIXES.values()
-            for types in [llamacpp_types(path, mix.file_type)]
-        },
+        "mixes": {mix.name: types(mix, False) for mix in MIXES.values() if mix.name not in NEEDY_MIXES},
+        "weighted": {mix.name: types(mix, True) for mix in MIXES.values() if mix.name in WEIGHTED_MIXES},
     }
 
 
@@ -140,12 +158,22 @@ def gaussian() -> np.ndarray:
     return np.random.default_rng(20250101).standard_normal((64, 2048)).astype(np.float32)
 
 
+def weighted_gaussian() -> tuple[np.ndarray, np.ndarray]:
+    """Rows, and how much each column counts."""
+    return gaussian()[:8], np.random.default_rng(6).lognormal(0, 1, 2048).astype(np.float32)
+
+
+def lost(error: np.ndarray, weights: np.ndarray) -> float:
+    """The root of the weighted squares."""
+    return float(np.sqrt(np.sum(weights * np.square(error, dtype=np.float64))))
+
+
 def rms(x: np.ndarray) -> float:
     return float(np.sqrt(np.mean(np.square(x, dtype=np.float64))))
 
 
-def llamacpp_encode(name: str, x: np.ndarray) -> np.ndarray:
-    """`ggml_quantize_chunk` on float32 rows, without an importance matrix."""
+def llamacpp_encode(name: str, x: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
+    """`ggml_quantize_chunk` on float32 rows, with a weight for each column or without."""
     import llama_cpp
 
     library = ctypes.CDLL(str(next((Path(llama_cpp.__file__).parent / "lib").glob("libggml-base.*"))))
@@ -154,7 +182,10 @@ def llamacpp_encode(name: str, x: np.ndarray) -> np.ndarray:
     chunk.argtypes = [*chunk.argtypes, ctypes.c_void_p]
     kind = by_name(name)
     out = np.empty((len(x), kind.row_bytes(x.shape[1])), np.uint8)
-    written = chunk(kind.id, x.ctypes.data, out.ctypes.data, 0, len(x), x.shape[1], None)
+    if importance is None and name in NEEDY:
+        importance = np.ones(x.shape[1], np.float32)
+    weights = None if importance is None else importance.ctypes.data
+    written = chunk(kind.id, x.ctypes.data, out.ctypes.data, 0, len(x), x.shape[1], weights)
     assert written == out.nbytes
     return out
 
@@ -166,10 +197,16 @@ def main(files: list[str]) -> None:
             path = Path(folder) / "model.gguf"
             make_model(path, **options)
             models[name] = describe(path)
+    models = json.loads((DATA / "mixes.json").read_text()) | models
     models |= {Path(file).name: describe(Path(file)) for file in files}
     (DATA / "mixes.json").write_text(json.dumps(models, indent=1) + "\n")
     x = gaussian()
     errors = {name: rms(codecs.decode(name, llamacpp_encode(name, x)) - x) for name in codecs.ENCODERS}
+    some, weights = weighted_gaussian()
+    errors |= {
+        f"{name} weighted": lost(codecs.decode(name, llamacpp_encode(name, some, weights)) - some, weights)
+        for name in codecs.ENCODERS
+    }
     (DATA / "encode_rms.json").write_text(json.dumps(errors, indent=1) + "\n")
 
 

@@ -163,7 +163,7 @@ def test_embeddings_are_pooled_rows_of_result_norm(model: assay.LanguageModel) -
     assert np.array_equal(both[0], mean)
     assert np.linalg.norm(both, axis=1) == pytest.approx([1, 1], abs=1e-6)
     assert model.embed([]).shape == (0, rows.shape[1])
-    with pytest.raises(assay.AssayError, match="mean or last"):
+    with pytest.raises(assay.AssayError, match="mean, first, last"):
         model.embed("a", pooling="max")
 
 

@@ -15,8 +15,11 @@ import tarfile
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -401,47 +404,117 @@ def test_bad_repository_names(name: str) -> None:
         hub.resolve(name)
 
 
-def test_offline_the_hub_cache_is_used(tmp_path: Path) -> None:
-    """huggingface_hub reads its environment when imported: so in a process of its own."""
+def snapshot_of(cache: Path, files: dict[str, bytes]) -> Path:
+    """A repository as huggingface_hub keeps it."""
     commit = "a" * 40
-    repo = tmp_path / "models--owner--repo"
-    snapshot = repo / "snapshots" / commit
-    snapshot.mkdir(parents=True)
+    repo = cache / "models--owner--repo"
+    (repo / "snapshots" / commit).mkdir(parents=True)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-    (snapshot / "m-Q8_0.gguf").write_bytes(MODEL)
-    code = "import sys; from assay.runtime import hub; print(hub.resolve(sys.argv[1]))"
-    env = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    env["PYTHONPATH"] = str(Path(catalogue.__file__).parents[2])
+    for name, data in files.items():
+        (repo / "snapshots" / commit / name).write_bytes(data)
+    return repo / "snapshots" / commit
 
-    def run(name: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-c", code, name], env=env, capture_output=True, text=True)
 
-    assert run("hf:owner/repo:Q8_0").stdout.strip() == str(snapshot / "m-Q8_0.gguf")
-    assert run("hf:owner/repo").stdout.strip() == str(snapshot / "m-Q8_0.gguf")
-    assert "not in the local cache, and offline mode is on" in run("hf:owner/other").stderr
+def test_offline_the_hub_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = snapshot_of(tmp_path, {"m-Q8_0.gguf": MODEL})
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert hub.resolve("hf:owner/repo:Q8_0") == snapshot / "m-Q8_0.gguf"
+    assert hub.resolve("hf:owner/repo") == snapshot / "m-Q8_0.gguf"
+    with pytest.raises(AssayError, match="not in the local cache, and offline mode is on"):
+        hub.resolve("hf:owner/other")
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub of one repository. It sends on to /cdn for the bytes, as the real one does."""
+
+    listing: Any = None
+    content = MODEL
+    most = 10**9  # bytes sent of one answer
+    seen: ClassVar[list[tuple[str, str | None, str | None]]] = []
+
+    def do_GET(self) -> None:
+        self.seen.append((self.path, self.headers["Authorization"], self.headers["Range"]))
+        if "/api/" in self.path:
+            data = json.dumps(self.listing).encode()
+        elif "/resolve/" in self.path:
+            self.send_response(302)
+            self.send_header("Location", f"http://localhost:{self.server.server_address[1]}/cdn")
+            self.end_headers()
+            return
+        else:
+            data = self.content
+        start = int((self.headers["Range"] or "bytes=0-")[6:-1])
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        self.wfile.write(data[start : start + self.most])
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hugging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """A live hub of its own, and empty caches."""
+    listed = [{"type": "file", "path": "m-Q8_0.gguf", "size": len(MODEL),
+               "lfs": {"oid": hashlib.sha256(MODEL).hexdigest()}}]  # fmt: skip
+    kind = type("OneHub", (Hub,), {"listing": listed, "seen": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_address[1]}", "HF_HUB_CACHE": str(tmp_path / "hub"),
+        "HF_TOKEN": "hf_secret", "ASSAY_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "", "no_proxy": "*",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    yield kind
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_file_of_the_hub_is_fetched_once_and_checked(hugging: type[Hub], tmp_path: Path) -> None:
+    told: list[tuple[str, int, int]] = []
+    path = hub.resolve("hf:owner/repo", progress=lambda *news: told.append(news))
+    assert path == tmp_path / "home" / "models" / "hf" / "owner" / "repo" / "m-Q8_0.gguf"
+    assert path.read_bytes() == MODEL
+    assert told[-1] == ("fetching m-Q8_0.gguf", len(MODEL), len(MODEL))
+    assert [key for where, key, _ in hugging.seen if where == "/cdn"] == [None]  # the token stays with the hub
+    assert {key for where, key, _ in hugging.seen if where != "/cdn"} == {"Bearer hf_secret"}
+    assert hub.resolve("hf:owner/repo:Q8_0") == path
+    assert [where for where, *_ in hugging.seen].count("/cdn") == 1
+
+
+def test_a_download_that_was_cut_goes_on(hugging: type[Hub]) -> None:
+    hugging.most = 1000
+    with pytest.raises(AssayError, match=f"found 1000 bytes, expected {len(MODEL)}; run it again to go on"):
+        hub.resolve("hf:owner/repo")
+    hugging.most = 10**9
+    assert hub.resolve("hf:owner/repo").read_bytes() == MODEL
+    assert hugging.seen[-1][2] == "bytes=1000-"
+
+
+def test_what_the_hub_cache_has_is_not_fetched(hugging: type[Hub], tmp_path: Path) -> None:
+    snapshot = snapshot_of(tmp_path / "hub", {"m-Q8_0.gguf": MODEL})
+    assert hub.resolve("hf:owner/repo") == snapshot / "m-Q8_0.gguf"
+    assert not [where for where, *_ in hugging.seen if where == "/cdn"]
+
+
+def test_a_hub_that_sends_something_else(hugging: type[Hub], tmp_path: Path) -> None:
+    hugging.content = MODEL[:-1] + b"?"
+    with pytest.raises(AssayError, match="wrong sha256"):
+        hub.resolve("hf:owner/repo")
+    hugging.content = MODEL * 2
+    with pytest.raises(AssayError, match="expected"):
+        hub.resolve("hf:owner/repo")
+    assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    for listing in ({}, [1], [{"type": "file", "path": 3}], None, [{"type": "file", "path": "x.gguf", "size": 1e999}]):
+        hugging.listing = listing
+        with pytest.raises(AssayError, match="hf:owner/repo"):
+            hub.resolve("hf:owner/repo")
 
 
 # -- a hub that means no good -------------------------------------------------------------------------------------
-
-
-def test_a_download_that_lies_outside_the_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ETag becomes part of a path in huggingface_hub: one that climbs out of the cache writes elsewhere."""
-    huggingface_hub = pytest.importorskip("huggingface_hub")
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(hf, "_list", lambda *_: ["m.gguf"])
-    outside = tmp_path / "outside"
-    outside.write_bytes(b"GGUF")
-    (cache / "m.gguf").symlink_to(outside)
-    for path in (outside, cache / "m.gguf", cache / ".." / "outside"):
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, path=path: str(path))
-        with pytest.raises(AssayError, match="outside the cache"):
-            hub.resolve("hf:owner/repo")
-    (cache / "good.gguf").write_bytes(b"GGUF")
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_: str(cache / "good.gguf"))
-    assert hub.resolve("hf:owner/repo") == cache / "good.gguf"
 
 
 @pytest.mark.parametrize(

@@ -78,16 +78,17 @@ def test_chat_and_regenerate(tab: Tab) -> None:
     tab.wait()
     expect(page.locator(".message.user .body")).to_have_text("hello the world")
     answer = page.locator(".message.assistant .body").inner_text()
-    expect(page.locator(".message .meta")).to_contain_text(re.compile(r"\d+ in \(\d+ cached\), \d+ out"))
-    expect(page.locator(".message .meta")).to_contain_text("tokens/s")
+    expect(page.locator(".message.assistant .meta")).to_contain_text(re.compile(r"\d+ in \(\d+ cached\), \d+ out"))
+    expect(page.locator(".message.assistant .meta")).to_contain_text("tokens/s")
     page.click(".regenerate")
     tab.wait()
     expect(page.locator(".message.assistant")).to_have_count(1)
     assert page.locator(".message.assistant .body").inner_text() == answer  # greedy
+    expect(page.locator(".branch")).to_have_text("2 of 2")
     tab.ask("and again")
     tab.wait()
     expect(page.locator(".message")).to_have_count(4)
-    expect(page.locator(".regenerate")).to_have_count(1)  # only of the last answer
+    expect(page.locator(".regenerate")).to_have_count(2)
     page.click("#clear")
     expect(page.locator(".message")).to_have_count(0)
 
@@ -122,7 +123,7 @@ def test_stop(tab: Tab) -> None:
     expect(page.locator(".message.assistant .body")).not_to_be_empty()
     page.keyboard.press("Escape")
     tab.wait()
-    expect(page.locator(".message .meta")).to_contain_text("stopped")
+    expect(page.locator(".message.assistant .meta")).to_contain_text("stopped")
 
 
 def test_an_error_is_shown(tab: Tab) -> None:
@@ -137,7 +138,7 @@ def test_tokens_view(tab: Tab) -> None:
     expect, page = playwright.expect, tab.page
     tab.ask("hello <b>the</b> world", 8)
     tab.wait()
-    page.click(".meta button:not(.regenerate)")
+    page.click(".message.assistant .meta button:has-text('Tokens')")
     scored = page.locator(".piece.scored")
     expect(scored.first).to_be_visible()
     assert 1 <= scored.count() <= 8
@@ -171,7 +172,7 @@ def test_layers_view_and_keyboard(tab: Tab) -> None:
     expect(page.locator("#tip tr")).to_have_count(5)
 
 
-@pytest.mark.parametrize("view", ["chat", "tokens", "layers"])
+@pytest.mark.parametrize("view", ["chat", "tokens", "layers", "compare", "diagnose", "server"])
 def test_narrow_screens_do_not_scroll_sideways(browser: Any, chatty: Server, view: str) -> None:
     tab = Tab(browser, chatty, viewport={"width": 360, "height": 640}, color_scheme="dark")
     tab.ask("hello " * 20, 30)
@@ -188,6 +189,130 @@ def test_narrow_screens_do_not_scroll_sideways(browser: Any, chatty: Server, vie
     assert outside == []
     assert tab.complaints == []
     tab.page.close()
+
+
+def test_markdown_is_elements_and_nothing_else(tab: Tab) -> None:
+    page = tab.page
+    text = (
+        "# Title\n\nSome **bold**, *slanted* and `code`; [a](https://a.example) [b](javascript:alert(1)) <b>raw</b>\n\n"
+        "- one\n- two\n  - inner\n\n1. first\n2. second\n\n> quoted\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+        "```python\nprint('<i>hi</i>')\n```\n\n---\nunclosed **and ``` more"
+    )
+    page.evaluate(
+        "async text => { const { markdown } = await import('/page/markdown.js');"
+        " const { make } = await import('/page/dom.js');"
+        " const body = make('div', { class: 'body' }, markdown(text));"
+        " const article = make('article', { class: 'message assistant' }, body);"
+        " document.getElementById('messages').replaceChildren(article); }",
+        text,
+    )
+    at = page.locator("#messages")
+    assert at.locator("h3").inner_text() == "Title"
+    assert [at.locator(kind).first.inner_text() for kind in ("strong", "em", "p code")] == ["bold", "slanted", "code"]
+    assert at.locator("a").evaluate_all("all => all.map(a => a.href)") == ["https://a.example/"]
+    assert at.locator("b, i").count() == 0
+    assert "<b>raw</b>" in at.inner_text()
+    assert at.locator("ul > li").count() == 3
+    assert at.locator("ol > li").all_inner_texts() == ["first", "second"]
+    assert at.locator("blockquote").inner_text().strip() == "quoted"
+    assert at.locator("td").all_inner_texts() == ["1", "2"]
+    assert at.locator("pre code").inner_text() == "print('<i>hi</i>')"
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    at.locator(".copy").click()
+    assert page.evaluate("navigator.clipboard.readText()") == "print('<i>hi</i>')"
+
+
+def test_conversations_survive_are_edited_exported_and_deleted(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+    tab.ask("hello the world", 4)
+    tab.wait()
+    answer = page.locator(".message.assistant .body").inner_text()
+    page.reload()
+    expect(page.locator(".message")).to_have_count(2)
+    assert page.locator(".message.assistant .body").inner_text() == answer
+    page.click(".edit")
+    page.fill(".editing textarea", "something else")
+    page.click(".editing button[type=submit]")
+    tab.wait()
+    expect(page.locator(".message.user .body")).to_have_text("something else")
+    page.click("[aria-label='Previous version']")
+    expect(page.locator(".message.user .body")).to_have_text("hello the world")
+    assert page.locator(".message.assistant .body").inner_text() == answer
+    with page.expect_download() as download:
+        page.click("#export")
+    kept = json.loads(Path(download.value.path()).read_text())
+    assert [m["role"] for m in kept["messages"]] == ["user", "assistant"]
+    assert len(kept["conversation"]["nodes"]) == 4
+    page.click("#clear")
+    expect(page.locator(".message")).to_have_count(0)
+    tab.ask("a second one", 4)
+    tab.wait()
+    expect(page.locator("#conversations option")).to_have_count(2)
+    page.click("#delete")
+    expect(page.locator(".message.user .body")).to_have_text("hello the world")
+    page.reload()
+    expect(page.locator("#conversations option")).to_have_count(1)
+
+
+def test_probabilities_stand_in_the_text(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+    tab.ask("hello", 6)
+    tab.wait()
+    page.click(".inline")
+    expect(page.locator(".inline")).to_have_attribute("aria-pressed", "true")
+    tokens = page.locator(".message.assistant .prob")
+    assert 1 <= tokens.count() <= 6
+    tokens.first.focus()
+    expect(page.locator("#tip tr")).to_have_count(5)
+
+
+def test_compare_says_where_two_answers_part(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+    page.click("#tab-compare")
+    page.fill("#temperature-b", "0")
+    page.fill("#compare-tokens", "8")
+    page.click("#compare-form button")
+    expect(page.locator("#compare-note")).to_contain_text("The same")
+    page.fill("#temperature-b", "5")
+    page.click("#compare-form button")
+    expect(page.locator("#compare-note")).to_contain_text("They part at token")
+    expect(page.locator("#answer-a .part")).to_have_count(1)
+    expect(page.locator("#answer-b .part")).to_have_count(1)
+
+
+def test_server_view_is_live(tab: Tab) -> None:
+    expect, page = playwright.expect, tab.page
+    page.click("#tab-server")
+    expect(page.locator("#server-models h2")).to_have_text("tiny")
+    before = page.locator("#server-note").inner_text()
+    expect(page.locator("#server-note")).not_to_have_text(before)  # its own questions are counted
+    assert page.locator("#curve svg").get_attribute("aria-label").startswith("Tokens per second")
+
+
+def test_diagnose_shows_the_map_and_the_cause(tab: Tab, chatty: Server, tmp_path: Path) -> None:
+    import httpx
+
+    expect, page = playwright.expect, tab.page
+    ids = httpx.post(f"{chatty.url}/tokenize", json={"content": "hello", "add_special": True}).json()["tokens"]
+    asked = {"tokens": ids, "nodes": ["*norm*", "l_out-*"]}
+    found = httpx.post(f"{chatty.url}/v1/trace", json=asked, timeout=60).json()
+    lines = [{"assay_dump": 1, "engine": "mine", "tokens": ids}]
+    lines += [{"name": n["name"], "shape": n["shape"], "first": n["first"], "rms": n["rms"]} for n in found["nodes"]]
+    page.click("#tab-diagnose")
+    page.click("#examine")
+    expect(page.locator("#diagnose-note")).to_contain_text("Drop a dump, or paste log lines")
+    page.fill("#lines", "\n".join(map(json.dumps, lines)))
+    page.click("#examine")
+    expect(page.locator("#map .node").first).to_be_visible(timeout=120_000)
+    expect(page.locator("#cause")).not_to_be_empty()
+    dump = tmp_path / "dump.jsonl"
+    dump.write_text("not a dump at all")
+    page.set_input_files("#dump", dump)
+    page.click("#examine")
+    expect(page.locator("#examine")).to_be_enabled(timeout=60_000)
+    assert "/tmp" not in page.locator("#diagnose-note").inner_text()
+    assert any("400" in text for text in tab.complaints)
+    tab.complaints.clear()
 
 
 def test_the_theme_is_kept(tab: Tab) -> None:

@@ -3,6 +3,8 @@
  *   FAULT=pwrite:3:ENOSPC   kinds: write pwrite fsync fallocate rename link
  *   FAULT=write:1:SHORT     half of the bytes, and no error
  *
+ *   JUMP=86400              the wall clock leaps so many seconds ahead and back again, call by call
+ *
  * and `arm(n)`, called by the program itself: from there on allocations of n bytes and more give nothing.
  *
  * Only calls on files that are being made count: descriptors above 2 and open for writing on a regular file. */
@@ -14,6 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *kind = "";
@@ -110,4 +114,36 @@ void *malloc(size_t n) {
     if (!real) real = (void *(*)(size_t))dlsym(RTLD_NEXT, "malloc");
     if (most && n >= most) { errno = ENOMEM; return NULL; }
     return real(n);
+}
+
+static long jump(void) {
+    static long far = -1;
+    static unsigned calls = 0;
+    if (far < 0) far = getenv("JUMP") ? atol(getenv("JUMP")) : 0;
+    if (!far) return 0;
+    unsigned n = __atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED) % 3;
+    return n == 1 ? far : n == 2 ? -far : 0;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *out) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real(clock, out);
+    if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) out->tv_sec += jump();
+    return failed;
+}
+
+int gettimeofday(struct timeval *restrict out, void *restrict zone) {
+    static int (*real)(struct timeval *, void *);
+    if (!real) real = (int (*)(struct timeval *, void *))dlsym(RTLD_NEXT, "gettimeofday");
+    int failed = real(out, zone);
+    if (!failed) out->tv_sec += jump();
+    return failed;
+}
+
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out) *out = now.tv_sec;
+    return now.tv_sec;
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -21,7 +20,6 @@ from assay.system.files import NewFile, new_folder, recall, remember, write
 from tests import tiny
 from tests.hostile.conftest import bounded, one_line
 
-SOURCE = Path(__file__).with_name("faulty_calls.c")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux's calls")
 
 
@@ -171,16 +169,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
 
 
 # -- every write of every verb, with a fault in its way -----------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or sys.platform != "linux":
-        pytest.skip("faults are put in by a library that a C compiler makes")
-    out = tmp_path_factory.mktemp("shim") / "faulty.so"
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-w", "-o", out, SOURCE, "-ldl"], check=True)
-    return str(out)
 
 
 WORK = """

@@ -1,6 +1,6 @@
 """The command line: a table of verbs and one place where errors become exit codes.
 
-Every verb is the module `assay.cli.<verb>` with `HELP` (one line), `EXAMPLE`, `add_arguments(parser)` and
+Every verb is a module of its name with `HELP` (one line), `EXAMPLE`, `add_arguments(parser)` and
 `run(args) -> int`; with `COMMAND = True`, `args.command` is what follows `--`. Only the verb that was asked for is
 imported, and what is heavy only when it runs.
 
@@ -11,7 +11,9 @@ stderr), 130 interrupted. Anything else is a bug and keeps its traceback.
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,15 +22,19 @@ from types import ModuleType
 from typing import NoReturn
 
 from assay import __version__
+from assay.cli import foreign
+from assay.cli.style import paint
 from assay.errors import AssayError
 from assay.system.terminal import printable
 
 # A new verb is one module and one name here; the order is that of the help page.
 VERBS = (
-    "run", "chat", "serve",
-    "inspect", "tokenize",
+    "run", "chat", "serve", "ps",
+    "list", "pull", "show", "rm",
+    "inspect", "tokenize", "embed",
     "trace", "diff", "check", "diagnose", "watch", "bisect", "kit",
-    "bench", "eval", "quantize", "pull",
+    "bench", "eval", "imatrix", "quantize", "convert",
+    "completion",
 )  # fmt: skip
 
 _LONGEST = 4000  # characters of an error
@@ -50,16 +56,24 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise AssayError(f"{message}; see `{self.prog} --help`")
+        wrong = re.match(r"unrecognized arguments: (-[\w-]+)", message)
+        near = difflib.get_close_matches(wrong[1], self._option_string_actions, 1, 0.7) if wrong else []
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise AssayError(f"{message}; {hint}see `{self.prog} --help`")
 
 
 def verbs() -> list[str]:
     """The verbs that are there."""
-    return [verb for verb in VERBS if find_spec(f"assay.cli.{verb}") is not None]
+    return [verb for verb in VERBS if find_spec(_module(verb)) is not None]
+
+
+def _module(verb: str) -> str:
+    """`list` has a module of another name: one called so would hide Python's own in this package."""
+    return f"assay.cli.{'listing' if verb == 'list' else verb}"
 
 
 def load(verb: str) -> ModuleType:
-    return import_module(f"assay.cli.{verb}")
+    return import_module(_module(verb))
 
 
 def verb_parser(verb: str) -> argparse.ArgumentParser:
@@ -77,20 +91,34 @@ def parse(verb: str, rest: Sequence[str]) -> argparse.Namespace:
     if "--" in rest and getattr(load(verb), "COMMAND", False):
         at = list(rest).index("--")
         rest, command = rest[:at], rest[at + 1 :]
-    return verb_parser(verb).parse_args(rest, argparse.Namespace(command=list(command)))
+    parser = verb_parser(verb)
+    return parser.parse_args(
+        foreign.translated(parser, rest, lambda line: print(f"assay: {line}", file=sys.stderr)),
+        argparse.Namespace(command=list(command)),
+    )
 
 
 def overview() -> str:
     """What `assay --help` prints."""
     lines = "\n".join(f"  {verb:<10} {load(verb).HELP}" for verb in verbs())
     return (
-        "usage: assay VERB [MODEL] [options]\n\n"
+        f"{paint('usage:', 'bold')} assay VERB [MODEL] [options]\n\n"
         "Runs GGUF language models and proves every number.\n\n"
-        f"verbs:\n{lines}\n\n"
+        f"{paint('verbs:', 'bold')}\n{lines}\n\n"
         "MODEL is a path, a name such as smollm2 (the default, fetched once), hf:owner/repo[:file-or-quant]\n"
         "or ollama:name[:tag]. `assay VERB --help` says more; `assay --version` prints the version.\n\n"
-        f"example:\n  {EXAMPLE}"
+        f"{paint('example:', 'bold')}\n  {EXAMPLE}"
     )
+
+
+def no_such_verb(verb: str) -> str:
+    """What to type instead: the same thing in this program's words, the nearest verb, or one of all."""
+    meant = foreign.VERBS.get(verb) or next(iter(difflib.get_close_matches(verb, verbs(), 1)), None)
+    if meant in verbs():
+        return f"{verb}: no such verb; did you mean `assay {meant}`?"
+    if verb.startswith("-") or " " in verb or verb.endswith(".gguf"):
+        return f"{verb:.60}: is no verb; did you mean `assay run` before it?"
+    return f"{verb}: no such verb; there are {', '.join(verbs())}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -131,7 +159,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     verb, *rest = arguments
     if verb not in verbs():
-        raise AssayError(f"{verb}: no such verb; there are {', '.join(verbs())}")
+        raise AssayError(no_such_verb(verb))
     try:
         parsed = parse(verb, rest)
     except SystemExit as done:  # --help
@@ -150,5 +178,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _fault(message: str) -> int:
-    print(f"assay: {printable(' '.join(message.splitlines()), _LONGEST)}", file=sys.stderr)
+    print(
+        f"{paint('assay:', 'red', sys.stderr)} {printable(' '.join(message.splitlines()), _LONGEST)}", file=sys.stderr
+    )
     return 2

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from assay.cli import common
 from assay.cli.run import encode, warm
 from assay.errors import AssayError
+from assay.system.plain import plain
 
 if TYPE_CHECKING:
     from assay.runtime.generate import Pending
@@ -53,7 +54,7 @@ def run_batch(args: argparse.Namespace) -> int:
         for pending in model.batch(requests()):
             index, name = asked.pop(0)
             answer = _answer(pending, opened)
-            out.write(json.dumps(common.plain({"index": index, "id": name} | answer)).encode() + b"\n")
+            out.write(json.dumps(plain({"index": index, "id": name} | answer)).encode() + b"\n")
             out.flush()
             done += 1
             failed += "error" in answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,8 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from assay.cli import common
+from assay.cli.conversations import bring, changed, keep, kept, recalled
+from assay.cli.progress import loading
 from assay.cli.run import speed
+from assay.cli.style import paint
 from assay.errors import AssayError
+from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.runtime.generate import Event, Result
@@ -24,14 +29,19 @@ assay chat --system "Answer in one sentence."
 echo "What is the capital of France?" | assay chat --temp 0 --json
 """
 
-COMMANDS = {
-    "/help": "this list",
-    "/reset": "forget the conversation",
-    "/system TEXT": "begin anew under another system message; without TEXT under none",
-    "/regen": "another answer to the last message",
-    "/history": "the conversation so far",
-    "/exit": "leave; so does Ctrl-D",
-}
+# What is typed, what it does, and the other names it has.
+COMMANDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("/help", "this list", ("/?", "/h")),
+    ("/set NAME VALUE", "a setting of the next answers, such as temp 0.2; `stats on`; alone: all of them", ()),
+    ("/system TEXT", "begin anew under another system message; without TEXT under none", ()),
+    ("/reset", "forget the conversation", ("/clear", "/new")),
+    ("/regenerate", "another answer to the last message", ("/regen", "/again")),
+    ("/history", "the conversation so far", ()),
+    ("/save NAME", "keep the conversation, under a name or in a file.json", ()),
+    ("/load NAME", "go on with one that was kept; without NAME: those there are", ()),
+    ("/exit", "leave; so does Ctrl-D", ("/quit", "/bye")),
+)
+_NAMES = {name: usage.split()[0] for usage, _, others in COMMANDS for name in (usage.split()[0], *others)}
 NOTE = 'End a line with \\ to go on, or put """ around several lines. Ctrl-C stops an answer.'
 
 
@@ -43,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="end an answer where this text comes; repeatable")  # fmt: skip
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
+    common.add_stats_argument(parser)
     common.add_json_argument(parser)
 
 
@@ -60,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from assay.text import encode_chat
     from assay.text.reply import TAIL, assistant_message
 
-    with LanguageModel(opened) as model:
+    with loading() as tell, LanguageModel(opened, progress=tell) as model:
         session = Session(
             model.generator,
             lambda messages: encode_chat(opened.tokenizer, template, messages),
@@ -71,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
             stop=args.stop,
             ignore_eos=args.ignore_eos,
         )
-        chat = _Chat(session, quiet=args.json, load_seconds=time.perf_counter() - start)
+        chat = _Chat(session, quiet=args.json, stats=args.stats, load_seconds=time.perf_counter() - start)
         chat.talk()
         common.emit(args, {"messages": session.messages, "turns": chat.turns}, "")
     return 0
@@ -80,24 +91,24 @@ def run(args: argparse.Namespace) -> int:
 class _Chat:
     """The terminal side of a session: reads turns and commands, shows answers."""
 
-    def __init__(self, session: Session, *, quiet: bool, load_seconds: float) -> None:
+    def __init__(self, session: Session, *, quiet: bool, stats: bool, load_seconds: float) -> None:
         self.session = session
         self.quiet = quiet
+        self.stats = stats
         self.load_seconds = load_seconds
         self.tty = sys.stdin.isatty()
         self.turns: list[dict[str, object]] = []
 
     def talk(self) -> None:
-        if self.tty:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401  line editing and recall for input()
-            self.note("/help lists the commands. " + NOTE)
-        for text in self.inputs():
-            if text.startswith("/") and "\n" not in text:
-                if not self.command(text):
-                    return
-            elif text.strip():
-                self.answer(partial(self.session.ask, text))
+        with recalled() if self.tty else contextlib.nullcontext():
+            if self.tty:
+                self.note("/? lists the commands. " + NOTE)
+            for text in self.inputs():
+                if text.startswith("/") and "\n" not in text:
+                    if not self.command(text):
+                        return
+                elif text.strip():
+                    self.answer(partial(self.session.ask, text))
 
     def inputs(self) -> Iterator[str]:
         """Turns: a line, lines joined by a trailing backslash, or a block between triple quotes."""
@@ -149,35 +160,65 @@ class _Chat:
             print(prompt, end="", file=sys.stderr, flush=True)
             prompt = ""
         try:
-            return input(prompt)
+            return input(_prompt(prompt))
         except UnicodeDecodeError:
             self.note("that was not valid UTF-8; type it again")
             return ""
 
     def command(self, text: str) -> bool:
         """Obey; False to leave."""
-        name, _, rest = text.partition(" ")
-        if name in ("/exit", "/quit", "/bye"):
+        typed, _, rest = text.partition(" ")
+        name, rest = _NAMES.get(typed, ""), rest.strip()
+        if name == "/exit":
             return False
-        if name == "/help":
-            width = max(map(len, COMMANDS))
-            self.note("\n".join(f"{key:<{width}}  {about}" for key, about in COMMANDS.items()) + "\n" + NOTE)
-        elif name == "/reset":
-            self.session.reset()
-            self.note("the conversation is forgotten")
-        elif name == "/system":
-            self.session.set_system(rest.strip() or None)
-            self.note("a new conversation under that system message" if rest.strip() else "no system message")
-        elif name == "/history":
-            self.note("\n".join(f"{m['role']}: {m['content']}" for m in self.session.messages) or "nothing yet")
-        elif name in ("/regen", "/again"):
-            if self.session.can_repeat:
-                self.answer(self.session.again)
-            else:
-                self.note("there is no message to answer yet")
-        else:
-            self.note(f"{name}: no such command; /help lists them")
+        if not name:
+            near = difflib.get_close_matches(typed, _NAMES, 1)
+            self.note(f"{typed}: no such command; " + (f"did you mean {near[0]}?" if near else "/? lists them"))
+            return True
+        try:
+            getattr(self, f"on_{name[1:]}")(rest)
+        except (AssayError, OSError) as error:
+            self.note(f"{name}: {error}")
         return True
+
+    def on_help(self, _: str) -> None:
+        width = max(len(usage) for usage, _, _ in COMMANDS)
+        self.note("\n".join(f"{usage:<{width}}  {about}" for usage, about, _ in COMMANDS) + "\n" + NOTE)
+
+    def on_set(self, rest: str) -> None:
+        found = changed(self.session, rest)
+        if isinstance(found, bool):
+            self.stats = found
+            self.note(f"statistics {'on' if found else 'off'}")
+        else:
+            self.note(found)
+
+    def on_system(self, rest: str) -> None:
+        self.session.set_system(rest or None)
+        self.note("a new conversation under that system message" if rest else "no system message")
+
+    def on_reset(self, _: str) -> None:
+        self.session.reset()
+        self.note("the conversation is forgotten")
+
+    def on_regenerate(self, _: str) -> None:
+        if self.session.can_repeat:
+            self.answer(self.session.again)
+        else:
+            self.note("there is no message to answer yet")
+
+    def on_history(self, _: str) -> None:
+        self.note("\n".join(f"{m['role']}: {m['content']}" for m in self.session.messages) or "nothing yet")
+
+    def on_save(self, rest: str) -> None:
+        self.note(f"kept as {keep(rest, self.session.messages)}")
+
+    def on_load(self, rest: str) -> None:
+        if not rest:
+            self.note(", ".join(kept()) or "none has been kept; /save NAME does it")
+            return
+        self.session.messages = bring(rest)
+        self.note(f"{len(self.session.messages)} messages")
 
     def answer(self, ask: Callable[[], Iterator[Event]]) -> None:
         """Show an answer as it comes. Ctrl-C ends it and the conversation goes on with what there is."""
@@ -208,7 +249,7 @@ class _Chat:
                 "tokens": result.timing.tokens,
             }
         )
-        if self.tty or result.finish_reason == "interrupted":
+        if self.stats or result.finish_reason == "interrupted":
             self.note(f"({speed(result, self.load_seconds)})")
 
     def show(self, text: str) -> int:
@@ -218,4 +259,11 @@ class _Chat:
         return len(text)
 
     def note(self, text: str) -> None:
-        common.say(text)
+        """Aside, and dim where a terminal is."""
+        print(paint(harmless(text), "dim", sys.stderr), file=sys.stderr, flush=True)
+
+
+def _prompt(text: str) -> str:
+    """In colour; what readline must not count stands between two marks."""
+    painted = paint(text, "cyan")
+    return painted.replace("\033[36m", "\001\033[36m\002").replace("\033[0m", "\001\033[0m\002")

@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
-from assay.cli.trace import add_run_arguments, counting
+from assay.cli.progress import counting
+from assay.cli.spread import add_cluster_argument
+from assay.cli.trace import add_run_arguments
 from assay.system.terminal import harmless
+
+if TYPE_CHECKING:
+    from assay.runtime.opening import Opened
 
 HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
 assay check smollm2 --engine cpu
-assay check smollm2 --engine llamacpp --lengths 1,5"""
+assay check smollm2 --engine tinygrad --lengths 1,5"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--html", metavar="FILE", help="also write the page of the first check that fails, else the last"
     )
+    add_cluster_argument(parser)
     add_json_argument(parser)
 
 
@@ -33,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
 
     on = opened(args)
     options = {"precision": args.precision, "threads": args.threads, "kv_type": args.kv_type}
+    if args.cluster is not None and _passes_elsewhere(args, on, options):
+        return 0
     done = []
     page = None
     with counting("checking") as progress:
@@ -48,3 +57,21 @@ def run(args: argparse.Namespace) -> int:
     summary = repr(found).split("\n", len(done))[-1]  # the checks themselves have been printed
     emit(args, {"model": str(on.file.path), "engine": args.engine} | found.to_dict(), summary)
     return 0 if found else 1
+
+
+def _passes_elsewhere(args: argparse.Namespace, on: Opened, options: dict[str, Any]) -> bool:
+    """A length a task. Where one fails, the checks are done again here, for the page and the words about it."""
+    from assay.cli import spread
+    from assay.cluster import sweep, tasks
+    from assay.library.verdicts import verdict_of
+    from assay.verify.conformance.check import LENGTHS, Check
+
+    lengths = args.lengths or LENGTHS
+    where = sweep.folder(args.results)
+    rows = tasks.check(on, args.engine, lengths, options, spread.crew(args), where, spread.bar())
+    if args.html or not all(passed for _, passed, _ in rows):
+        return False
+    done = [Check(*row) for row in rows]
+    found = verdict_of(on.model, done)
+    emit(args, {"model": str(on.file.path), "engine": args.engine} | found.to_dict(), repr(found))
+    return True

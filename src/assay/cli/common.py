@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import signal
+import stat
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers, SamplerParams
+from assay.system.plain import plain as plain  # verbs have it from here
 from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
@@ -29,13 +32,32 @@ if TYPE_CHECKING:
 # --- models
 
 
+MODEL_HELP = (
+    "a path, a name (smollm2, tinyllama), hf:owner/repo[:file-or-quant] or ollama:name[:tag]; "
+    "default: smollm2, fetched once"
+)
+
+
+class _Once(argparse.Action):
+    """A value that has two places on the command line, and may stand in one of them."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
+        if getattr(namespace, self.dest, None) is not None:
+            parser.error(f"{value}: the {self.dest} is given twice")
+        setattr(namespace, self.dest, value)
+
+
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """MODEL, or `-m MODEL` as llama.cpp and llm have it."""
+    parser.set_defaults(model=None)
+    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, default=argparse.SUPPRESS, help=MODEL_HELP)
+    add_model_option(parser)
+
+
+def add_model_option(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(model=None)
     parser.add_argument(
-        "model",
-        nargs="?",
-        metavar="MODEL",
-        help="a path, a name (smollm2, tinyllama), hf:owner/repo[:file-or-quant] or ollama:name[:tag]; "
-        "default: smollm2, fetched once",
+        "-m", "--model", dest="model", metavar="MODEL", action=_Once, default=argparse.SUPPRESS, help="the same"
     )
 
 
@@ -43,7 +65,7 @@ def model_path(args: argparse.Namespace) -> Path:
     """The file that the MODEL argument names, fetched if need be, with a progress bar on stderr."""
     from assay.runtime import hub
 
-    with progress_bar() as bar:
+    with progress() as bar:
         return hub.resolve(args.model, progress=bar)
 
 
@@ -51,13 +73,14 @@ def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     """The model that MODEL and the engine's options name; `cache_size` 0 is a cache for one context."""
     from assay.runtime.opening import Options, open_model
 
-    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template")
+    names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft")
     options = Options(
         **{name: getattr(args, name, None) for name in names},
         cache_size=cache_size,
         template_arguments=template_arguments(args),
+        lookahead=getattr(args, "lookahead", True),
     )
-    with progress_bar() as bar:
+    with progress() as bar:
         return open_model(args.model, options, progress=bar)
 
 
@@ -65,32 +88,6 @@ def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
     """The file, the model built from it, and its tokenizer."""
     found = opened(args)
     return found.file, found.model, found.tokenizer
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr while bytes come in; without a terminal, one line a stage."""
-    stage, drawn = "", 0.0
-    live = sys.stderr.isatty()
-
-    def show(what: str, done: int, total: int) -> None:
-        nonlocal stage, drawn
-        share = done / max(total, 1)
-        if not live:
-            if what != stage:
-                print(f"{what} ({total / 1e6:.0f} MB)", file=sys.stderr)
-        elif what != stage or done >= total or time.monotonic() - drawn > 0.1:
-            drawn = time.monotonic()
-            filled = "█" * round(30 * share)
-            sizes = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
-            print(f"\r\033[K{what} {filled:·<30} {sizes}", end="", file=sys.stderr, flush=True)
-        stage = what
-
-    try:
-        yield show
-    finally:
-        if live and stage:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 # --- engines
@@ -106,6 +103,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"positions in the context; 0: all the model was trained on; default: those, at most {DEFAULT_CTX}",
     )  # fmt: skip
     group.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
+    group.add_argument(
+        "--lookahead", action=argparse.BooleanOptionalAction, default=True,
+        help="guess tokens from what came before and check them together, where it pays; the text is the same",
+    )  # fmt: skip
+    group.add_argument("--draft", metavar="MODEL", help="a small model of the same vocabulary that guesses, too")
 
 
 # --- sampling
@@ -216,6 +218,17 @@ def read_text(path: str) -> str:
         ) from None
 
 
+def is_piped() -> bool:
+    """Whether standard input is a pipe or a file that somebody put there; a device or a socket is not."""
+    if sys.stdin is None:
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # no file at all: a buffer, or closed
+        return not sys.stdin.closed
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
 def token_ids(text: str) -> list[int]:
     """Ids separated by commas or spaces, brackets allowed."""
     items = text.strip().removeprefix("[").removesuffix("]").replace(",", " ").split()
@@ -268,6 +281,12 @@ def template_arguments(args: argparse.Namespace) -> dict[str, Any]:
 # --- results out
 
 
+def add_stats_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stats", "--verbose", "-v", action="store_true", help="tokens and speed of an answer, on stderr"
+    )
+
+
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
@@ -292,23 +311,6 @@ def for_terminal(text: str) -> str:
 def say(line: str) -> None:
     """Progress and notes, aside."""
     print(harmless(line), file=sys.stderr, flush=True)
-
-
-def plain(value: Any) -> Any:
-    """What JSON can say: arrays as lists, bytes as text, numbers that are not finite as null, the rest as text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if hasattr(value, "tolist"):  # a NumPy array or scalar
-        return plain(value.tolist())
-    return str(value)
 
 
 def logprobs(result: Result, tokenizer: Tokenizer) -> list[dict[str, Any]]:

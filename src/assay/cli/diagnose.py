@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, say, text_argument, token_ids
+from assay.cli.spread import add_cluster_argument
 from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.runtime.opening import Opened
+    from assay.verify.diagnosis.candidates import Share
 
 HELP = "name the bug in somebody's engine, from its dump or over HTTP"
 EXAMPLE = """assay diagnose smollm2 dump.jsonl
@@ -29,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page")
     parser.add_argument("--api-key", default="", metavar="KEY", help="sent to the endpoint as a bearer token")
     parser.add_argument("--api-model", default="", metavar="NAME", help="the endpoint's name for the model")
+    add_cluster_argument(parser)
     add_json_argument(parser)
 
 
@@ -54,8 +60,21 @@ def run(args: argparse.Namespace) -> int:
 def _answer(args: argparse.Namespace, **evidence: Any) -> int:
     from assay.library.verdicts import diagnose
 
-    found = diagnose(opened(args), progress=say, **evidence)
+    on = opened(args)
+    share = _elsewhere(args, on, evidence) if args.cluster is not None and args.dump is not None else None
+    found = diagnose(on, progress=say, share=share, **evidence)
     if args.html:
         found.save_html(args.html)
     emit(args, found.to_dict(), lambda: repr(found))
     return 0 if found else 1
+
+
+def _elsewhere(args: argparse.Namespace, on: Opened, evidence: dict[str, Any]) -> Share:
+    """Where a hypothesis costs a run of the model, the workers of a cluster try them."""
+    from assay.cli import spread
+    from assay.cluster import sweep, tasks
+
+    if args.dump == "-":
+        raise AssayError("--cluster: workers read the dump themselves; give a file instead of -")
+    asked = {key: evidence[key] for key in ("tokens", "names", "patterns", "side")}
+    return tasks.shared_trials(on, Path(args.dump), asked, spread.crew(args), sweep.folder(args.results), spread.bar())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from assay.cli.common import add_json_argument, emit, say, whole
-from assay.cli.trace import add_token_arguments, chosen_tokens, counting
+from assay.cli.progress import counting
+from assay.cli.trace import add_token_arguments, chosen_tokens
 from assay.errors import AssayError
 
 HELP = "compare a trace, a dump or an engine with the truth, node by node"
@@ -74,9 +74,6 @@ def _two_files(args: argparse.Namespace) -> int:
     return 0 if found else 1
 
 
-@contextmanager
-def _stage(what: str) -> Iterator[Callable[[int, int], None]]:
-    if what.startswith("logits"):  # it has no steps to count
-        print(what, file=sys.stderr)
-    with counting(what) as progress:
-        yield progress
+def _stage(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
+    units = {"weights": "tensors", "activations": "nodes"}
+    return counting(what, units.get(what, "tokens"))

@@ -1,56 +1,164 @@
-"""`assay eval`: the perplexity of a text."""
+"""`assay eval`: perplexity of a text, divergence from another model, accuracy on questions."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-HELP = "perplexity of a text under a model"
+from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from assay.evaluate.evaluation import Evaluation, Worst
+    from assay.evaluate.pieces import Piece
+    from assay.evaluate.sources import Source
+    from assay.runtime.opening import Opened
+    from assay.text import Tokenizer
+
+HELP = "perplexity, divergence from another model, multiple choice"
 EXAMPLE = """\
-assay eval smollm2 -f wiki.txt                    # windows of 512 tokens
-assay eval smollm2 -f wiki.txt --engine reference --max-tokens 2000"""
+assay eval smollm2 -f wiki.txt                          # perplexity, windows of 512 tokens
+assay eval q4.gguf --kl f16.gguf -f wiki.txt            # KL divergence of q4 from f16, worst tokens shown
+assay eval q4.gguf --kl q4.gguf --base-engine reference -f wiki.txt     # an engine against the definition
+assay eval http://localhost:8080 --kl f16.gguf -f wiki.txt              # a server against a file
+assay eval smollm2 --choices hellaswag.jsonl --limit 200"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.common import add_engine_arguments, add_json_argument, add_model_argument, whole
+    from assay.cli.spread import add_cluster_argument
 
     add_model_argument(parser)
-    parser.add_argument("-f", "--file", metavar="FILE", required=True, help="the text, - for standard input")
-    parser.add_argument("--window", type=whole(2), default=512, metavar="N", help="tokens read together; default: 512")
-    parser.add_argument("--max-tokens", type=whole(2), metavar="N", help="stop after this many; default: all")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("-f", "--file", metavar="FILE", help="the text, - for standard input")
+    what.add_argument("--choices", metavar="FILE", help="questions: HellaSwag, ARC, MMLU or a harness's samples, JSON")
+    parser.add_argument("--kl", metavar="BASE", help="divergence from this model: a file, a name, or http://host:port")
+    parser.add_argument("--base-engine", metavar="NAME", help="engine of BASE; default: the model's")
+    parser.add_argument("--base-precision", metavar="NAME", help="arithmetic of BASE; default: the model's")
+    parser.add_argument("--window", type=whole(4), default=512, metavar="N", help="tokens read together; default: 512")
+    parser.add_argument("--chunks", type=whole(1), metavar="N", help="stop after this many windows; default: all")
+    parser.add_argument("--max-tokens", type=whole(4), metavar="N", help="stop after this many tokens; default: all")
+    parser.add_argument("--worst", type=whole(0), default=5, metavar="N", help="worst tokens to show; default: 5")
+    parser.add_argument("--limit", type=whole(1), metavar="N", help="questions to ask; default: all")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with the worst tokens in their context")
     add_engine_arguments(parser)
+    add_cluster_argument(parser)
     add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.cli.common import emit, opened, read_text
-    from assay.runtime.evaluate import evaluate
+    return _choices(args) if args.choices else _text(args)
 
-    found = opened(args)
+
+def _text(args: argparse.Namespace) -> int:
+    from assay.cli.common import emit, read_text
+    from assay.evaluate.evaluation import evaluate
+    from assay.evaluate.page import page
+    from assay.evaluate.pieces import cut
+    from assay.runtime.opening import Opened
+    from assay.system.files import write
+
+    model = _side(args, args.model)
+    other = _side(args, args.kl, base=True) if args.kl else None
+    found = next((side for side in (model, other) if isinstance(side, Opened)), None)
+    if found is None:
+        raise AssayError("eval: a server has no tokenizer to read; name the file of its model as MODEL or with --kl")
     tokenizer = found.tokenizer
-    ids = tokenizer.encode(read_text(args.file), add_special=False, parse_special=False)[: args.max_tokens]
-    engine = found.engine()
-    bos = tokenizer.bos if tokenizer.add_bos else None
-    score = evaluate(engine, ids, args.window, bos, _progress if sys.stderr.isatty() else None)
-    low, high = (2.718281828459045 ** (score.nll + side * score.error) for side in (-1, 1))
-    result = {
-        "path": str(found.file.path),
-        "engine": engine.name,
-        "tokens": score.n_tokens,
-        "window": args.window,
-        "nll": score.nll,
-        "nll_error": score.error,
-        "perplexity": score.perplexity,
-        "tokens_per_second": score.n_tokens / score.seconds,
-    }
-    text = (
-        f"perplexity {score.perplexity:.4f} ({low:.3f} to {high:.3f}) over {score.n_tokens} tokens, "
-        f"windows of {args.window}; {engine.name}, {score.n_tokens / score.seconds:.1f} tokens/s"
-    )
-    emit(args, result, text)
+    ids = tokenizer.encode(read_text(args.file), parse_special=False)[: args.max_tokens]
+    pieces = cut(ids, args.window, tokenizer.bos if tokenizer.add_bos else None, args.chunks)
+    if args.cluster is not None:
+        result = _spread(args, pieces, model, other)
+    else:
+        source = _source(model, tokenizer, args.window)
+        base = _source(other, tokenizer, args.window) if other is not None else None
+        result = evaluate(pieces, source, base, progress(f"of {len(pieces)} windows"))
+    worst = result.worst(pieces, tokenizer, args.worst)
+    if args.html:
+        write(args.html, page(result, worst))
+    emit(args, {**result.to_dict(), "worst": [asdict(w) for w in worst]}, "\n".join([*result.lines(), *_shown(worst)]))
     return 0
 
 
-def _progress(done: int, total: int) -> None:
-    end = "" if done < total else "\r\033[K"
-    print(f"\r{done} of {total} tokens{end}", end="", file=sys.stderr, flush=True)
+def _spread(
+    args: argparse.Namespace, pieces: list[Piece], model: Opened | str, base: Opened | str | None
+) -> Evaluation:
+    """The same over many processes or machines."""
+    from assay.cli import spread
+    from assay.cluster import sweep, tasks
+
+    if isinstance(model, str) or isinstance(base, str):
+        raise AssayError("--cluster: workers open files; a server is asked from here alone")
+    return tasks.evaluate(pieces, model, base, spread.crew(args), sweep.folder(args.results), spread.bar())
+
+
+def _choices(args: argparse.Namespace) -> int:
+    from assay.cli.common import emit
+    from assay.evaluate.choices import answer_all, read
+
+    if args.kl:
+        raise AssayError("--kl: has no meaning with --choices; leave it out")
+    items = read(args.choices)[: args.limit]
+    found = _side(args, args.model)
+    if isinstance(found, str):
+        raise AssayError(f"{args.model}: questions are put to a file, not to a server; name the file")
+    result = answer_all(found.engine(), found.tokenizer, items, progress(f"of {len(items)} questions"))
+    emit(args, result.to_dict(), str(result))
+    return 0
+
+
+def _side(args: argparse.Namespace, name: str | None, *, base: bool = False) -> Opened | str:
+    """A file, opened; or the address of a server."""
+    from assay.cli.common import opened
+
+    if name is not None and name.startswith(("http://", "https://")):
+        return name
+    its = argparse.Namespace(**{**vars(args), "model": name})
+    if base:
+        its.engine, its.precision = args.base_engine or args.engine, args.base_precision or args.precision
+    return opened(its)
+
+
+def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
+    from assay.engines.base import pages_for
+    from assay.evaluate.sources import EndpointSource, EngineSource
+    from assay.verify.endpoint.client import Client
+    from assay.verify.witness import WITNESSES
+    from assay.verify.witness.opening import open_engine
+
+    if isinstance(side, str):
+        return EndpointSource(Client(side, tokenizer, max_steps=window + 1))
+    o = side.options
+    if o.engine in WITNESSES:
+        return EngineSource(
+            open_engine(o.engine, side.model, n_pages=pages_for(window), threads=o.threads,
+                        kv_type=o.kv_type, precision=o.precision)
+        )  # fmt: skip
+    return EngineSource(side.engine())
+
+
+def _shown(worst: list[Worst]) -> list[str]:
+    """Where in the text, `…context «token»`, and what both expected there."""
+    lines = []
+    for w in worst:
+        where = f"  {w.at:>7}  …{' '.join(w.before.split())[-60:]}«{w.token}»".replace("\n", "⏎")
+        if w.kl is None:
+            lines.append(f"{where}  loss {w.nll:.2f}; expected {w.best!r} ({w.p_best:.1%})")
+        else:
+            theirs = f"base {w.base_best!r} ({w.base_p_best or 0:.1%})"
+            lines.append(f"{where}  KL {w.kl:.3f}; {theirs}, here {w.best!r} ({w.p_best:.1%})")
+    return ["worst tokens, by their place in the text:", *lines] if lines else []
+
+
+def progress(what: str) -> Callable[[int, int], None]:
+    """A line on a terminal, with an estimate of the time that is left."""
+    started = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        left = (time.monotonic() - started) / done * (total - done)
+        end = f", about {left:.0f} s left" if done < total else "\r\033[K"
+        print(f"\r\033[K{done} {what}{end}", end="", file=sys.stderr, flush=True)
+
+    return show if sys.stderr.isatty() else lambda done, total: None

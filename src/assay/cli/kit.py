@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 HELP = "write a conformance kit for a model, or grade an engine's answers to one"
@@ -14,12 +13,14 @@ EXAMPLE = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.common import add_json_argument, add_model_argument
+    from assay.cli.spread import add_cluster_argument
 
     add_model_argument(parser)
     parser.add_argument("-o", "--output", metavar="DIR", help="the folder to write")
     parser.add_argument(
         "--score", nargs=2, metavar=("DIR", "RESULTS"), help="grade the answers in RESULTS to the kit in DIR"
     )
+    add_cluster_argument(parser)
     add_json_argument(parser)
 
 
@@ -29,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, open_model
+    from assay.cli.progress import counting
     from assay.errors import AssayError
     from assay.verify.conformance.kit import write_kit
 
@@ -36,7 +38,8 @@ def _write(args: argparse.Namespace) -> int:
         raise AssayError("kit: no folder named; give one with -o DIR")
     _file, model, tokenizer = open_model(args)
     out = Path(args.output)
-    manifest = write_kit(model, tokenizer, out, lambda name: print(f"probe {name}", file=sys.stderr))
+    with counting("computing probes", "probes") as tell:
+        manifest = write_kit(model, tokenizer, out, tell)
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
     counts = {
         "probes": len(manifest["probes"]),
@@ -54,7 +57,14 @@ def _score(args: argparse.Namespace) -> int:
     from assay.cli.common import emit
     from assay.verify.conformance.grade import score_kit
 
-    score = score_kit(Path(args.score[0]), Path(args.score[1]))
+    kit, results = Path(args.score[0]), Path(args.score[1])
+    if args.cluster is None:
+        score = score_kit(kit, results)
+    else:
+        from assay.cli import spread
+        from assay.cluster import sweep, tasks
+
+        score = tasks.grade(kit, results, spread.crew(args), sweep.folder(args.results), spread.bar())
     lines = [f"{g.section}: {g.item}: wrong: {g.detail}" for g in score.grades if g.verdict == "wrong"]
     for section, counts in score.totals().items():
         lines.append(f"{section:10} " + "  ".join(f"{counts[k]:5} {k}" for k in ("right", "wrong", "missing")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from assay.cli import common
+from assay.cli.progress import progress
 
 HELP = "fetch a model and print its path"
 EXAMPLE = """
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     name = args.model or hub.DEFAULT
     if name in CATALOGUE:  # asked for by name: make sure that what is here is whole
-        with common.progress_bar() as bar:
+        with progress() as bar:
             path = pull(CATALOGUE[name], progress=bar, verify=True)
     else:
         path = common.model_path(args)

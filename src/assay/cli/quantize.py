@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import add_json_argument, emit, model_path, say, whole
+from assay.cli.common import add_json_argument, emit, model_path, number, read_text, say, whole
+from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.system.terminal import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assay.gguf.importance import Importance
     from assay.gguf.mixes import Mix
     from assay.gguf.quantize import Step
+    from assay.gguf.types import GGMLType
 
 HELP = "write a model in another quantisation"
-EXAMPLE = "assay quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M"
+EXAMPLE = """\
+assay quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M
+assay quantize model-f16.gguf model-iq3_s.gguf --type IQ3_S --imatrix imatrix.gguf
+assay quantize model-f16.gguf model-4.2.gguf --budget 4.2 -f calibration.txt --html where.html"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="a path, a catalogue name, hf:owner/repo[:file] or ollama:name")
     parser.add_argument("output", metavar="OUT", nargs="?", help="file to write (not needed with --dry-run)")
-    parser.add_argument(
-        "--type", required=True, metavar="TYPE", help="such as F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M; a wrong one lists all"
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--type", metavar="TYPE", help="such as F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M; a wrong one lists all")
+    what.add_argument(
+        "--budget", type=number, metavar="BITS", help="bits a weight: types are chosen tensor by tensor, by measured KL"
     )
+    parser.add_argument("-f", "--file", metavar="FILE", help="text to measure on, for --budget")
+    parser.add_argument("--windows", type=whole(1), default=2, metavar="N", help="of 512 tokens of it; default: 2")
+    parser.add_argument("--html", metavar="FILE", help="with --budget: a page that shows where the error comes from")
+    parser.add_argument("--imatrix", metavar="FILE", help="importance matrix (GGUF or .dat); see `assay imatrix`")
     parser.add_argument(
         "--allow-requantize", action="store_true", help="quantise quantised tensors again (loses quality)"
     )
@@ -34,33 +49,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.gguf import open_file
+    from assay.gguf.importance import read
     from assay.gguf.mixes import mix_by_name
     from assay.gguf.quantize import plan, quantize
 
-    mix = mix_by_name(args.type)
+    mix = mix_by_name(args.type) if args.type else None
     if args.output is None and not args.dry_run:
         raise AssayError("OUT: no output file named; name one, or pass --dry-run")
-    with open_file(model_path(args)) as file:
+    importance = read(args.imatrix) if args.imatrix else None
+    path = model_path(args)
+    types = None
+    if mix is None:
+        mix, types, importance = _measured(args, path, importance)
+    with open_file(path) as file:
+        steps = plan(file, mix, weighted=importance is not None, types=types)
         if args.dry_run:
-            steps = plan(file, mix)
             text = "\n".join([*map(line, steps), summary(steps)])
         else:
-            out, total, done = Path(args.output), len(file.tensors), 0
-
-            def progress(step: Step) -> None:
-                nonlocal done
-                done += 1
-                say(f"[{done}/{total}] {line(step)}")
-
-            again = sum(step.requantizes for step in plan(file, mix))
+            out = Path(args.output)
+            again = sum(step.requantizes for step in steps)
             if again and args.allow_requantize:
                 say(f"{file.path.name}: {again} tensors are quantised already; quality suffers")
-            steps = quantize(
-                file, out, mix, allow_requantize=args.allow_requantize, threads=args.threads, progress=progress
-            )
+            done, total = 0, sum(t.nbytes for t in file.tensors.values())
+            with progress() as tell:
+
+                def told(step: Step) -> None:
+                    nonlocal done
+                    tell(f"quantising to {mix.name}", done, total)
+                    done += step.bytes_before
+
+                steps = quantize(
+                    file, out, mix, importance=importance, types=types, allow_requantize=args.allow_requantize,
+                    threads=args.threads, progress=told,
+                )  # fmt: skip
             text = f"{out}: {summary(steps)}"
+        text = "\n".join([text, *fallbacks(mix, steps)])
         emit(args, report(mix, args.output, steps), text)
     return 0
+
+
+def _measured(
+    args: argparse.Namespace, path: Path, importance: Importance | None
+) -> tuple[Mix, Mapping[str, GGMLType], Importance]:
+    """Types under the budget, and the importance they were measured with: the one given, or the text's own."""
+    from collections import Counter
+
+    from assay.cli.eval import progress
+    from assay.engines.cpu import CpuEngine
+    from assay.evaluate.budget import choose, measure, page
+    from assay.evaluate.imatrix import collect
+    from assay.evaluate.pieces import cut
+    from assay.gguf.mixes import MIXES
+    from assay.runtime.opening import Options, open_model
+    from assay.system.files import write
+
+    if not args.file:
+        raise AssayError("--budget: measures on a text; name one with -f")
+    options = Options("cpu", "exact", args.threads, ctx_size=512, cache_size=0)
+    opened = open_model(path, options)
+    tokenizer, engine = opened.tokenizer, opened.engine()
+    assert isinstance(engine, CpuEngine)
+    bos = tokenizer.bos if tokenizer.add_bos else None
+    pieces = cut(tokenizer.encode(read_text(args.file), parse_special=False), 512, bos)
+    if importance is None:
+        importance = collect(engine, pieces[: max(16, args.windows)], dataset=args.file)
+    found = measure(engine, pieces[: args.windows], importance, progress(f"tensors measured, {path.name}"))
+    engine.close()
+    choice = choose(found, args.budget)
+    said = f"{choice.bits_per_weight:.2f} bits a weight in matrices, expected KL {choice.cost:.4f} on {args.file}"
+    say(said)
+    if args.html:
+        write(args.html, page(f"{path.name} at {args.budget:g} bits a weight", found, choice, [said]))
+    most = Counter(kind.name for kind in choice.types.values()).most_common(1)[0][0]
+    named = next((mix for mix in MIXES.values() if mix.base == most), MIXES["Q4_K_M"])
+    return named, choice.types, importance
 
 
 def line(step: Step) -> str:
@@ -75,6 +137,20 @@ def summary(steps: list[Step]) -> str:
     return f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB of tensors, {8 * after / max(weights, 1):.2f} bits per weight"
 
 
+def fallbacks(mix: Mix, steps: list[Step]) -> list[str]:
+    """Which tensors got another type than they would have, because their rows are no whole number of its blocks."""
+    from assay.gguf.mixes import FLOATS, is_quantizable
+    from assay.gguf.types import by_name
+
+    block = by_name(mix.base).block_size
+    made = [s for s in steps if mix.name not in FLOATS and is_quantizable(s.name, s.shape)]
+    groups = Counter((s.after.name, s.shape[-1]) for s in made if s.shape[-1] % block)
+    return [
+        f"{count} of {len(made)} tensors fell back to {name}: {row} is no multiple of {block}"
+        for (name, row), count in groups.most_common()
+    ]
+
+
 def report(mix: Mix, output: str | None, steps: list[Step]) -> dict[str, Any]:
     return {
         "output": output,
@@ -82,6 +158,7 @@ def report(mix: Mix, output: str | None, steps: list[Step]) -> dict[str, Any]:
         "file_type": mix.file_type,
         "bytes_before": sum(s.bytes_before for s in steps),
         "bytes_after": sum(s.bytes_after for s in steps),
+        "fallbacks": fallbacks(mix, steps),
         "tensors": [
             {"name": s.name, "shape": list(s.shape), "from": s.before.name, "to": s.after.name, "bytes": s.bytes_after}
             for s in steps

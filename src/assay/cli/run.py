@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
+from assay.cli.progress import loading
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -15,19 +18,21 @@ if TYPE_CHECKING:
     from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
-HELP = "answer a prompt, streaming"
+HELP = "answer a prompt, streaming; without one, converse"
 EXAMPLE = """
-assay run -p "What is the capital of France?"
-assay run model.gguf --raw -p "Once upon a time" -n 64 --temp 0 --json
+assay run smollm2 "What is the capital of France?"
+assay run -m model.gguf --raw -p "Once upon a time" -n 64 --temp 0 --json
+cat notes.txt | assay run -p "Summarise this in one sentence."
 assay run --batch prompts.jsonl -o answers.jsonl --seed 1
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    common.add_model_argument(parser)
-    group = parser.add_argument_group("prompt (default: standard input, when it is not a terminal)")
+    parser.add_argument("words", nargs="*", metavar="[MODEL] [PROMPT]", help=f"MODEL is {common.MODEL_HELP}")
+    common.add_model_option(parser)
+    group = parser.add_argument_group("prompt (standard input comes before it, when it is a pipe or a file)")
     source = group.add_mutually_exclusive_group()
-    source.add_argument("-p", "--prompt", type=common.text_argument, metavar="TEXT")
+    source.add_argument("-p", "--prompt", type=common.text_argument, metavar="TEXT", help="the same as PROMPT")
     source.add_argument("-f", "--file", metavar="FILE", help="the prompt from a file, - for standard input")
     source.add_argument("--batch", metavar="FILE",
                         help="many prompts, one JSON value a line, - for standard input; docs/python.md")  # fmt: skip
@@ -40,24 +45,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="end the answer where this text comes; repeatable")  # fmt: skip
     group.add_argument("--logprobs", type=common.whole(0), metavar="N",
                        help="with --json: log-probabilities of every token and of the N best")  # fmt: skip
+    add_form_arguments(group)
     batch = parser.add_argument_group("batch")
     batch.add_argument("-o", "--output", metavar="FILE", help="answers, one JSON object a line; default: stdout")
     batch.add_argument("--resume", action="store_true", help="go on behind the answers that are in FILE already")
     batch.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
+    common.add_stats_argument(parser)
     common.add_json_argument(parser)
 
 
+def add_form_arguments(group: argparse._ArgumentGroup) -> None:
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--grammar", type=common.text_argument, metavar="TEXT", help="the answer's form, GBNF or Lark")
+    form.add_argument("--grammar-file", metavar="FILE", help="the same from a file")
+    form.add_argument("-j", "--json-schema", type=common.text_argument, metavar="SCHEMA",
+                      help="the answer is JSON of this schema; {} is any object")  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
+    _settle(args)
     if args.batch is not None:
         from assay.cli.batch import run_batch
 
         return run_batch(args)
     if args.output is not None or args.resume:
-        raise AssayError(f"{'--resume' if args.resume else '-o'}: goes with --batch")
+        raise AssayError(
+            f"{'--resume' if args.resume else '-o'}: goes with --batch; settings are options, such as --temp 0"
+        )
     start = time.perf_counter()
     text = None if args.ids is not None else _prompt_text(args)
+    if text is None and args.ids is None:
+        from assay.cli import chat
+
+        return chat.run(args)
     if args.logprobs is not None and not args.json:
         raise AssayError("--logprobs: are part of the JSON object; add --json")
     warm(args, text)
@@ -66,16 +88,16 @@ def run(args: argparse.Namespace) -> int:
     params = common.sampler_params(args, opened)
     from assay.library.model import LanguageModel
 
-    with LanguageModel(opened) as model:
+    with loading() as tell, LanguageModel(opened, progress=tell) as model:
         generation = model.stream(
             prompt_ids, params=params, max_tokens=args.predict, stop=args.stop, logprobs=args.logprobs,
-            ignore_eos=args.ignore_eos,
+            ignore_eos=args.ignore_eos, **_form(args),
         )  # fmt: skip
         load_seconds = time.perf_counter() - start
         result = stream(generation, quiet=args.json)
         common.emit(args, _object(result, opened.tokenizer, load_seconds, model.engine.name), "")
-        if not args.json:
-            print(f"\n{speed(result, load_seconds)}", file=sys.stderr)
+        if (args.stats or result.finish_reason == "interrupted") and not args.json:
+            common.say(f"\n{speed(result, load_seconds)}")
     return 130 if result.finish_reason == "interrupted" else 0
 
 
@@ -116,12 +138,42 @@ def speed(result: Result, load_seconds: float) -> str:
     )
 
 
-def _prompt_text(args: argparse.Namespace) -> str:
-    if args.prompt is not None:
-        return _unescape(args.prompt) if args.escape else str(args.prompt)
-    if args.file is None and (sys.stdin is None or sys.stdin.isatty()):
+def _settle(args: argparse.Namespace) -> None:
+    """Which word is the model and which the prompt: the first is the model, unless -m named one or it is a sentence."""
+    words = list(args.words)
+    sentence = len(words) == 1 and any(c.isspace() for c in words[0].strip()) and not os.path.exists(words[0])
+    if words and args.model is None and not sentence:
+        args.model = words.pop(0)
+    if words and (args.prompt, args.file, args.ids, args.batch) != (None,) * 4:
+        raise AssayError(f"{words[0]:.40}: a second prompt; it is given once, as PROMPT, -p, -f, --ids or --batch")
+    if words:
+        args.prompt = common.text_argument(" ".join(words))
+
+
+def _prompt_text(args: argparse.Namespace) -> str | None:
+    """The prompt; None where there is none, and a person at both ends to ask for it."""
+    if args.file is not None:
+        return common.read_text(args.file)
+    given = _unescape(args.prompt) if args.prompt is not None and args.escape else args.prompt
+    if given is not None:
+        piped = common.read_text("-") if common.is_piped() else ""
+        return f"{piped.rstrip()}\n\n{given}" if piped.strip() else str(given)
+    if sys.stdin is not None and not sys.stdin.isatty():
+        return common.read_text("-")
+    if sys.stdin is None or args.json or args.raw:
         raise AssayError("run: needs a prompt; give one with -p TEXT, -f FILE or on standard input")
-    return common.read_text(args.file or "-")
+    return None
+
+
+def _form(args: argparse.Namespace) -> dict[str, Any]:
+    """The form that the answer must have, if one is asked for."""
+    if args.json_schema is not None:
+        try:
+            return {"json_schema": json.loads(args.json_schema) or {"type": "object"}}
+        except (ValueError, RecursionError) as error:
+            raise AssayError(f"--json-schema: not JSON ({error})") from None
+    text = common.read_text(args.grammar_file) if args.grammar_file else args.grammar
+    return {"grammar": text} if text is not None else {}
 
 
 def _unescape(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`assay serve`: models behind OpenAI's API, and a page to look at them with."""
+"""`assay serve`: models behind the routes that clients know, and a page to look at them with."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import argparse
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from assay.cli import common
+from assay.cli import common, spread
+from assay.cli.progress import progress
 from assay.errors import AssayError
+from assay.system import machine
 
-HELP = "an OpenAI-compatible server, and a page at /"
+if TYPE_CHECKING:
+    from assay.serve.server import Config
+
+HELP = "a server with OpenAI's, Ollama's and llama-server's routes, and a page at /"
 EXAMPLE = """
 assay serve
 assay serve smollm2 other.gguf --port 8000 --api-key "$KEY" --models-memory 4G
@@ -22,6 +29,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL",
                         help="as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
+    parser.add_argument("-m", "--model", action="append", default=[], metavar="MODEL", help="the same; repeatable")
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=common.whole(0), default=8080, metavar="N", help="default 8080; 0: any free one")
@@ -29,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key-file", metavar="FILE", help="the key from a file: a command line is seen by all users"
     )
+    group.add_argument("--cors", action="append", default=[], metavar="ORIGIN",
+                       help="pages of this origin may call (https://app.example); repeatable; *: all")  # fmt: skip
     group.add_argument("--models-memory", type=size, metavar="SIZE", help="such as 4G; default: 3/4 of the machine's")
     group.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
     group.add_argument("--queue", type=common.whole(0), metavar="N", help="requests that may wait (default 256)")
@@ -38,8 +48,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeout", type=common.number, metavar="S", help="deadline of a request (default 600)")
     group.add_argument("--drain", type=common.number, metavar="S", help="after SIGTERM, until the end (default 30)")
     common.add_template_argument(group)
+    cluster = parser.add_argument_group("cluster")
+    spread.add_cluster_argument(cluster, sweep=False)
+    cluster.add_argument(
+        "--replicas", type=spread.bounds, metavar="N", help="how many; 1:4 lets waiting decide; default 1"
+    )
+    cluster.add_argument("--split", type=stages, metavar="N",
+                         help="stages of layers, a process each; 8G: as many as that size asks for")  # fmt: skip
+    cluster.add_argument("--audit", type=spread.share, default=0.0, metavar="P",
+                         help="share of answers that are computed again elsewhere and compared")  # fmt: skip
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
+
+
+def stages(text: str) -> int | str:
+    """A number of stages, or the bytes of one as text."""
+    return int(text) if text.isdigit() else str(size(text))
 
 
 def size(text: str) -> int:
@@ -51,15 +75,9 @@ def size(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        import prometheus_client  # noqa: F401
-        import pydantic  # noqa: F401
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise AssayError(f"serve: {error.name} is not installed; `pip install 'assay[serve]'` brings it") from None
     import asyncio
 
+    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     from assay.runtime.opening import Options
     from assay.serve.limits import Limits
     from assay.serve.server import Config
@@ -73,10 +91,11 @@ def run(args: argparse.Namespace) -> int:
         "request_s": args.timeout, "drain_s": args.drain,
     }  # fmt: skip
     config = Config(
-        models=[_model(args, name) for name in args.models or [None]],
+        models=[_model(args, name) for name in [*args.models, *args.model] or [None]],
         host=args.host,
         port=args.port,
         key=key,
+        cors=tuple(_origin(text) for text in args.cors),
         memory=args.models_memory,
         options=Options(
             engine=args.engine,
@@ -87,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
             cache_size=args.cache_size,
             template=args.template,
             template_arguments=common.template_arguments(args),
+            lookahead=args.lookahead,
+            draft=args.draft,
         ),
         limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
     )
@@ -97,8 +118,32 @@ def run(args: argparse.Namespace) -> int:
         print(f"serving {', '.join(names)} at {url}; Ctrl-C ends", file=sys.stderr, flush=True)
         sys.stdout.flush()
 
-    asyncio.run(serve(config, ready))
+    asyncio.run(serve(_elsewhere(args, config), ready))
     return 0
+
+
+def _origin(text: str) -> str:
+    """An origin as a browser sends it, or `*`."""
+    found = text.rstrip("/")
+    if found != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,;]+", found):
+        raise AssayError(f"--cors: expected an origin such as https://app.example (found {text!r:.60})")
+    return found
+
+
+def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
+    """With --cluster, the models are computed by replicas."""
+    if args.cluster is None:
+        return config
+    from assay.cluster.entry import Cluster, Elsewhere
+    from assay.cluster.fleet import Bounds
+
+    bounds = args.replicas or Bounds()
+    threads = config.options.threads
+    if args.cluster.startswith("local") and threads is None:  # together they have the cores of this machine
+        cores = machine.cores()
+        threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
+    found = Cluster(spread.places(args), bounds, args.split or 0, args.audit)
+    return replace(config, options=replace(config.options, threads=threads), make=partial(Elsewhere, cluster=found))
 
 
 def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
@@ -106,7 +151,7 @@ def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
     from assay.runtime import hub
     from assay.runtime.catalogue import CATALOGUE
 
-    with common.progress_bar() as bar:
+    with progress() as bar:
         path = hub.resolve(name, progress=bar)
     known = name if name is not None else hub.DEFAULT
     return known if known in CATALOGUE else path.stem, path

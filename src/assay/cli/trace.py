@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids, whole
+from assay.cli.progress import counting
 from assay.errors import AssayError
 from assay.system.files import write
 from assay.verify.conformance.sample import PROMPT
+from assay.verify.witness import WITNESSES
 
 if TYPE_CHECKING:
     from assay.runtime.opening import Opened
@@ -46,12 +45,8 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--engine",
-        default=default,
-        metavar="NAME",
-        help=f"reference, cpu, llamacpp or transformers; default: {default}",
-    )
+    names = ", ".join(("reference", "cpu", "cuda", *WITNESSES))
+    parser.add_argument("--engine", default=default, metavar="NAME", help=f"{names}; default: {default}")
     parser.add_argument("--precision", metavar="NAME", help="the engine's arithmetic, such as f64 or f32")
     parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
     parser.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
@@ -69,29 +64,10 @@ def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
     return list(ids)
 
 
-@contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Nodes done, on stderr if that is a terminal."""
-    drawn = 0.0
-    live = sys.stderr.isatty()
-
-    def show(done: int, total: int) -> None:
-        nonlocal drawn
-        if live and (done == total or time.monotonic() - drawn > 0.1):
-            drawn = time.monotonic()
-            print(f"\r\033[K{what}: {done} of {total} nodes", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        if live:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
 def run(args: argparse.Namespace) -> int:
     from assay.engines.base import pages_for
     from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
-    from assay.verify.witness import open_engine
+    from assay.verify.witness.opening import open_engine
 
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")

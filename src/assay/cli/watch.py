@@ -6,8 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from assay.cli.common import add_json_argument, number, plain, say, text_argument, token_ids
+from assay.cli.common import add_json_argument, number, say, text_argument, token_ids
 from assay.errors import AssayError
+from assay.system.plain import plain
 from assay.system.terminal import harmless
 
 HELP = "run your engine, show its first wrong node, and again on every change"

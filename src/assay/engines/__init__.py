@@ -11,6 +11,7 @@ from typing import Any
 from assay.engines.base import PagedEngine
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system.extras import install
 
 
 def _reference(model: Model, *, precision: str = "f64", **options: Any) -> PagedEngine:
@@ -50,7 +51,7 @@ def _no_native() -> str:
 def _no_gpu() -> str:
     """Why no GPU can be used, or nothing."""
     if _no_native() or not find_spec("cuda") or not find_spec("cuda.bindings"):
-        return _no_native() or "cuda-bindings is not installed; pip install 'assay[cuda]'"
+        return _no_native() or f"cuda-bindings is not installed; {install('cuda')}"
     try:
         CDLL("libcuda.so.1")
     except OSError:

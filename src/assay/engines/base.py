@@ -92,6 +92,11 @@ class Arithmetic:
     kv_type: str
     version: int = 1  # of the definition; a change of any bit is another version
 
+    @property
+    def steady(self) -> bool:
+        """Whether a sequence has the same bits however it is cut into steps and whoever shares them."""
+        return self.name == "native"
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -100,6 +105,10 @@ class Memory:
     weights: int = 0
     buffers: int = 0
     page: int = 0
+
+
+class CacheLost(AssayError):
+    """The pages hold nothing any more, but the engine can go on: what was in them must be computed again."""
 
 
 class Engine(Protocol):

@@ -9,9 +9,10 @@ on whether a prefix was in the cache, or on what is kept.
 
 from __future__ import annotations
 
-import os
+import math
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
 from assay.graph import Graph
 from assay.models import Model
+from assay.system import machine
 
 PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
 _PROGRAMS = 8  # compiled programs kept: one for each set of kept nodes
@@ -52,7 +54,7 @@ def available_memory() -> int:
                     return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine.memory()
 
 
 _MATRICES = ("linear", "embed", "expert_linear", "head_linear")
@@ -70,6 +72,7 @@ class _Tensors:
         self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
+        self.others: dict[str, NDArray[np.uint8]] = {}  # blocks that stand in for the file's
         for group in fuse(graph, (), self.format, GATES).groups:
             if isinstance(group, Gated) and group.glu.op == "glu_split":
                 self.halves(group.gate.weights[0])
@@ -98,7 +101,9 @@ class _Tensors:
     def _load(self, name: str, rows: slice, pack: bool) -> _native.Weight:
         info = self.file.tensors[name]
         shape, kind, mapped = info.shape, info.type.id, self.file.byteorder == "little"
-        if _native.supported(kind):
+        if name in self.others and _native.supported(kind):
+            raw, mapped = self.others[name], False
+        elif _native.supported(kind):
             raw = self.file.raw(name)
         else:  # no kernel decodes it: decode once, here
             raw, kind, mapped = self.file.decode(name).view(np.uint8), _F32, False
@@ -107,6 +112,24 @@ class _Tensors:
         count = raw.shape[0] if len(shape) == 3 else 1
         size = (count, raw.shape[-2], shape[-1])
         return _native.Weight(self.arena, self.pool, raw, kind, size, self.pack and pack, mapped)
+
+    def swap(self, name: str, raw: NDArray[np.uint8]) -> Callable[[], None]:
+        """Put other blocks of the same type in a tensor's place; what comes back undoes it."""
+        matrix, pair = self.matrices.pop(name, None), self.split.pop(name, None)
+        self.others[name] = raw
+        if pair is not None:
+            self.halves(name)
+        if matrix is not None:
+            self.matrix(name)
+
+        def undo() -> None:
+            del self.others[name]
+            if matrix is not None:
+                self.matrices[name] = matrix
+            if pair is not None:
+                self.split[name] = pair
+
+        return undo
 
     def weights(self) -> Iterator[_native.Weight]:
         yield from self.matrices.values()
@@ -150,7 +173,7 @@ class CpuEngine(PagedEngine):
         kv_type = kv_type or PRECISIONS[precision]
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cpu: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
-        threads = threads or len(os.sched_getaffinity(0))
+        threads = threads or machine.cores()
         if not 1 <= threads <= 1024:
             raise AssayError(f"engine cpu: threads must be 1 to 1024 (found {threads})")
         try:
@@ -165,7 +188,8 @@ class CpuEngine(PagedEngine):
         if self.n_pages < 1:
             raise AssayError(f"engine cpu: the cache needs at least one page (found {self.n_pages})")
         if pack is None:
-            pack = model.file.size * 1.2 < available_memory()
+            sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
+            pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self._programs: dict[frozenset[str], Compiled] = {}
         pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
         try:
@@ -213,6 +237,19 @@ class CpuEngine(PagedEngine):
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
         self.model.file.check()  # tables that are only looked up are read where they lie in the file
+
+    @contextmanager
+    def swapped(self, name: str, raw: NDArray[np.uint8]) -> Iterator[None]:
+        """While inside, a matrix has other values: blocks of its own type, as `file.raw` gives them."""
+        if self._tensors is None:
+            raise AssayError("engine cpu: it has been closed")
+        undo = self._tensors.swap(name, raw)
+        self._programs.clear()
+        try:
+            yield
+        finally:
+            undo()
+            self._programs.clear()
 
     def copy_page(self, source: int, to: int) -> None:
         self._cache.copy_page(source, to)

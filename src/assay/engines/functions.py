@@ -411,9 +411,9 @@ def expert_linear(x: Array, idx: Array, W: Any) -> Array:
     return out
 
 
-def expert_bias(x: Array, idx: Array, B: Array) -> Array:
+def expert_bias(x: Array, idx: Array, B: Any) -> Array:
     """y[t,j,o] = x[t,j,o] + B[idx[t,j],o]."""
-    return np.asarray(x + np.asarray(B)[idx])
+    return np.asarray(x + B[idx])
 
 
 def expert_gain(x: Array, idx: Array, s: Array) -> Array:

@@ -1,10 +1,9 @@
 """Which type each tensor gets in a `Q4_K_M` file: llama.cpp's rules for its quantisation mixes.
 
 A mix is a base type plus exceptions by a tensor's role and layer: output and value matrices hurt most when
-they are coarse, and some layers more than others. The rules are those of llama.cpp's `llama-quant.cpp`,
-without an importance matrix, so that a file made here has the types that anybody expects under the name.
-(Left out: the mixes that need an importance matrix, MXFP4_MOE, whose blocks are read and not written, and llama.cpp's
-name lists for `glm5-next`.)
+they are coarse, and some layers more than others. The rules are those of llama.cpp's `llama-quant.cpp`, so that a file
+made here has the types that anybody expects under the name; a few of them ask whether there is an importance matrix.
+(Left out: MXFP4_MOE, whose blocks are read and not written, and llama.cpp's name lists for `glm5-next`.)
 """
 
 from __future__ import annotations
@@ -46,6 +45,19 @@ MIXES: dict[str, Mix] = {
         Mix("Q3_K_M", "Q3_K", 12),
         Mix("Q3_K_S", "Q3_K", 11),
         Mix("Q2_K", "Q2_K", 10),
+        Mix("Q2_K_S", "Q2_K", 21),
+        Mix("IQ4_NL", "IQ4_NL", 25),
+        Mix("IQ4_XS", "IQ4_XS", 30),
+        Mix("IQ3_M", "IQ3_S", 27),
+        Mix("IQ3_S", "IQ3_S", 26),
+        Mix("IQ3_XS", "IQ3_S", 22),
+        Mix("IQ3_XXS", "IQ3_XXS", 23),
+        Mix("IQ2_M", "IQ2_S", 29),
+        Mix("IQ2_S", "IQ2_XS", 28),
+        Mix("IQ2_XS", "IQ2_XS", 20),
+        Mix("IQ2_XXS", "IQ2_XXS", 19),
+        Mix("IQ1_M", "IQ1_M", 31),
+        Mix("IQ1_S", "IQ1_S", 24),
     )
 }
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
@@ -110,7 +122,12 @@ KEPT = re.compile(
     r"|a\.rvq\.codebook|mm\.a\.code_embd"
 )
 
-FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+FALLBACK = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"} | dict.fromkeys(
+    ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+)
+LOWEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M")  # mixes with rules of their own
+FINE = ("IQ2_S", "IQ2_M")  # of those, the ones whose exceptions are IQ3_S
+NEEDY = frozenset(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"))  # nothing good without importance
 
 
 def role_of(name: str) -> str:
@@ -146,6 +163,10 @@ VALUE_RULES: dict[str, Rule] = {
     "Q4_K_S": lambda i, n, facts: "Q5_K" if i < 4 else None,
     "Q4_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
     "Q5_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
+    "IQ3_XXS": lambda i, n, facts: "Q4_K" if facts.group >= 4 else None,
+    "IQ3_M": lambda i, n, facts: "Q4_K",
+    **dict.fromkeys(("Q2_K_S", "IQ3_XS", "IQ3_S"), lambda i, n, facts: "Q4_K" if facts.group >= 4 else None),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), lambda i, n, facts: "Q5_K" if facts.group >= 4 else None),
 }
 DOWN_RULES: dict[str, Rule] = {
     "Q2_K": lambda i, n, facts: "Q3_K",
@@ -154,35 +175,76 @@ DOWN_RULES: dict[str, Rule] = {
     "Q4_K_S": lambda i, n, facts: "Q5_K" if i < n // 8 else None,
     "Q4_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
     "Q5_K_M": lambda i, n, facts: "Q6_K" if more_bits(i, n) else None,
+    "Q2_K_S": lambda i, n, facts: "Q4_K" if i < n // 8 else None,
+    "IQ3_M": lambda i, n, facts: "Q4_K" if i < n // 8 or (facts.n_expert == 8 and more_bits(i, n)) else None,
+}
+# with an importance matrix, and without one
+DOWN_WEIGHTED: dict[str, Rule] = {
+    "Q4_0": lambda i, n, facts: "Q4_1" if i < n // 8 else None,
+    "Q5_0": lambda i, n, facts: "Q5_1" if i < n // 8 else None,
+}
+DOWN_UNWEIGHTED: dict[str, Rule] = {
+    "IQ3_XXS": lambda i, n, facts: "Q4_K" if i < n // 8 else "Q3_K",
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), lambda i, n, facts: "Q5_K" if i < n // 8 else None),
 }
 FALCON_DOWN_RULES: dict[str, Rule] = {
-    "Q2_K": DOWN_RULES["Q2_K"],
+    **{name: DOWN_RULES[name] for name in ("Q2_K", "Q2_K_S", "IQ3_M")},
     "Q3_K_M": lambda i, n, facts: "Q5_K" if i < n // 16 else "Q4_K" if more_bits(i, n) else "Q3_K",
     "Q3_K_L": lambda i, n, facts: "Q4_K",
     "Q4_K_M": lambda i, n, facts: "Q6_K" if i < n // 16 else "Q5_K" if more_bits(i, n) else "Q4_K",
     "Q5_K_M": DOWN_RULES["Q5_K_M"],
 }
-ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}
-ATTENTION_OUTPUT_8_EXPERTS = dict.fromkeys(("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M"), "Q5_K")
+ATTENTION_OUTPUT = {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K", "IQ3_XXS": "IQ3_S", "IQ3_M": "Q4_K"}
+ATTENTION_OUTPUT_8_EXPERTS = dict.fromkeys(
+    ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "IQ3_XXS", "IQ3_XS", "IQ3_S", "IQ3_M", "IQ4_NL", "IQ4_XS"), "Q5_K"
+)
+QUERY_AND_KEY = {"IQ3_XS": "IQ3_XXS", "IQ3_XXS": "IQ2_S"}
 ATTENTION_OUTPUT_FALCON = {"Q3_K_L": "Q4_K"}
 
 
 def _output(mix: Mix, row: int, facts: Facts) -> str:
     if facts.arch == "falcon" or row % by_name(mix.base).block_size:
         return "Q8_0"
+    if mix.name in (*LOWEST, "IQ3_XXS"):
+        return "Q5_K"
     return "Q8_0" if mix.base == "Q8_0" else "Q6_K"
 
 
-def _value(mix: Mix, i: int, facts: Facts) -> str:
+def _embedding(mix: Mix) -> str:
+    """A table of its own, where the output is another matrix."""
+    if mix.name in (*FINE, "IQ3_XXS"):
+        return "IQ3_S"
+    return "Q2_K" if mix.name in LOWEST else mix.base
+
+
+def _lowest(mix: Mix, role: str, i: int, facts: Facts) -> str:
+    """The rules of the mixes below three bits."""
+    finer = "IQ3_S" if mix.name in FINE else "Q2_K"
+    if role == "value":
+        return "Q4_K" if facts.group >= 4 or facts.n_expert >= 4 else finer
+    if role == "key" and facts.n_expert == 8:
+        return "Q4_K"
+    if role == "down" and i < facts.n_layer // 8:
+        return finer
+    if role == "attention output":
+        if facts.n_expert == 8:
+            return "Q5_K"
+        return "IQ3_S" if mix.name in FINE else "IQ2_XXS" if mix.name in ("IQ1_S", "IQ1_M") else mix.base
+    return mix.base
+
+
+def _value(mix: Mix, i: int, facts: Facts, weighted: bool) -> str:
     rule = VALUE_RULES.get(mix.name)
-    chosen = (rule(i, facts.n_value, facts) if rule else None) or mix.base
+    base = "IQ3_S" if mix.name == "IQ3_XXS" and not weighted else mix.base
+    chosen = (rule(i, facts.n_value, facts) if rule else None) or base
     if facts.n_expert == 8:
         return "Q8_0"
     return "Q5_K" if facts.is_70b and chosen in ("Q3_K", "Q4_K") else chosen
 
 
-def _down(mix: Mix, i: int, facts: Facts) -> str:
-    rule = (FALCON_DOWN_RULES if facts.arch == "falcon" else DOWN_RULES).get(mix.name)
+def _down(mix: Mix, i: int, facts: Facts, weighted: bool) -> str:
+    asked = DOWN_WEIGHTED if weighted else DOWN_UNWEIGHTED
+    rule = ((FALCON_DOWN_RULES if facts.arch == "falcon" else DOWN_RULES) | asked).get(mix.name)
     return (rule(i, facts.n_layer, facts) if rule else None) or mix.base
 
 
@@ -199,14 +261,16 @@ def layer_of(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def choose(mix: Mix, facts: Facts, tensors: Iterable[tuple[str, tuple[int, ...], GGMLType]]) -> Mapping[str, GGMLType]:
-    """The type of every tensor `(name, shape, present type)` under `mix`.
+def choose(
+    mix: Mix, facts: Facts, tensors: Iterable[tuple[str, tuple[int, ...], GGMLType]], weighted: bool = False
+) -> Mapping[str, GGMLType]:
+    """The type of every tensor `(name, shape, present type)` under `mix`; `weighted`: there is an importance matrix.
 
     Value and down matrices are counted in layer order, as llama.cpp walks them; with experts, where a layer
     may hold several down matrices, the layer is read off the name.
     """
     types: dict[str, GGMLType] = {}
-    counts = {"value": 0, "down": 0}
+    counts = dict.fromkeys(("value", "down", "gate", "up"), 0)
     for name, shape, present in sorted(tensors, key=lambda t: (layer_of(t[0]), t[0])):
         if not is_quantizable(name, shape):
             types[name] = present
@@ -215,19 +279,30 @@ def choose(mix: Mix, facts: Facts, tensors: Iterable[tuple[str, tuple[int, ...],
         i = counts.get(role, 0)
         if role in counts:
             counts[role] += 1
-        if mix.name in FLOATS:
-            chosen = mix.base
-        elif role == "output" or (role == "embedding" and facts.tied):
-            chosen = _output(mix, row, facts)
-        elif role == "value":
-            chosen = _value(mix, i, facts)
-        elif role == "key":
-            chosen = "Q8_0" if facts.n_expert == 8 else mix.base
-        elif role == "down":
-            chosen = _down(mix, layer_of(name) if facts.n_expert > 1 else i, facts)
-        elif role == "attention output":
-            chosen = _attention_output(mix, facts)
-        else:
-            chosen = mix.base
+        chosen = _chosen(mix, facts, role, row, i, layer_of(name) if facts.n_expert > 1 else i, weighted)
         types[name] = by_name(fits(chosen, row))
     return types
+
+
+def _chosen(mix: Mix, facts: Facts, role: str, row: int, i: int, layer: int, weighted: bool) -> str:
+    """The type of a tensor by its role: the i-th of its kind, in a layer."""
+    n = facts.n_layer
+    if mix.name in FLOATS:
+        return mix.base
+    if role == "output" or (role == "embedding" and facts.tied):
+        return _output(mix, row, facts)
+    if role == "embedding":
+        return _embedding(mix)
+    if mix.name in LOWEST:
+        return _lowest(mix, role, i, facts)
+    if role == "value":
+        return _value(mix, i, facts, weighted)
+    if role in ("key", "query"):
+        return "Q8_0" if role == "key" and facts.n_expert == 8 else QUERY_AND_KEY.get(mix.name, mix.base)
+    if role == "down":
+        return _down(mix, layer, facts, weighted)
+    if role == "attention output":
+        return _attention_output(mix, facts)
+    if role in ("gate", "up") and mix.name == "IQ3_XS" and n // 8 <= layer < 7 * n // 8:
+        return "IQ3_XXS"
+    return mix.base

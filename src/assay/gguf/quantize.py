@@ -8,7 +8,7 @@ threads work on several at once and the bytes do not depend on how many.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from assay.errors import AssayError
 from assay.gguf import codecs
-from assay.gguf.mixes import QUANTIZATION_VERSION, Facts, Mix, choose, role_of
+from assay.gguf.importance import Importance
+from assay.gguf.mixes import NEEDY, QUANTIZATION_VERSION, Facts, Mix, choose, role_of
 from assay.gguf.reader import GGUFFile
 from assay.gguf.types import GGMLType, Typed, ValueType
 from assay.gguf.writer import Tensor, write
@@ -67,10 +68,13 @@ def _first(file: GGUFFile, key: str, default: int) -> int:
     return file.get_int(key, default)
 
 
-def plan(file: GGUFFile, mix: Mix) -> list[Step]:
-    """The type every tensor will get, in file order."""
+def plan(
+    file: GGUFFile, mix: Mix, *, weighted: bool = False, types: Mapping[str, GGMLType] | None = None
+) -> list[Step]:
+    """The type every tensor will get, in file order: those of `types`, where it names one, else those of the mix."""
     infos = list(file.tensors.values())
-    types = choose(mix, facts_of(file), [(t.name, t.shape, t.type) for t in infos])
+    chosen = choose(mix, facts_of(file), [(t.name, t.shape, t.type) for t in infos], weighted)
+    types = {**chosen, **(types or {})}
     return [
         Step(
             name=t.name,
@@ -89,12 +93,15 @@ def quantize(
     out: Path,
     mix: Mix,
     *,
+    importance: Importance | None = None,
+    types: Mapping[str, GGMLType] | None = None,
     allow_requantize: bool = False,
     threads: int | None = None,
     progress: Callable[[Step], None] = lambda step: None,
 ) -> list[Step]:
-    """Write `file` to `out` in the types of `mix`. `out` appears only when it is whole."""
-    steps = plan(file, mix)
+    """Write `file` to `out` in the types of `mix`, and of `types` before it. `out` appears only when it is whole."""
+    steps = plan(file, mix, weighted=importance is not None, types=types)
+    _check_importance(steps, importance)
     again = [step for step in steps if step.requantizes]
     if again and not allow_requantize:
         raise AssayError(
@@ -108,7 +115,8 @@ def quantize(
 
         def tensors() -> Iterator[Tensor]:
             for step in steps:
-                yield Tensor(step.name, step.shape, step.after, partial(_work, file, step, pool, progress))
+                work = partial(_work, file, step, importance, pool, progress)
+                yield Tensor(step.name, step.shape, step.after, work)
 
         write(out, _metadata(file, mix), tensors())
     return steps
@@ -122,8 +130,23 @@ def _metadata(file: GGUFFile, mix: Mix) -> dict[str, Typed]:
     return pairs
 
 
+def _check_importance(steps: Iterable[Step], importance: Importance | None) -> None:
+    """The smallest types lose too much where nobody knows which columns count."""
+    for step in steps:
+        if step.before == step.after or step.after.name not in NEEDY or role_of(step.name) in ("embedding", "output"):
+            continue
+        if importance is None or step.name not in importance.entries:
+            raise AssayError(
+                f"{step.name}: {step.after} needs an importance matrix; make one with `assay imatrix`, pass --imatrix"
+            )
+
+
 def _work(
-    file: GGUFFile, step: Step, pool: ThreadPoolExecutor, progress: Callable[[Step], None]
+    file: GGUFFile,
+    step: Step,
+    importance: Importance | None,
+    pool: ThreadPoolExecutor,
+    progress: Callable[[Step], None],
 ) -> npt.NDArray[np.uint8]:
     """The tensor's new bytes."""
     progress(step)
@@ -135,10 +158,15 @@ def _work(
     rows = raw.reshape(-1, raw.shape[-1])
     out = np.empty((len(rows), step.after.row_bytes(step.shape[-1])), np.uint8)
     height = max(1, SLAB // step.shape[-1])
+    weights = importance.of(step.name, step.shape) if importance is not None else None
+    each = len(rows) // len(weights) if weights is not None else 1  # rows of one matrix of a stack
 
     def convert(i: int) -> None:
+        part = slice(i, i + height)
         try:
-            out[i : i + height] = codecs.encode(step.after, codecs.decode(step.before, rows[i : i + height]))
+            values = codecs.decode(step.before, rows[part])
+            matrix = np.arange(i, i + len(values)) // each
+            out[part] = codecs.encode(step.after, values, None if weights is None else weights[matrix])
         except AssayError as error:
             raise AssayError(f"{step.name}: {error}") from None
 

@@ -22,6 +22,7 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +93,7 @@ class GGUFFile(Getters):
         self.metadata = first.metadata
         self.size = sum(len(part.data) for part in parts)
         self.tensors: dict[str, TensorInfo] = {t.name: t for part in parts for t in part.tensors}
+        self.reading: Callable[[TensorInfo], None] | None = None  # told of every tensor that is asked for
 
     @cached_property
     def sha256(self) -> str:
@@ -120,6 +122,8 @@ class GGUFFile(Getters):
         info = self.info(name)
         if not self.parts:
             raise AssayError(f"{self.path.name}: {name}: the file has been closed")
+        if self.reading:
+            self.reading(info)
         flat = self.parts[info.part].data[info.offset : info.offset + info.nbytes]
         if self.byteorder == "big":
             flat = self._swapped(info, flat)

@@ -112,11 +112,24 @@ class Graph:
     @cached_property
     def whole(self) -> bool:
         """A sequence must be run at once: a token sees a later one, keys are not cached, or the output is pooled."""
-        pooled = any(self[name].op == "pool" for name in self.ancestors([self.output]) if name in self)
-        return pooled or any(
+        return self.output in self.pooled or any(
             node.op == "attn_softmax" and (not node.attr("causal") or self.shapes[node.name][-1] == "T")
             for node in self.nodes
         )
+
+    @cached_property
+    def pooled(self) -> frozenset[str]:
+        """The nodes that are computed from all tokens at once."""
+        found: set[str] = set()
+        for node in self.nodes:
+            if node.op == "pool" or not found.isdisjoint(node.inputs):
+                found.add(node.name)
+        return frozenset(found)
+
+    @property
+    def generates(self) -> bool:
+        """It ends in logits: what follows a text can be drawn. An encoder ends in rows of its text."""
+        return self.output == "result_output"
 
     @cached_property
     def max_positions(self) -> int | None:

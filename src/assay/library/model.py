@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from assay.errors import AssayError
 from assay.library.settings import Settings, settings
 from assay.runtime.catalogue import Progress, silent
+from assay.runtime.errors import NoLogits
 from assay.runtime.generate import Failed, Generation, Generator, Pending, Result
 from assay.runtime.opening import Opened, Options, open_model
-from assay.runtime.pooling import POOLED, POOLINGS, pool
+from assay.runtime.pooling import check_dimensions, embedding_of
 from assay.runtime.scheduler import RUNNING
 from assay.text import encode_chat
 
 if TYPE_CHECKING:
+    from assay.library.evaluation import Judgement
     from assay.library.trace import Trace
 
 Message = Mapping[str, Any]
@@ -36,6 +38,8 @@ def load(
     cache_size: int | None = None,
     template: str | None = None,
     template_arguments: Mapping[str, Any] | None = None,
+    lookahead: bool = True,
+    draft: str | None = None,
     parallel: int = RUNNING,
     progress: Progress = silent,
 ) -> LanguageModel:
@@ -49,22 +53,28 @@ def load(
     cache_size  positions of all sequences together
     template    a chat template by name or file, instead of the file's own
     template_arguments  variables of the template, such as {"enable_thinking": False}
+    lookahead   guess tokens from what came before and check them together, where it pays; the text is the same
+    draft       a small model of the same vocabulary that guesses, too
     parallel    sequences that are computed at once
-    progress    told of a download as (what, done, total)
+    progress    told of a download and of loading as (what, bytes done, bytes in all)
     """
-    options = Options(engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments)
-    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel)
+    options = Options(
+        engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft
+    )
+    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel, progress=progress)
 
 
 class LanguageModel:
     """A model on an engine. Use it as a context, or `close` it. Several threads may call it: they share its steps."""
 
-    def __init__(self, opened: Opened, *, parallel: int = RUNNING) -> None:
+    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: Progress = silent) -> None:
         self.opened = opened
         self.file, self.model, self.tokenizer = opened.file, opened.model, opened.tokenizer
         self.n_ctx = opened.n_ctx
-        self.engine = opened.engine()
-        self.generator = Generator(self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel)
+        self.engine = opened.engine(progress)
+        self.generator = Generator(
+            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, lookahead=opened.lookahead()
+        )
         self._closed = False
 
     def __repr__(self) -> str:
@@ -85,7 +95,7 @@ class LanguageModel:
                 scheduler = self.generator.scheduler
                 scheduler.cancel([*scheduler.running, *scheduler.waiting])
                 self.generator.tell()
-                self.engine.close()
+                scheduler.close()
 
     @property
     def path(self) -> Path:
@@ -208,35 +218,37 @@ class LanguageModel:
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:
         """The logits after every token of a prompt: [n_tokens, n_vocab]."""
-        return self._rows([prompt], self.model.graph.output)[0]
-
-    @overload
-    def embed(self, text: str, *, pooling: str = "mean") -> NDArray[np.float32]: ...
-    @overload
-    def embed(self, text: Sequence[Prompt], *, pooling: str = "mean") -> NDArray[np.float32]: ...
-
-    def embed(self, text: Any, *, pooling: str = "mean") -> NDArray[np.float32]:
-        """A vector of length 1 for a text [n_embd], or for each of a list of them [n, n_embd].
-
-        It is `result_norm`, the vector the head reads, as the `mean` over the tokens or of the `last`.
-        """
-        if pooling not in POOLINGS:
-            raise AssayError(f"pooling: must be {' or '.join(POOLINGS)} (found {pooling!r:.40})")
-        if POOLED not in self.model.graph:
-            raise AssayError(f"{self.path}: gives no embeddings")
-        several = _several(text)
-        vectors = [pool(rows, pooling) for rows in self._rows(text if several else [text], POOLED)]
-        return np.array(vectors, np.float32).reshape(-1, self.model.hparams.n_embd) if several else vectors[0]
-
-    def _rows(self, prompts: Iterable[Prompt], node: str) -> list[NDArray[np.float32]]:
-        """A row of a node for every token of each prompt."""
         self._check_open()
-        probes = (self.generator.probe(self.ids(prompt), node) for prompt in prompts)
-        rows = []
-        for probe in self.generator.together(probes):
-            _ = probe.result  # or what went wrong
-            rows.append(np.concatenate(probe.nodes[node]).astype(np.float32, copy=False))
-        return rows
+        output = self.model.graph.output
+        if not self.model.graph.generates:
+            raise NoLogits(self.path.name)
+        probe = self.generator.probe(self.ids(prompt), output)
+        _ = probe.run()
+        return np.concatenate(probe.nodes[output]).astype(np.float32, copy=False)
+
+    @overload
+    def embed(self, text: str, *, pooling: str | None = None, dimensions: int | None = None) -> NDArray[np.float32]: ...
+    @overload
+    def embed(
+        self, text: Sequence[Prompt], *, pooling: str | None = None, dimensions: int | None = None
+    ) -> NDArray[np.float32]: ...
+
+    def embed(self, text: Any, *, pooling: str | None = None, dimensions: int | None = None) -> NDArray[np.float32]:
+        """A vector of length 1 for a text [n], or for each of a list of them [texts, n], computed together.
+
+        Rows are pooled as the file says; by their mean where it says nothing, as with most models that generate.
+        `pooling` (mean, first, last) overrides it. `dimensions` keeps the first values of each vector.
+        """
+        self._check_open()
+        how = embedding_of(self.model.graph, pooling)
+        check_dimensions(dimensions, how.width)
+        several = _several(text)
+        begun = (self.generator.embed(self.ids(item), how) for item in (text if several else [text]))
+        vectors = []
+        for one in self.generator.together(begun):
+            _ = one.result  # or what went wrong
+            vectors.append(one.vector(dimensions))
+        return np.array(vectors, np.float32).reshape(-1, dimensions or how.width) if several else vectors[0]
 
     def trace(self, prompt: Prompt, *, nodes: str | None = None, decode: int = 0) -> Trace:
         """Every node's value for a prompt, by name; `nodes` is a regular expression that chooses some.
@@ -250,6 +262,24 @@ class LanguageModel:
         ids = self.generator.checked(self.ids(prompt))
         with self.generator.exclusive() as engine:
             return Trace(self.model.graph, take_trace(engine, ids, decode=decode, nodes=nodes))
+
+    def evaluate(
+        self,
+        text: str,
+        against: LanguageModel | None = None,
+        *,
+        window: int | None = None,
+        chunks: int | None = None,
+        worst: int = 10,
+    ) -> Judgement:
+        """Perplexity of a text and, with `against`, the divergence from that model; as `assay eval` has it.
+
+        The text is cut into windows of `window` tokens (512, or the context), at most `chunks` of them.
+        """
+        from assay.library.evaluation import judge
+
+        self._check_open()
+        return judge(self, text, against, window, chunks, worst)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from assay.engines.base import pages_for
 from assay.errors import AssayError
 from assay.library.model import LanguageModel
+from assay.library.notebook import inline
 from assay.library.trace import Trace
 from assay.library.two_files import TwoFiles, two_files
 from assay.models import Model
 from assay.runtime.catalogue import CATALOGUE
 from assay.runtime.opening import Opened, open_model
+from assay.system.files import write
 from assay.verify.conformance.check import LENGTHS, Check, check_engine
-from assay.verify.conformance.sample import PROMPT, TEXT
+from assay.verify.conformance.sample import PROMPT, sample_ids
 from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.readers import from_arrays
@@ -32,10 +34,15 @@ from assay.verify.judge import text as judged
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.overflow import explain
 from assay.verify.judge.verdict import compare, judge
-from assay.verify.witness import known, open_engine
+from assay.verify.witness import WITNESSES
+from assay.verify.witness.opening import known, open_engine, open_talker, talkers
+
+if TYPE_CHECKING:
+    from assay.verify.diagnosis.candidates import Share
 
 Values = str | Path | Mapping[str, Any] | Trace | Dump
 ModelLike = str | Path | LanguageModel | Opened | None
+ENOUGH = 5  # tokens after which positions show
 _READINGS = 16  # lines about what was understood of a log
 Nodes = Callable[[int, int], None]  # progress: nodes done, of how many
 
@@ -76,16 +83,27 @@ class Finding:
             ]
         return found
 
-    def save_html(self, path: str | Path) -> None:
-        """One self-contained page with the values side by side."""
+    def page(self) -> str | None:
+        """One self-contained page with the values side by side; None without a model and a single dump."""
         from assay.verify.diagnosis.result import Diagnosis
-        from assay.verify.report import write_html
+        from assay.verify.report import page
 
         diagnosis = self.result if isinstance(self.result, Diagnosis) else None
         diff = self.result if diagnosis is None else diagnosis.diff
         if self.model is None or self.dump is None or not isinstance(diff, Diff | None):
+            return None
+        return page(self.model, self.dump, diff, diagnosis)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page."""
+        page = self.page()
+        if page is None:
             raise AssayError(f"{path}: there is no page of this verdict; it has no model or no single dump")
-        write_html(Path(path), self.model, self.dump, diff, diagnosis)
+        write(path, page)
+
+    def _repr_html_(self) -> str | None:
+        page = self.page()
+        return None if page is None else inline(page)
 
 
 # --- dumps
@@ -273,6 +291,7 @@ def diagnose(
     patterns: Sequence[str] = (),
     side: str = "",
     progress: Callable[[str], None] | None = None,
+    share: Share | None = None,
 ) -> Finding:
     """Which operation is wrong, which known mistake gives these values, and what is right.
 
@@ -292,7 +311,7 @@ def diagnose(
     else:
         dump = load_dump(values, on, tokens=tokens, names=names, patterns=patterns, side=side)
         _told(dump, progress)
-        result = by_values.diagnose(on.model, dump, progress=progress)
+        result = by_values.diagnose(on.model, dump, progress=progress, share=share)
         if dump.not_finite is not None:
             first = result.first_wrong or dump.not_finite.node
             verdict = "fault" if result else result.verdict
@@ -322,15 +341,60 @@ def checks(
     progress: Nodes | None = None,
     **options: Any,
 ) -> Iterator[Check]:
-    """The checks of an engine against the definition, as they are done; `options` are the engine's."""
+    """The checks of an engine against the definition, as they are done; `options` are the engine's.
+
+    What fails is diagnosed at the end, and so is another's engine that passes: a mistake may hide below its noise.
+    """
     if min(lengths) < 1:
         raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
     on = opened(model)
-    ids = on.tokenizer.encode(TEXT)[: max(lengths)]
+    if engine in talkers():
+        yield _asked(on, engine, options)
+        return
+    ids = sample_ids(on.tokenizer, on.model.hparams.n_vocab)[: max(lengths)]
     pages = pages_for(max(lengths))
-    return check_engine(
-        lambda: open_engine(engine, on.model, n_pages=pages, **options), on.model, ids, lengths, progress
-    )
+    found: list[Check] = []
+    make = lambda: open_engine(engine, on.model, n_pages=pages, **options)  # noqa: E731
+    for check in check_engine(make, on.model, ids, lengths, progress):
+        if check.dump is not None and (not found or _telling(check) > _telling(found[0])):
+            found = [check]
+        yield check
+    if found and (engine in WITNESSES or not found[0].passed):
+        yield _known_mistakes(on, found[0])
+
+
+def _telling(check: Check) -> tuple[bool, int]:
+    """What to diagnose first: a run that fails, then one of enough tokens for positions to show, then a short one."""
+    n = len(check.dump.tokens) if check.dump is not None else 0
+    return not check.passed, min(n, ENOUGH)
+
+
+def _known_mistakes(on: Opened, check: Check) -> Check:
+    from assay.verify.diagnosis import answer
+    from assay.verify.diagnosis import diagnose as by_values
+
+    assert check.dump is not None
+    name = f"{len(check.dump.tokens)} tokens, known mistakes"
+    result = by_values.diagnose(on.model, check.dump)
+    if result:
+        return Check(name, True, "none gives these values better")
+    said = answer.text(result, on.model)
+    return Check(name, False, said.split("\n", 1)[0], answer=said)
+
+
+def _asked(on: Opened, engine: str, options: Mapping[str, Any]) -> Check:
+    """A witness that only talks, asked as a server is."""
+    from assay.verify.diagnosis import answer
+    from assay.verify.endpoint.blackbox import diagnose_endpoint
+    from assay.verify.endpoint.client import Client
+
+    talker = open_talker(engine, on.model, **options)
+    try:
+        result = diagnose_endpoint(on.model, Client(f"engine {engine}", on.tokenizer, ask=talker.ask))
+    finally:
+        talker.close()
+    said = answer.text(result, on.model)
+    return Check("its log-probabilities", bool(result), said.split("\n", 1)[0], answer="" if result else said)
 
 
 def check(model: ModelLike = None, engine: str = "cpu", *, lengths: Sequence[int] = LENGTHS, **options: Any) -> Finding:
@@ -347,7 +411,9 @@ def verdict_of(model: Model, done: Sequence[Check]) -> Finding:
     def words(rows: int) -> str:
         lines = [f"{'pass' if check.passed else 'FAIL'}  {check.name}: {check.detail}" for check in done]
         lines.append(f"{len(done) - len(failed)} of {len(done)} checks passed")
-        return "\n".join([*lines, judged.text(first, model, rows)] if first is not None else lines)
+        if first is not None:
+            lines.append(judged.text(first, model, rows))
+        return "\n".join([*lines, *(f"\n{check.answer}" for check in failed if check.answer)])
 
     wrong = first.first_wrong if first is not None else None
     return Finding(

@@ -98,7 +98,7 @@ def pull(entry: Entry, *, progress: Progress = silent, verify: bool = False) -> 
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AssayError(f"{target.parent}: cannot be made ({error.strerror}); set ASSAY_HOME") from error
-    with _locked(target.with_name(f".{entry.name}.lock")):
+    with locked(target.with_name(f".{entry.name}.lock")):
         if _complete(target, entry, verify):
             return target
         for stale in target.parent.glob(f".{entry.name}.partial-*"):  # of a pull that was killed
@@ -124,7 +124,7 @@ def _complete(path: Path, entry: Entry, verify: bool) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Hold an advisory lock; the system drops it when the process dies, however it dies."""
     with path.open("a") as file:
         try:

@@ -21,6 +21,13 @@ class EngineFailed(AssayError):
     """The forward pass or the draw of a token broke: not the request's fault."""
 
 
+class NoLogits(AssayError):
+    """An encoder is asked to generate."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}: an encoder, which embeds texts and generates none; use `assay embed`")
+
+
 class GrammarError(AssayError):
     """A schema or a grammar that does not compile; `param` is the argument that it came in."""
 

@@ -19,10 +19,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from assay.engines.base import PagedEngine
 from assay.errors import AssayError
+from assay.runtime.lookahead import Lookahead
 from assay.runtime.pages import Pages
 from assay.runtime.params import SamplerParams
+from assay.runtime.pooling import Embedding
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.scheduler import RUNNING, Scheduler, deliver
 from assay.runtime.sequence import ENDS, Constraint, Job, Update
@@ -154,10 +159,11 @@ class Generator:
         n_ctx: int | None = None,
         chunk: int = 512,
         running: int = RUNNING,
+        lookahead: Lookahead | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk)
+        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk, lookahead=lookahead)
         self.n_ctx = self.scheduler.n_ctx
         self.lock = threading.RLock()  # of the scheduler, its pages and the engine
 
@@ -197,6 +203,10 @@ class Generator:
     def probe(self, prompt_ids: Sequence[int], node: str) -> Generation:
         """Prepare to keep one node of a prompt, a row for every token; nothing is generated."""
         return Generation(self, Job(self.checked(prompt_ids), keep=(node,)))
+
+    def embed(self, prompt_ids: Sequence[int], how: Embedding) -> Generation:
+        """Prepare to embed a text; `vector` is there when it has ended."""
+        return Generation(self, Job(self.checked(prompt_ids), keep=(how.node,), pooling=how.pooling))
 
     def checked(self, prompt_ids: Sequence[int], answered: Sequence[int] = ()) -> tuple[int, ...]:
         """The prompt's ids, if the model can take them."""
@@ -325,6 +335,12 @@ class Generation:
     def nodes(self) -> dict[str, list[Any]]:
         """What a probe has kept, chunk by chunk."""
         return self._sequence.nodes
+
+    def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
+        """What the text that was embedded has become."""
+        pool = self._sequence.pool
+        assert pool is not None
+        return pool.vector(dimensions)
 
     def run(self) -> Result:
         """To the end, without looking."""

@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,7 +38,7 @@ def _llguidance(param: str) -> Any:
     try:
         return import_module("llguidance")
     except ImportError:
-        raise NoGrammars(f"{param}: needs llguidance; `pip install 'assay[serve]'` brings it", param) from None
+        raise NoGrammars(f"{param}: needs llguidance; `pip install llguidance` brings it", param) from None
 
 
 class _Vocabulary:
@@ -93,6 +94,10 @@ class Grammars:
         """A maker of constraints, one for each sequence."""
         return self._maker("lark", text, param)
 
+    def again(self, kind: str, text: str, param: str) -> Callable[[], Constraint]:
+        """What a `Maker` elsewhere stands for."""
+        return self._maker(kind, text, param)
+
     def _maker(self, kind: str, text: str, param: str) -> Callable[[], Constraint]:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self._most:
@@ -108,7 +113,7 @@ class Grammars:
                 self._compiled.popitem(last=False)
         if isinstance(found, str):
             raise GrammarError(f"{param}: {found}", param)
-        return lambda: _Matcher(found.deep_copy())
+        return Maker(kind, text, param, found)
 
     def _compile(self, kind: str, text: str, param: str) -> Any:
         """The matcher, or what is wrong with the grammar."""
@@ -164,6 +169,19 @@ def json_rule(schema: Mapping[str, Any]) -> str:
         return "%json " + json.dumps({**schema, "x-guidance": _SPACING})
     except RecursionError:
         raise GrammarError("response_format: the schema is nested too deeply", "response_format") from None
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes a constraint for each sequence. Kind and text are all that another process needs to make the same."""
+
+    kind: str  # "gbnf" | "lark"
+    text: str
+    param: str
+    _matcher: Any = field(repr=False, compare=False)
+
+    def __call__(self) -> Constraint:
+        return _Matcher(self._matcher.deep_copy())
 
 
 class _Matcher:

@@ -1,52 +1,67 @@
-"""Models from the Hugging Face Hub: `hf:owner/repo[:file-or-quant]`, through huggingface_hub, so its cache, its
-token and its offline mode are the user's usual ones. Offline, or when the hub cannot be reached, the choice is
-among the files already in the cache."""
+"""Models from the Hugging Face Hub: `hf:owner/repo[:file-or-quant]`.
+
+What huggingface_hub has in its cache is used from there, read only; the rest is fetched over HTTPS into assay's own
+folder, resumed where it was cut off, and held against the size and the hash that the hub states. The environment is
+the hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE. Offline, or when the hub cannot be reached,
+the choice is among the files that are here.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
+from typing import IO, Any
 
 from assay.errors import AssayError
+from assay.runtime.catalogue import Progress, locked, silent
+from assay.system.home import home
 from assay.system.terminal import printable
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<n>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LISTING = 16 << 20  # bytes of a repository's list of files
+_LARGEST = 1 << 44  # bytes that a file may claim to have
+_BLOCK = 1 << 20
+_TIMEOUT = 60.0  # seconds without a byte
 
 
-def fetch(argument: str) -> Path:
-    """Download what the argument names, all parts of a split file; the path of the first part."""
+@dataclass(frozen=True)
+class Remote:
+    """A file as the hub lists it."""
+
+    path: str
+    size: int
+    sha256: str | None = None
+
+
+def fetch(argument: str, *, progress: Progress = silent) -> Path:
+    """The file that the argument names, all parts of a split one; the path of the first part."""
     repo, _, wanted = argument.removeprefix("hf:").partition(":")
     if not _REPO.fullmatch(repo) or ".." in repo:
         raise AssayError(f"{argument}: expected hf:owner/repo or hf:owner/repo:file-or-quant")
-    try:
-        import huggingface_hub
-        from huggingface_hub import constants
-    except ImportError:
-        raise AssayError(f"{argument}: needs the package huggingface_hub; pip install huggingface_hub") from None
-    files = choose(argument, _list(argument, repo), wanted)
-    paths = []
-    for file in files:
+    reason = "offline mode is on (HF_HUB_OFFLINE)"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in ("1", "ON", "YES", "TRUE"):
         try:
-            path = Path(huggingface_hub.hf_hub_download(repo, file))
-            _check_place(path, Path(constants.HF_HUB_CACHE))
-            paths.append(path)
-        except AssayError as error:
-            raise AssayError(f"{argument}: {file}: {error}") from None
-        except Exception as error:  # whatever the client raises: network, permission, disk, a name it refuses
-            raise AssayError(f"{argument}: cannot fetch {file}: {_line(error)}") from error
-    return paths[0]
-
-
-def _check_place(path: Path, cache: Path) -> None:
-    """A downloaded file must lie in the cache, and be one. The client has built its path from what the server said (an
-    ETag names the blob), so a server may have made it point elsewhere; what does is not used."""
-    real, root = path.resolve(), cache.resolve()
-    if not real.is_relative_to(root):
-        raise AssayError(f"was written to {printable(str(real))}, outside the cache {root}; do not trust this server")
-    if not real.is_file():
-        raise AssayError(f"{printable(str(real))} is not a file")
+            there = {file.path: file for file in _list(repo)}
+        except (OSError, ValueError, HTTPException) as error:
+            reason = _line(error)
+        else:
+            paths = [_get(argument, repo, there[name], progress) for name in choose(argument, list(there), wanted)]
+            return paths[0]
+    here = {path: root / path for root in _folders(repo) for path in _files(root)}
+    if not here:
+        raise AssayError(f"{argument}: not in the local cache, and {reason}")
+    return here[choose(argument, list(here), wanted)[0]]
 
 
 def choose(argument: str, files: Sequence[str], wanted: str) -> list[str]:
@@ -86,23 +101,143 @@ def _models(files: Sequence[str]) -> dict[str, list[str]]:
     return models
 
 
-def _list(argument: str, repo: str) -> list[str]:
-    """Files of the repository: the hub's list, or the cache's when offline or unreachable."""
-    import huggingface_hub
-    from huggingface_hub import constants
+# --- what is here
 
-    reason = "offline mode is on (HF_HUB_OFFLINE)"
-    if not constants.HF_HUB_OFFLINE:
-        try:
-            return huggingface_hub.HfApi().list_repo_files(repo)
-        except Exception as error:  # as above; the cache may still have it
-            reason = _line(error)
+
+def own_folder(repo: str) -> Path:
+    """Where assay keeps what it fetched of a repository."""
+    return home() / "models" / "hf" / repo
+
+
+def stored() -> list[tuple[str, str, str, tuple[Path, ...]]]:
+    """Every model that is here, as (who keeps it, repository, name in it, files)."""
+    own = home() / "models" / "hf"
+    repos = {"/".join(path.relative_to(own).parts) for path in own.glob("*/*") if path.is_dir()}
+    cached = {path.name.removeprefix("models--").replace("--", "/", 1) for path in _cache().glob("models--*--*")}
+    found = []
+    for repo in sorted(repos | cached):
+        for folder in _folders(repo):
+            owner = "assay" if folder == own_folder(repo) else "huggingface_hub"
+            for name, parts in _models(_files(folder)).items():
+                found.append((owner, repo, name, tuple(folder / part for part in parts)))
+    return found
+
+
+def _home() -> Path:
+    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub")
+
+
+def _folders(repo: str) -> list[Path]:
+    """Folders of this machine that have files of the repository: the hub's newest snapshot, and assay's own."""
+    folder = _cache() / f"models--{repo.replace('/', '--')}"
     try:
-        snapshot = Path(huggingface_hub.snapshot_download(repo, local_files_only=True))
-    except Exception as error:
-        raise AssayError(f"{argument}: not in the local cache, and {reason}") from error
-    return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
+        commit = (folder / "refs" / "main").read_text().strip()
+    except (OSError, UnicodeError):
+        commit = ""
+    snapshot = [folder / "snapshots" / commit] if re.fullmatch(r"[0-9a-f]{40}", commit) else []
+    return [path for path in (*snapshot, own_folder(repo)) if path.is_dir()]
+
+
+def _files(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in root.rglob("*.gguf") if path.is_file()]
+
+
+# --- what the hub has
+
+
+def _list(repo: str) -> list[Remote]:
+    """Files of the repository's main branch."""
+    with _open(f"api/models/{repo}/tree/main?recursive=true") as reply:
+        data = reply.read(_LISTING + 1)
+    if len(data) > _LISTING:
+        raise ValueError("its list of files is too long")
+    try:
+        return [file for item in json.loads(data) if (file := _remote(item))]
+    except (TypeError, AttributeError, RecursionError, LookupError, OverflowError):
+        raise ValueError("its list of files is damaged") from None
+
+
+def _remote(item: dict[str, Any]) -> Remote | None:
+    path, size, oid = item.get("path"), item.get("size"), (item.get("lfs") or {}).get("oid")
+    if item.get("type") != "file" or not isinstance(path, str) or not isinstance(size, int) or not 0 <= size < _LARGEST:
+        return None
+    return Remote(path, size, oid if isinstance(oid, str) and _SHA256.fullmatch(oid) else None)
+
+
+def _get(argument: str, repo: str, file: Remote, progress: Progress) -> Path:
+    """The file, fetched unless one of its size is here."""
+    for folder in _folders(repo):
+        if (folder / file.path).is_file() and (folder / file.path).stat().st_size == file.size:
+            return folder / file.path
+    target = own_folder(repo) / file.path
+    part = target.with_name(f".{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with locked(target.with_name(f".{target.name}.lock")):
+            if not (target.is_file() and target.stat().st_size == file.size):  # another process may have been here
+                _download(repo, file, part, progress)
+                os.replace(part, target)
+    except (OSError, ValueError, HTTPException) as error:
+        raise AssayError(f"{argument}: cannot fetch {file.path}: {_line(error)}") from error
+    return target
+
+
+def _download(repo: str, file: Remote, part: Path, progress: Progress) -> None:
+    """Into `part`, going on where an earlier attempt ended."""
+    have = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
+    have = have if have < file.size else 0
+    with _open(f"{repo}/resolve/main/{urllib.parse.quote(file.path)}", have) as reply:
+        have = have if getattr(reply, "status", 200) == 206 else 0
+        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | (os.O_APPEND if have else os.O_TRUNC)
+        with open(os.open(part, flags, 0o644), "wb") as out:
+            while block := reply.read(_BLOCK):
+                have += len(block)
+                if have > file.size:  # whatever it sends, no more than it announced is written
+                    break
+                out.write(block)
+                progress(f"fetching {printable(file.path, 60)}", have, file.size)
+    if have != file.size:
+        if have > file.size:
+            part.unlink()
+        raise ValueError(f"found {have} bytes, expected {file.size}; run it again to go on")
+    if file.sha256 is not None:
+        with part.open("rb") as whole:
+            found = hashlib.file_digest(whole, "sha256").hexdigest()
+        if found != file.sha256:
+            part.unlink()
+            raise ValueError(f"wrong sha256 (found {found}, expected {file.sha256}); nothing was kept")
+
+
+def _open(path: str, start: int = 0) -> IO[bytes]:
+    """A request to the hub. The token goes to the hub alone, not to where it sends us on."""
+    endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
+    if not endpoint.startswith(("https://", "http://")):
+        raise ValueError(f"HF_ENDPOINT: must be an http(s) address (found {printable(endpoint, 80)})")
+    request = urllib.request.Request(f"{endpoint}/{path}", headers={"User-Agent": "assay"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    if token := _token():
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    reply: IO[bytes] = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    return reply
+
+
+def _token() -> str:
+    if token := os.environ.get("HF_TOKEN", "").strip():
+        return token
+    try:
+        return Path(os.environ.get("HF_TOKEN_PATH") or _home() / "token").read_text().strip()
+    except (OSError, UnicodeError):
+        return ""
 
 
 def _line(error: Exception) -> str:
-    return printable(next(iter(str(error).strip().splitlines()), type(error).__name__))
+    if isinstance(error, urllib.error.HTTPError):
+        hint = "; is it private? set HF_TOKEN" if error.code in (401, 403) else ""
+        return f"{error.code} {printable(error.reason, 80)}{hint}"
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return printable(next(iter(str(reason).strip().splitlines()), type(error).__name__))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,7 +24,7 @@ def resolve(
     """The file that `model` names, fetched if need be. None is the default model."""
     argument = str(model) if model is not None else DEFAULT
     if argument.startswith("hf:"):
-        return hf.fetch(argument)
+        return hf.fetch(argument, progress=progress)
     if argument.startswith("ollama:"):
         return ollama.find(argument)
     if argument in catalogue:  # a file of that name is reached as ./name
@@ -34,8 +36,25 @@ def resolve(
         raise AssayError(f"{argument}: is a directory, not a GGUF file{hint}")
     if not path.exists():
         names = ", ".join(catalogue)
+        meant = _meant(path, catalogue)
+        hint = f"did you mean {meant}? " if meant else ""
         raise AssayError(
-            f"{argument}: no such file; a model is a path, a name ({names}), hf:owner/repo[:file-or-quant] "
+            f"{argument}: no such file; {hint}a model is a path, a name ({names}), hf:owner/repo[:file-or-quant] "
             "or ollama:name[:tag]"
         )
     return path
+
+
+def _meant(path: Path, catalogue: Mapping[str, Entry]) -> str:
+    """A model that is there and called nearly so: of the catalogue, the folder, Ollama's store or the hub."""
+    name = str(path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name) and not path.parent.is_dir():
+        return f"hf:{name}"
+    if found := ollama.names(name):
+        return f"ollama:{found}"
+    try:
+        files = {file.name: str(file) for file in path.parent.glob("*.gguf")}
+    except OSError:
+        files = {}
+    near = difflib.get_close_matches(path.name, [*catalogue, *files], 1, 0.6)
+    return files.get(near[0], near[0]) if near else ""

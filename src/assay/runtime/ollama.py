@@ -47,6 +47,33 @@ def find(argument: str) -> Path:
     return blob
 
 
+def names(wanted: str) -> str:
+    """The name without `ollama:`, where the store has a model called so; else nothing."""
+    try:
+        find(f"ollama:{wanted}")
+    except (AssayError, OSError, ValueError):
+        return ""
+    return wanted
+
+
+def stored() -> list[tuple[str, Path]]:
+    """Every model of the store: its name as `ollama list` shows it, and its file."""
+    root = store() / "manifests"
+    found = []
+    for manifest in sorted(path for path in root.glob("*/*/*/*") if path.is_file()):
+        host, space, name, tag = manifest.relative_to(root).parts
+        place = [host, space, name]
+        for usual in ("registry.ollama.ai", "library"):  # they go without saying
+            if place[0] == usual:
+                place.pop(0)
+        called = f"{'/'.join(place)}:{tag}"
+        try:
+            found.append((called, find(f"ollama:{called}")))
+        except AssayError:  # damaged or incomplete
+            continue
+    return found
+
+
 def _others(manifest: Path) -> str:
     """The tags that are there, when only the tag is wrong."""
     tags = sorted(item.name for item in manifest.parent.iterdir()) if manifest.parent.is_dir() else []

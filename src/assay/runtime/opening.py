@@ -9,8 +9,9 @@ engine (weights and cache).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,13 @@ from assay import engines
 from assay.engines.base import PagedEngine, pages_for
 from assay.engines.cache import natural_kv_type, page_bytes
 from assay.errors import AssayError
-from assay.gguf import GGUFFile, open_file
+from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.runtime import hub
 from assay.runtime.catalogue import Progress, silent
+from assay.runtime.draft import DraftModel, check_vocabularies
 from assay.runtime.grammar import Grammars
+from assay.runtime.lookahead import Lookahead
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
 from assay.runtime.sampler import dry_breakers
 from assay.text import ChatTemplate, Tokenizer
@@ -44,6 +47,8 @@ class Options:
     cache_size: int | None = None  # positions of all sequences together, at least one context
     template: str | None = None  # a chat template by name or file, instead of the file's own
     template_arguments: Mapping[str, Any] | None = None  # variables of the template, such as enable_thinking
+    lookahead: bool = True  # guess tokens and check them together, where that pays; the text is the same
+    draft: str | None = None  # a small model with the same vocabulary that guesses, too
 
 
 class Opened:
@@ -64,8 +69,8 @@ class Opened:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Made when it is asked for: a file without a vocabulary can be run on ids."""
-        return Tokenizer.from_gguf(self.file)
+        """Made when it is asked for. A file without a vocabulary can be run on ids: its tokens have no text."""
+        return Tokenizer.from_gguf(self.file, nameless=self.model.hparams.n_vocab)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
@@ -99,13 +104,45 @@ class Opened:
         kv_type = self.options.kv_type or natural_kv_type(name, self.options.precision)
         return page_bytes(self.model.graph, kv_type)
 
-    def engine(self) -> PagedEngine:
+    def engine(self, progress: Progress = silent) -> PagedEngine:
         """Slow: the weights are read and brought into the engine's form."""
         o = self.options
-        return engines.create(
-            o.engine or engines.default_name(), self.model,
-            n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
-        )  # fmt: skip
+        with self._reading(progress):
+            return engines.create(
+                o.engine or engines.default_name(), self.model,
+                n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
+            )  # fmt: skip
+
+    @contextmanager
+    def _reading(self, progress: Progress) -> Iterator[None]:
+        """While inside, every tensor that is read for the first time is told."""
+        total = sum(t.nbytes for t in self.file.tensors.values())
+        seen: set[str] = set()
+        done = 0
+
+        def read(tensor: TensorInfo) -> None:
+            nonlocal done
+            if tensor.name not in seen:
+                seen.add(tensor.name)
+                progress(f"loading {self.file.path.name}", done, total)
+                done += tensor.nbytes
+
+        self.file.reading = read if progress is not silent else None
+        try:
+            yield
+        finally:
+            self.file.reading = None
+
+    def lookahead(self) -> Lookahead | None:
+        """Who guesses tokens for the engine's sequences. With a draft model it is as slow as `engine`."""
+        o = self.options
+        if not o.lookahead:
+            return None
+        if o.draft is None:
+            return Lookahead()
+        small = open_model(o.draft, replace(o, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None))
+        check_vocabularies(small.tokenizer, self.tokenizer, o.draft)
+        return Lookahead(DraftModel(small.engine()))
 
 
 def open_model(

@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,20 @@ class OutOfPages(AssayError):
     """Every page is held by a running sequence; wait for one to end, or end one."""
 
 
+def page_name(before: str, tokens: Sequence[int]) -> str:
+    """A name for the prefix that ends with this page: the same wherever the same tokens are."""
+    return blake2b(before.encode() + np.array(tokens, np.int32).tobytes(), digest_size=8).hexdigest()
+
+
+def page_names(tokens: Sequence[int], page_size: int = PAGE) -> list[str]:
+    """Of the pages that a lease on these tokens can find: never all, for the last token is always computed."""
+    names, name = [], ""
+    for start in range(0, len(tokens) - page_size, page_size):
+        name = page_name(name, tokens[start : start + page_size])
+        names.append(name)
+    return names
+
+
 @dataclass(eq=False)
 class _Node:
     """A shared page: the tokens it holds, its place in the tree, how many sequences read it."""
@@ -44,6 +59,7 @@ class _Node:
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
     order: list[tuple[int, ...]] = field(default_factory=list)  # the children's keys, sorted
     readers: int = 0
+    name: str = ""  # of the prefix it ends, where anybody watches
 
     def add(self, page: int, key: tuple[int, ...]) -> _Node:
         self.children[key] = node = _Node(page, key, self)
@@ -90,8 +106,11 @@ class Lease:
 class Pages:
     """The pages of one engine. Open a lease, reserve room, compute, commit what was computed, close.
 
-    `copy(source, to)` copies a page's content; without it, prefixes are shared in whole pages only.
+    `copy(source, to)` copies a page's content; without it, prefixes are shared in whole pages only. `watch`, where it
+    is set, hears the name of every page that comes into the tree (True) or leaves it (False).
     """
+
+    watch: Callable[[str, bool], None] | None = None
 
     def __init__(self, n_pages: int, page_size: int = PAGE, copy: Callable[[int, int], None] | None = None) -> None:
         if n_pages < 1 or page_size < 1:
@@ -172,6 +191,9 @@ class Pages:
             if node is None:
                 node = parent.add(page, key)
                 node.readers = 1
+                if self.watch:
+                    node.name = page_name(parent.name, key)
+                    self.watch(node.name, True)
             else:  # another sequence computed the same meanwhile: read its page, give ours back
                 self._free.append(page)
                 self._hold(node)
@@ -244,6 +266,8 @@ class Pages:
         page, node = self._idle.popitem(last=False)
         assert node.parent is not None
         node.parent.remove(node.key)
+        if self.watch:
+            self.watch(node.name, False)
         return page
 
     def _hold(self, node: _Node) -> None:

@@ -1,18 +1,90 @@
-"""One vector for a text out of a row for each of its tokens."""
+"""One vector for a text: which node stands for it, and what is left to do to the node's rows.
+
+An encoder is run whole, so the graph pools by itself. A causal model's rows come chunk by chunk; they are summed token
+by token in float64, which gives the same vector however the text was cut.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-POOLED = "result_norm"  # what the head reads, and so the most that the model knows of a token
-POOLINGS = ("mean", "last")
+from assay.errors import AssayError
+from assay.graph import Graph
+
+POOLINGS = ("mean", "first", "last")
 
 
-def pool(rows: NDArray[Any], pooling: str = "mean") -> NDArray[np.float32]:
-    """The mean over the tokens, or the last one, of length 1."""
-    vector = rows[-1].astype(np.float64) if pooling == "last" else rows.mean(axis=0, dtype=np.float64)
-    unit: NDArray[np.float32] = (vector / max(float(np.linalg.norm(vector)), 1e-12)).astype(np.float32)
-    return unit
+@dataclass(frozen=True)
+class Embedding:
+    """Keep `node`, pool its rows by `pooling`; the text's vector has `width` values. `told`: how the file pools."""
+
+    node: str
+    pooling: str
+    width: int
+    told: str | None
+
+
+def embedding_of(graph: Graph, pooling: str | None = None) -> Embedding:
+    """How to embed a text: as the file says, by its mean where it says nothing, or by another `pooling`."""
+    if not graph.embedding:
+        raise AssayError("embed: this graph has no node that stands for a text")
+    if pooling is not None and pooling not in POOLINGS:
+        raise AssayError(f"pooling: must be {', '.join(POOLINGS)} (found {pooling!r:.40})")
+    pools = [graph[name] for name in graph.ancestors([graph.embedding]) if name in graph and graph[name].op == "pool"]
+    told = str(pools[0].attr("kind")) if pools else None
+    width = int(graph.shapes[graph.embedding][-1])
+    if told is not None and pooling in (None, told):
+        if graph.whole or pools[0].name != graph.embedding:  # the graph pools, and what comes behind is its own
+            return Embedding(graph.embedding, "last", width, told)
+        return Embedding(pools[0].inputs[0], told, width, told)
+    if told is not None and pools[0].name != graph.embedding:
+        raise AssayError(f"pooling: this model projects what it has pooled (found {pooling}, expected {told})")
+    return Embedding(pools[0].inputs[0] if pools else graph.embedding, pooling or "mean", width, told)
+
+
+class Pool:
+    """Rows of a text as they come; then its vector."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._sum: NDArray[np.float64] | None = None
+        self._count = 0
+
+    def push(self, rows: NDArray[Any]) -> None:
+        self._count += len(rows)
+        if self._kind == "first" and self._sum is not None:
+            return
+        if self._kind == "mean":
+            before = [] if self._sum is None else [self._sum[None]]
+            self._sum = np.add.reduce(np.concatenate([*before, rows]), axis=0, dtype=np.float64)  # row after row
+        else:
+            self._sum = rows[0 if self._kind == "first" else -1].astype(np.float64)
+
+    @property
+    def state(self) -> tuple[NDArray[np.float64], int]:
+        """What another process needs to give the vector."""
+        assert self._sum is not None
+        return self._sum, self._count
+
+    def restore(self, total: NDArray[np.float64], count: int) -> None:
+        self._sum, self._count = total, count
+
+    def clear(self) -> None:
+        self._sum, self._count = None, 0
+
+    def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
+        """The vector, or its first `dimensions` values, of length 1."""
+        assert self._sum is not None
+        found = (self._sum / self._count if self._kind == "mean" else self._sum)[:dimensions]
+        unit: NDArray[np.float32] = (found / max(float(np.linalg.norm(found)), 1e-12)).astype(np.float32)
+        return unit
+
+
+def check_dimensions(dimensions: int | None, width: int) -> None:
+    """A vector can be cut, not lengthened."""
+    if dimensions is not None and not 1 <= dimensions <= width:
+        raise AssayError(f"dimensions: must be 1 to {width} with this model (found {dimensions})")

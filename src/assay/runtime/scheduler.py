@@ -16,13 +16,15 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import suppress
 
-from assay.engines.base import PAGE, Array, Chunk, Output, PagedEngine, pages_for
+from assay.engines.base import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
-from assay.runtime.errors import DeadlinePassed, EngineFailed
+from assay.runtime.errors import DeadlinePassed, EngineFailed, NoLogits
+from assay.runtime.lookahead import Lookahead
 from assay.runtime.pages import OutOfPages, Pages
 from assay.runtime.sampler import scores
-from assay.runtime.sequence import Job, Sequence, Sink, Update
+from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
@@ -45,9 +47,11 @@ class Meter:
 
     def preempted(self) -> None: ...
 
-    def token(self, sequence: Sequence, now: float) -> None: ...
+    def token(self, sequence: Progress, now: float) -> None: ...
 
-    def finished(self, sequence: Sequence, reason: str) -> None: ...
+    def guessed(self, tokens: int, right: int) -> None: ...
+
+    def finished(self, sequence: Progress, reason: str) -> None: ...
 
 
 class Scheduler:
@@ -62,10 +66,12 @@ class Scheduler:
         running: int = RUNNING,
         chunk: int = 128,
         meter: Meter | None = None,
+        lookahead: Lookahead | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
         self.meter = meter or Meter()
+        self.lookahead = lookahead if lookahead and engine.arithmetic.steady else None
         self.pages = Pages(engine.n_pages, copy=engine.copy_page)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self.most, self.chunk = running, chunk
@@ -81,6 +87,8 @@ class Scheduler:
 
     def make(self, job: Job, sink: Sink) -> Sequence:
         """A sequence that can be added."""
+        if not job.keep and not self.engine.graph.generates:
+            raise NoLogits(self.engine.model.file.path.name)
         return Sequence(job, self.tokenizer, self.n_ctx, sink)
 
     def add(self, sequences: Iterable[Sequence]) -> None:
@@ -103,13 +111,28 @@ class Scheduler:
         for sequence in list(sequences):
             self._finish(sequence, Update(finish="error", error=error))
 
+    def forget(self) -> None:
+        """The cache is lost: what runs is computed again from its tokens."""
+        for sequence in reversed(list(self.running)):
+            self._preempt(sequence, {})
+        self.pages.clear()
+
     def step(self) -> News:
         """Compute once, if there is anything to compute; what there is to tell since the last step."""
         self._reap()
         plan = self._plan()
         if plan:
-            self._compute(plan)
+            try:
+                self._compute(plan)
+            except CacheLost:
+                self.forget()
         return self.news()
+
+    def close(self) -> None:
+        """Let go of the engine, and of the one that guesses for it."""
+        self.engine.close()
+        if self.lookahead and self.lookahead.drafter:
+            self.lookahead.drafter.close()
 
     def news(self) -> News:
         """What has not been told yet."""
@@ -135,19 +158,35 @@ class Scheduler:
         outputs: list[tuple[Sequence, Output]] = []
         if together:
             outputs += zip(together, self._forward([chunks[s] for s in together]), strict=True)
+        probes: dict[tuple[str, ...], list[Sequence]] = {}
         for sequence in chunks:
-            if sequence.job.keep:  # by itself: its nodes, and its faults, are nobody else's business
-                try:
-                    outputs.append((sequence, self._forward([chunks[sequence]], sequence.job.keep)[0]))
-                except AssayError as error:
-                    self.fail([sequence], error)
+            if sequence.job.keep:
+                probes.setdefault(sequence.job.keep, []).append(sequence)
+        for keep, group in probes.items():
+            outputs += self._probe(group, [chunks[s] for s in group], keep)
         computed = time.monotonic()
+        if self.lookahead and self._decoding(plan):
+            self.lookahead.costs.note(sum(plan.values()), computed - started)
         for sequence, output in outputs:
             try:
                 self._advance(sequence, plan[sequence], output)
             except AssayError as error:  # NaN logits, a bias that forbids everything, a grammar at its limit
                 self.fail([sequence], EngineFailed(str(error)))
         self.meter.step(sum(plan.values()), len(plan), computed - started, time.monotonic() - computed)
+
+    def _probe(
+        self, group: list[Sequence], chunks: list[Chunk], keep: tuple[str, ...]
+    ) -> list[tuple[Sequence, Output]]:
+        """Those that keep the same nodes, together; one by one after a fault, for it is nobody else's business."""
+        try:
+            return list(zip(group, self._forward(chunks, keep), strict=True))
+        except CacheLost:
+            raise
+        except AssayError as error:
+            if len(group) == 1:
+                self.fail(group, error)
+                return []
+        return [found for s, chunk in zip(group, chunks, strict=True) for found in self._probe([s], [chunk], keep)]
 
     def _forward(self, chunks: list[Chunk], keep: tuple[str, ...] = ()) -> list[Output]:
         try:
@@ -180,11 +219,30 @@ class Scheduler:
             if self._ahead(sequence):
                 n = min(n, max(self.chunk // 4 - heavy[sequence.job.owner], 0))
             if n and sequence in self.running and self._reserve(sequence, n, plan):
-                budget -= n
+                budget = max(budget - n, 0)
                 heavy[sequence.job.owner] += n
+        if self.lookahead:
+            self._look_ahead(self.lookahead, plan)
         for sequence, n in plan.items():
             self._shares.charge(sequence, n)
         return plan
+
+    @staticmethod
+    def _decoding(plan: dict[Sequence, int]) -> bool:
+        """Whether the step has nothing but the next tokens of sequences that generate, and what is guessed of them."""
+        return bool(plan) and all(s.pending == 1 and s.generated and not s.job.keep for s in plan)
+
+    def _look_ahead(self, lookahead: Lookahead, plan: dict[Sequence, int]) -> None:
+        """Guessed tokens behind the next ones, where there is room that nobody else holds."""
+        for sequence in plan:
+            sequence.draft = []
+        if not self._decoding(plan):
+            return
+        for sequence, draft in lookahead.choose({s: max(s.room, 0) for s in plan}).items():
+            assert sequence.lease
+            with suppress(OutOfPages):
+                self.pages.reserve(sequence.lease, 1 + len(draft))
+                sequence.draft, plan[sequence] = draft, 1 + len(draft)
 
     def _rank(self, sequence: Sequence) -> tuple[bool, tuple[int, int, float]]:
         """A sequence that has lost its pages goes first: it was let in before."""
@@ -200,8 +258,11 @@ class Scheduler:
         return mine >= places or self.pages.available - wanted < self.pages.n_pages // 4
 
     def _share(self, sequence: Sequence, budget: int) -> int:
-        """How much of the step's budget it takes. A probe that fits a chunk is not cut; a prompt that is scored takes
-        less, for every row of it costs a pass over the vocabulary."""
+        """How much of the step's budget it takes. A probe that fits a chunk is not cut; a text that must be run whole
+        and does not fit one has a step's budget for itself. A prompt that is scored takes less, for every row of it
+        costs a pass over the vocabulary."""
+        if self._whole(sequence):
+            return sequence.pending if sequence.pending <= budget or budget == self.chunk else 0
         if sequence.job.keep and sequence.pending <= self.chunk and budget < sequence.pending:
             return 0
         scored = sequence.job.prompt_logprobs is not None
@@ -210,7 +271,14 @@ class Scheduler:
     def _ahead(self, sequence: Sequence) -> bool:
         """Whether it is long and its request has had many chunks more than another's, which waits for each of them:
         then a quarter of a step is enough for all of the request."""
-        return sequence.pending > self.chunk and self._shares.lead(sequence) > 8 * self.chunk
+        if sequence.pending <= self.chunk or self._whole(sequence):
+            return False
+        return self._shares.lead(sequence) > 8 * self.chunk
+
+    def _whole(self, sequence: Sequence) -> bool:
+        """Whether it cannot be cut: a token sees later ones, or what is kept is made of all of them."""
+        graph = self.engine.graph
+        return graph.whole or not graph.pooled.isdisjoint(sequence.job.keep)
 
     def _reserve(self, sequence: Sequence, n: int, plan: dict[Sequence, int]) -> bool:
         """Room for n more tokens, if need be at the cost of younger sequences."""
@@ -231,8 +299,8 @@ class Scheduler:
         assert sequence.lease
         self.pages.close(sequence.lease)
         sequence.lease = None
-        sequence.prompt_choices.clear()
-        sequence.nodes.clear()
+        sequence.forget()
+        sequence.draft = []
         sequence.preempted += 1
         self.running.remove(sequence)
         self.waiting.appendleft(sequence)
@@ -274,8 +342,7 @@ class Scheduler:
         assert sequence.lease
         start = sequence.computed
         self.pages.commit(sequence.lease, sequence.ids[start : start + n])
-        for name, value in output.nodes.items():
-            sequence.nodes.setdefault(name, []).append(value)
+        sequence.keep(output.nodes)
         if sequence.job.prompt_logprobs is not None and start < sequence.n_prompt:
             self._score_prompt(sequence, start, output.logits)
         if sequence.pending:
@@ -283,7 +350,21 @@ class Scheduler:
         if sequence.job.max_tokens == 0:
             self._finish(sequence, Update(None, "", "length"))
             return
-        update = sequence.draw(output.logits[-1])
+        draft, sequence.draft = sequence.draft, []
+        known = len(sequence.ids)
+        for i, row in enumerate(output.logits[-1 - len(draft) :]):
+            update = sequence.draw(row)
+            self._tell(sequence, update)
+            if sequence.finished or i == len(draft) or sequence.ids[-1] != draft[i]:
+                break
+            self.pages.commit(sequence.lease, draft[i : i + 1])
+        if self.lookahead:
+            self.lookahead.learn(sequence, sequence.ids[known:])
+            if draft:
+                self.meter.guessed(len(draft), i)
+
+    def _tell(self, sequence: Sequence, update: Update) -> None:
+        """A token that was drawn."""
         now = time.monotonic()
         self.meter.token(sequence, now)
         sequence.times.first = sequence.times.first or now
@@ -307,6 +388,8 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
         sequence.finished = True
+        if self.lookahead and self.lookahead.drafter:
+            self.lookahead.drafter.forget(sequence)
         self._shares.leave(sequence)
         self.meter.finished(sequence, update.finish)
         self._news.append((sequence, update))

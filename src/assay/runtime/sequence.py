@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,8 +17,10 @@ import numpy as np
 from assay.engines.base import Array
 from assay.errors import AssayError
 from assay.runtime.draws import Draws, fresh_seed
+from assay.runtime.lookahead import Guesses
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
+from assay.runtime.pooling import Pool
 from assay.runtime.sampler import Choice, sample, scores
 from assay.runtime.stops import StopStrings
 from assay.text import Tokenizer
@@ -51,7 +53,8 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked for. `keep` makes it a probe: nodes are kept and nothing is generated.
+    """What is asked for. `keep` makes it a probe: nodes are kept and nothing is generated; with `pooling`, only what
+    pooling makes of their rows (`pooling.py`).
 
     `answered` are tokens of the answer that were drawn before, elsewhere: the rest is what would have followed them.
     """
@@ -63,6 +66,7 @@ class Job:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     keep: tuple[str, ...] = ()
+    pooling: str | None = None
     constraint: Callable[[], Constraint] | None = None
     show_special: bool = False
     ignore_eos: bool = False
@@ -95,26 +99,40 @@ class Times:
     last: float = 0.0
 
 
-class Sequence:
-    """`ids` are prompt and answer; those behind `lease.length` are still to be computed.
+class Progress:
+    """What was asked and how far it came: all that a reader of the answer sees, whoever computes it, and where."""
+
+    def __init__(self, job: Job, sink: Sink) -> None:
+        self.job = job
+        self.sink = sink
+        self.seed = job.params.seed if job.params.seed is not None else fresh_seed()
+        self.ids = list(job.ids)  # prompt and answer
+        self.n_prompt = len(job.ids)
+        self.prompt_choices: list[Choice] = []  # of prompt tokens 1, 2, …, when asked for
+        self.nodes: dict[str, list[Array]] = {}
+        self.pool = Pool(job.pooling) if job.pooling else None
+        self.cached = 0  # given tokens that the cache had
+        self.finished = False
+        self.times = Times()
+
+    @property
+    def generated(self) -> int:
+        return len(self.ids) - self.n_prompt
+
+
+class Sequence(Progress):
+    """One that is computed here: of `ids`, those behind `lease.length` are still to be computed.
 
     A sequence that decodes has one such token, one that is prefilled has many, one that was preempted or resumed has
     all: there is no other difference between them.
     """
 
     def __init__(self, job: Job, tokenizer: Tokenizer, n_ctx: int, sink: Sink) -> None:
-        self.job = job
-        self.sink = sink
-        self.seed = job.params.seed if job.params.seed is not None else fresh_seed()
-        self.ids = list(job.ids)
-        self.n_prompt = len(job.ids)
+        super().__init__(job, sink)
         self.lease: Lease | None = None
-        self.prompt_choices: list[Choice] = []  # of prompt tokens 1, 2, …, when asked for
-        self.nodes: dict[str, list[Array]] = {}
-        self.cached = 0  # given tokens that the cache had
         self.preempted = 0
-        self.finished = False
-        self.times = Times()
+        self.guesses = Guesses()
+        self.draft: list[int] = []  # tokens that are computed in this step on trial
         self._n_ctx = n_ctx
         self._eog = frozenset() if job.ignore_eos else tokenizer.eog
         self._detokenizer = tokenizer.detokenizer(special=job.show_special)
@@ -135,19 +153,38 @@ class Sequence:
     def pending(self) -> int:
         return len(self.ids) - self.computed
 
-    @property
-    def generated(self) -> int:
-        return len(self.ids) - self.n_prompt
-
     def part(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
         """The next n tokens to compute."""
-        return np.array(self.ids[self.computed : self.computed + n], dtype=np.int32)
+        return np.array((self.ids[self.computed :] + self.draft)[:n], dtype=np.int32)
 
     def outputs(self, n: int) -> str:
         """Which rows of logits a chunk of n tokens must give."""
         if self.job.prompt_logprobs is not None and self.computed < self.n_prompt:
             return "all"
+        if self.draft:
+            return "all"
         return "last" if n == self.pending and self.job.max_tokens != 0 else "none"
+
+    @property
+    def room(self) -> int:
+        """How many tokens may follow the next one, at most."""
+        left = self._n_ctx - len(self.ids)
+        return left if self.job.max_tokens is None else min(left, self.job.max_tokens - self.generated - 1)
+
+    def keep(self, nodes: Mapping[str, Array]) -> None:
+        """Take what a chunk gave of the nodes that are kept."""
+        for name, value in nodes.items():
+            if self.pool:
+                self.pool.push(value)
+            else:
+                self.nodes.setdefault(name, []).append(value)
+
+    def forget(self) -> None:
+        """The pages are gone: what was kept of the prompt will come again."""
+        self.prompt_choices.clear()
+        self.nodes.clear()
+        if self.pool:
+            self.pool.clear()
 
     def draw(self, logits: Array) -> Update:
         """The next token, its text, and whether it is the last. A function of logits, tokens so far and seed."""

@@ -38,8 +38,8 @@ class Session:
         self._generator = generator
         self._encode = encode
         self._read = read  # an answer as a message: reasoning that goes back as content would confuse the model
-        self._params = params
-        self._max_tokens = max_tokens
+        self.params = params  # of the next answer; they may be exchanged, as may `max_tokens`
+        self.max_tokens = max_tokens
         self._stop = tuple(stop)
         self._ignore_eos = ignore_eos
         self.messages: list[Message] = []
@@ -73,8 +73,8 @@ class Session:
         prompt = self._encode(messages)
         self.generation = self._generator.generate(
             prompt,
-            self._params,
-            max_tokens=self._max_tokens,
+            self.params,
+            max_tokens=self.max_tokens,
             stop=self._stop,
             ignore_eos=self._ignore_eos,
         )

@@ -35,7 +35,8 @@ def create(state: State) -> ASGIApp:
     routes = [route(r.path, r.method, r.handler, r.request) for r in ROUTES]
     routes += [route(path, "GET", _constant(reply)) for path, reply in _page().items()]
     inner = Router(routes, redirect_slashes=False)
-    return Guard(inner, {r.path for r in ROUTES}, count, state.key, state.any_host, state.limits.connections)
+    paths = {r.path for r in ROUTES}
+    return Guard(inner, paths, count, state.key, state.any_host, state.limits.connections, state.cors)
 
 
 class _Endpoint:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import AssayError
-from assay.runtime.errors import DeadlinePassed, EngineFailed, GrammarError, NoGrammars, QueueFull
+from assay.runtime.errors import DeadlinePassed, EngineFailed, GrammarError, NoGrammars, NoLogits, QueueFull
 
 log = logging.getLogger("assay.serve")
 
@@ -80,6 +80,7 @@ CODES: dict[type[BaseException], str] = {
     DeadlinePassed: "deadline_exceeded",
     EngineFailed: "internal_error",
     NoGrammars: "unsupported",
+    NoLogits: "unsupported",
     GrammarError: "invalid_grammar",
     AssayError: "invalid_value",
 }

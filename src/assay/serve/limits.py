@@ -28,6 +28,7 @@ class Limits:
     nodes: int = 64 << 10  # arrays and objects in a body
     trace_tokens: int = 128  # at most a chunk
     lens_positions: int = 64
+    examine_s: float = 180.0  # of one dump
     request_s: float = 600.0  # from arrival to the last token
 
     # The queue

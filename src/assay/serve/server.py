@@ -7,7 +7,6 @@ gets an error, exit code 0. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,8 @@ from assay.serve.errors import ApiError
 from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Models, open_models
+from assay.serve.pool.models import Entry, Make, Models, open_models
+from assay.system import machine
 
 SWITCH_S = 0.0005  # that a thread waits for another's Python: a long text must not slow every step of the engine
 
@@ -37,9 +37,11 @@ class Config:
     host: str = "127.0.0.1"
     port: int = 8080
     key: str | None = None
+    cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
     memory: int | None = None  # bytes for models; None: three quarters of the machine's
     options: Options = field(default_factory=Options)
     limits: Limits = field(default_factory=Limits)
+    make: Make = Entry  # of each model, what the server has of it: computed here, or elsewhere
 
 
 async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
@@ -48,13 +50,13 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     sys.setswitchinterval(SWITCH_S)
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    entries = open_models(config.models, config.options, limits)
-    memory = config.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
+    entries = open_models(config.models, config.options, limits, config.make)
+    memory = config.memory or machine.memory() * 3 // 4
     models = Models(entries, limits, metrics, memory)
     # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,
     # or everybody may call it anyway, the name must be this machine's.
     any_host = config.key is not None or not is_loopback(config.host)
-    state = State(models, limits, registry, metrics, config.key, any_host)
+    state = State(models, limits, registry, metrics, config.key, any_host, config.cors)
     sock = listen(config.host, config.port)
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

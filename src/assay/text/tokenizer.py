@@ -14,7 +14,7 @@ from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, PlainB
 from assay.text.pretokenize import PreTokenizer
 from assay.text.special import SpecialTokens
 from assay.text.unigram import Unigram
-from assay.text.vocab import Kind, Vocab, read_vocab
+from assay.text.vocab import NAMELESS, Kind, NoVocabulary, Vocab, nameless_vocab, read_vocab
 from assay.text.wordpiece import WordPiece, readable
 
 
@@ -28,9 +28,18 @@ class Tokenizer:
         self._pieces: dict[int, bytes] = {}
 
     @classmethod
-    def from_gguf(cls, file: GGUFFile) -> Tokenizer:
-        """The tokenizer a file describes; AssayError where its description is wrong or of an unknown kind."""
-        return cls(file, read_vocab(file))
+    def from_gguf(cls, file: GGUFFile, *, nameless: int = 0) -> Tokenizer:
+        """The tokenizer a file describes; AssayError where its description is wrong or of an unknown kind.
+
+        Where there is none to be had, `nameless` gives one of so many tokens without text: ids go through it, and what
+        is missing is said when a text comes.
+        """
+        try:
+            return cls(file, read_vocab(file))
+        except NoVocabulary as error:
+            if not nameless:
+                raise
+            return cls(file, nameless_vocab(nameless, str(error)))
 
     @property
     def n_vocab(self) -> int:
@@ -106,6 +115,8 @@ class Tokenizer:
         `add_special` adds BOS and EOS where the file wants them. `parse_special` recognises control tokens in
         the text; user-defined tokens are always recognised.
         """
+        if self.vocab.model == NAMELESS:
+            raise AssayError(self.vocab.notes[0])
         text, valid = _as_text(text)
         prefix = self.vocab.model == "llama" and self.vocab.add_space_prefix
         first, last = self._frame if add_special else ([], [])

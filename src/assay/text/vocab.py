@@ -25,6 +25,7 @@ KINDS = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
 MAX_TOKENS = 1 << 24  # ids stay far from 32 bits
 MAX_TOKEN_BYTES = 1 << 16
+NAMELESS = "none"  # a vocabulary of ids alone
 
 
 class Kind:
@@ -100,7 +101,7 @@ _MERGING = ("gpt2", "gemma4")  # whose words a pre-tokenizer makes
 class Vocab:
     """All the tokenizers need to know. `ids` maps a token's text to its id."""
 
-    model: str  # "llama", "gpt2", "bert" or "t5"
+    model: str  # "llama", "gpt2", "bert", "t5" or NAMELESS
     tokens: list[str]
     ids: dict[str, int]
     kinds: bytes  # Kind per token
@@ -118,16 +119,26 @@ class Vocab:
     remove_extra_whitespaces: bool = False  # t5
 
 
+class NoVocabulary(AssayError):
+    """The file has none, or one of a kind that is not known."""
+
+
+def nameless_vocab(n_tokens: int, why: str) -> Vocab:
+    """Tokens that have ids and no text; `why` is the only note."""
+    return Vocab(NAMELESS, [""] * n_tokens, {}, bytes(n_tokens), None, "", None, {}, frozenset(), False, False, False,
+                 (why,))  # fmt: skip
+
+
 def read_vocab(file: GGUFFile) -> Vocab:
     """The vocabulary of a GGUF file."""
     model = file.get_str("tokenizer.ggml.model", None)
     if model is None or model in ("no_vocab", "none"):
-        raise AssayError(
+        raise NoVocabulary(
             f"{file.path.name}: tokenizer.ggml.model: the file has no vocabulary (found "
             f"{'none' if model is None else repr(model)}); give token ids instead of text"
         )
     if model not in _MODELS and model not in _MERGING:
-        raise AssayError(
+        raise NoVocabulary(
             f"{file.path.name}: tokenizer.ggml.model: unsupported tokenizer (found {model!r:.60}, expected "
             f"one of {', '.join((*_MODELS, *_MERGING))}); give token ids instead of text"
         )

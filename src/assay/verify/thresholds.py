@@ -19,6 +19,8 @@ STEP, RUN = 3.0, 5.0
 PEAK = {STEP: 3.0, RUN: 20.0}  # for single values
 SHORT = 4  # nodes of a segment that still count as one step
 TOO_GOOD = 0.05  # times the noise: a first observation this near was not computed so coarsely
+DISTURBS = 100.0  # times float32's noise: a node that an arithmetic disturbs so much is not exact by chance
+FEW_DISTURBED = 3  # such nodes that say nothing yet
 LUCK = 0.5  # times the noise of a row: the least that is allowed to the few values that were printed of it
 CLEARLY_OWN = 3.0  # times what one step is allowed: wrong even where the noise of the whole run would hide it
 
@@ -33,8 +35,12 @@ NEAR_UNITS, NEAR_Q8 = (
 )  # up to this relative error: so many half-units of the arithmetic, or this with Q8 operands
 TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
 COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
+ONE_BIT = 0.01  # of the squared deviation that a flipped bit may leave: one of thousands is near anything
+NARROW = 0.01  # of the squared size: more than a narrow type in one place makes, even after some layers
 ENOUGH = 1e-4  # of the squared deviation left: no need to try what is costly and unlike
 CLOSE = 1e-3  # relative residual (rms) up to which a simple relation is said to hold
+TWO_AT_ONCE = 0.95  # two faults in one operation can bend its values to much: below this they are not named
+FEW_OPERATIONS = 6  # in which two faults are looked for together
 SURE_OF_IDS = 0.95  # ids are compared exactly; what may be wrong is the name of the mistake
 FEW = 8  # more hypotheses than this that fit equally well name nothing
 MOST_CAUSES = 5  # ports with one fault usually have three
@@ -50,7 +56,13 @@ COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
 MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
-FLOAT32_LEFT = 4.0  # times that floor may be left beside a fault of precision: a coarse engine rounds everywhere
+CLEARER_NATS = 0.05  # a value: by so much must a rule of rounding be likelier than none
+RULE_NATS = (
+    0.4  # a value: rules this near stay possible; roundings of another run, as large as the deviation, double it
+)
+FLOAT32_LEFT = 4.0  # times that floor: what is left is float32's noise
+ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
+HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.
 ARITHMETIC_GUESSED = 20  # below: a layer's worth of nodes; a coarser arithmetic than the inferred one stays possible
@@ -65,6 +77,7 @@ HEAD = 3  # tokens of the short run: one at position 0, one that turns, one more
 RULED_OUT = 3.0  # times ACCEPT on the first rows: float32 and other rows do not bring it back
 ROUGH = 0.1  # of the squared deviation that may be left on the first rows where the arithmetic is a guess
 AROUND = 0.03  # relative: where a parameter found on the first rows is looked for on all
+A_LAYERS_WORTH = 24  # places in a file that are tried at once: two in each tensor of a layer
 PROMISING = 0.95  # of the squared deviation left after a rough scan: more, and a refinement finds nothing
 MOST_DECODED = 150_000_000  # elements decoded in one scan of a weight's layout
 

@@ -243,7 +243,7 @@ def test_a_completion_stream_adds_up(http: httpx.Client) -> None:
 def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     with http.stream("POST", path, json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line]
+        lines = [line for line in response.iter_lines() if line and not line.startswith("id: ")]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line[6:]) for line in lines[:-1]]
@@ -363,13 +363,10 @@ def test_responses_fit_their_schemas(http: httpx.Client) -> None:
     assert len(base64.b64decode(embedding["data"][0]["embedding"])) == 4 * 64
 
 
-def test_tools_need_a_template_that_takes_them(start: Start, tmp_path: Path) -> None:
+def test_a_conversation_needs_a_template(start: Start, tmp_path: Path) -> None:
     from tests.tiny import make
 
-    server = start([("plain", make(tmp_path / "plain.gguf")), ("bare", make(tmp_path / "bare.gguf", template=None))])
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json={"messages": ASK, "tools": TOOLS})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "unsupported"
+    server = start([("bare", make(tmp_path / "bare.gguf", template=None))])
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "bare", "messages": ASK})
     assert answer.status_code == 400
     assert "no chat template" in answer.json()["error"]["message"]

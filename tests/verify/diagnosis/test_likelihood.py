@@ -38,13 +38,23 @@ def found(model: Model, path: Path, style: str, *bugs: str, arithmetic: str = "f
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("bug", "arithmetic"), [("rope-freq-factors", "kv16"), ("rope-base", "kv16"), ("eps-place", "q8")]
+    ("bug", "arithmetic"),
+    [("rope-freq-factors", "kv16"), ("rope-freq-factors", "q8"), ("rope-base", "kv16"), ("eps-place", "q8")],
 )
 def test_a_fault_below_the_noise_of_a_coarse_arithmetic_is_named(
     model: Model, tmp_path: Path, bug: str, arithmetic: str
 ) -> None:
     result = found(model, tmp_path, "layers", bug, arithmetic=arithmetic)
     assert planting.grade(result, [bug]) in ("right", "tied"), result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bug", "style"),
+    [("attn-softcap", "last"), ("head-softcap", "last"), ("scale-wrong-dim/odd", "layers")],
+)
+def test_a_fault_is_heard_where_it_shows_first(model: Model, tmp_path: Path, bug: str, style: str) -> None:
+    assert planting.grade(found(model, tmp_path, style, bug), [planting.fault_id(bug)]) in ("right", "tied")
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from tests import planting
 SAMPLE = (
     "q4_k-scale-high", "q6_k-order", "w-transposed", "k-perm-nhead", "eps-value/odd", "norm-plus1-double", "rope-type",
     "rope-base", "pos-reset-decode", "scale-missing", "mask-missing-prefill", "softmax-unfilled", "gqa-modulo",
-    "kv-pre-rope", "ffn-silu-on-up", "res-from-norm", "head-wrong-row",
+    "kv-pre-rope", "ffn-silu-on-up", "res-from-norm", "head-wrong-row", "kv-seqpos-units/heads", "kv-pre-rope/stored",
+    "head-wrong-row/hidden",
 )  # fmt: skip
 
 

@@ -42,6 +42,14 @@ def test_endpoint_more(path: Path, model: Model, fault: str) -> None:
     _ask(path, model, (fault,))
 
 
+def test_a_text_cut_otherwise(path: Path, model: Model) -> None:
+    """By the sums of scores, and the server shows no ids: log-probabilities and the count of tokens tell."""
+    tokenizer = Tokenizer.from_gguf(model.file)
+    with serving(path, "spm-merge-order", "no-echo") as url:
+        found = diagnose_endpoint(model, Client(url, tokenizer))
+    assert found.first_wrong == "inp_tokens" and found.causes[0].fault == "spm-merge-order", found.to_dict()
+
+
 def _ask(path: Path, model: Model, faults: tuple[str, ...]) -> None:
     tokenizer = Tokenizer.from_gguf(model.file)
     with serving(path, *faults) as url:

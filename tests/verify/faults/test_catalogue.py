@@ -34,7 +34,7 @@ def weights(model: Model) -> Weights:
 
 
 def test_the_table_is_complete() -> None:
-    assert len(FAULTS) == 209
+    assert len(FAULTS) == 220
     fed = {feed.fault for feed in FEEDS}
     for fault in FAULTS.values():
         assert fault.wrong and fault.right and fault.symptom and fault.shows and fault.probe

@@ -83,7 +83,7 @@ def run(path: Path) -> dict[str, np.ndarray]:
     from assay.gguf import open_file
     from assay.models import load
     from assay.verify.dumps.trace import take_trace
-    from assay.verify.witness import open_engine
+    from assay.verify.witness.opening import open_engine
 
     model = load(open_file(path))
     found = {}

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
+from assay.system.extras import install
 
 
 @dataclass
@@ -75,7 +76,7 @@ class Driver:
         try:
             driver: Any = import_module("cuda.bindings.driver")
         except ImportError:
-            raise AssayError("engine cuda: cuda-bindings is not installed; pip install 'assay[cuda]'") from None
+            raise AssayError(f"engine cuda: cuda-bindings is not installed; {install('cuda')}") from None
         self.cu = driver
         try:
             found = driver.cuInit(0)[0]

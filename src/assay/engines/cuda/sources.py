@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
+from assay.system.extras import install
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 MODULES = (
@@ -73,7 +74,7 @@ def compile_for(module: str, target: str) -> bytes:
     try:
         nvrtc: Any = import_module("cuda.bindings.nvrtc")
     except ImportError:
-        raise AssayError("engine cuda: NVRTC is not installed; pip install 'assay[cuda]'") from None
+        raise AssayError(f"engine cuda: NVRTC is not installed; {install('cuda')}") from None
 
     def checked(result: Any) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:

@@ -1,7 +1,7 @@
 """Block codecs: the bytes of a ggml tensor to float32 and back.
 
     decode("Q4_K", raw)   uint8[..., row_bytes] -> float32[..., n]
-    encode("Q4_K", x)     float32[..., n] -> uint8[..., row_bytes]
+    encode("Q4_K", x)     float32[..., n] -> uint8[..., row_bytes]; `importance` weighs the columns
     fields("Q4_K", raw)   the integers and scales inside, in element order
 
 Decoding is the definition of a weight: every type is bit for bit what gguf-py gives. It runs over the
@@ -15,7 +15,7 @@ import numpy as np
 from assay.errors import AssayError
 from assay.gguf.types import GGMLType, by_name
 
-from . import encode_kquants, encode_legacy, floats, iquants, kquants, legacy, microscaling, ternary
+from . import encode_iquants, encode_kquants, encode_legacy, floats, iquants, kquants, legacy, microscaling, ternary
 from .base import Bytes, Codec, Encoder, Fields, Floats
 
 __all__ = ["CODECS", "ENCODERS", "FLOATS", "Codec", "decode", "decode_with", "encode", "fields"]
@@ -24,7 +24,7 @@ CODECS: dict[str, Codec] = {
     codec.type.name: codec for module in (legacy, kquants, iquants, ternary, microscaling) for codec in module.CODECS
 }
 
-ENCODERS: dict[str, Encoder] = encode_legacy.ENCODERS | encode_kquants.ENCODERS
+ENCODERS: dict[str, Encoder] = encode_legacy.ENCODERS | encode_kquants.ENCODERS | encode_iquants.ENCODERS
 
 FLOATS = ("F32", "F16", "BF16", "F64")  # types without blocks that can be written
 
@@ -65,8 +65,12 @@ def fields(type: GGMLType | str, raw: Bytes) -> Fields:
         return CODECS[type.name].unpack(raw.reshape(-1, type.type_size))
 
 
-def encode(type: GGMLType | str, x: Floats) -> Bytes:
-    """`float32[..., n] -> uint8[..., row_bytes]`, to the nearest the type allows in the least-squares sense."""
+def encode(type: GGMLType | str, x: Floats, importance: Floats | None = None) -> Bytes:
+    """`float32[..., n] -> uint8[..., row_bytes]`, to the nearest the type allows in the least-squares sense.
+
+    `importance` (`[n]`, or any shape that broadcasts to x's) weighs the squared errors: the mean square of what each
+    column is multiplied with, as an importance matrix holds it.
+    """
     type = by_name(type) if isinstance(type, str) else type
     x = np.asarray(x, np.float32)
     if x.ndim == 0 or x.shape[-1] % type.block_size:
@@ -79,6 +83,7 @@ def encode(type: GGMLType | str, x: Floats) -> Bytes:
         known = ", ".join([*FLOATS, *ENCODERS])
         raise AssayError(f"{type.name}: can be read but not written (writable: {known})")
     blocks = x.reshape(-1, type.block_size)
+    weights = None if importance is None else weigh(x, importance).reshape(blocks.shape)
     out = np.empty((len(blocks), type.type_size), np.uint8)
     step = max(1, CHUNK // type.block_size)
     with np.errstate(all="ignore"):
@@ -86,8 +91,21 @@ def encode(type: GGMLType | str, x: Floats) -> Bytes:
             chunk = blocks[i : i + step]
             if not np.isfinite(chunk).all():
                 raise AssayError(f"{type.name}: the data has NaN or infinity in it; keep this tensor F32 or F16")
-            out[i : i + step] = ENCODERS[type.name](chunk)
+            out[i : i + step] = ENCODERS[type.name](chunk, None if weights is None else weights[i : i + step])
     return out.reshape(*x.shape[:-1], x.shape[-1] // type.block_size * type.type_size)
+
+
+def weigh(x: Floats, importance: Floats) -> Floats:
+    """The weight of each element's squared error: importance * sqrt(mean square of its row + x^2).
+
+    The root is llama.cpp's: large weights are few, and an error in them is not averaged away.
+    """
+    mean = np.mean(np.square(x), axis=-1, keepdims=True)
+    weights: Floats = np.asarray(importance, np.float32) * np.sqrt(mean + np.square(x))
+    if not np.isfinite(weights).all() or (weights < 0).any():
+        raise AssayError("importance: negative or not finite; compute the importance matrix again")
+    largest = weights.max(axis=-1, keepdims=True)  # only ratios count; sums stay in range
+    return np.where(largest > 0, np.maximum(weights / np.maximum(largest, 1e-37), 1e-6), np.float32(1))
 
 
 def _check_rows(type: GGMLType, raw: Bytes) -> None:

@@ -26,7 +26,8 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Integers = NDArray[np.integer]
 Fields = dict[str, NDArray[Any]]
-Encoder = Callable[[Floats], Bytes]  # float32[n, block_size] -> uint8[n, type_size]
+Encoder = Callable[[Floats, Floats | None], Bytes]
+"""float32[n, block_size], and a weight for each element's squared error (None: 1) -> uint8[n, type_size]"""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from re import fullmatch
 from typing import Any
 
 from assay import __version__
-from assay.runtime.draws import seed_of
+from assay.runtime.draws import fresh_seed, seed_of
 from assay.runtime.sampler import Choice, Ranked, SamplerParams
-from assay.runtime.sequence import Constraint, Sequence
+from assay.runtime.sequence import Constraint, Progress
 from assay.serve.api.schemas import Sampling
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
@@ -23,15 +25,37 @@ _SAME_NAME = (
     "presence_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n", "xtc_probability",
     "xtc_threshold",
 )  # fmt: skip
+_EVENT = r"([0-9a-f]{32})-([0-9a-f]{1,12})-([0-9a-f]{1,16})-(\d{1,9})"  # request, time, seed, number
 LOWEST = -9999.0  # a log-probability of minus infinity, as OpenAI writes it
 
 
-def sampler_params(request: Sampling, entry: Entry, index: int) -> SamplerParams:
+@dataclass(frozen=True)
+class Origin:
+    """What a request's bytes depend on and its body does not say. The ids of a stream's events spell it, so that any
+    server with the same model can go on with the stream: the body again, and the last id as `Last-Event-ID`."""
+
+    id: str
+    created: int
+    seed: int  # where the body has none
+    seen: int = 0  # events that the client has already
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Origin:
+        found = fullmatch(_EVENT, headers.get("last-event-id", ""))
+        if not found:
+            return cls(uuid.uuid4().hex, int(time.time()), fresh_seed())
+        return cls(found[1], int(found[2], 16), int(found[3], 16), int(found[4]))
+
+    @property
+    def name(self) -> str:
+        return f"{self.id}-{self.created:x}-{self.seed:x}"
+
+
+def sampler_params(request: Sampling, entry: Entry, index: int, origin: Origin) -> SamplerParams:
     """The settings of choice `index`: each of the n has a seed of its own."""
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
     given["temp"] = request.temperature
-    if request.seed is not None:
-        given["seed"] = seed_of(request.seed, index)
+    given["seed"] = seed_of(origin.seed if request.seed is None else request.seed, index)
     if request.logit_bias:
         given["logit_bias"] = tuple((int(token), bias) for token, bias in request.logit_bias.items())
         n_vocab = entry.model.hparams.n_vocab
@@ -59,18 +83,18 @@ async def compile_grammar(make: Callable[[], Callable[[], Constraint]], threads:
     return await threads.run("grammar", make)
 
 
-def heading(kind: str, prefix: str, model: str) -> dict[str, Any]:
+def heading(kind: str, prefix: str, model: str, origin: Origin) -> dict[str, Any]:
     """The fields that every response and every chunk of one request begins with."""
     return {
-        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "id": f"{prefix}-{origin.id}",
         "object": kind,
-        "created": int(time.time()),
+        "created": origin.created,
         "model": model,
         "system_fingerprint": f"assay-{__version__}",
     }
 
 
-def usage(sequences: Seq[Sequence]) -> dict[str, Any]:
+def usage(sequences: Seq[Progress]) -> dict[str, Any]:
     """Tokens of all choices; a prompt that several choices share counts once."""
     prompts = {sequence.job.ids: sequence.cached for sequence in reversed(sequences)}
     prompt = sum(map(len, prompts))
@@ -83,7 +107,7 @@ def usage(sequences: Seq[Sequence]) -> dict[str, Any]:
     }
 
 
-def timings(sequences: Seq[Sequence]) -> dict[str, float]:
+def timings(sequences: Seq[Progress]) -> dict[str, float]:
     times = [sequence.times for sequence in sequences]
     begun, first = min(t.arrived for t in times), min(t.first or t.arrived for t in times)
     took = max(t.last for t in times) - first

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from assay.runtime.sequence import Constraint, Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
-from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat, Tool
+from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
 from assay.serve.api.state import Call
-from assay.serve.api.tools import required_rule
+from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, taught
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Events, Reply, json_reply
 from assay.serve.pool.models import Entry
@@ -21,24 +23,44 @@ from assay.text.marks import Piece
 from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes_tools
 
 
-async def chat(call: Call, request: ChatRequest) -> Reply | Events:
+@dataclass(frozen=True)
+class Conversation:
+    """A request under way: what every dialect of a chat is made from."""
+
+    entry: Entry
+    reader: Reader
+    answers: list[Answer]
+    origin: common.Origin
+
+
+async def begin(call: Call, request: ChatRequest) -> Conversation:
+    """From a checked request to sequences that run."""
     state = call.state
     entry = state.models.find(request.model)
-    limits = state.limits
-    tools = _offered(request, entry)
-    ids = await prompts.chat_ids(state, entry, request.messages, tools, _variables(request))
+    limits, origin = state.limits, common.Origin.of(call.headers)
+    tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
+    native = entry.template is not None and takes_tools(entry.template.tool_source)
+    messages = request.messages if native or not tools else taught(request.messages, tools)
+    ids = await prompts.chat_ids(state, entry, messages, tools if native else None, _variables(request))
     prompts.check(ids, entry, param="messages")
     assert entry.template is not None  # or there would be no ids
     family = family_of(entry.template.tool_source if tools else entry.template.source)
+    if tools and not native:
+        family = replace(TAUGHT, thinking=family.thinking, wrapping=family.wrapping)
     thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
     make = _constraint(request, entry, family, thinking=thinking)
+    free = make is None or _requires_call(request)  # a grammar has its own beginning
+    if make is None and tools and not native and not thinking:  # what it thinks is its own
+        functions = [tool.function for tool in tools]
+        rule = offered_rule(family, functions, entry.tokenizer)
+        make = partial(entry.grammars.lark, rule, "tools")
     constraint = await common.compile_grammar(make, state.threads) if make else None
     asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
     until = common.deadline(limits, request.timeout)
     jobs = [
         Job(
             ids=tuple(ids),
-            params=common.sampler_params(request, entry, index),
+            params=common.sampler_params(request, entry, index, origin),
             max_tokens=min(asked, entry.n_ctx - len(ids)),
             stop=common.stops(request),
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
@@ -51,16 +73,25 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
     ]
     worker = await call.stack.enter_async_context(state.models.use(entry))
     reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
-    free = make is None or _requires_call(request)  # a grammar has its own beginning
     apart = free and request.reasoning_format != "none"
     offered = prompts.plain_tools(tools) if free else None
-    answers = [_Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart)) for _ in jobs]
+    answers = [
+        Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
+        for index in range(len(jobs))
+    ]
+    return Conversation(entry, reader, answers, origin)
+
+
+async def chat(call: Call, request: ChatRequest) -> Reply | Events:
+    begun = await begin(call, request)
+    entry, reader, answers, origin = begun.entry, begun.reader, begun.answers, begun.origin
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return Events(_chunks(entry, reader, answers, with_usage))
+        chunks = _chunks(entry, reader, answers, with_usage, origin)
+        return Events(chunks, name=origin.name, seen=origin.seen) if len(answers) == 1 else Events(chunks)
     async for index, update in reader:
         answers[index].take(update)
-    head = common.heading("chat.completion", "chatcmpl", entry.id)
+    head = common.heading("chat.completion", "chatcmpl", entry.id, origin)
     return json_reply(
         head
         | {
@@ -72,9 +103,9 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
 
 
 async def _chunks(
-    entry: Entry, reader: Reader, answers: list[_Answer], with_usage: bool
+    entry: Entry, reader: Reader, answers: list[Answer], with_usage: bool, origin: common.Origin
 ) -> AsyncIterator[dict[str, Any]]:
-    head = common.heading("chat.completion.chunk", "chatcmpl", entry.id)
+    head = common.heading("chat.completion.chunk", "chatcmpl", entry.id, origin)
     if with_usage:
         head["usage"] = None
 
@@ -98,11 +129,12 @@ async def _chunks(
         yield head | {"choices": []} | totals
 
 
-class _Answer:
+class Answer:
     """One choice as it grows."""
 
-    def __init__(self, entry: Entry, reply: ReplyParser) -> None:
+    def __init__(self, entry: Entry, reply: ReplyParser, name: str) -> None:
         self._entry = entry
+        self._name = name  # unique; the ids of its calls come out of it
         self._reply = reply
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -137,7 +169,7 @@ class _Answer:
     def _numbered(self, call: ToolCall) -> dict[str, Any]:
         return {
             "index": len(self._calls),
-            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "id": f"call_{sha256(f'{self._name}/{len(self._calls)}'.encode()).hexdigest()[:24]}",
             "type": "function",
             "function": {"name": call.name, "arguments": call.arguments},
         }
@@ -163,15 +195,6 @@ class _Answer:
 
 
 # --- tools and formats
-
-
-def _offered(request: ChatRequest, entry: Entry) -> list[Tool] | None:
-    """The tools that this answer may call."""
-    if not request.tools or request.tool_choice == "none" or entry.template is None:
-        return None
-    if not takes_tools(entry.template.tool_source):
-        raise ApiError("unsupported", f"the chat template of {entry.id} takes no tools", "tools")
-    return request.tools
 
 
 def _variables(request: ChatRequest) -> dict[str, Any]:

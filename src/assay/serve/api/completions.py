@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from assay.runtime.sampler import Choice
-from assay.runtime.sequence import Job, Sequence, Update
+from assay.runtime.sequence import Job, Progress, Update
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
+from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
 from assay.serve.api.state import Call, State
 from assay.serve.errors import ApiError
@@ -22,11 +23,16 @@ DEFAULT_TOKENS = 16
 async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     state = call.state
     entry = state.models.find(request.model)
-    limits = state.limits
+    limits, origin = state.limits, common.Origin.of(call.headers)
     n = request.n or 1
     if request.best_of not in (None, n):
         raise ApiError("invalid_value", "best_of: must equal n", "best_of")
-    given = await prompts.prompt_ids(state, entry, request.prompt)
+    if request.suffix and not isinstance(request.prompt, str):
+        raise ApiError("invalid_value", "suffix: goes with a prompt that is one text", "suffix")
+    if request.suffix and isinstance(request.prompt, str):
+        given = [await infill_ids(call, entry, request.prompt, request.suffix)]
+    else:
+        given = await prompts.prompt_ids(state, entry, request.prompt)
     if len(given) * n > limits.prompts:
         raise ApiError(
             "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"
@@ -38,16 +44,17 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
             f"echo: {scored} log-probabilities of prompts (at most {limits.scores}); send fewer",
             "echo",
         )
-    jobs = await _jobs(request, entry, given, n, state)
+    jobs = await _jobs(request, entry, given, n, state, origin)
     worker = await call.stack.enter_async_context(state.models.use(entry))
     reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
-        return Events(_chunks(entry, request, reader, with_usage))
+        chunks = _chunks(entry, request, reader, with_usage, origin)
+        return Events(chunks, name=origin.name, seen=origin.seen) if len(jobs) == 1 else Events(chunks)
     answers = [_Answer(entry, request) for _ in jobs]
     async for index, update in reader:
         answers[index].take(update)
-    head = common.heading("text_completion", "cmpl", entry.id)
+    head = common.heading("text_completion", "cmpl", entry.id, origin)
     return json_reply(
         head
         | {
@@ -58,7 +65,9 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     )
 
 
-async def _jobs(request: CompletionRequest, entry: Entry, given: list[list[int]], n: int, state: State) -> list[Job]:
+async def _jobs(
+    request: CompletionRequest, entry: Entry, given: list[list[int]], n: int, state: State, origin: common.Origin
+) -> list[Job]:
     limits, threads = state.limits, state.threads
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_TOKENS
     text = request.grammar
@@ -71,7 +80,7 @@ async def _jobs(request: CompletionRequest, entry: Entry, given: list[list[int]]
             jobs.append(
                 Job(
                     ids=tuple(ids),
-                    params=common.sampler_params(request, entry, index),
+                    params=common.sampler_params(request, entry, index, origin),
                     max_tokens=min(asked, entry.n_ctx - len(ids)),
                     stop=common.stops(request),
                     logprobs=request.logprobs,
@@ -85,9 +94,9 @@ async def _jobs(request: CompletionRequest, entry: Entry, given: list[list[int]]
 
 
 async def _chunks(
-    entry: Entry, request: CompletionRequest, reader: Reader, with_usage: bool
+    entry: Entry, request: CompletionRequest, reader: Reader, with_usage: bool, origin: common.Origin
 ) -> AsyncIterator[dict[str, Any]]:
-    head = common.heading("text_completion", "cmpl", entry.id)
+    head = common.heading("text_completion", "cmpl", entry.id, origin)
     if with_usage:
         head["usage"] = None
     scored = request.logprobs is not None
@@ -128,7 +137,7 @@ class _Answer:
             self._choices.append(update.choice)
         self._finish = update.finish
 
-    def choice(self, index: int, sequence: Sequence) -> dict[str, Any]:
+    def choice(self, index: int, sequence: Progress) -> dict[str, Any]:
         text, logprobs = "".join(self._text), _Logprobs(self._entry, 0)
         if self._request.echo:
             text = self._entry.tokenizer.decode(sequence.job.ids) + text
@@ -150,7 +159,7 @@ class _Logprobs:
         self._offset = offset
         self._rows: list[tuple[str, float | None, dict[str, float] | None, int, int]] = []
 
-    def prompt(self, sequence: Sequence) -> None:
+    def prompt(self, sequence: Progress) -> None:
         """The prompt's tokens; the first has nothing before it that could predict it."""
         self.add(Choice(sequence.job.ids[0]))
         for choice in sequence.prompt_choices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from pydantic.json_schema import models_json_schema
 
 from assay import __version__
 from assay.serve.api.routes import RouteSpec
-from assay.serve.api.schemas import ErrorResponse
+from assay.serve.api.schemas import ErrorResponse, PlainError
 from assay.serve.errors import KINDS
 
 _REF = "#/components/schemas/{model}"
@@ -21,7 +22,7 @@ _LOADING = ("rate_limit_exceeded", "model_not_loaded", "deadline_exceeded")
 def document(routes: Sequence[RouteSpec], *, with_key: bool) -> dict[str, Any]:
     """What `/openapi.json` gives."""
     requests = {route.request for route in routes if route.request}
-    responses = {route.response for route in routes if route.response} | {ErrorResponse}
+    responses = {route.response for route in routes if route.response} | {ErrorResponse, PlainError}
     inputs = sorted(((model, "validation") for model in requests), key=lambda pair: pair[0].__name__)
     outputs = sorted(((model, "serialization") for model in responses), key=lambda pair: pair[0].__name__)
     where, definitions = models_json_schema([*inputs, *outputs], ref_template=_REF)  # type: ignore[list-item]
@@ -49,6 +50,10 @@ def _operation(route: RouteSpec, where: Any) -> dict[str, Any]:
     if route.request:
         schema = where[(route.request, "validation")]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+    if names := re.findall(r"{(\w+)}", route.path):
+        operation["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
     if route.path == "/health":
         operation["security"] = []
     return operation
@@ -57,26 +62,30 @@ def _operation(route: RouteSpec, where: Any) -> dict[str, Any]:
 def _content(route: RouteSpec, where: Any) -> dict[str, Any]:
     if route.path == "/metrics":
         return {"text/plain": {"schema": {"type": "string"}}}
-    if route.response is None:
-        return {"application/json": {"schema": {"type": "object"}}}
-    content: dict[str, Any] = {"application/json": {"schema": where[(route.response, "serialization")]}}
+    schema = where[(route.response, "serialization")] if route.response else {"type": "object"}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
     if route.streams:
-        content["text/event-stream"] = {}  # no schema says what an event stream is
+        content[route.streams] = {}  # no schema says what a stream of events is
     return content
 
 
 def _errors(route: RouteSpec, where: Any) -> dict[str, Any]:
     """Every status the route can answer with, and the codes that have it."""
     codes = [*_ALWAYS, *(_WITH_BODY if route.request else ()), *(_LOADING if route.loads else ())]
+    if route.path == "/v1/diagnose":
+        codes += ["rate_limit_exceeded", "deadline_exceeded"]
+    if "{" in route.path:
+        codes.append("model_not_found")
     if route.path == "/ready":
         codes.append("model_not_loaded")
+    shape = PlainError if route.path.startswith("/api/") else ErrorResponse
     statuses = sorted({KINDS[code].status for code in codes})
     return {
         str(status): {
             "description": "; ".join(
                 f"{code}: {kind.meaning}" for code, kind in KINDS.items() if kind.status == status
             ),
-            "content": {"application/json": {"schema": where[(ErrorResponse, "serialization")]}},
+            "content": {"application/json": {"schema": where[(shape, "serialization")]}},
         }
         for status in statuses
     }

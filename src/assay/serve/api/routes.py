@@ -7,19 +7,24 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from assay.serve.api import schemas
+from assay.serve.api import llama_server, ollama, schemas
 from assay.serve.api.chat import chat
 from assay.serve.api.completions import completions
+from assay.serve.api.diagnose import DiagnoseRequest, DiagnoseResponse, diagnose
+from assay.serve.api.responses import ResponsesRequest, responses
 from assay.serve.api.state import Call
-from assay.serve.api.texts import apply_template, detokenize, embeddings, models, tokenize
+from assay.serve.api.status import Status, status
+from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
 from assay.serve.api.trace import trace
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Handler, Reply, json_reply
 
+SSE, NDJSON = "text/event-stream", "application/x-ndjson"
+
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """One route. `request` None means it has no body; `response` None that it gives no JSON."""
+    """One route. `request` None means it has no body; `response` None that its JSON is another program's."""
 
     method: str
     path: str
@@ -27,7 +32,7 @@ class RouteSpec:
     summary: str
     request: type[BaseModel] | None = None
     response: type[BaseModel] | None = None
-    streams: bool = False
+    streams: str = ""  # the media type of a streamed answer
     loads: bool = False  # it needs a model in memory, so it can be full or too late
 
 
@@ -56,19 +61,43 @@ async def document(call: Call, _: Any) -> Reply:
 
 ROUTES: tuple[RouteSpec, ...] = (
     RouteSpec("GET", "/v1/models", models, "the models there are", response=schemas.ModelList),
+    RouteSpec("GET", "/v1/models/{model}", model, "one model", response=schemas.ModelCard),
+    RouteSpec("GET", "/v1/replicas", replicas, "who computes: the replicas of a cluster, or this process",
+              response=schemas.ReplicaList),
     RouteSpec("POST", "/v1/chat/completions", chat, "answer a conversation",
-              schemas.ChatRequest, schemas.ChatResponse, streams=True, loads=True),
+              schemas.ChatRequest, schemas.ChatResponse, streams=SSE, loads=True),
+    RouteSpec("POST", "/v1/responses", responses, "answer items, as OpenAI's newer clients ask",
+              ResponsesRequest, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/completions", completions, "continue a text, or score it",
-              schemas.CompletionRequest, schemas.CompletionResponse, streams=True, loads=True),
+              schemas.CompletionRequest, schemas.CompletionResponse, streams=SSE, loads=True),
     RouteSpec("POST", "/v1/embeddings", embeddings, "one vector for each text",
               schemas.EmbeddingRequest, schemas.EmbeddingResponse, loads=True),
     RouteSpec("POST", "/v1/trace", trace, "the values of chosen nodes, and the logit lens",
               schemas.TraceRequest, schemas.TraceResponse, loads=True),
+    RouteSpec("POST", "/v1/diagnose", diagnose, "which operation of an engine is wrong, from its dump",
+              DiagnoseRequest, DiagnoseResponse),
     RouteSpec("POST", "/tokenize", tokenize, "text to ids", schemas.TokenizeRequest, schemas.TokenizeResponse),
     RouteSpec("POST", "/detokenize", detokenize, "ids to text",
               schemas.DetokenizeRequest, schemas.DetokenizeResponse),
     RouteSpec("POST", "/apply-template", apply_template, "the rendered prompt and its ids",
               schemas.TemplateRequest, schemas.TemplateResponse),
+    RouteSpec("POST", "/completion", llama_server.completion, "llama-server: continue a text",
+              llama_server.LlamaCompletionRequest, streams=SSE, loads=True),
+    RouteSpec("POST", "/infill", llama_server.infill, "llama-server: fill in between two texts",
+              llama_server.InfillRequest, streams=SSE, loads=True),
+    RouteSpec("GET", "/props", llama_server.props, "llama-server: the first model and its defaults"),
+    RouteSpec("GET", "/slots", llama_server.slots, "llama-server: who runs", response=schemas.Slots),
+    RouteSpec("POST", "/api/chat", ollama.ollama_chat, "Ollama: answer a conversation",
+              ollama.OllamaChatRequest, streams=NDJSON, loads=True),
+    RouteSpec("POST", "/api/generate", ollama.generate, "Ollama: answer a prompt",
+              ollama.OllamaGenerateRequest, streams=NDJSON, loads=True),
+    RouteSpec("POST", "/api/embed", ollama.embed, "Ollama: one vector for each text",
+              ollama.OllamaEmbedRequest, loads=True),
+    RouteSpec("GET", "/api/tags", ollama.tags, "Ollama: the models there are"),
+    RouteSpec("POST", "/api/show", ollama.show, "Ollama: what a model is", ollama.OllamaShowRequest),
+    RouteSpec("GET", "/api/ps", ollama.ollama_ps, "Ollama: the models in memory"),
+    RouteSpec("GET", "/api/version", ollama.ollama_version, "Ollama: the version"),
+    RouteSpec("GET", "/v1/status", status, "streams, queue, cache and speed, this moment", response=Status),
     RouteSpec("GET", "/health", health, "whether the server lives; needs no key", response=schemas.Health),
     RouteSpec("GET", "/ready", ready, "whether a model is loaded; 503 until then", response=schemas.Health),
     RouteSpec("GET", "/metrics", metrics, "Prometheus metrics"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from assay.runtime.params import SamplerParams
 from assay.serve.limits import Limits
@@ -173,15 +173,19 @@ class CompletionRequest(Sampling):
     echo: bool | None = Field(None, description="give the prompt back; with logprobs and max_tokens 0 it is scored")
     logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     best_of: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = Field(None, description="must equal n")
-    suffix: Annotated[str, Field(max_length=0)] | None = Field(None, description="not supported")
+    suffix: Text | None = Field(None, description="what follows the answer, for models that fill in; with one text")
 
 
 class EmbeddingRequest(Model):
     model: Name | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="only the model's own")
-    pooling: Literal["mean", "last"] | None = Field(None, description="over the tokens of result_norm; default mean")
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        None, description="only the first values, of length 1 again"
+    )
+    pooling: Literal["mean", "first", "last"] | None = Field(
+        None, description="over the tokens; default: the file's, else mean"
+    )
     user: Annotated[str, Field(max_length=4096)] | None = None
 
 
@@ -235,6 +239,12 @@ class ErrorResponse(Model):
     error: ErrorDetail
 
 
+class PlainError(Model):
+    """As Ollama's clients read one."""
+
+    error: str
+
+
 class ModelCard(Model):
     id: str
     object: Literal["model"]
@@ -250,6 +260,29 @@ class ModelCard(Model):
 class ModelList(Model):
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class ReplicaRow(Model):
+    model: str
+    replica: str
+    node: str
+    state: str
+    engine: str | None = None
+    isa: str | None = None
+    fingerprint: str | None = None
+    running: int = 0
+    waiting: int = 0
+    streams: int = 0
+    tokens: int = 0
+    pages: int | None = None
+    pages_available: int = 0
+    lost: int = 0
+    suspect: str = ""
+
+
+class ReplicaList(Model):
+    object: Literal["list"]
+    data: list[ReplicaRow]
 
 
 class PromptDetails(Model):
@@ -409,6 +442,10 @@ class TraceResponse(Model):
     pieces: list[Piece]
     nodes: list[NodeSummary]
     lens: Lens | None = None
+
+
+class Slots(RootModel[list[dict[str, Any]]]):
+    """A row for every sequence that may run."""
 
 
 class Health(Model):

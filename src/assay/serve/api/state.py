@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ from assay.serve.http import exchange
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Models
-from assay.serve.pool.threads import Threads
+from assay.serve.pool.threads import Threads, Turn
 
 
 @dataclass
@@ -24,8 +25,11 @@ class State:
     metrics: Metrics
     key: str | None = None
     any_host: bool = False  # whether the Host header may name anything
+    cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
+    begun: float = field(default_factory=time.monotonic)
     openapi: dict[str, Any] = field(default_factory=dict)
     threads: Threads = field(default_factory=Threads)
+    examining: Turn = field(default_factory=Turn)  # dumps, one at a time
 
 
 Call = exchange.Call[State]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-import numpy as np
-
-from assay.runtime.pooling import POOLED, pool
+from assay.errors import AssayError
+from assay.runtime.pooling import check_dimensions, embedding_of
 from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
-from assay.serve.api.schemas import DetokenizeRequest, EmbeddingRequest, TemplateRequest, TokenizeRequest
+from assay.serve.api.schemas import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    ReplicaList,
+    ReplicaRow,
+    TemplateRequest,
+    TokenizeRequest,
+)  # fmt: skip
 from assay.serve.api.state import Call
 from assay.serve.errors import ApiError
 from assay.serve.http.exchange import Reply, json_reply
@@ -22,6 +28,10 @@ from assay.serve.pool.reader import Reader
 async def models(call: Call, _: None) -> Reply:
     cards = [_card(entry) for entry in call.state.models.entries.values()]
     return json_reply({"object": "list", "data": cards})
+
+
+async def model(call: Call, _: None) -> Reply:
+    return json_reply(_card(call.state.models.find(call.path["model"])))
 
 
 def _card(entry: Entry) -> dict[str, Any]:
@@ -36,6 +46,16 @@ def _card(entry: Entry) -> dict[str, Any]:
         "size": entry.file.size,
         "template": entry.template is not None,
     }
+
+
+async def replicas(call: Call, _: None) -> Reply:
+    """Who computes, a row each: the replicas of a cluster, or this process."""
+    rows = [
+        ReplicaRow.model_validate({"model": entry.id} | row)
+        for entry in call.state.models.entries.values()
+        for row in (entry.worker.who() if entry.worker else ())
+    ]
+    return json_reply(ReplicaList(object="list", data=rows))
 
 
 async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
@@ -100,28 +120,29 @@ async def apply_template(call: Call, request: TemplateRequest) -> Reply:
 
 
 async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
-    """One vector of length 1 for each text: the mean over its tokens, or its last token."""
+    """One vector of length 1 for each text, pooled as the file says, or as the request does."""
     state = call.state
     entry = state.models.find(request.model)
-    width = entry.model.hparams.n_embd
-    if POOLED not in entry.model.graph:
-        raise ApiError("unsupported", f"the model {entry.id} gives no embeddings")
-    if request.dimensions not in (None, width):
-        raise ApiError("unsupported", f"dimensions: this model's vectors have {width}", "dimensions")
+    how = embedding_of(entry.model.graph, request.pooling)
+    try:
+        check_dimensions(request.dimensions, how.width)
+    except AssayError as error:
+        raise ApiError("invalid_value", str(error), "dimensions") from None
     texts = await prompts.prompt_ids(state, entry, request.input)
     for ids in texts:
         prompts.check(ids, entry, room=0, param="input")
     worker = await call.stack.enter_async_context(state.models.use(entry))
     until = common.deadline(state.limits)
-    jobs = [Job(ids=tuple(ids), keep=(POOLED,), deadline=until) for ids in texts]
+    jobs = [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until) for ids in texts]
     reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer, call.owner))
     async for _ in reader:
         pass
     as_text = request.encoding_format == "base64"
     data = []
     for index, sequence in enumerate(reader.sequences):
-        vector = pool(np.concatenate(sequence.nodes[POOLED]), request.pooling or "mean")
-        value = base64.b64encode(vector.tobytes()).decode() if as_text else vector.tolist()
+        assert sequence.pool
+        vector = sequence.pool.vector(request.dimensions)
+        value = base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_text else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": value})
     total = sum(map(len, texts))
     return json_reply(

@@ -20,7 +20,9 @@ _STRING = re.compile(rb'"(?:[^"\\\\]|\\\\.)*+"', re.DOTALL)
 
 async def read(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
     kind = headers.get("content-type", "").split(";")[0].strip().lower()
-    if kind != "application/json":
+    # A page elsewhere can make a browser send these two unasked, but not without saying where it comes from.
+    foreign = "origin" in headers or "sec-fetch-site" in headers
+    if kind != "application/json" and (foreign or kind not in ("", "application/x-www-form-urlencoded")):
         raise ApiError("unsupported_media_type", f"the body must be application/json (found {kind or 'none'!r:.60})")
     body = bytearray()
     found = 0

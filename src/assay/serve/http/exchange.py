@@ -40,10 +40,33 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Form:
+    """How a stream is written: its type, one event of it, and what stands at the end."""
+
+    type: str
+    event: Callable[[dict[str, Any]], bytes]
+    end: bytes = b""
+
+
+# As OpenAI's completions, its responses, llama-server and Ollama write them.
+DATA = Form("text/event-stream; charset=utf-8", lambda event: b"data: " + dumps(event) + b"\n\n", b"data: [DONE]\n\n")
+NAMED = Form(DATA.type, lambda event: b"event: " + str(event.get("type", "error")).encode() + b"\n" + DATA.event(event))
+BARE = Form(DATA.type, DATA.event)
+LINES = Form("application/x-ndjson", lambda event: dumps(event) + b"\n")
+
+
+@dataclass(frozen=True)
 class Events:
-    """Server-sent events; the last one is `[DONE]`. An error on the way is an event of its own."""
+    """A stream of events. An error on the way is an event of its own.
+
+    With a name, every event has an id (`NAME-1`, `NAME-2`, …), and the first `seen` of them are left out: whoever asked
+    has them from before.
+    """
 
     events: AsyncIterator[dict[str, Any]]
+    form: Form = DATA
+    name: str = ""
+    seen: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,6 +77,7 @@ class Call(Generic[State]):
     headers: Mapping[str, str]
     stack: AsyncExitStack
     owner: tuple[str, str] = ("", "")  # the client's address, and a name of the request
+    path: Mapping[str, str] = field(default_factory=dict)  # what stands in the place of a route's {names}
 
 
 Handler = Callable[[Call[Any], Any], Awaitable[Reply | Events]]
@@ -67,8 +91,13 @@ def json_reply(value: Any) -> Reply:
     return Reply(dumps(value.model_dump(exclude_none=False) if isinstance(value, BaseModel) else value))
 
 
-def error_reply(error: ApiError) -> Reply:
-    return Reply(dumps(error.body()), status=error.status, headers=error.headers)
+def error_reply(error: ApiError, path: str) -> Reply:
+    """An error as the clients of a route read it."""
+    return Reply(dumps(error_body(error, path)), status=error.status, headers=error.headers)
+
+
+def error_body(error: ApiError, path: str) -> dict[str, Any]:
+    return {"error": error.message} if path.startswith("/api/") else error.body()
 
 
 def endpoint(state: Any, limits: Limits, handler: Handler, model: type[BaseModel] | None) -> ASGIApp:
@@ -80,10 +109,11 @@ def endpoint(state: Any, limits: Limits, handler: Handler, model: type[BaseModel
             body = None if model is None else parse(await read(headers, receive, limits), model, limits)
         except ApiError as error:
             # The rest of the body is not waited for.
-            await write(error_reply(error), send, close=error.status in (408, 413))
+            await write(error_reply(error, scope["path"]), send, close=error.status in (408, 413))
             return
         owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
-        work = asyncio.create_task(_answer(Call(state, headers, AsyncExitStack(), owner), limits, handler, body, send))
+        call = Call(state, headers, AsyncExitStack(), owner, scope.get("path_params", {}))
+        work = asyncio.create_task(_answer(call, limits, handler, body, send, scope["path"]))
         watch = asyncio.create_task(_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -102,14 +132,14 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _answer(call: Call[Any], limits: Limits, handler: Handler, body: Any, send: Send) -> None:
+async def _answer(call: Call[Any], limits: Limits, handler: Handler, body: Any, send: Send, path: str) -> None:
     async with call.stack:
         try:
             reply = await handler(call, body)
         except Exception as error:
-            reply = error_reply(as_api_error(error))
+            reply = error_reply(as_api_error(error), path)
         if isinstance(reply, Events):
-            await _stream(reply, send, limits)
+            await _stream(reply, send, limits, path)
         else:
             await write(reply, send)
 
@@ -126,16 +156,16 @@ async def write(reply: Reply, send: Send, *, close: bool = False) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _stream(reply: Events, send: Send, limits: Limits) -> None:
+async def _stream(reply: Events, send: Send, limits: Limits, path: str) -> None:
     """The status is sent with the first event, so an error before it is still a proper response."""
-    started = False
+    started, form = False, reply.form
 
     async def put(data: bytes, more: bool = True) -> None:
         nonlocal started
         try:
             async with asyncio.timeout(limits.stall_s):
                 if not started:
-                    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
+                    headers = [(b"content-type", form.type.encode()), (b"cache-control", b"no-store")]
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                     started = True
                 await send({"type": "http.response.body", "body": data, "more_body": more})
@@ -143,18 +173,22 @@ async def _stream(reply: Events, send: Send, limits: Limits) -> None:
             raise _Stalled from None
 
     try:
+        number = 0
         async for event in reply.events:
-            await put(b"data: " + dumps(event) + b"\n\n")
-        await put(b"data: [DONE]\n\n", more=False)
+            number += 1
+            if number > reply.seen:
+                head = f"id: {reply.name}-{number}\n".encode() if reply.name else b""
+                await put(head + form.event(event))
+        await put(form.end, more=False)
     except _Stalled:
         log.info("a reader took nothing for %s s and was dropped", limits.stall_s)
     except Exception as error:
         fault = as_api_error(error)
         if not started:
-            await write(error_reply(fault), send)
+            await write(error_reply(fault, path), send)
         else:
             with suppress(_Stalled):
-                await put(b"data: " + dumps(fault.body()) + b"\n\ndata: [DONE]\n\n", more=False)
+                await put(form.event(error_body(fault, path)) + form.end, more=False)
 
 
 class _Stalled(Exception):

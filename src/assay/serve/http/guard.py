@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from assay.serve.errors import ApiError, as_api_error
-from assay.serve.http.exchange import error_reply, write
+from assay.serve.http.exchange import Reply, error_reply, write
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -38,6 +38,7 @@ class Guard:
         key: str | None,
         any_host: bool,
         most: int,
+        cors: Collection[str] = (),
     ) -> None:
         self._inner = inner
         self._paths = paths  # those that are counted by name
@@ -45,6 +46,7 @@ class Guard:
         self._key = key
         self._any_host = any_host
         self._most = most
+        self._cors = cors  # origins of pages that may call; * is all of them
         self._busy = 0  # requests under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,22 +58,44 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message["headers"], *_HEADERS]
+                policy = [h for h in _HEADERS if not shared or h[0] != b"cross-origin-resource-policy"]
+                message["headers"] = [*message["headers"], *policy, *shared]
                 route = scope["path"] if scope["path"] in self._paths else "other"
                 self._count(route, message["status"])
             await send(message)
 
+        shared = self._shared(scope)
         self._busy += 1
         try:
+            if scope["method"] == "OPTIONS" and self._cors:  # a browser asks before it sends: no key is with it
+                await write(Reply(b"", "text/plain", 204), guarded)
+                return
             self._check(scope)
             scope["app"] = self  # or Starlette would answer what it does not know by itself
             await self._inner(scope, receive, guarded)
         except Exception as error:
             if started:
                 raise
-            await write(error_reply(self._fault(error, scope)), guarded)
+            await write(error_reply(self._fault(error, scope), scope["path"]), guarded)
         finally:
             self._busy -= 1
+
+    def _shared(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """What lets a page of an allowed origin read the answer; nothing for others."""
+        headers = dict(scope["headers"])
+        origin = headers.get(b"origin", b"")
+        if not origin or not ({"*", origin.decode("latin-1")} & set(self._cors)):
+            return []
+        asked = headers.get(b"access-control-request-headers", b"authorization, content-type")
+        return [
+            (b"access-control-allow-origin", origin),
+            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-allow-headers", asked[:1024]),
+            (b"access-control-allow-private-network", b"true"),
+            (b"access-control-max-age", b"600"),
+            (b"cross-origin-resource-policy", b"cross-origin"),
+            (b"vary", b"Origin"),
+        ]
 
     def _check(self, scope: Scope) -> None:
         if scope["path"] == "/health":

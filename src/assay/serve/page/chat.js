@@ -1,26 +1,28 @@
-// The conversation: send, stream, stop, regenerate. Each answer's tokens are kept for the tokens view.
+// The conversation: send, stream, stop, edit, regenerate, branch. It survives a reload (store.js).
 
 import { stream } from "./api.js";
-import { $, make } from "./dom.js";
+import { $, make, probabilities } from "./dom.js";
+import { markdown } from "./markdown.js";
 import { settings, systemPrompt } from "./settings.js";
+import * as store from "./store.js";
 
 const log = $("messages");
 const input = $("input");
 const send = $("send");
 const ALTERNATIVES = 5;
+const CURRENT = "assay.conversation";
 
-let turns = []; // {role, content, reasoning_content}
+let talk = store.fresh();
 let running = null; // the AbortController of the answer under way
+let openTokens = () => {};
 
 export const shown = { messages: null, tokens: [], model: null }; // the answer whose tokens are looked at
 
-function bubble(role, text = "") {
-  const body = make("div", { class: "body" }, text);
-  const article = make("article", { class: `message ${role}`, "aria-label": role }, body);
-  log.append(article);
-  log.scrollTop = log.scrollHeight;
-  return { article, body };
-}
+const messagesTo = (node) => {
+  const turns = [];
+  for (let at = node; at; at = talk.nodes[at.parent]) turns.unshift({ role: at.role, content: at.content, reasoning_content: at.reasoning });
+  return turns;
+};
 
 function busy(controller) {
   running = controller;
@@ -28,12 +30,89 @@ function busy(controller) {
   $("status").textContent = controller ? "Answering…" : "";
 }
 
-async function answer(openTokens) {
-  log.querySelectorAll(".regenerate").forEach((button) => button.remove());
+async function save() {
+  try { localStorage.setItem(CURRENT, talk.id); } catch { /* private windows keep nothing */ }
+  if (talk.leaf) await store.keep(talk);
+  await list();
+}
+
+// --- showing
+
+function draw() {
+  log.replaceChildren(...store.way(talk).map(bubble));
+  log.scrollTop = log.scrollHeight;
+  const last = store.way(talk).findLast((node) => node.role === "assistant");
+  Object.assign(shown, last ? record(last) : { messages: null, tokens: [] });
+}
+
+const record = (node) => ({ messages: node.asked ?? messagesTo(talk.nodes[node.parent]), tokens: node.tokens ?? [], model: node.model });
+
+function bubble(node) {
+  const body = make("div", { class: "body" });
+  const article = make("article", { class: `message ${node.role}`, "aria-label": node.role }, body);
+  if (node.reasoning) article.insertBefore(make("div", { class: "reasoning", "aria-label": "reasoning" }, node.reasoning), body);
+  if (node.fault) { article.classList.add("fault"); body.textContent = node.fault; }
+  else if (node.role === "assistant") body.append(markdown(node.content));
+  else body.textContent = node.content;
+  article.append(tools(node, body));
+  return article;
+}
+
+function tools(node, body) {
+  const meta = make("div", { class: "meta" }, ...(node.facts ?? []).map((fact) => make("span", {}, fact)));
+  const button = (name, onclick, attributes = {}) => meta.append(make("button", { type: "button", onclick, ...attributes }, name));
+  const others = store.siblings(talk, node);
+  if (others.length > 1) {
+    const at = others.indexOf(node);
+    const turn = (step) => () => { if (!running) { store.follow(talk, others[at + step].id); draw(); save(); } };
+    button("◀", turn(-1), { disabled: at === 0, "aria-label": "Previous version" });
+    meta.append(make("span", { class: "branch" }, `${at + 1} of ${others.length}`));
+    button("▶", turn(1), { disabled: at === others.length - 1, "aria-label": "Next version" });
+  }
+  if (node.role === "user") button("Edit", () => edit(node, body), { class: "edit" });
+  if (node.tokens?.length) {
+    button("Probabilities", (event) => {
+      const on = event.target.getAttribute("aria-pressed") !== "true";
+      event.target.setAttribute("aria-pressed", String(on));
+      body.replaceChildren(on ? probabilities(node.tokens) : markdown(node.content));
+    }, { "aria-pressed": "false", class: "inline" });
+    button("Tokens", () => { Object.assign(shown, record(node)); openTokens(); });
+  }
+  if (node.role === "assistant") button("Regenerate", () => regenerate(node), { class: "regenerate" });
+  return meta;
+}
+
+// --- changing
+
+function edit(node, body) {
+  if (running) return;
+  const field = make("textarea", { rows: 3, "aria-label": "Edit the message" });
+  field.value = node.content;
+  const form = make("form", { class: "editing", onsubmit: (event) => {
+    event.preventDefault();
+    if (!field.value.trim()) return;
+    talk.leaf = node.parent;
+    store.add(talk, { role: "user", content: field.value.trim() });
+    answer();
+  } }, field, make("div", { class: "actions" }, make("button", { type: "submit" }, "Send"), make("button", { type: "button", onclick: draw }, "Cancel")));
+  body.replaceChildren(form);
+  field.focus();
+}
+
+function regenerate(node) {
+  if (running) return;
+  talk.leaf = node.parent;
+  answer();
+}
+
+async function answer() {
+  draw();
   const system = systemPrompt();
-  const messages = [...(system ? [{ role: "system", content: system }] : []), ...turns];
-  const { article, body } = bubble("assistant");
-  const meta = make("div", { class: "meta" });
+  const messages = [...(system ? [{ role: "system", content: system }] : []), ...messagesTo(talk.nodes[talk.leaf])];
+  const body = make("div", { class: "body" });
+  const article = make("article", { class: "message assistant", "aria-label": "assistant" }, body);
+  log.append(article);
+  log.scrollTop = log.scrollHeight;
   const controller = new AbortController();
   const request = {
     model: $("model").value || undefined, messages, ...settings(), stream: true,
@@ -41,10 +120,10 @@ async function answer(openTokens) {
   };
   const tokens = [];
   const started = performance.now();
-  let text = "", thought = null, first = 0, usage = null, reason = null, speed = 0;
-  const record = { messages, tokens, model: request.model };
-  Object.assign(shown, record);
+  let text = "", frame = 0, thought = null, first = 0, usage = null, reason = null, speed = 0, fault = null;
+  Object.assign(shown, { messages, tokens, model: request.model });
   busy(controller);
+  await save();
   try {
     for await (const event of stream("/v1/chat/completions", request, controller.signal)) {
       usage = event.usage ?? usage;
@@ -61,7 +140,10 @@ async function answer(openTokens) {
           if (!thought) article.insertBefore(thought = make("div", { class: "reasoning", "aria-label": "reasoning" }), body);
           thought.textContent += reasoning;
         }
-        if (content) body.textContent = text += content;
+        if (content) {
+          text += content;
+          frame ||= requestAnimationFrame(() => { frame = 0; body.replaceChildren(markdown(text)); }); // once a frame is enough
+        }
         if (follow) log.scrollTop = log.scrollHeight;
       }
       const took = (performance.now() - first) / 1000;
@@ -69,17 +151,11 @@ async function answer(openTokens) {
     }
   } catch (error) {
     if (error.name === "AbortError") reason = "stopped";
-    else {
-      article.classList.add("fault");
-      body.textContent = text ? `${text}\n${error.message}` : error.message;
-      reason = "error";
-    }
+    else { fault = text ? `${text}\n${error.message}` : error.message; reason = "error"; }
   }
+  cancelAnimationFrame(frame);
   busy(null);
-  if (reason !== "error") turns.push({ role: "assistant", content: text, reasoning_content: thought?.textContent });
-  const facts = [];
-  if (usage) facts.push(`${usage.prompt_tokens} in (${usage.prompt_tokens_details.cached_tokens} cached), ${usage.completion_tokens} out`);
-  else facts.push(`${tokens.length} tokens`);
+  const facts = [usage ? `${usage.prompt_tokens} in (${usage.prompt_tokens_details.cached_tokens} cached), ${usage.completion_tokens} out` : `${tokens.length} tokens`];
   if (first) {
     const took = (performance.now() - first) / 1000;
     const rate = speed || (tokens.length > 1 ? (tokens.length - 1) / took : 0);
@@ -87,18 +163,31 @@ async function answer(openTokens) {
     facts.push(`first after ${((first - started) / 1000).toFixed(2)} s`);
   }
   if (reason) facts.push(reason);
-  meta.append(...facts.map((fact) => make("span", {}, fact)));
-  if (tokens.length) meta.append(make("button", { type: "button", onclick: () => { Object.assign(shown, record); openTokens(); } }, "Tokens"));
-  meta.append(make("button", { type: "button", class: "regenerate", onclick: () => regenerate(openTokens) }, "Regenerate"));
-  article.append(meta);
-  log.scrollTop = log.scrollHeight;
+  store.add(talk, { role: "assistant", content: text, reasoning: thought?.textContent, tokens, facts, fault, asked: messages, model: request.model });
+  draw();
+  await save();
 }
 
-function regenerate(openTokens) {
-  if (running) return;
-  if (turns.at(-1)?.role === "assistant") turns.pop();
-  log.lastElementChild?.remove();
-  answer(openTokens);
+// --- conversations
+
+async function list() {
+  const found = await store.all();
+  $("conversations").replaceChildren(...found.map((c) => make("option", { value: c.id, selected: c.id === talk.id }, c.title || "untitled")));
+  if (!found.some((c) => c.id === talk.id)) $("conversations").prepend(make("option", { value: talk.id, selected: true }, "New chat"));
+}
+
+function show(conversation) {
+  running?.abort();
+  talk = conversation;
+  draw();
+  save();
+}
+
+function exported() {
+  const file = new Blob([JSON.stringify({ title: talk.title, messages: store.way(talk).map(({ role, content }) => ({ role, content })), conversation: talk }, null, 1)], { type: "application/json" });
+  const address = URL.createObjectURL(file);
+  make("a", { href: address, download: `${(talk.title || "conversation").replace(/[^\w -]+/g, "")}.json` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
 function fit() {
@@ -106,7 +195,8 @@ function fit() {
   input.style.height = `${input.scrollHeight + 2}px`;
 }
 
-export function start(openTokens) {
+export async function start(open) {
+  openTokens = open;
   const stop = () => running?.abort();
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -115,10 +205,9 @@ export function start(openTokens) {
     if (!text) return;
     input.value = "";
     fit();
-    if (turns.at(-1)?.role === "user") turns.pop(); // its answer failed
-    turns.push({ role: "user", content: text });
-    bubble("user", text);
-    answer(openTokens);
+    while (talk.nodes[talk.leaf]?.fault) talk.leaf = talk.nodes[talk.nodes[talk.leaf].parent]?.parent ?? null; // its answer failed
+    store.add(talk, { role: "user", content: text });
+    answer();
   });
   input.addEventListener("input", fit);
   input.addEventListener("keydown", (event) => {
@@ -128,11 +217,16 @@ export function start(openTokens) {
     }
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") stop(); });
-  $("clear").addEventListener("click", () => {
-    stop();
-    turns = [];
-    Object.assign(shown, { messages: null, tokens: [] });
-    log.replaceChildren();
-    input.focus();
+  $("clear").addEventListener("click", () => { show(store.fresh()); input.focus(); });
+  $("export").addEventListener("click", exported);
+  $("delete").addEventListener("click", async () => { await store.remove(talk.id); show((await store.all())[0] ?? store.fresh()); });
+  $("conversations").addEventListener("change", async (event) => {
+    const found = (await store.all()).find((c) => c.id === event.target.value);
+    if (found) show(found);
   });
+  let last = null;
+  try { last = localStorage.getItem(CURRENT); } catch { /* as above */ }
+  const found = (await store.all()).find((c) => c.id === last);
+  if (found && !talk.leaf) { talk = found; draw(); }
+  await list();
 }

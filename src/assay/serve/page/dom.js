@@ -41,6 +41,23 @@ export function withTip(element, content) {
   return element;
 }
 
+// A generated token as it stands in the text, coloured by its probability; its alternatives on pointing at it.
+export function token(item) {
+  const p = Math.exp(item.logprob);
+  const element = make("span", { class: "prob", tabindex: 0, "aria-label": `${item.token}, ${percent(p)}` }, item.token || "∅");
+  element.style.setProperty("--p", p.toFixed(3));
+  return withTip(element, () => options(item));
+}
+
+// What else a token could have been.
+export function options(item) {
+  const items = item.top_logprobs.map((t) => ({ text: t.token, p: Math.exp(t.logprob), id: t.id }));
+  if (!items.some((t) => t.id === item.id)) items.push({ text: item.token, p: Math.exp(item.logprob), id: item.id });
+  return alternatives(items, item.id);
+}
+
+export const probabilities = (tokens) => make("div", { class: "probs" }, ...tokens.map(token));
+
 // Rows of a token's alternatives: text, probability, id.
 export function alternatives(items, chosen) {
   const table = make("table");

@@ -2,8 +2,12 @@
 
 import { get } from "./api.js";
 import * as chat from "./chat.js";
+import * as compare from "./compare.js";
+import * as diagnose from "./diagnose.js";
 import { $, make } from "./dom.js";
 import * as layers from "./layers.js";
+import * as server from "./server.js";
+import * as replicas from "./replicas.js";
 import * as tokens from "./tokens.js";
 
 const tabs = [...document.querySelectorAll('[role="tab"]')];
@@ -18,13 +22,15 @@ function open(tab, focus = false) {
   if (focus) tab.focus();
   $("tip").hidden = true;
   if (tab.id === "tab-tokens") tokens.show();
+  server.watch(tab.id === "tab-server");
 }
 
 tabs.forEach((tab, i) => {
   tab.addEventListener("click", () => open(tab));
   tab.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) open(tabs[(i + step + tabs.length) % tabs.length], true);
+    const last = tabs.length - 1;
+    const next = { ArrowRight: (i + 1) % tabs.length, ArrowLeft: (i + last) % tabs.length, Home: 0, End: last }[event.key];
+    if (next !== undefined) { event.preventDefault(); open(tabs[next], true); }
   });
 });
 
@@ -42,7 +48,9 @@ $("theme").addEventListener("click", () => {
 async function models() {
   try {
     const { data } = await get("/v1/models");
-    $("model").replaceChildren(...data.map((m) => make("option", { value: m.id, title: `${m.context_length} positions` }, m.id)));
+    const options = data.map((m) => make("option", { value: m.id, title: `${m.context_length} positions` }, m.id));
+    $("model").replaceChildren(...options);
+    compare.models(options);
   } catch (error) {
     $("status").textContent = error.message;
   }
@@ -51,5 +59,8 @@ async function models() {
 chat.start(() => { $("text").value = ""; open($("tab-tokens"), true); });
 tokens.start();
 layers.start();
+compare.start();
+diagnose.start();
+replicas.start();
 models();
 $("input").focus();

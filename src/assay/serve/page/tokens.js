@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { shown } from "./chat.js";
-import { $, alternatives, make, percent, visible, withTip } from "./dom.js";
+import { $, make, options, percent, visible, withTip } from "./dom.js";
 
 function piece({ id, piece: text, special }) {
   return make("span", { class: special ? "piece special" : "piece", role: "listitem" },
@@ -15,9 +15,7 @@ function generated(item) {
   const element = make("span", { class: "piece scored", role: "listitem", tabindex: 0, "aria-label": label },
     make("b", {}, visible(item.token)), make("small", {}, `${item.id} · ${percent(p)}`));
   element.style.setProperty("--p", p.toFixed(3));
-  const items = item.top_logprobs.map((t) => ({ text: t.token, p: Math.exp(t.logprob), id: t.id }));
-  if (!items.some((t) => t.id === item.id)) items.push({ text: item.token, p, id: item.id });
-  return withTip(element, () => alternatives(items, item.id));
+  return withTip(element, () => options(item));
 }
 
 // A new line in the text is one on the page.

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from assay.runtime import scheduler
 from assay.runtime.pages import Pages
-from assay.runtime.sequence import Sequence
+from assay.runtime.sequence import Progress
 from assay.serve.pool.reader import REASONS
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -28,12 +28,15 @@ class Metrics:
         def histogram(name: str, text: str) -> Histogram:
             return Histogram(f"assay_{name}", text, ("model",), registry=registry, buckets=_SECONDS)
 
+        self.registry = registry
         self.http = Counter("assay_http_responses", "Responses by route and status", ("route", "status"),
                             registry=registry)  # fmt: skip
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished and running requests")
         self.cached_tokens = counter("cached_tokens", "Prompt tokens that the prefix cache had")
         self.tokens = counter("generated_tokens", "Tokens generated")
         self.finished = counter("sequences", "Sequences ended, by how", "reason")
+        self.guessed = counter("guessed_tokens", "Tokens computed ahead on a guess")
+        self.guessed_right = counter("guessed_right_tokens", "Of these, those that were drawn")
         self.preemptions = counter("preemptions", "Sequences that gave their pages back and were computed again")
         self.steps = counter("steps", "Steps of the engine")
         self.step_tokens = counter("step_tokens", "Tokens computed in steps, prompt and generated")
@@ -74,7 +77,7 @@ class Meter(scheduler.Meter):
     def preempted(self) -> None:
         self._m.preemptions.labels(self._model).inc()
 
-    def token(self, sequence: Sequence, now: float) -> None:
+    def token(self, sequence: Progress, now: float) -> None:
         self._m.tokens.labels(self._model).inc()
         if sequence.times.last:
             self._m.between_tokens.labels(self._model).observe(now - sequence.times.last)
@@ -83,5 +86,9 @@ class Meter(scheduler.Meter):
             self._m.prompt_tokens.labels(self._model).inc(sequence.n_prompt)
             self._m.cached_tokens.labels(self._model).inc(sequence.cached)
 
-    def finished(self, sequence: Sequence, reason: str) -> None:
+    def guessed(self, tokens: int, right: int) -> None:
+        self._m.guessed.labels(self._model).inc(tokens)
+        self._m.guessed_right.labels(self._model).inc(right)
+
+    def finished(self, sequence: Progress, reason: str) -> None:
         self._m.finished.labels(self._model, REASONS.get(reason, reason)).inc()

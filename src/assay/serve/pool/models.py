@@ -17,10 +17,13 @@ from assay.gguf import open_file
 from assay.runtime.grammar import Grammars
 from assay.runtime.opening import Opened, Options
 from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.sequence import Progress
+from assay.runtime.sequence import Sequence as Running
 from assay.runtime.worker import Worker
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
+from assay.serve.pool.reader import Computes
 
 
 class Entry(Opened):
@@ -35,36 +38,69 @@ class Entry(Opened):
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         self._weights = sum(t.nbytes for t in self.file.tensors.values())
         self.bytes = self._weights + self.n_pages * self.page_bytes
-        self.worker: Worker | None = None
+        self.worker: Computes | None = None
         self.loading = False
         self.users = 0
         self.used = 0.0
 
-    def load(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Worker:
+    async def load(self, limits: Limits, metrics: Metrics) -> Computes:
+        """Somebody who computes this model."""
+        loop = asyncio.get_running_loop()
+
+        def post(news: News) -> None:
+            loop.call_soon_threadsafe(deliver, news)
+
+        return await asyncio.to_thread(self._build, limits, metrics, post)
+
+    def _build(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Computes:
         """Build the engine and start its thread. Slow: not for the event loop."""
         engine = self.engine()
         self.bytes = self._weights + self.n_pages * (engine.memory.page or self.page_bytes)
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
+            lookahead=self.lookahead(),
         )  # fmt: skip
-        return Worker(scheduler, waiting=limits.waiting, post=post)
+        return Here(Worker(scheduler, waiting=limits.waiting, post=post))
 
 
-def unload(worker: Worker, error: ApiError) -> None:
-    """End the thread, then let go of the weights."""
-    worker.stop(error)
-    worker.join()
-    worker.scheduler.engine.close()
+class Here:
+    """A worker of this process, as the handlers see it."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.submit, self.stop = worker.submit, worker.stop
+        self.ready = True
+
+    def cancel(self, sequences: Sequence[Progress]) -> None:
+        self._worker.cancel([sequence for sequence in sequences if isinstance(sequence, Running)])
+
+    async def end(self, error: Exception) -> None:
+        """End the thread, then let go of the weights."""
+        self.stop(error)
+        await asyncio.to_thread(self._worker.join)
+        await asyncio.to_thread(self._worker.scheduler.close)
+
+    def who(self) -> list[dict[str, object]]:
+        scheduler = self._worker.scheduler
+        running, waiting = self._worker.load
+        return [
+            {"replica": "this process", "node": "", "state": "up", "engine": scheduler.engine.name,
+             "running": running, "waiting": waiting, "pages": scheduler.pages.n_pages,
+             "pages_available": scheduler.pages.available},
+        ]  # fmt: skip
 
 
-def open_models(paths: Sequence[tuple[str, Path]], options: Options, limits: Limits) -> list[Entry]:
+Make = Callable[[str, Path, Options, Limits], Entry]
+
+
+def open_models(paths: Sequence[tuple[str, Path]], options: Options, limits: Limits, make: Make = Entry) -> list[Entry]:
     """Entries under unique names."""
     entries: dict[str, Entry] = {}
     for name, path in paths:
         if name in entries:
             raise AssayError(f"{path}: a second model called {name}; rename one of the files")
-        entries[name] = Entry(name, path, options, limits)
+        entries[name] = make(name, path, options, limits)
     return list(entries.values())
 
 
@@ -96,10 +132,10 @@ class Models:
 
     @property
     def ready(self) -> bool:
-        return self.closing is None and any(entry.worker for entry in self.entries.values())
+        return self.closing is None and any(entry.worker and entry.worker.ready for entry in self.entries.values())
 
     @asynccontextmanager
-    async def use(self, entry: Entry) -> AsyncIterator[Worker]:
+    async def use(self, entry: Entry) -> AsyncIterator[Computes]:
         """The model's worker, loaded if need be; it stays in memory until the end of the block."""
         worker = await self._acquire(entry)
         try:
@@ -109,7 +145,7 @@ class Models:
             entry.used = time.monotonic()
             self._tell()
 
-    async def _acquire(self, entry: Entry) -> Worker:
+    async def _acquire(self, entry: Entry) -> Computes:
         try:
             async with asyncio.timeout(self._limits.load_s):
                 while True:
@@ -147,21 +183,16 @@ class Models:
         return used
 
     async def _load(self, entry: Entry) -> None:
-        loop = asyncio.get_running_loop()
-
-        def post(news: News) -> None:
-            loop.call_soon_threadsafe(deliver, news)
-
         entry.loading = True
         try:
             # Shielded: a client that goes away does not leave a model half loaded.
-            task = asyncio.ensure_future(asyncio.to_thread(entry.load, self._limits, self._metrics, post))
+            task = asyncio.ensure_future(entry.load(self._limits, self._metrics))
             task.add_done_callback(lambda done: self._loaded(entry, done))
             await asyncio.shield(task)
         except AssayError as error:
             raise ApiError("model_load_failed", str(error), "model") from None
 
-    def _loaded(self, entry: Entry, task: asyncio.Task[Worker]) -> None:
+    def _loaded(self, entry: Entry, task: asyncio.Task[Computes]) -> None:
         entry.loading = False
         if not task.cancelled() and task.exception() is None:
             entry.worker = task.result()
@@ -183,7 +214,7 @@ class Models:
         if worker:
             entry.loading = True  # its memory is still taken
             try:
-                await asyncio.to_thread(unload, worker, ApiError("internal_error", "the model was put out"))
+                await worker.end(ApiError("internal_error", "the model was put out"))
             finally:
                 entry.loading = False
                 self._used()

@@ -7,13 +7,42 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
-from assay.runtime.sequence import Job, Update
-from assay.runtime.worker import Worker
+from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.serve.errors import ApiError
 
 # How OpenAI's clients call the ends of an answer; the others keep their names.
 REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
+
+
+class Computes(Protocol):
+    """Whoever turns jobs into updates: a worker's thread, or replicas elsewhere. Sinks are called on the event loop."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether anybody can compute now."""
+        ...
+
+    def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
+        """All of them or, when the queue has no room, none."""
+        ...
+
+    def cancel(self, sequences: Sequence[Progress]) -> None:
+        """Free what they hold. Finished ones are left alone."""
+        ...
+
+    def stop(self, error: Exception) -> None:
+        """End everything that is not finished with `error`."""
+        ...
+
+    async def end(self, error: Exception) -> None:
+        """Stop, and let go of all memory."""
+        ...
+
+    def who(self) -> list[dict[str, object]]:
+        """Everybody who computes, a row each."""
+        ...
 
 
 class Reader:
@@ -23,13 +52,14 @@ class Reader:
     sequences are cancelled, so what it can make the server hold is bounded.
     """
 
-    def __init__(self, worker: Worker, jobs: Sequence[Job], limit: int, owner: tuple[str, str]) -> None:
+    def __init__(self, worker: Computes, jobs: Sequence[Job], limit: int, owner: tuple[str, str]) -> None:
         jobs = [replace(job, owner=owner) for job in jobs]
         self._worker = worker
         self._queue: deque[tuple[int, Update]] = deque()
         self._news = asyncio.Event()
         self._limit = limit
         self._open = len(jobs)
+        self.ends: list[str | None] = [None] * len(jobs)  # how each ended, in the runtime's words
         self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
 
     def _put(self, index: int, update: Update) -> None:
@@ -51,6 +81,7 @@ class Reader:
                     raise ApiError("internal_error", "cancelled: the answer was not read")
                 if update.finish:
                     self._open -= 1
+                    self.ends[index] = update.finish
                     update = replace(update, finish=REASONS.get(update.finish, update.finish))
                 yield index, update
 

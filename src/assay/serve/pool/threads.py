@@ -59,3 +59,25 @@ class Threads:
     def close(self) -> None:
         for pool in self._pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Turn:
+    """One at a time, some in line, others told to come back."""
+
+    def __init__(self, line: int = 4) -> None:
+        self._lock = asyncio.Lock()
+        self._line = line
+        self._waiting = 0
+
+    async def __aenter__(self) -> None:
+        if self._waiting >= self._line:
+            raise ApiError("rate_limit_exceeded", "others wait for this already; try again later",
+                           headers={"Retry-After": "30"})  # fmt: skip
+        self._waiting += 1
+        try:
+            await self._lock.acquire()
+        finally:
+            self._waiting -= 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()

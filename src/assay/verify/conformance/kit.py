@@ -31,6 +31,7 @@ from assay.graph import Node, split
 from assay.models import Model
 from assay.system.files import new_folder, write
 from assay.text import ChatTemplate, Tokenizer
+from assay.text.vocab import NAMELESS
 from assay.verify.conformance.probes import Probe, make_probes
 from assay.verify.dumps.observation import token_axis
 from assay.verify.dumps.trace import run_steps, take_trace
@@ -40,7 +41,14 @@ from assay.verify.judge.sweep import sweep
 from assay.verify.thresholds import RUN
 
 Array = NDArray[Any]
-OUTPUTS = ("embd", "l_out", "result_norm", "result_output")  # of probes that do not ask for every node
+OUTPUTS = (
+    "embd",
+    "l_out",
+    "result_norm",
+    "result_output",
+    "result_embd",
+    "result_embd_pooled",
+)  # of probes that do not ask for every node
 WIDE = 64  # rows of a weight kept in a unit vector
 LONG = 16  # probes of more tokens keep the last row only
 
@@ -72,7 +80,7 @@ class _Files:
 
 
 def write_kit(
-    model: Model, tokenizer: Tokenizer, out: Path, progress: Callable[[str], None] = lambda _: None
+    model: Model, tokenizer: Tokenizer, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
     """Write the kit; the manifest is returned as well. An existing folder is replaced only if it is a kit."""
     if out.exists() and not out.is_dir():
@@ -80,7 +88,7 @@ def write_kit(
     if out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists():
         raise AssayError(f"{out}: a folder with other things in it; name a new one")
     probes = make_probes(model, tokenizer)
-    progress("noise")
+    progress(0, len(probes) + 1)
     noise = _limits(model, next(p for p in probes if p.id == "prompt"))
     with new_folder(out) as unfinished:
         (unfinished / "data").mkdir()
@@ -97,7 +105,10 @@ def write_kit(
                 "n_vocab": model.hparams.n_vocab,
             },
             "graph": [str(node) for node in model.graph],
-            "probes": [_probe(model, probe, noise, files, progress) for probe in probes],
+            "probes": [
+                _probe(model, probe, noise, files, partial(progress, i + 1, len(probes) + 1))
+                for i, probe in enumerate(probes)
+            ],
             "ops": _ops(model, tokenizer, files),
             "blocks": [_block(kind, files) for kind in TYPES.values()],
             "text": _text(model, tokenizer),
@@ -120,7 +131,8 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
         value = obs.array()
         if value.dtype.kind != "f":
             continue
-        rms = np.sqrt(np.mean(by_rows(value, token_axis(model.graph, obs.name)) ** 2, axis=1))
+        rows = by_rows(value, token_axis(model.graph, obs.name))
+        rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # what is masked away is no value
         noise = runs.levels[obs.name].rms  # [arithmetic, token]
         share = ((RUN * (noise / rms + UNIT["f32"])) ** 2).max(axis=1)
         found[obs.name] = {a.name: float(f"{x:.3g}") for a, x in zip(ARITHMETICS, share, strict=True)}
@@ -128,9 +140,9 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
 
 
 def _probe(
-    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, progress: Callable[[str], None]
+    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
 ) -> dict[str, Any]:
-    progress(probe.id)
+    begun()
     graph, engine = model.graph, ReferenceEngine(model)
     names = [n.name for n in graph if probe.every_node or split(n.name)[0] in OUTPUTS]
     names = [n for n in names if graph[n].op not in ("cache", "argsort", "topk")]
@@ -143,7 +155,7 @@ def _probe(
             value, start = np.take(value, [-1], axis), start + value.shape[axis] - 1
         where = files.put(f"probe-{probe.id}.bin", value)
         rows = [start, start + value.shape[axis]]
-        entries.setdefault(name, {"name": name, "parts": [], "nmse": noise[name]})["parts"].append(
+        entries.setdefault(name, {"name": name, "axis": axis, "parts": [], "nmse": noise[name]})["parts"].append(
             {"rows": rows, **where}
         )
 
@@ -206,7 +218,7 @@ def _crop(op: str, weight: Any) -> Array:
     """A few rows of a matrix: enough to see a wrong stride or order."""
     if op == "expert_linear":
         return np.stack([weight[e][:WIDE] for e in range(weight.shape[0])])
-    return np.asarray(weight[:WIDE] if op in ("embed", "linear") else weight)
+    return np.asarray(weight[:WIDE] if op in ("embed", "linear") else weight[:])
 
 
 def _block(kind: GGMLType, files: _Files) -> dict[str, Any]:
@@ -241,6 +253,8 @@ def adversarial_blocks(kind: GGMLType, count: int = 6, seed: int = 0) -> NDArray
 
 
 def _text(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    if tokenizer.vocab.model == NAMELESS:  # the probes go by ids
+        return {"tokenizer": [], "template": []}
     cases = [
         {"text": text, "add_special": special, "ids": tokenizer.encode(text, add_special=special)}
         for text in TEXTS

@@ -19,7 +19,8 @@ def page(found: Mapping[str, Any], lines: Iterable[str]) -> str:
         for t in found["weights"]
     ]
     nodes = [(n["name"], "", n["nmse"], n["cosine"], "", False) for n in found["nodes"]]
-    said = "<br>".join(html.escape(line.strip()) for line in lines)
+    verdict, *more = (html.escape(line.strip()) for line in lines)
+    said = "<br>".join((f"<b>{verdict}</b>", *more))
     parts = {
         "title": html.escape(names),
         "said": said,
@@ -35,11 +36,12 @@ def _times(tensor: Mapping[str, Any]) -> str:
 
 
 def _table(what: str, kind: str, times: str, rows: Iterable[tuple[str, str, float, float, str, bool]]) -> str:
-    head = "".join(f"<th>{html.escape(t)}</th>" for t in (what, kind, "nmse", "cosine", times))
+    less = " class=less" if times else ""  # a phone has no room for everything
+    head = f"<th>{html.escape(what)}</th><th>{html.escape(kind)}</th><th>nmse</th><th{less}>cosine</th><th>{times}</th>"
     body = "".join(
-        f"<tr{' class=bad' if bad else ''}><td>{html.escape(name)}</td><td>{html.escape(types)}</td><td>{nmse:.2e}</td>"
-        f'<td>{cosine:.8f}</td><td>{ratio}</td><td class=track><span class=bar style="width:{_width(nmse):.0f}%">'
-        "</span></td></tr>\n"
+        f"<tr{' class=bad' if bad else ''}><td class=name>{html.escape(name)}</td>"
+        f"<td>{html.escape(types)}</td><td>{nmse:.2e}</td><td{less}>{cosine:.8f}</td><td>{ratio}</td>"
+        f'<td class=track><span class=bar style="width:{_width(nmse):.0f}%"></span></td></tr>\n'
         for name, types, nmse, cosine, ratio, bad in rows
     )
     return f"<div class=scroll><table><tr>{head}<th class=track></th></tr>\n{body}</table></div>"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from assay.graph import Graph
 from assay.models import Model
 from assay.text import Tokenizer
 
@@ -31,9 +32,16 @@ class Probe:
 CROSSED = (32, 64, 256, 2048)  # lengths where tiles, pages, chunks and caches end
 
 
+def _absolute(graph: Graph) -> bool:
+    """Whether a position counts by itself: learned, or in a scale, or by the chunk that it is in."""
+    return graph.max_positions is not None or any(n.op == "pos_scale" or n.all_attrs().get("chunk") for n in graph)
+
+
 def make_probes(model: Model, tokenizer: Tokenizer) -> list[Probe]:
     """The probes of a model; those longer than its context are left out."""
-    n_ctx = model.hparams.n_ctx_train
+    graph, n_ctx = model.graph, min(model.hparams.n_ctx_train, model.graph.max_positions or model.hparams.n_ctx_train)
+    causal = graph.causal
+    absolute = " (here they do: positions count by themselves)" if _absolute(graph) else ""
     rng = np.random.default_rng(20)
     plain = np.setdiff1d(np.arange(model.hparams.n_vocab), [*tokenizer.eog, tokenizer.bos or 0])
     ids = tuple(int(i) for i in rng.choice(plain, max(CROSSED) + 1))
@@ -47,18 +55,28 @@ def make_probes(model: Model, tokenizer: Tokenizer) -> list[Probe]:
         positions = tuple(range(shift, shift + len(tokens)))
         return Probe(id, why, tokens, steps or (len(tokens),), positions, **kw)  # type: ignore[arg-type]
 
-    probes = [
+    both = [  # an encoder is run whole, and each of its tokens sees every other
         probe("one-token", "embedding, norms, projections and head with no attention", (first,), every_node=True),
         probe("two-tokens", "the first run in which rope, scale and mask matter", prompt[:2], every_node=True),
-        probe("equal-tokens", "every position must give the same logits: attention rows sum to 1", (ids[1],) * 8),
         probe("prompt", "the base that the next probes vary", prompt),
-        probe("last-changed", "only the last token differs: earlier rows must not; a leaking mask shows", other_end),
-        probe("shifted", "all positions + 11: rope is relative, logits must not change", prompt, shift=11),
+        probe(
+            "last-changed",
+            "only the last token differs: earlier rows must not; a leaking mask shows"
+            if causal
+            else "only the last token differs: every row must; a causal mask shows",
+            other_end,
+        ),
+        probe("twice", "the same request again: stale cache, races and uninitialised memory show", prompt, runs=2),
+        *(probe(f"length-{n + 1}", f"crosses {n} positions", ids[: n + 1]) for n in CROSSED),
+    ]
+    stepped = [
+        probe("equal-tokens", f"every position must give the same logits: attention rows sum to 1{absolute}",
+              (ids[1],) * 8),
+        probe("shifted", f"all positions + 11: they count from each other, logits must not change{absolute}", prompt,
+              shift=11),
         probe("swapped", "the first two swapped: changes the last row only if rope is applied",
               (prompt[1], prompt[0], *prompt[2:])),
         probe("decode", "the prompt's last tokens one by one through the cache; must equal the prompt run",
               prompt, (len(prompt) - 3, 1, 1, 1), every_node=True),
-        probe("twice", "the same request again: stale cache, races and uninitialised memory show", prompt, runs=2),
-        *(probe(f"length-{n + 1}", f"crosses {n} positions", ids[: n + 1]) for n in CROSSED),
     ]  # fmt: skip
-    return [p for p in probes if max(p.positions) < n_ctx]
+    return [p for p in (both if graph.whole else [*both, *stepped]) if max(p.positions) < n_ctx]

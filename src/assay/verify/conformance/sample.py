@@ -1,5 +1,12 @@
 """A text of our own to measure on, where the user gives none: plain English with a few names and numbers."""
 
+from __future__ import annotations
+
+import numpy as np
+
+from assay.text import Tokenizer
+from assay.text.vocab import NAMELESS
+
 PROMPT = "The capital of France is"  # what a model is fed where nothing else is said
 TEXT = """\
 The lighthouse keeper wrote a line in his book every evening: the hour at which the lamp was lit, the direction of the
@@ -16,3 +23,10 @@ of the result, but not the first ones. When the first ones differ, the cause is 
 you are now. We had gone up with the goats, and in the morning the grass was white. By noon it was green again, and my
 brother never believed me, because he had slept through it."
 """
+
+
+def sample_ids(tokenizer: Tokenizer, n_vocab: int) -> list[int]:
+    """The ids of the text; where the file has no vocabulary, as many random ones, always the same."""
+    if tokenizer.vocab.model == NAMELESS:
+        return [int(i) for i in np.random.default_rng(20).integers(0, n_vocab, 300)]
+    return tokenizer.encode(TEXT)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from assay.graph import split
 from assay.verify.diagnosis.advice import splitting
 from assay.verify.diagnosis.by_nodes import BENIGN
-from assay.verify.diagnosis.candidates import SINGLE, Candidate, candidates_at, make_cause
+from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, make_cause
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.judge.diff import Diff, NodeVerdict
@@ -22,19 +22,19 @@ from assay.verify.thresholds import FEW, TIE
 Progress = Callable[[str], None]
 
 
-def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress) -> Diagnosis:
+def by_runs(lab: Lab, diff: Diff, first: NodeVerdict, say: Progress, share: Share | None = None) -> Diagnosis:
     """The search on runs of the whole model."""
     lab = lab.from_tokens()
     everything = tuple(node.name for node in lab.graph)
     unit = Unit(first.name, everything)
     before = lab.before(unit)
-    found = candidates_at(lab, unit, before)
+    found = candidates_at(lab, unit, before, share=share)
     layer = split(first.name)[1]
     if not found.candidates and layer:
         start = next(i for i, name in enumerate(everything) if split(name)[1] == layer)
         say(f"nothing explains it everywhere; trying from layer {layer} on")
         unit = Unit(first.name, everything[start:])
-        found = candidates_at(lab, unit, before)
+        found = candidates_at(lab, unit, before, share=share)
     lab = found.lab
     held = _hold(lab, unit, diff, found.candidates)
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")

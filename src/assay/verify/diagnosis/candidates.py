@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from assay.graph import split
+from assay.verify.diagnosis.damage import damaged
 from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, TIE
+from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, NARROW, ONE_BIT, TIE
 
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
 }  # fmt: skip
-SINGLE = {"gguf-missing-tensor"}  # happens to one tensor: that others are right is no argument against it
+SINGLE = {
+    "gguf-missing-tensor",
+    "weight-damaged",
+}  # happens to one tensor: that others are right is no argument against it
 
 
 @dataclass(frozen=True)
@@ -89,21 +93,34 @@ class Found:
     lab: Lab
 
 
-def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Found:
+Share = Callable[[Unit], Mapping[int, Fit]]  # of the hypotheses about a unit, those that were tried elsewhere
+
+
+def tried_here(lab: Lab, unit: Unit, part: int, parts: int) -> dict[int, Fit]:
+    """Every so many-th hypothesis that has no parameter: the share of one of several who try them."""
+    screen = Screen(lab, unit)
+    listed = enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit)))
+    return {i: screen.fit(h) for i, h in listed if h.variant.search is None and i % parts == part}
+
+
+def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share: Share | None = None) -> Found:
     """The hypotheses that explain the unit. Families are scanned if nothing simple fits."""
+    elsewhere = share(unit) if share else {}
     found: list[Candidate] = []
     rough: list[Candidate] = []
     scans: list[Hypothesis] = []
     tried = 0
     screen = Screen(lab, unit)
-    for h in hypotheses(lab, unit, decode=only_decode(lab, unit)):
+    for i, h in enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit))):
         if h.fault == "path-split" and found:
             break
+        if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
+            continue
         if costly(h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
         if h.variant.search is None:
-            fit = screen.fit(h)
+            fit = elsewhere[i] if i in elsewhere else screen.fit(h)
         else:
             h, fit = screen.search(h, deep=False)
             scans.append(replace(h, p=0.0))
@@ -111,6 +128,12 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True) -> Fo
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
+    if not found:
+        for h in damaged(lab, unit):
+            fit = lab.fit(h, unit)
+            tried += 1
+            if fit.residual < ONE_BIT * before.residual:
+                (found if fit.explained else rough).append(Candidate(h, fit))
     if not found and lab.terms.guessed and not lab.terms.subtle:
         coarser = _coarser(lab, rough, tried)
         if coarser is not None:

@@ -27,6 +27,7 @@ from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level
+from assay.verify.judge.rounding import EXACT, Rounding, hooks
 from assay.verify.thresholds import ACCEPT, AMPLIFIED, ARITHMETIC_GUESSED, NEAR_Q8, NEAR_UNITS, RUN, STEP
 
 Array = NDArray[Any]
@@ -103,6 +104,7 @@ class Lab:
         weights: Weights | None = None,
         terms: Terms | None = None,
         theirs: Mapping[str, Array] | None = None,
+        rule: Rounding = EXACT,
     ) -> None:
         self.model, self.dump, self.diff = model, dump, diff
         self.terms = terms or Terms.of(diff)
@@ -113,6 +115,7 @@ class Lab:
         self.given = inputs_of(dump.tokens, dump.positions)
         self.hidden = attn_mask(self.given["inp_pos"], self.given["inp_kpos"])
         self.theirs = self._theirs() if theirs is None else theirs
+        self.rule, self._hooks = rule, hooks(rule, model.file)
         self._before: dict[tuple[Unit, str], Fit] = {}
         kind = diff.arithmetic
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
@@ -120,9 +123,15 @@ class Lab:
 
     def on(self, terms: Terms) -> Lab:
         """The same bench on other terms."""
-        lab = Lab(self.model, self.dump, self.diff, self.weights, terms, self.theirs)
+        lab = Lab(self.model, self.dump, self.diff, self.weights, terms, self.theirs, self.rule)
         lab._bases = self._bases  # the definition's values: no terms enter them
         return lab
+
+    def rounding(self, rule: Rounding) -> Lab:
+        """The same bench, on which every computation rounds by this rule."""
+        return self if rule == self.rule else Lab(
+            self.model, self.dump, self.diff, self.weights, self.terms, self.theirs, rule
+        )  # fmt: skip
 
     def from_tokens(self) -> Lab:
         """The definition's run in the place of the stranger's values: nothing of his was dumped whole."""
@@ -149,7 +158,7 @@ class Lab:
         if unit not in self._bases:
             env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
             with np.errstate(all="ignore"):
-                self._bases[unit] = interpret(self.graph, self.weights, env, unit.segment)
+                self._bases[unit] = interpret(self.graph, self.weights, env, unit.segment, hooks=self._hooks)
             if len(self._bases) > 4:
                 self._bases.pop(next(iter(self._bases)))
         return self._bases[unit]
@@ -168,7 +177,10 @@ class Lab:
             return None
         try:
             with np.errstate(all="ignore"):
-                return interpret(made.graph, self.weights, env, set(targets) or {unit.target}, functions=made.functions)
+                return interpret(
+                    made.graph, self.weights, env, set(targets) or {unit.target}, hooks=self._hooks,
+                    functions=made.functions,
+                )  # fmt: skip
         except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise

@@ -11,6 +11,9 @@ logarithm of the likelihood ratio is
 where v is what nobody may call evidence: float32's own noise there and the rounding of the print. n counts the values
 of a group, but at most so many, because values of one row share their luck. Groups that the fault does not touch are
 the same either way and count nothing.
+
+An engine that rounds by a rule (`judge.rounding`) can be predicted below its noise: the rules compete in the same way,
+and faults are listened for under those that may be the engine's.
 """
 
 from __future__ import annotations
@@ -23,31 +26,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
+from assay.verify.diagnosis.damage import DAMAGE, damaged
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.dumps.observation import STATISTICS, token_axis
 from assay.verify.faults import FAULTS, Kind, Stage
-from assay.verify.judge.arithmetic import UNIT
+from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.evidence import deviation
 from assay.verify.judge.noise import by_rows
+from assay.verify.judge.rounding import EXACT, Rounding, roundings
 from assay.verify.thresholds import (
     ALIKE_NATS,
+    CLEARER_NATS,
     COEFFICIENT,
     FIRST_OBSERVED,
     FLOAT32_LEFT,
     FLOOR_UNITS,
+    HARDLY_LEFT,
     HEARD,
     LONG_RUN,
     MOST_OF_A_ROW,
     MOSTLY,
+    ON_AN_EDGE,
     PARAMETER_NATS,
+    RULE_NATS,
     SPEAKS,
 )
 
 Array = NDArray[Any]
-_SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.RUNTIME)  # where mistakes are small enough to pass for noise
+# Where mistakes are small enough to pass for noise.
+_SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.HEAD, Stage.RUNTIME)
 Progress = Callable[[str], None]
 
 
@@ -70,31 +80,71 @@ class Voice:
     coefficient: float  # by how much of the predicted change the deviation is explained best: about 1
     before: float  # deviation over the floor, as rms over the touched groups
     after: float
+    left: float  # as `after`, in the usual group: where an engine rounds by a rule, a few values lie on an edge
     nodes: tuple[str, ...]  # observed nodes where it leaves less
+    rule: Rounding = EXACT
+    near: float = np.inf  # as `left`, in the places where it shows first: later ones add up what fell otherwise
+
+    @property
+    def rest(self) -> float:
+        """What it leaves, at least where it shows first."""
+        return min(self.left, self.near)
+
+    @property
+    def exact(self) -> bool:
+        return self.rest <= FLOAT32_LEFT
 
     def speaks(self, tried: int) -> bool:
         """Beyond chance, for so many hypotheses tried."""
         fitted = self.hypothesis.variant.search is not None
         enough = self.nats > SPEAKS + np.log(max(tried, 1)) + PARAMETER_NATS * fitted
         low, high = COEFFICIENT
-        if FAULTS[self.hypothesis.fault].stage is Stage.RUNTIME and self.after > FLOAT32_LEFT:
+        if self.hypothesis.fault == DAMAGE and self.left > FLOAT32_LEFT:
+            return False  # one of thousands of bits resembles anything; the right one leaves nothing
+        if Kind.PRECISION in FAULTS[self.hypothesis.fault].kinds and self.left > max(
+            FLOAT32_LEFT, HARDLY_LEFT * self.before
+        ):
             return False  # a coarse engine rounds there too, and that is no fault
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Observed nodes that one computation reaches."""
+    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard."""
 
     unit: Unit
     targets: tuple[str, ...]
+    brief: bool = False
+
+    def heard(self, lab: Lab, h: Hypothesis) -> tuple[str, ...]:
+        if not self.brief:
+            return self.targets
+        changed = lab.changed(h, self.unit)
+        return tuple(name for name in self.targets if name in changed)[:FIRST_OBSERVED]
+
+    def early(self) -> Place:
+        """Of a brief place, its first layers: enough to tell how an engine rounds."""
+        segment = self.unit.segment[:LONG_RUN]
+        targets = tuple(name for name in self.targets if name in segment)
+        if not self.brief or not targets:
+            return self
+        return Place(Unit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
+
+    def near(self, lab: Lab, h: Hypothesis) -> Unit | None:
+        """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
+        targets = self.heard(lab, h)
+        if not targets:
+            return None
+        unit = Unit(targets[-1], self.unit.segment[: self.unit.segment.index(targets[-1]) + 1])
+        return unit if len(lab.changed(h, unit)) < LONG_RUN else None
 
 
-def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
+def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
     """The fault that the deviations speak of, or None where they are what they look like: noise.
 
     Every mistake of the catalogue is held against a few places first, those that are heard there against all. Families
-    are tried with their common parameters; only if nothing speaks, with the one that fits the first place best.
+    are tried with their common parameters; only if nothing speaks, with the one that fits the first place best. With
+    `ruled`, only in an engine that clearly rounds by a rule.
     """
     units = [Unit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
     if units:
@@ -102,21 +152,97 @@ def small_fault(lab: Lab, diff: Diff, say: Progress) -> Diagnosis | None:
         first = [Place(u, (u.target,)) for u in representatives(units)]
     else:
         lab = lab.from_tokens()
-        places, first = _runs(lab, diff)
-    say(f"small faults: the catalogue is held against {', '.join(p.unit.target for p in first[:4])}")
-    plain = list(_mistakes(lab, places))
-    spoken = _speaking(lab, plain, first, places, len(plain))
-    if not spoken and len(first[0].unit.segment) < LONG_RUN:
-        solved = list(_solved(lab, places, first))
-        spoken = _speaking(lab, solved, first, places, len(plain) + len(solved))
-    return _answer(spoken, diff) if spoken else None
+        places = [_run(lab, diff)]
+        first = [replace(places[0], brief=True)]
+    labs = _rules(lab, diff, first)
+    if (ruled and labs[0].rule == EXACT) or _nothing_left(labs[0], places):
+        return None
+    say(f"small faults: the catalogue is held against {first[0].unit.target}, as computed with {labs[0].rule.name}")
+    wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
+    best = _loudest(labs, first, places, wide)
+    covered = diff.verdict == "noise"
+    if not best or not (covered or best[0].exact):
+        return None  # an unknown fault resembles known ones; it does not leave float32's noise when they are taken away
+    return _answer(best, diff)
+
+
+def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
+    """The bench under each rule of rounding that may be the engine's, the likeliest first: none, unless another is
+    clearly likelier. A rule stays possible while its roundings are smaller than what is there to explain."""
+    most = diff.arithmetic if diff.verdict == "noise" else ARITHMETICS[-1]
+    labs = [lab.rounding(rule) for rule in roundings(most)]
+    plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
+    nats = []
+    for groups in plain:
+        tally = _Tally()
+        for name, before in plain[0].items():
+            after = groups.get(name)
+            if before is not None and after is not None:
+                tally.add(name, before, after)
+        nats.append(tally.nats)
+    values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
+    plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
+    possible = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
+    return [labs[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
+
+
+def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
+    """What the definition leaves at every place."""
+    return {name: _groups(lab, name, lab.base(p.unit)[name]) for p in places for name in p.targets}
+
+
+def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
+    """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
+    not a whole row, nor a feature in most rows."""
+    for groups in _definition(lab, places).values():
+        if groups is None:
+            return False
+        left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
+        if any(np.quantile(row, ON_AN_EDGE) > FLOAT32_LEFT**2 for row in left):
+            return False
+        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > FLOAT32_LEFT**2:
+            return False
+    return True
+
+
+def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
+    """The mistakes that speak everywhere, under the rule that leaves least of the best of them.
+
+    What is heard in a few places under the likeliest rule is held against all places under each: a fault that hides
+    which rule is the engine's is heard under any of them.
+    """
+    lab, best, tried = labs[0], list[Voice](), 0
+    kinds = (
+        (_mistakes(lab, places, wide=wide), first),
+        (_solved(lab, places, first), first),
+        (_damage(lab, places), places),
+    )
+    for mistakes, where in kinds:  # generators: what comes later is made if it is needed
+        some = list(mistakes)
+        tried += len(some)
+        heard = [v.hypothesis for v in _listen(lab, some, where) if v.nats > HEARD]
+        for bench in labs:
+            spoken = _speaking(bench, heard, where, places, tried)
+            if spoken and (not best or spoken[0].rest < best[0].rest):
+                best = spoken
+            if best and best[0].exact:
+                return best
+    return best
 
 
 def _speaking(
-    lab: Lab, mistakes: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
+    lab: Lab, heard: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
 ) -> list[Voice]:
-    heard = [v.hypothesis for v in _listen(lab, mistakes, first) if v.nats > HEARD]
-    return sorted((v for v in _listen(lab, heard, places) if v.speaks(tried)), key=_rank)
+    """Those of the mistakes that speak everywhere."""
+    near = _listen(lab, heard, first)
+    voices = (replace(v, near=n.left) for v, n in zip(_listen(lab, heard, places), near, strict=True))
+    return sorted((v for v in voices if v.speaks(tried)), key=_rank)
+
+
+def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
+    for place in places:
+        if place.targets == (place.unit.target,):
+            yield from damaged(lab, place.unit)
 
 
 def _rank(voice: Voice) -> tuple[float, ...]:
@@ -125,24 +251,20 @@ def _rank(voice: Voice) -> tuple[float, ...]:
     return (-round(voice.nats / ALIKE_NATS), odd, h.fault in SECOND_NAMES, -voice.nats)
 
 
-def _runs(lab: Lab, diff: Diff) -> tuple[list[Place], list[Place]]:
-    """Nothing was dumped whole: what was observed is reached from the tokens on. All of it, and its first few nodes."""
+def _run(lab: Lab, diff: Diff) -> Place:
+    """Nothing was dumped whole: what was observed is reached from the tokens on."""
     order = {node.name: i for i, node in enumerate(lab.graph)}
     names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
-    early = [name for name in names if name != "embd"][:FIRST_OBSERVED] or names
-
-    def place(targets: Sequence[str]) -> Place:
-        return Place(Unit(targets[-1], tuple(list(order)[: order[targets[-1]] + 1])), tuple(targets))
-
-    return [place(names)], [place(early)]
+    return Place(Unit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
 
 
-def _mistakes(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
-    """Every mistake that touches something observed, families with each of their common parameters."""
+def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterator[Hypothesis]:
+    """Every mistake that touches something observed, families with each of their common parameters. Of an engine that
+    is not `wide` the nodes have told that narrow types are its arithmetic."""
     everything = Unit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
-    long = min(len(p.unit.segment) for p in places) >= LONG_RUN  # every hypothesis is a run of many layers
+    long = min(len(p.unit.segment) for p in places) >= LONG_RUN  # many hypotheses are runs of many layers
     for h in hypotheses(lab, everything, decode=False):
-        if long and FAULTS[h.fault].stage not in _SMALL:
+        if (long and FAULTS[h.fault].stage not in _SMALL) or (not wide and Kind.PRECISION in FAULTS[h.fault].kinds):
             continue
         if h.variant.search is None:
             yield h
@@ -157,12 +279,17 @@ def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterat
             search = variant.search
             if search is None or not search.points or Kind.WEIGHTS in fault.kinds:
                 continue
-            middle = search.grid()[search.points // 2]
-            place = next((p.unit for p in first if lab.touches(variant, p.unit, middle)), None)
-            if place is None:
+            grid = search.grid()
+            tries = [(p, place) for p in (*grid[len(grid) // 2 :][:1], *grid[:1]) for place in first]
+            found_at = next(((p, place) for p, place in tries if lab.touches(variant, place.unit, p)), None)
+            if found_at is None:
                 continue
-            found, _ = search_parameter(lab, Hypothesis(fault.id, variant), place)
-            if found.p not in search.common and lab.touches(variant, place, found.p):
+            h = Hypothesis(fault.id, variant, found_at[0])
+            unit = found_at[1].near(lab, h)
+            if unit is None:
+                continue
+            found, _ = search_parameter(lab, h, unit)
+            if found.p not in search.common and lab.touches(variant, unit, found.p):
                 yield found
 
 
@@ -200,12 +327,13 @@ class _Tally:
         if gained > 1:
             self.nodes.append(name)
 
-    def voice(self, h: Hypothesis) -> Voice:
+    def voice(self, h: Hypothesis, rule: Rounding) -> Voice:
         before, after = (float(np.sqrt(np.mean(m))) if m else 0.0 for m in (self.before, self.after))
         share = self.better / self.touched if self.touched else 0.0
         coefficient = self.dots / self.squares if self.squares else 0.0
         nats = self.nats if self.possible else -np.inf
-        return Voice(h, nats, share, coefficient, before, after, tuple(self.nodes))
+        left = float(np.sqrt(np.median(self.after))) if self.after else 0.0
+        return Voice(h, nats, share, coefficient, before, after, left, tuple(self.nodes), rule)
 
 
 def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:
@@ -216,8 +344,9 @@ def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -
         for h, tally in zip(mistakes, tallies, strict=True):
             if not tally.possible or not lab.touches(h.variant, place.unit, h.p):
                 continue
-            values = lab.predict(h, place.unit, place.targets)
-            for name in place.targets if values is not None else ():
+            targets = place.heard(lab, h)
+            values = lab.predict(h, place.unit, targets)
+            for name in targets if values is not None else ():
                 if name not in plain:
                     plain[name] = _groups(lab, name, lab.base(place.unit)[name])
                 assert values is not None
@@ -226,7 +355,7 @@ def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -
                     tally.possible = False
                     break
                 tally.add(name, before, after)
-    return [t.voice(h) for h, t in zip(mistakes, tallies, strict=True)]
+    return [t.voice(h, lab.rule) for h, t in zip(mistakes, tallies, strict=True)]
 
 
 def _groups(lab: Lab, name: str, value: Array) -> Groups | None:
@@ -284,8 +413,12 @@ def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
         after=best.after,
         fitted=h.variant.search is not None and h.p not in h.variant.search.common,
     )
-    note = (
-        f"small enough for the noise of {diff.arithmetic.name}, but not noise: it is what this fault predicts "
-        f"({best.before:.3g} times float32's noise, {best.after:.2g} with the fault planted)"
-    )
-    return Diagnosis("fault", cause.node, best.nodes, (cause,), "", notes=(note,), diff=diff)
+    notes = []
+    if diff.verdict == "noise":
+        notes.append(
+            f"small enough for the noise of {diff.arithmetic.name}, but not noise: it is what this fault predicts "
+            f"({best.before:.3g} times float32's noise, {best.after:.2g} with the fault planted)"
+        )
+    if best.rule != EXACT:
+        notes.append(f"the rest is computed with {best.rule.name}")
+    return Diagnosis("fault", cause.node, best.nodes, (cause,), "", notes=tuple(notes), diff=diff)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
-from assay.verify.thresholds import PROMISING
+from assay.verify.thresholds import A_LAYERS_WORTH, PROMISING
 
 
 def search_parameter(
@@ -41,15 +41,22 @@ def search_parameter(
     if around:
         _golden(at, h.p * (1 - around), h.p * (1 + around), False)
         return replace(h, p=best()), tried[best()]
-    for p in search.common:
+    of_file = search.scan(lab.context, [lab.graph[name] for name in unit.segment]) if search.scan is not None else ()
+    for p in (*search.common, *(of_file if deep or len(of_file) <= A_LAYERS_WORTH else ())):
         if at(p).explained:
             return replace(h, p=p), tried[p]
-    if not deep or search.points == 0:
+    if not deep or (search.points == 0 and not of_file):
         return (replace(h, p=best()), tried[best()]) if tried else (h, NEVER)
     grid = sorted(search.grid())
-    if lab.terms.subtle:  # most likely nothing is wrong: go on only where a rough scan gains something
+    if search.nominal:
+        for p in grid:
+            if at(p).explained:
+                break
+        return replace(h, p=best()), tried[best()]
+    if lab.terms.subtle and grid:  # most likely nothing is wrong: go on only where a rough scan gains something
         stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // 8)
-        least = min(at(p).residual for p in (*search.common, *grid[::stride]))
+        near = () if search.neutral is None else (search.neutral * 0.95, search.neutral * 1.05)
+        least = min(at(p).residual for p in (*search.common, *near, *grid[::stride]))
         if least > PROMISING * lab.before(unit).residual:
             return replace(h, p=best()), tried[best()]
     for p in grid:

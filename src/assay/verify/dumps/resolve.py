@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.engines.batch import INDICES
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.errors import AssayError
-from assay.graph import join, split
+from assay.graph import Graph, join, split
 from assay.models import Model
 from assay.verify.dumps import axes
 from assay.verify.dumps.finite import is_finite, up_to_first
@@ -253,7 +254,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     shape = obs.shape
     plain = shape_of(graph, obs.name, n)
     if obs.rows is None and shape == plain:
-        return replace(obs, data=partial(_unmasked, obs, graph[obs.name].op)), ""
+        return replace(obs, data=partial(_as_computed, obs, graph)), ""
     small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # before it is read
     found = axes.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
@@ -262,13 +263,24 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
             f"(expected {[*plain]} for {n} tokens); is it a dump of another model, or of other tokens?"
         )
     best = found[0] if len(found) == 1 else axes.nearest(found, truth([obs.name])[obs.name], axis)
-    data = np.where(np.isneginf(best.array), 0, best.array) if graph[obs.name].op == "kq" else best.array
+    data = _as_computed(replace(obs, data=best.array), graph)
     return replace(obs, data=data, rows=best.rows, shape=best.array.shape), best.label
 
 
-def _unmasked(obs: Observation, op: str) -> Array:
-    value = obs.array()
-    return np.where(np.isneginf(value), 0, value) if op == "kq" else value
+def _as_computed(obs: Observation, graph: Graph) -> Array:
+    """Scores without what was masked before its time; the numbers of experts as whole numbers, also where they were
+    written as floats."""
+    value, node = obs.array(), graph[obs.name]
+    if node.op not in INDICES:
+        return np.where(np.isneginf(value), 0, value) if node.op == "kq" else value
+    first = graph[node.inputs[0]] if node.op == "topk" else node
+    count = int(graph.shapes[first.name][-1])
+    wrong = value[~((value >= 0) & (value < count) & (value == np.rint(value)))]
+    if wrong.size:
+        raise AssayError(
+            f"{obs.where or obs.foreign}: no expert has this number (found {wrong[0]:g}, expected 0 to {count - 1})"
+        )
+    return value.astype(np.int64)
 
 
 def _without_padding(obs: Observation, n_keys: int) -> Observation | None:

@@ -55,6 +55,9 @@ def _ask(model: Model, client: Client, say: Progress) -> Diagnosis:
     if prompt is not None:
         wrong.append("inp_tokens")
         causes.append(prompt)
+    elif scored is None and first.prompt_tokens not in (None, len(ids)):
+        notes.append(f"the server counts {first.prompt_tokens} tokens in a text of {len(ids)}: {TEXT!r}")
+        return _answer([], ["inp_tokens"], notes, False)
     case = case_of("a text", ids, first, scored)
     allowed = _as_good_as_its_prompt(box, case, allowed)
     result = _explain_case(box, tokenizer, case, allowed, say)

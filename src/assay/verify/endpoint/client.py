@@ -23,6 +23,7 @@ REPLY_S = 120.0  # from the request to the last byte of its answer
 SESSION_S = 1800.0  # all requests of a client together
 MAX_REPLY = 8 << 20
 MAX_STEPS = 512  # scored tokens of one answer: the probes are short
+Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]  # path and body to the answer
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,25 @@ class Reply:
 
 
 class Client:
-    """Asks the endpoint at `url` (with or without the final /v1) about the model that `tokenizer` belongs to."""
+    """Asks the endpoint at `url` (with or without the final /v1) about the model that `tokenizer` belongs to.
 
-    def __init__(self, url: str, tokenizer: Tokenizer, *, key: str = "", model: str = "") -> None:
-        if not url.startswith(("http://", "https://")):
+    With `ask`, an engine in this process answers in the server's place; `url` is then its name.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        tokenizer: Tokenizer,
+        *,
+        key: str = "",
+        model: str = "",
+        max_steps: int = MAX_STEPS,
+        ask: Ask | None = None,
+    ) -> None:
+        if ask is None and not url.startswith(("http://", "https://")):
             raise AssayError(f"--endpoint {url}: not an address (expected http://host:port)")
         self.url = url.rstrip("/").removesuffix("/v1")
-        self.tokenizer, self.key, self.model = tokenizer, key, model
+        self.tokenizer, self.key, self.model, self.max_steps, self._ask = tokenizer, key, model, max_steps, ask
         self._until = time.monotonic() + SESSION_S
 
     @cached_property
@@ -68,6 +81,8 @@ class Client:
         return {text: token for text, token in found.items() if text not in twice and "\ufffd" not in text}
 
     def _post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        if self._ask is not None:
+            return self._checked(self.url, self._ask(path, body))
         data = json.dumps({**({"model": self.model} if self.model else {}), **body}).encode()
         headers = {"Content-Type": "application/json"}
         if self.key:
@@ -79,11 +94,13 @@ class Client:
         )
 
     def _read(self, where: str, raw: bytes) -> dict[str, Any]:
-        """An answer's bytes as an object with a first choice."""
         try:
-            found = json.loads(raw)
+            return self._checked(where, json.loads(raw))
         except (ValueError, RecursionError) as error:
             raise AssayError(f"{where}: the answer is not JSON ({printable(str(error), 100)})") from None
+
+    def _checked(self, where: str, found: Any) -> dict[str, Any]:
+        """An answer that is an object with a first choice."""
         if not isinstance(found, dict) or not isinstance(found.get("choices"), list) or not found["choices"]:
             raise AssayError(f"{where}: the answer holds no choices (found {printable(str(found), 100)})")
         if not isinstance(found["choices"][0], dict):
@@ -92,7 +109,7 @@ class Client:
             )
         return found
 
-    def complete(self, prompt: str, *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
+    def complete(self, prompt: str | Sequence[int], *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
         """`/v1/completions`, greedy unless `more` says otherwise."""
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": top, **more}
         found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
@@ -106,8 +123,8 @@ class Client:
     def _reply(self, found: dict[str, Any], generated: int | None) -> Reply:
         choice = found["choices"][0]
         steps = tuple(self._steps(_mapping(choice.get("logprobs"))))
-        if len(steps) > MAX_STEPS:
-            raise AssayError(f"{self.url}: scores of {len(steps)} tokens (expected at most {MAX_STEPS})")
+        if len(steps) > self.max_steps:
+            raise AssayError(f"{self.url}: scores of {len(steps)} tokens (expected at most {self.max_steps})")
         message = choice.get("message")
         text = message.get("content") if isinstance(message, dict) else choice.get("text")
         usage = _mapping(found.get("usage"))

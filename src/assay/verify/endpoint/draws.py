@@ -20,6 +20,7 @@ from assay.verify.thresholds import CHANCE, RARE, SWAPPED
 Array = NDArray[Any]
 Progress = Callable[[str], None]
 KEPT = (3, 6)  # tokens that a draw may come from, at least and at most
+ALONE = {"top_k": 0, "min_p": 0.0}  # filters that servers have on by default, and that would cut before top-p
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,16 @@ def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[
         return []
     say(f"drawing {plan.draws} tokens at top-p {plan.top_p:g}: {len(plan.kept)} may come")
     drawn: list[int] = []
+    alone: dict[str, Any] = dict(ALONE)
     for seed in range(plan.draws):
         try:
-            reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed)
+            try:
+                reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed, **alone)
+            except AssayError:
+                if seed or not alone:
+                    raise
+                alone = {}  # a server that refuses what OpenAI's has not
+                reply = client.complete(plan.prompt, n=1, temperature=1.0, top_p=plan.top_p, seed=seed)
         except AssayError as error:
             notes.append(f"sampling was not tried: {error}")
             return []

@@ -8,6 +8,7 @@ from assay.errors import AssayError
 from assay.text import ChatTemplate, Tokenizer, encode_chat
 from assay.text.builtin import TEMPLATES
 from assay.text.compare import explain as explain_ids
+from assay.text.unigram import Unigram
 from assay.verify.diagnosis.lab import Fit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.endpoint.box import Box, Seen, case_of, cause_of, distance
@@ -48,9 +49,9 @@ def text_prompt(
             return cause_of(f.fault, "inp_tokens", f.message, Fit(8.0, 1.0, 8), Fit(0.0, 0.0, 8), 1), ids
         return None, right
     before = distance(case_of("", right, reply, scored).seen, box.logits(case_of("", right, reply, scored).tokens))
-    if before.ratio <= allowed:
+    if before.ratio <= allowed and count in (None, len(right)):
         return None, right
-    for fault, how, ids in _other_ids(tokenizer, right):
+    for fault, how, ids in _other_ids(box, tokenizer, right):
         if count is None or count == len(ids):
             case = case_of("", ids, reply, scored)
             after = distance(case.seen, box.logits(case.tokens))
@@ -59,8 +60,12 @@ def text_prompt(
     return None, right
 
 
-def _other_ids(tokenizer: Tokenizer, right: list[int]) -> Iterator[tuple[str, str, list[int]]]:
+def _other_ids(box: Box, tokenizer: Tokenizer, right: list[int]) -> Iterator[tuple[str, str, list[int]]]:
     bos = tokenizer.bos
+    if tokenizer.vocab.model == "llama" and tokenizer.vocab.scores is not None:
+        begin = right[:1] if right[:1] == [bos] else []
+        how = "cut where the sum of scores is highest, which is another kind of vocabulary's rule"
+        yield "spm-merge-order", how, begin + Unigram(box.model.file, tokenizer.vocab).encode(TEXT)
     if bos is not None and right[:1] == [bos]:
         yield "bos-missing", "no BOS", right[1:]
         yield "bos-double", "BOS twice", [bos, *right]

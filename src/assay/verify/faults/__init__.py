@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 
-from assay.verify.faults import attention, blocks, decoders, families, layout, parsing, rotary
+from assay.verify.faults import attention, blocks, decoders, families, layout, parsing, rotary, small
 from assay.verify.faults.base import (
     PLANTS,
     Change,
@@ -47,7 +47,7 @@ __all__ = [
     "sites",
 ]
 
-_PLANTING = (parsing, decoders, layout, blocks, rotary, attention, families)  # imported for what they register
+_PLANTING = (parsing, decoders, layout, blocks, rotary, attention, families, small)  # imported for what they register
 
 
 def _read(stage: Stage) -> dict[str, Fault]:

@@ -201,11 +201,16 @@ def no_window(c: Context, node: Node, p: float) -> Change | None:
     return Change(node.with_attrs(window=0))
 
 
-@plant("swa-off-by-one", "window + 1 keys")
-def window_plus(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "attn_softmax" or not node.attr("window"):
-        return None
-    return Change(node.with_attrs(window=node.attr("window") + 1))
+def _other_window(label: str, more: int) -> None:
+    @plant("swa-off-by-one", label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        if node.op != "attn_softmax" or (node.attr("window") or 0) < 2:
+            return None
+        return Change(node.with_attrs(window=node.attr("window") + more))
+
+
+_other_window("window + 1 keys", 1)
+_other_window("window - 1 keys", -1)
 
 
 # -- pairing of query and key heads ---------------------------------------------------------------------------------
@@ -284,36 +289,121 @@ def _step_view(fault: str, label: str, view: Callable[[Context, Array, int, int]
         return Change(node, run)
 
 
-def _shifted_writes(c: Context, rows: Array, start: int, end: int) -> Array:
-    """Decode rows were written `start` elements into the buffer instead of `start` rows."""
-    flat = np.zeros(rows.size, rows.dtype)
-    width, prompt = rows[0].size, (c.steps or (start,))[0]
-    flat[: prompt * width] = rows[:prompt].reshape(-1)
-    for t in range(prompt, end):
-        flat[t : t + width] = rows[t].reshape(-1)
-    return flat.reshape(rows.shape)
+def _writes(unit: Callable[[Array], int], *, fresh: bool = False) -> Callable[[Context, Array, int, int], Array]:
+    """Decode row t was written `t * unit` elements into the buffer. `fresh`: a step's own rows are read elsewhere."""
+
+    def view(c: Context, rows: Array, start: int, end: int) -> Array:
+        width, prompt = rows[0].size, (c.steps or (start,))[0]
+        flat = np.zeros(4 * rows.size + width, rows.dtype)
+        flat[: prompt * width] = rows[:prompt].reshape(-1)
+        for t in range(prompt, end):
+            at = t * unit(rows)
+            flat[at : at + width] = rows[t].reshape(-1)
+        seen = flat[: rows.size].reshape(rows.shape)
+        if fresh:
+            seen[start:] = rows[start:]
+        return seen
+
+    return view
 
 
-_step_view("kv-seqpos-units", "decode rows written at element n_past", _shifted_writes)
+def _head_by_head(c: Context, rows: Array, start: int, end: int) -> Array:
+    """As `_writes` of single elements, in a buffer that keeps one head after the other."""
+    prompt, width = (c.steps or (start,))[0], rows.shape[2]
+    seen = np.zeros_like(rows)
+    for g in range(rows.shape[1]):
+        flat = np.zeros(rows.shape[0] * width, rows.dtype)
+        flat[: prompt * width] = rows[:prompt, g].reshape(-1)
+        for t in range(prompt, end):
+            flat[t : t + width] = rows[t, g]
+        seen[:, g] = flat.reshape(-1, width)
+    return seen
 
 
-@plant("kv-pre-rope", "older keys unrotated in decode")
-def pre_rope(c: Context, node: Node, p: float) -> Change | None:
-    key = sibling(c, node, "Kcur")
-    if node.op != "kq" or key is None or key.op != "rope":
-        return None
-    own = standard(node)
+def _by_steps(fresh: bool) -> Callable[[Context, Array, int, int], Array]:
+    """Decode row t was written to the row that counts steps: 1, 2, …"""
 
-    def run(q: Array, k: Array, before: Array) -> Array:
-        out = own(q, k).copy()
-        starts = c.starts(len(q))
-        for start in np.unique(starts[starts > 0]):
-            seen = k.copy()
-            seen[:start] = before.reshape(k.shape)[:start]
-            out[:, starts == start] = own(q[starts == start], seen)
-        return out
+    def view(c: Context, rows: Array, start: int, end: int) -> Array:
+        starts = c.starts(end)
+        seen = rows.copy()
+        seen[starts > 0] = 0
+        for i, at in enumerate(np.unique(starts[starts > 0])):
+            seen[i + 1] = rows[at]
+        if fresh:
+            seen[start:] = rows[start:]
+        return seen
 
-    return Change(replace(node, inputs=(*node.inputs, key.inputs[0])), run)
+    return view
+
+
+_UNITS: dict[str, Callable[[Array], int]] = {
+    "decode rows written at element n_past": lambda rows: 1,
+    "decode rows written at n_past times a head's width": lambda rows: int(rows.shape[2]),
+    "decode rows written at twice their place": lambda rows: 2 * rows[0].size,
+    "decode rows written at half their place": lambda rows: rows[0].size // 2,
+}
+for _label, _unit in _UNITS.items():
+    _step_view("kv-seqpos-units", _label, _writes(_unit))
+    _step_view("kv-seqpos-units", f"{_label}, the own row read from elsewhere", _writes(_unit, fresh=True))
+_step_view("kv-seqpos-units", "decode rows written at element n_past of each head's buffer", _head_by_head)
+_step_view("kv-seqpos-units", "decode rows written to the row of their step's number", _by_steps(False))
+_step_view(
+    "kv-seqpos-units", "decode rows written to the row of their step's number, the own row read from elsewhere",
+    _by_steps(True),
+)  # fmt: skip
+
+
+def _unrotated(label: str, keys: Callable[[Node, Context, int, Array, Array, Array, tuple[Array, ...]], Array]) -> None:
+    """In a decode step that begins at row `start` the keys are `keys(rotated, unrotated, query positions)`."""
+
+    @plant("kv-pre-rope", label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        key = sibling(c, node, "Kcur")
+        if node.op != "kq" or key is None or key.op != "rope" or not by_heads(c, node.inputs[1]):
+            return None
+        own = standard(node)
+
+        def run(q: Array, k: Array, before: Array, pos: Array, *factors: Array) -> Array:
+            out = own(q, k).copy()
+            starts = c.starts(len(q))
+            for start in np.unique(starts[starts > 0]):
+                rows = starts == start
+                seen = keys(key, c, int(start), k.copy(), before.reshape(k.shape), pos[rows], factors)
+                out[:, rows] = own(q[rows], seen)
+            return out
+
+        inputs = (*node.inputs, key.inputs[0], "inp_pos")
+        return Change(replace(node, inputs=inputs, weights=key.weights), run)
+
+
+def _older(key: Node, c: Context, start: int, k: Array, plain: Array, pos: Array, factors: tuple[Array, ...]) -> Array:
+    k[:start] = plain[:start]
+    return k
+
+
+def _written_in_decode(fresh: bool) -> Callable[..., Array]:
+    def keys(
+        key: Node, c: Context, start: int, k: Array, plain: Array, pos: Array, factors: tuple[Array, ...]
+    ) -> Array:
+        prompt = c.steps[0] if c.steps else start
+        end = start if fresh else len(k)
+        k[prompt:end] = plain[prompt:end]
+        return k
+
+    return keys
+
+
+def _at_the_query(
+    key: Node, c: Context, start: int, k: Array, plain: Array, pos: Array, factors: tuple[Array, ...]
+) -> Array:
+    """The whole cache is unrotated and turned, when it is read, to where the step's first token stands."""
+    return turned(key, plain, np.full(len(k), int(pos[0])), factors).reshape(k.shape)
+
+
+_unrotated("older keys unrotated in decode", _older)
+_unrotated("keys that decode stores unrotated", _written_in_decode(False))
+_unrotated("keys that decode stored in earlier steps unrotated", _written_in_decode(True))
+_unrotated("in decode all keys turned to the query's position", _at_the_query)
 
 
 def _own_step(fault: str, label: str) -> None:

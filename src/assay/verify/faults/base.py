@@ -11,7 +11,7 @@ What differs in the decode steps is an edit that treats those rows differently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,6 +80,8 @@ class Search:
     whole: bool = False
     points: int = 25
     neutral: float | None = None  # the value at which nothing is wrong
+    nominal: bool = False  # values are names without an order: all are tried
+    scan: Callable[[Context, Sequence[Node]], Sequence[float]] | None = None  # where values depend on file and nodes
 
     def grid(self) -> list[float]:
         if self.points == 0:

@@ -257,25 +257,60 @@ def no_final_norm(c: Context, node: Node, p: float) -> Change | None:
     return Change(node, lambda x, *w: x) if role(node) == "result_norm" else None
 
 
-def _other_row(label: str, pick: Callable[[int], int]) -> None:
-    @plant("head-wrong-row", label)
+def _other_row(
+    label: str,
+    pick: Callable[[Context, Array, int], Array],
+    where: tuple[str, ...] = ("output",),
+    search: Search | None = None,
+) -> None:
+    """Rows of the logits that are other rows': `pick` gives for every row the one that it shows. Before the last norm
+    (`norm`) the hidden state is taken from the wrong row, and the norm shows it."""
+
+    @plant("head-wrong-row", label, search)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.name != c.model.graph.output:
+        place = "output" if node.name == c.model.graph.output else "norm" if role(node) == "result_norm" else ""
+        if place not in where:
             return None
         own = standard(node)
-
-        def run(*operands: Array) -> Array:
-            value = own(*operands).copy()
-            last = (c.steps[0] if c.steps else len(value)) - 1
-            if 0 <= last < len(value):
-                value[last] = value[pick(last + 1)]
-            return value
-
-        return Change(node, run)
+        return Change(node, lambda x, *more: own(x[pick(c, np.arange(len(x)), int(p))], *more))
 
 
-_other_row("the prompt's last logits are those of row 0", lambda n: 0)
-_other_row("the prompt's last logits are those of row n - 2", lambda n: max(n - 2, 0))
+def _last_shows(row: Callable[[int, int], int]) -> Callable[[Context, Array, int], Array]:
+    """The prompt's last row shows row(number of rows, parameter)."""
+
+    def pick(c: Context, rows: Array, p: int) -> Array:
+        n = min((c.steps or (len(rows),))[0], len(rows))
+        return np.where(rows == n - 1, np.clip(row(n, p), 0, n - 1), rows)
+
+    return pick
+
+
+def _row_before(c: Context, rows: Array, p: int) -> Array:
+    return np.asarray(np.maximum(rows - 1, 0))
+
+
+def _row_before_in_prompt(c: Context, rows: Array, p: int) -> Array:
+    return np.where(c.decoding(len(rows)), rows, np.maximum(rows - 1, 0))
+
+
+def _row_after(c: Context, rows: Array, p: int) -> Array:
+    prompt = (c.steps or (len(rows),))[0]
+    return np.where(rows < prompt, np.minimum(rows + 1, min(prompt, len(rows)) - 1), rows)
+
+
+def _step_before(c: Context, rows: Array, p: int) -> Array:
+    return np.where(c.decoding(len(rows)), rows - 1, rows)
+
+
+_LATER = Search(1, 63, (), False, True, 63, nominal=True)
+for _where, _of in ((("output",), "logits are those"), (("norm",), "hidden state is that")):
+    _other_row(f"the prompt's last {_of} of row 0", _last_shows(lambda n, p: 0), _where)
+    _other_row(f"the prompt's last {_of} of row n - 2", _last_shows(lambda n, p: n - 2), _where)
+    _other_row(f"the prompt's last {_of} of row {{p}}", _last_shows(lambda n, p: p), _where, _LATER)
+    _other_row(f"every row's {_of} of the row before", _row_before, _where)
+    _other_row(f"in the prompt every row's {_of} of the row before", _row_before_in_prompt, _where)
+    _other_row(f"in the prompt every row's {_of} of the row after", _row_after, _where)
+    _other_row(f"in decode the {_of} of the step before", _step_before, _where)
 
 
 @plant("head-softcap", "logits squeezed by {p} tanh(x / {p})", Search(5, 100, (30.0, 50.0), points=9))

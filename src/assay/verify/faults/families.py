@@ -549,6 +549,15 @@ def normalised(c: Context, node: Node, p: float) -> Change | None:
     return Change(node, lambda x, idx: gather(x, idx) / np.sum(gather(x, idx), axis=-1, keepdims=True))
 
 
+@plant("moe-topk-norm", "weights made to sum to 1 where they are used")
+def normalised_in_use(c: Context, node: Node, p: float) -> Change | None:
+    if role(node) != "ffn_moe_weighted" or node.op != "expert_scale":
+        return None
+    if any(sibling(c, node, f"ffn_moe_weights_{how}") is not None for how in ("norm", "softmax")):
+        return None
+    return Change(node, lambda x, w: x * (w / np.sum(w, axis=-1, keepdims=True))[..., None])
+
+
 _at("moe-groups", "all groups", lambda n: n.op == "group_mask", lambda c, n: Change(n, lambda x: x))
 
 

@@ -31,6 +31,7 @@ class Kind(StrEnum):
     """What is other than it should be, which tells how the fault is planted or recognised."""
 
     COMPUTATION = "computation"  # another formula: an edit of the graph
+    PRECISION = "precision"  # the right formula in a narrow type, which is legitimate where the whole engine is so
     WEIGHTS = "weights"  # the right formula on other numbers from the file
     INPUTS = "inputs"  # other inputs, positions or cache
     TOKENS = "tokens"  # other ids

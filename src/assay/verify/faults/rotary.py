@@ -298,6 +298,24 @@ _positions(
     _in_decode(lambda pos, start, p: pos - 1),
     upper=True,
 )
+
+
+def _last_row(shift: int) -> Callable[[Context, Array, int], Array]:
+    def moved(c: Context, pos: Array, p: int) -> Array:
+        last = np.arange(len(pos)) == (c.steps or (len(pos),))[0] - 1
+        return np.where(last, np.maximum(pos + shift, 0), pos)
+
+    return moved
+
+
+_positions("pos-last-off-by-one", "the prompt's last token one position late", _last_row(1))
+_positions("pos-last-off-by-one", "the prompt's last token one position early", _last_row(-1))
+_positions(
+    "pos-clamped",
+    "positions held at {p}",
+    lambda c, pos, p: np.minimum(pos, p),
+    Search(1, 4096, (2047, 4095, 511, 1023), True, True, 61),
+)
 _positions(
     "pos-padding",
     "decode {p} positions ahead",

@@ -10,6 +10,7 @@ Each is a set of roundings applied while the definition runs. They are models of
   GELU    as llama.cpp on a CPU: GELU by a table of halves, its input and its value rounded to float16
   f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them, and products
           of halves added up in 32 lanes of halves, as ggml does where the processor can
+  q8 KV   keys and values kept in Q8_0 blocks, queries quantised to meet them
 
 Errors of summation are drawn from a generator seeded by the node's name: the same on every run.
 """
@@ -46,6 +47,7 @@ class Arithmetic:
     storage: str = "f32"
     q8: bool = False
     f16_cache: bool = False
+    q8_cache: bool = False
     gelu_table: bool = False
 
     @property
@@ -60,6 +62,7 @@ ARITHMETICS: tuple[Arithmetic, ...] = (
     Arithmetic("f16 KV", f16_cache=True, gelu_table=True),
     Arithmetic("Q8 activations", q8=True, gelu_table=True),
     Arithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
+    Arithmetic("Q8 activations, q8 KV", q8=True, f16_cache=True, q8_cache=True, gelu_table=True),
     Arithmetic("f16", storage="f16", f16_cache=True),
     Arithmetic("bf16", storage="bf16"),
 )
@@ -127,7 +130,7 @@ def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Arra
         quantise = quantise_for(file, node.weights[0])
         return x if quantise is None else quantise(x.reshape(x.shape[0], -1) if node.op == "linear" else x)
     if a.f16_cache and i == 0 and node.op in ("kq", "kqv"):
-        return round_to(x, "f16")
+        return _cached(x) if a.q8_cache and node.op == "kq" else round_to(x, "f16")
     if a.gelu_table and i == 0 and is_gelu(node):
         gate = x.shape[-1] // (2 if node.op == "glu_split" else 1)
         return np.concatenate([round_to(x[..., :gate], "f16"), x[..., gate:]], axis=-1)
@@ -172,7 +175,14 @@ def stored(a: Arithmetic, node: Node, y: Array) -> Array:
     """The result as it is kept."""
     if y.dtype.kind != "f":
         return y
+    if a.q8_cache and node.op == "cache":
+        return _cached(y)
     return round_to(y, "f16" if a.f16_cache and node.op == "cache" else a.storage)
+
+
+def _cached(x: Array) -> Array:
+    """A row of the cache in eight bits; heads that are no multiple of a block stay in halves, as ggml demands."""
+    return round_to(x, "f16") if x.shape[-1] % 32 else q8_0(x)
 
 
 def _terms(graph: Graph, node: Node, n_keys: int) -> int:

@@ -44,7 +44,7 @@ from assay.verify.judge.arithmetic import (
     summation,
     summed,
 )
-from assay.verify.judge.routing import CHOICES, allowed, other_choice, ranking
+from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_choice, other_groups, ranking
 from assay.verify.judge.sweep import Last, Squares, evaluate_all
 
 Array = NDArray[Any]
@@ -117,6 +117,7 @@ class NoiseRuns:
             values = [exact] * len(values)
         elif node.op == "group_mask":
             values = [np.where(np.isneginf(exact), exact, lane[0]) for lane in lanes[1:n]]
+            others |= self._regroup(node, exact)
         values = self._slip(node, values, weights)
         sums, operands = self._variances(node, weights)
         values = [
@@ -131,16 +132,30 @@ class NoiseRuns:
             None if s is None else s + operands if a.q8 and operands is not None else s
             for a, s in zip(ARITHMETICS, sums, strict=True)
         ]
-        self.levels[node.name] = self._level(node, exact, values, observed, spread, others)
+        self.levels[node.name] = self._level(
+            node, exact, values, observed, spread, {} if node.op == "group_mask" else others
+        )
         axis = token_axis(self.graph, node.name)
         self.exact[node.name] = _narrow(patch(observed, exact, axis))
         if node.op in CHOICES:
-            others |= self._reroute(node, exact, whole)
+            others |= self._reroute(node, exact, others, whole)
         for run, value in (*zip(self.runs, values, strict=True), *((self.rerouted[i], v) for i, v in others.items())):
             run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
         self.last.forget(node, self.exact, *self.runs, *self.rerouted.values())
 
-    def _reroute(self, node: Node, chosen: Array, known: bool) -> dict[int, Array]:
+    def _regroup(self, node: Node, masked: Array) -> dict[int, Array]:
+        """For each arithmetic whose noise leaves a choice of groups open: the scores with the other one."""
+        score = node.inputs[0]
+        margin, other = other_groups(self.exact[score], node)
+        found = {}
+        for i, limit in enumerate(allowed_groups(self.exact[score], self.levels[score].rms)):
+            is_open = margin <= limit
+            if is_open.any() and node.name not in self.observed:
+                self.rerouted.setdefault(i, dict(self.runs[i]))
+                found[i] = np.where(is_open[:, None], other, masked)
+        return found
+
+    def _reroute(self, node: Node, chosen: Array, others: Mapping[int, Array], known: bool) -> dict[int, Array]:
         """For each arithmetic whose noise leaves a choice of experts open: the other one. None where it is `known`."""
         if node.op == "argsort":
             score = node.inputs[0]
@@ -153,7 +168,7 @@ class NoiseRuns:
             is_open = margin <= limit
             if is_open.any() and not known:
                 self.rerouted.setdefault(i, dict(self.runs[i]))
-                found[i] = np.where(is_open[:, None], other, chosen)
+                found[i] = np.where(is_open[:, None], other, others.get(i, chosen))
         return found
 
     def _variances(self, node: Node, weights: Weights) -> tuple[list[Array | None], Array | None]:
@@ -198,7 +213,7 @@ class NoiseRuns:
         return out
 
     def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
-        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else a.f16_cache, a.gelu_table)
+        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else (a.f16_cache, a.q8_cache), a.gelu_table)
         if key not in same:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]

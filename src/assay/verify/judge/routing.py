@@ -2,7 +2,7 @@
 
 The last expert that is chosen and the first that is not are `margin` apart. An arithmetic whose noise on the scores is
 of that size may choose the other, and then everything after it differs for that token: no fault. A choice that the
-noise does not explain is one.
+noise does not explain is one. Where experts are chosen by groups, two groups may change places in the same way.
 """
 
 from __future__ import annotations
@@ -60,6 +60,27 @@ def other_choice(scores: Array, chosen: Array) -> tuple[Array, Array]:
     other = np.asarray(order[:, :k]).copy()
     other[:, k - 1] = order[:, k]
     return margin, other
+
+
+def other_groups(scores: Array, node: Node) -> tuple[Array, Array]:
+    """Of a `group_mask`: the margin between each token's last group and the first that is masked, and the scores with
+    these two exchanged."""
+    groups, used = int(node.attr("groups")), int(node.attr("used"))
+    parts = scores.reshape(len(scores), groups, -1)
+    sums = np.sort(parts, axis=-1)[..., -2:].sum(axis=-1)
+    order = np.argsort(-sums, axis=-1, kind="stable")
+    if used >= groups:
+        return np.full(len(scores), np.inf), scores
+    ranked = np.take_along_axis(sums, order, axis=-1)
+    kept = np.zeros(sums.shape, bool)
+    np.put_along_axis(kept, np.delete(order[:, : used + 1], used - 1, axis=1), True, axis=-1)
+    other = np.where(kept[..., None], parts, -np.inf).reshape(scores.shape)
+    return ranked[:, used - 1] - ranked[:, used], other
+
+
+def allowed_groups(scores: Array, rms: Array) -> Array:
+    """By how much two groups may change places, [arithmetic, token]: each is a sum of two scores."""
+    return allowed(scores, rms) * 2**0.5
 
 
 @dataclass(frozen=True)

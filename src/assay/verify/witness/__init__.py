@@ -1,33 +1,37 @@
-"""Engines for verification by name: assay's own, and the witnesses, which are other people's engines."""
+"""The witnesses: other people's engines by name. The table alone, so that a help page may print it."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
-from assay import engines
-from assay.engines.base import Engine
-from assay.errors import AssayError
-from assay.models import Model
-
-# Name, module, class. Each says itself what to install when it is missing.
-WITNESSES: dict[str, tuple[str, str]] = {
-    "llamacpp": ("assay.verify.witness.llamacpp", "LlamaCppEngine"),
-    "transformers": ("assay.verify.witness.transformers", "TransformersEngine"),
-}
+from dataclasses import dataclass
 
 
-def known() -> tuple[str, ...]:
-    """Every name that `open_engine` takes; a witness may still be missing its package."""
-    return (*engines.ENGINES, *WITNESSES)
+@dataclass(frozen=True)
+class Witness:
+    """Somebody's engine: what it is called, the packages that have it, where its adapter is, and what it shows."""
+
+    title: str
+    packages: tuple[str, ...]  # as the registry calls them; the extra of the same name brings them
+    adapter: str  # module:class
+    shows: str
+    talks: bool = False  # text with log-probabilities is all it gives
 
 
-def open_engine(name: str, model: Model, **options: Any) -> Engine:
-    """An engine or a witness; options that are None are left to it."""
-    if name not in WITNESSES:
-        if name not in engines.ENGINES:
-            raise AssayError(f"engine {name}: not available here; there are {', '.join(known())}")
-        return engines.create(name, model, **options)
-    module, kind = WITNESSES[name]
-    engine: Engine = getattr(import_module(module), kind)(model, **{k: v for k, v in options.items() if v is not None})
-    return engine
+# A new one is one file and one row here, with an extra of its name in pyproject.toml.
+WITNESSES: dict[str, Witness] = {
+    "llamacpp": Witness("llama.cpp", ("llama-cpp-python",), "llamacpp:LlamaCppEngine", "every node"),
+    "transformers": Witness(
+        "transformers", ("transformers", "torch", "gguf"), "transformers:TransformersEngine",
+        "what its modules take and give, attention's probabilities",
+    ),
+    "tinygrad": Witness("tinygrad", ("tinygrad",), "tinygrad:TinygradEngine", "what its modules take and give"),
+    "mlx": Witness("MLX", ("mlx", "mlx-lm"), "mlx:MlxEngine", "what its modules take and give"),
+    "openvino": Witness(
+        "OpenVINO GenAI", ("openvino-genai",), "openvino:OpenVinoEngine", "two places a layer, its output, logits"
+    ),
+    "mistralrs": Witness(
+        "mistral.rs", ("mistralrs",), "mistralrs:MistralrsTalker", "text with log-probabilities", talks=True
+    ),
+    "xllamacpp": Witness(
+        "llama.cpp's server", ("xllamacpp",), "xllamacpp:XllamacppTalker", "text with log-probabilities", talks=True
+    ),
+}  # fmt: skip

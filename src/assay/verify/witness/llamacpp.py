@@ -1,8 +1,8 @@
 """The witness `llamacpp`: llama.cpp itself as an engine, every node seen through its evaluation callback.
 
-Needs `llama-cpp-python` (`pip install 'assay[llamacpp]'`). Flash attention is switched off, so that the scores exist,
-and logits are asked for all tokens, so that no rows are cut. ggml's names repeat; name and operation together tell the
-value (`names`). What is kept is copied out of ggml's buffers while the callback runs, by its strides.
+Needs `llama-cpp-python` (the extra `llamacpp`). Flash attention is switched off, so that the scores exist, and logits
+are asked for all tokens, so that no rows are cut. ggml's names repeat; name and operation together tell the value
+(`names`). What is kept is copied out of ggml's buffers while the callback runs, by its strides.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Collection, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from assay.engines.base import PAGE, Arithmetic, Chunk, Emit, Engine, Output, ch
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.names import translate
+from assay.verify.witness.base import packages
 
 Array = NDArray[Any]
 KV_TYPES = {"f32": 0, "f16": 1}  # ggml's numbers
@@ -55,12 +55,7 @@ class LlamaCppEngine(Engine):
         n_pages: int | None = None,
         precision: str | None = None,
     ) -> None:
-        try:
-            llama_cpp = import_module("llama_cpp")
-        except ImportError:
-            raise AssayError(
-                "engine llamacpp: llama-cpp-python is not installed; install it with pip install 'assay[llamacpp]'"
-            ) from None
+        (llama_cpp,) = packages("llamacpp", "llama_cpp")
         if kv_type not in KV_TYPES or precision not in (None, "f32"):
             raise AssayError("engine llamacpp: keys and values are f32 or f16, arithmetic is its own (--precision f32)")
         self.model, self.graph, self.threads, self._lib = model, model.graph, threads, llama_cpp
@@ -77,6 +72,10 @@ class LlamaCppEngine(Engine):
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = 0
+        if hasattr(params, "use_extra_bufts"):
+            params.use_extra_bufts = (
+                False  # repacked weights are other kernels than most people run, some of them AMX's
+            )
         path = model.file.parts[0].path
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:

@@ -1,0 +1,129 @@
+"""Is a right engine ever called wrong? Every arithmetic and mixture, on four models, on whole and on little evidence.
+
+python bench/healthy.py                 # three tiny models, four prompts each, and SmolLM2: 407 runs
+python bench/healthy.py --every 10      # a sample
+
+The engine is the second one (tests/second_engine.py), which shares no code with assay: float32, halves, bfloat16, 8-bit
+operands (Q8_0 and, on the K-quant model, Q8_K), a cache in halves or in eight bits, attention in flash attention's
+order, kernels whose inner values are neither rounded nor seen. Results are kept in build/healthy.jsonl; `--again`
+starts over. The last lines printed are the table of docs/verify.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
+
+import numpy as np  # noqa: E402
+from tests import planting, tiny  # noqa: E402
+from tests.synthetic import make_kquant  # noqa: E402
+
+from assay.engines.weights import Weights  # noqa: E402
+from assay.gguf import open_file  # noqa: E402
+from assay.models import Model, load  # noqa: E402
+from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+
+ARITHMETICS = {
+    "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8": "Q8 activations", "kv16": "f16 cache",
+    "kvq8": "q8 cache", "q8+kv16": "Q8 activations, f16 cache", "q8+kvq8": "Q8 activations, q8 cache",
+    "flash": "flash attention's order", "flash+kv16": "flash attention, f16 cache",
+    "f16+fused": "float16, fused kernels",
+}  # fmt: skip
+STYLES = ("full", "layers", "last")
+PROMPTS = 4
+STEPS = (9, 1, 1)
+
+
+def models(build: Path) -> Iterator[tuple[str, Path]]:
+    """K-quants on Llama's shape, a Gemma with windows, one with experts: heads of 32, which a cache of 8 bits needs."""
+    yield "K-quants", make_kquant(build / "synthetic.gguf")
+    yield "Gemma", tiny.make(build / "healthy-window.gguf", window=6, type="Q8_0", n_embd=128)
+    yield "experts", tiny.make(build / "healthy-experts.gguf", n_expert=4, type="Q8_0", n_embd=128)
+
+
+def tokens(prompt: int) -> tuple[int, ...]:
+    return (1, *(int(t) for t in np.random.default_rng(prompt).integers(3, 300, sum(STEPS) - 1)))
+
+
+def grade(
+    model: Model, weights: Weights, name: str, arithmetic: str, style: str, prompt: int, ids: tuple[int, ...]
+) -> dict[str, Any]:
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        case = planting.second(model.file.path, tokens=ids, steps=STEPS, arithmetic=arithmetic)
+        found = diagnose(model, planting.dump(case, style, model, Path(folder), ids, STEPS), weights=weights)
+    return {
+        "model": name, "kind": arithmetic, "bug": f"{name}, prompt {prompt}", "style": style, "prompt": prompt,
+        "grade": found.verdict,
+        "answer": ", ".join([*(c.fault for c in found.causes), *found.unexplained[:3]]),
+        "seconds": round(time.process_time() - begun, 1),
+    }  # fmt: skip
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(r["model"] for r in rows))
+    out = ["| right engine in | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for kind, words in ARITHMETICS.items():
+        cells = []
+        for name in names:
+            mine = [r for r in rows if r["model"] == name and r["kind"] == kind]
+            wrong = sum(r["grade"] != "healthy" for r in mine)
+            cells.append(f"{wrong} of {len(mine)}" if mine else "–")
+        out.append(f"| {words} | " + " | ".join(cells) + " |")
+    wrong = [r for r in rows if r["grade"] != "healthy"]
+    out.append(f"\n{len(wrong)} false alarms in {len(rows)} runs.")
+    out += [f"- {r['model']}, {ARITHMETICS[r['kind']]}, {r['style']}: {r['grade']} ({r['answer']})" for r in wrong]
+    return "\n".join(out)
+
+
+def main() -> None:
+    import score
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--again", action="store_true", help="forget earlier results")
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth run")
+    parser.add_argument("--without-smollm2", action="store_true", help="the tiny models only")
+    args = parser.parse_args()
+    build = ROOT / "build"
+    build.mkdir(exist_ok=True)
+    out = build / "healthy.jsonl"
+    if args.again:
+        out.unlink(missing_ok=True)
+    done = {(r["model"], r["kind"], r["style"], r["prompt"]) for r in score.read(out)}
+    opened = [(name, model := load(open_file(path)), Weights(model.file)) for name, path in models(build)]
+    todo = [
+        partial(grade, model, weights, name, kind, style, prompt, tokens(prompt))
+        for prompt, (name, model, weights), kind, style in product(range(PROMPTS), opened, ARITHMETICS, STYLES)
+        if (name, kind, style, prompt) not in done
+    ]
+    if not args.without_smollm2:
+        from assay.runtime import hub
+
+        model = load(open_file(hub.resolve("smollm2")))
+        weights = Weights(model.file)
+        ids = (*planting.SMOL_TOKENS, 260, 2240, 282)
+        for i, kind in enumerate(ARITHMETICS):
+            style = STYLES[i % len(STYLES)]
+            if ("SmolLM2", kind, style, PROMPTS) not in done:
+                todo.append(partial(grade, model, weights, "SmolLM2", kind, style, PROMPTS, ids))
+    todo = todo[:: args.every]
+    score.side_by_side(lambda i: todo[i](), len(todo), out, args.seconds, args.jobs)
+    print(table(score.read(out)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""`assay convert`: a Hugging Face folder as one GGUF file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "write a Hugging Face folder (safetensors) as a GGUF file"
+EXAMPLE = """\
+assay convert ./Qwen3-0.6B qwen3-0.6b-bf16.gguf
+assay convert ./Llama-3.2-1B llama-3.2-1b-q8_0.gguf --type Q8_0"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from assay.cli.common import add_json_argument
+
+    parser.add_argument("folder", metavar="FOLDER", help="with config.json, safetensors and the tokenizer's files")
+    parser.add_argument("output", metavar="OUT", help="file to write")
+    parser.add_argument("--type", metavar="TYPE", help="F32, F16, BF16 or Q8_0; default: BF16 or F16, as it is stored")
+    add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.cli.common import emit
+    from assay.cli.eval import progress
+    from assay.convert.convert import convert
+
+    out = Path(args.output)
+    found = convert(Path(args.folder), out, args.type, progress("tensors written"))
+    size = out.stat().st_size
+    text = f"{out}: {found['architecture']}, {found['type']}, {found['tensors']} tensors, {size / 1e6:.1f} MB"
+    emit(args, {"output": str(out), "bytes": size, **found}, text)
+    return 0

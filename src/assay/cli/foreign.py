@@ -1,0 +1,101 @@
+"""What people type who come from llama.cpp, Ollama or llm.
+
+Options that are ours under another name are renamed, those that have no meaning here are left out and said so, for the
+rest there is a hint. A verb that has an option of that name keeps it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from assay.errors import AssayError
+
+# The verbs of others.
+VERBS = {
+    "ls": "list", "models": "list", "generate": "run", "complete": "run", "completion-cli": "run", "prompt": "run",
+    "server": "serve", "start": "serve", "download": "pull", "get": "pull", "remove": "rm", "delete": "rm",
+    "info": "show", "status": "ps", "perplexity": "eval", "quantise": "quantize", "embedding": "embed",
+    "conversation": "chat",
+}  # fmt: skip
+
+# Ours under another name: Ollama's, transformers', OpenAI's, llama.cpp's.
+RENAMED = {
+    "--max-tokens": "-n", "--max-new-tokens": "-n", "--num-predict": "-n", "--num-ctx": "-c", "--ctx": "-c",
+    "--num-thread": "-t", "--repetition-penalty": "--repeat-penalty", "-r": "--stop", "--reverse-prompt": "--stop",
+    "-no-cnv": "--raw", "--no-conversation": "--raw", "--no-chat-template": "--raw", "--system-prompt": "--system",
+    "--chat-template-file": "--template", "--chat-template": "--template", "-hf": "-m", "-hfr": "-m", "--hf-repo": "-m",
+    "--cache-type-k": "--kv-type", "-ctk": "--kv-type", "--key": "--api-key", "-np": "--parallel",
+    "--show-timings": "--stats", "--perf": "--stats",
+}  # fmt: skip
+_HUB = {"-hf", "-hfr", "--hf-repo"}  # their value is a repository
+
+# Without meaning here: how many values each has, and why.
+IGNORED: dict[str, tuple[int, str]] = {
+    "--color": (0, "colour is used where a terminal is"),
+    "--jinja": (0, "templates are always rendered by Jinja"),
+    "--no-display-prompt": (0, "the prompt is never shown"),
+    "--simple-io": (0, "a pipe always gets plain text"),
+    "--no-warmup": (0, "nothing is warmed up"),
+    "--no-mmap": (0, "files are mapped, and packed where memory allows"),
+    "--mlock": (0, "memory is not locked"),
+    "-fa": (1, "attention has one form"),
+    "--flash-attn": (1, "attention has one form"),
+    "-b": (1, "batches are cut by the scheduler"),
+    "--batch-size": (1, "batches are cut by the scheduler"),
+    "-ub": (1, "batches are cut by the scheduler"),
+    "--ubatch-size": (1, "batches are cut by the scheduler"),
+    "-ctv": (1, "--kv-type is for keys and values"),
+    "--cache-type-v": (1, "--kv-type is for keys and values"),
+    "--nowordwrap": (0, "text is not wrapped"),
+    "--keepalive": (1, "a model stays loaded while the command runs"),
+    "-co": (0, "colour is used where a terminal is"),
+}
+
+HINTS = {
+    "-ngl": "--engine cuda puts the whole model on the GPU",
+    "--n-gpu-layers": "--engine cuda puts the whole model on the GPU",
+    "--gpu-layers": "--engine cuda puts the whole model on the GPU",
+    "-cnv": "`assay chat` converses",
+    "--conversation": "`assay chat` converses",
+    "-i": "`assay chat` converses",
+    "--interactive": "`assay chat` converses",
+    "-mu": "fetch the file and give its path",
+    "--model-url": "fetch the file and give its path",
+    "-md": "there is no draft model here",
+    "--model-draft": "there is no draft model here",
+    "--lora": "adapters are not read; merge it into the model first",
+    "--mmproj": "images are not read",
+    "--format": "--json-schema '{}' gives an answer that is a JSON object",
+    "--think": "write --template-arg enable_thinking=true",
+}
+
+
+def translated(parser: argparse.ArgumentParser, words: Sequence[str], say: Callable[[str], None]) -> list[str]:
+    """The command line in this program's words."""
+    known = parser._option_string_actions
+    out: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name in known or not word.startswith("-"):
+            out.append(word)
+            takes_value = name in known and not equals and known[name].nargs is None
+            if takes_value and rest:  # whatever it looks like, it is that option's
+                out.append(rest.pop(0))
+        elif name in RENAMED and RENAMED[name] in known:
+            out.append(RENAMED[name])
+            if known[RENAMED[name]].nargs is None and (equals or rest):
+                value = value if equals else rest.pop(0)
+                out.append(f"hf:{value}" if name in _HUB and not value.startswith("hf:") else value)
+        elif name in IGNORED:
+            count, why = IGNORED[name]
+            if count and not equals and rest and not rest[0].startswith("-"):
+                rest.pop(0)
+            say(f"{name}: left out; {why}")
+        elif name in HINTS:
+            raise AssayError(f"{name}: no such option; {HINTS[name]}")
+        else:
+            out.append(word)
+    return out

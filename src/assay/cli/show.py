@@ -1,0 +1,74 @@
+"""`assay show`: what a model is, on one screen. `assay inspect` has the whole file."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from assay.cli import common
+from assay.cli.style import paint, size
+from assay.system.terminal import harmless
+
+if TYPE_CHECKING:
+    from assay.gguf import GGUFFile
+
+HELP = "what a model is: architecture, size, context, quantisation, template"
+EXAMPLE = """
+assay show smollm2
+assay show smollm2 --template
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    common.add_model_argument(parser)
+    parser.add_argument("--template", action="store_true", help="print the chat template alone")
+    common.add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from assay.gguf import open_file
+
+    with open_file(common.model_path(args)) as file:
+        template = _text(file, "tokenizer.chat_template")
+        if args.template:
+            common.emit(args, {"template": template}, template or "", exact=True)
+            return 0
+        found = _facts(file)
+    common.emit(args, {**found, "template": template}, "")
+    if not args.json:
+        shown = {name: harmless(str(value)) for name, value in found.items() if value not in (None, "")}
+        shown["size"] = size(found["bytes"])
+        shown["parameters"] = f"{found['parameters']:,}"
+        shown["template"] = "its own" if template else "none: use --raw, or name one with --template"
+        del shown["bytes"]
+        width = max(map(len, shown))
+        print("\n".join(f"{paint(f'{name:<{width}}', 'bold')}  {value}" for name, value in shown.items()))
+    return 0
+
+
+def _facts(file: GGUFFile) -> dict[str, Any]:
+    from assay.models import load
+
+    hparams = load(file).hparams
+    weights, parameters = sum(t.nbytes for t in file.tensors.values()), sum(t.n_elements for t in file.tensors.values())
+    by_bytes: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        by_bytes[tensor.type.name] += tensor.nbytes
+    return {
+        "name": _text(file, "general.name"),
+        "file": str(file.path),
+        "architecture": hparams.arch,
+        "parameters": parameters,
+        "bytes": file.size,
+        "quantisation": f"{by_bytes.most_common(1)[0][0]}, {8 * weights / max(parameters, 1):.2f} bits a weight",
+        "context": hparams.n_ctx_train,
+        "layers": hparams.n_layer,
+        "width": hparams.n_embd,
+        "vocabulary": hparams.n_vocab,
+        "licence": _text(file, "general.license"),
+    }
+
+
+def _text(file: GGUFFile, key: str) -> str | None:
+    return file.get_str(key, "") or None

@@ -1,0 +1,107 @@
+"""Naming a cluster on the command line: where replicas and the workers of a sweep run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from assay.errors import AssayError
+from assay.system import machine
+
+if TYPE_CHECKING:
+    from assay.cluster.fleet import Bounds
+    from assay.cluster.places import Places
+    from assay.cluster.sweep import Crew
+
+
+def add_cluster_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, sweep: bool = True) -> None:
+    parser.add_argument(
+        "--cluster", nargs="?", const="", metavar="ADDRESS",
+        help="compute on a Ray cluster (RAY_ADDRESS, else one of this machine), or `local[:N]`: N processes here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--insecure-cluster", action="store_true", help="join a Ray cluster that has no token authentication"
+    )
+    if sweep:
+        parser.add_argument(
+            "--results", metavar="DIR", help="where finished parts are kept, so that a killed sweep goes on"
+        )
+
+
+def address(args: argparse.Namespace) -> str | None:
+    """The Ray cluster's address; None: one of this machine."""
+    return args.cluster or os.environ.get("RAY_ADDRESS") or None
+
+
+def crew(args: argparse.Namespace) -> Crew:
+    """The workers of a sweep."""
+    from assay.cluster.crew import Here
+    from assay.cluster.crew import crew as found
+
+    made = found(
+        args.cluster if args.cluster.startswith("local") else address(args) or "", insecure=args.insecure_cluster
+    )
+    if isinstance(made, Here):  # together they have the cores of this machine
+        os.environ.setdefault("ASSAY_SWEEP_THREADS", str(max(1, machine.cores() // made.n)))
+    return made
+
+
+def places(args: argparse.Namespace) -> Callable[[], Places]:
+    """Where replicas run."""
+    if args.cluster.startswith("local"):
+        from assay.cluster.places import Here
+
+        return Here
+    from assay.cluster.rays import RayPlaces, join
+
+    found = join(address(args), insecure=args.insecure_cluster)
+    gpus = 1.0 if args.engine == "cuda" else 0.0
+    return lambda: RayPlaces(found, cpus=float(args.threads or 1), gpus=gpus)
+
+
+def bounds(text: str) -> Bounds:
+    """`3`, or `1:4`: from one to four, by how long requests wait."""
+    from assay.cluster.fleet import Bounds
+
+    low, _, high = text.partition(":")
+    if not low.isdigit() or not (high or low).isdigit() or not 1 <= int(low) <= int(high or low) <= 1024:
+        raise argparse.ArgumentTypeError(f"expected N or LEAST:MOST (found {text!r})")
+    return Bounds(int(low), int(high or low))
+
+
+def share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a share between 0 and 1 (found {text!r})")
+    return value
+
+
+def bar() -> Callable[[int, int, Mapping[str, str]], None]:
+    """Progress of a sweep on stderr: how much is done, and what each worker does."""
+    drawn = 0.0
+
+    def show(done: int, total: int, who: Mapping[str, str]) -> None:
+        nonlocal drawn
+        if not sys.stderr.isatty() or (done < total and time.monotonic() - drawn < 0.1):
+            return
+        drawn = time.monotonic()
+        filled = "█" * round(20 * done / max(total, 1))
+        rows = "  ".join(f"{name}: {what}" for name, what in who.items())
+        end = "" if done < total else "\r\033[K"
+        print(f"\r\033[K{filled:·<20} {done} of {total}  {rows[:90]}{end}", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+def needs_cluster(args: argparse.Namespace, **given: object) -> None:
+    """Refuse what has no meaning on one machine."""
+    for name, value in given.items():
+        if value and args.cluster is None:
+            raise AssayError(f"--{name}: needs --cluster")

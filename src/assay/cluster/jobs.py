@@ -1,0 +1,113 @@
+"""A job and its updates as frames say them. What only one machine understands is translated: a deadline becomes the
+seconds that are left, a grammar its text, an error its kind."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from assay.cluster.frames import Array, Broken
+from assay.engines.base import CacheLost
+from assay.errors import AssayError
+from assay.runtime.errors import DeadlinePassed, EngineFailed, GrammarError
+from assay.runtime.grammar import Grammars, Maker
+from assay.runtime.params import SamplerParams
+from assay.runtime.sampler import Choice, Ranked
+from assay.runtime.sequence import Constraint, Job, Update
+
+_PLAIN = (
+    "max_tokens", "stop", "logprobs", "prompt_logprobs", "keep", "pooling", "show_special", "ignore_eos", "owner",
+)  # fmt: skip
+POOLED = "(pooled)"  # beside the names of nodes, what pooling made of one
+_ERRORS: dict[str, Callable[[str], Exception]] = {
+    "deadline": DeadlinePassed,
+    "engine": EngineFailed,
+    "grammar": lambda message: GrammarError(message, "grammar"),
+    "fault": AssayError,
+}
+
+
+def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
+    """The head and the arrays. The seed is decided by whoever sends it, so that it is one wherever the job goes."""
+    settings = asdict(replace(job.params, dry_breakers={}))
+    settings["seed"] = seed
+    settings["dry_breakers"] = [[token, list(rest)] for token, rest in job.params.dry_breakers.items()]
+    head: dict[str, Any] = {name: getattr(job, name) for name in _PLAIN} | {"params": settings}
+    if job.deadline < math.inf:
+        head["seconds"] = job.deadline - time.monotonic()
+    if job.constraint is not None:
+        if not isinstance(job.constraint, Maker):
+            raise AssayError("job: this constraint is only known to the process that made it")
+        head["grammar"] = [job.constraint.kind, job.constraint.text, job.constraint.param]
+    return head, {"ids": np.array(job.ids, np.int32), "answered": np.array(job.answered, np.int32)}
+
+
+def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Grammars) -> Job:
+    """The job that a frame describes. Slow where it has a grammar: that is compiled."""
+    try:
+        settings = dict(head["params"])
+        settings["dry_breakers"] = {
+            token: tuple(tuple(tail) for tail in rest) for token, rest in settings["dry_breakers"]
+        }
+        settings["logit_bias"] = tuple((token, bias) for token, bias in settings["logit_bias"])
+        given: dict[str, Any] = {name: tuple(v) if isinstance(v := head[name], list) else v for name in _PLAIN}
+        constraint: Callable[[], Constraint] | None = None
+        if "grammar" in head:
+            constraint = grammars.again(*head["grammar"])
+        return Job(
+            ids=tuple(arrays["ids"].tolist()),
+            params=SamplerParams(**settings),
+            answered=tuple(arrays["answered"].tolist()),
+            deadline=time.monotonic() + head["seconds"] if "seconds" in head else math.inf,
+            constraint=constraint,
+            **given,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Broken(f"frame: not a job ({type(error).__name__}: {error})") from None
+
+
+def from_choice(choice: Choice) -> list[Any]:
+    return [choice.id, choice.logprob, [list(ranked) for ranked in choice.top]]
+
+
+def to_choice(row: list[Any]) -> Choice:
+    token, logprob, top = row
+    return Choice(token, logprob, tuple(Ranked(*ranked) for ranked in top))
+
+
+def from_update(update: Update) -> dict[str, Any]:
+    found: dict[str, Any] = {"text": update.text}
+    if update.choice is not None:
+        found["choice"] = from_choice(update.choice)
+    if update.finish is not None:
+        found["finish"] = update.finish
+    if update.error is not None:
+        found["error"] = from_error(update.error)
+    return found
+
+
+def to_update(found: Mapping[str, Any]) -> Update:
+    choice = to_choice(found["choice"]) if "choice" in found else None
+    error = to_error(found["error"]) if "error" in found else None
+    return Update(choice, found["text"], found.get("finish"), error)
+
+
+def from_error(error: Exception) -> list[str]:
+    """Its kind and its words; a fault of ours says nothing of the inside."""
+    if isinstance(error, GrammarError):
+        return ["grammar", str(error)]
+    if isinstance(error, DeadlinePassed):
+        return ["deadline", str(error)]
+    if isinstance(error, EngineFailed | CacheLost) or not isinstance(error, AssayError):
+        return ["engine", str(error)]
+    return ["fault", str(error)]
+
+
+def to_error(found: list[str]) -> Exception:
+    kind, message = found
+    return _ERRORS.get(kind, EngineFailed)(message)

@@ -1,0 +1,138 @@
+"""Where replicas and stages run: as processes of this machine here, as actors of a Ray cluster in `rays.py`.
+
+Whoever wants one says what it should be and gets a handle: an address to connect to, whether it lives, a way to end it.
+All of this may block; nothing of it lies between a token and its client.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from typing import Any, Protocol
+
+from assay.errors import AssayError
+
+START_S = 600.0  # a large file takes its time
+LOOPBACK = "127.0.0.1"
+
+
+class Handle(Protocol):
+    """Something that was started."""
+
+    name: str
+    node: str  # the machine, in words
+    host: str
+    port: int
+
+    def alive(self) -> bool: ...
+
+    def kill(self) -> None:
+        """At once, without grace."""
+        ...
+
+
+class Places(Protocol):
+    """Somewhere to start things."""
+
+    where: str  # in words
+
+    def spawn(self, spec: Mapping[str, Any]) -> Handle:
+        """Start what the specification says and wait until it listens."""
+        ...
+
+    def spec(self) -> dict[str, Any]:
+        """What a replica needs in order to start stages in the same places."""
+        ...
+
+    def close(self) -> None:
+        """End everything that was started."""
+        ...
+
+
+def places(spec: Mapping[str, Any]) -> Places:
+    """The places that a `spec()` describes."""
+    if spec["where"] == "ray":
+        from assay.cluster.rays import RayPlaces
+
+        return RayPlaces.inside()
+    return Here()
+
+
+class Process:
+    """A process of this machine."""
+
+    def __init__(self, name: str, node: str, process: subprocess.Popen[str], host: str, port: int) -> None:
+        self.name, self.node, self.host, self.port = name, node, host, port
+        self.process = process
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with suppress(OSError):
+                    pipe.close()
+
+
+class Here:
+    """Processes of this machine. `cpus` pins them, one list each in turn; `nodes` has names, commands to start them
+    under (such as `ip netns exec NAME`) and the addresses they then have."""
+
+    where = "processes of this machine"
+
+    def __init__(
+        self, cpus: Sequence[Sequence[int]] = (), nodes: Sequence[tuple[str, Sequence[str], str]] = ()
+    ) -> None:
+        self._cpus, self._nodes = cpus, nodes
+        self._numbers = count()
+        self._lock = threading.Lock()
+        self._started: list[Process] = []
+
+    def spec(self) -> dict[str, Any]:
+        return {"where": "here"}
+
+    def spawn(self, spec: Mapping[str, Any]) -> Process:
+        with self._lock:
+            number = next(self._numbers)
+        name = f"{spec['kind']}-{number}"
+        node, command, host = self._nodes[number % len(self._nodes)] if self._nodes else ("this machine", (), LOOPBACK)
+        given = {**spec, "host": host}
+        if self._cpus:
+            given["cpus"] = list(self._cpus[number % len(self._cpus)])
+        process = subprocess.Popen(
+            [*command, sys.executable, "-m", "assay.cluster.process"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stdin and process.stdout
+        timer = threading.Timer(START_S, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(given) + "\n")
+            process.stdin.flush()
+            answer = json.loads(process.stdout.readline() or "{}")
+        except (OSError, ValueError):
+            answer = {}
+        finally:
+            timer.cancel()
+        if "port" not in answer:
+            process.kill()
+            why = answer.get("error", f"it ended with code {process.wait()} before it listened")
+            raise AssayError(f"{name} on {node}: {why}")
+        found = Process(name, node, process, answer["host"], answer["port"])
+        with self._lock:
+            self._started = [other for other in self._started if other.alive()] + [found]
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            started, self._started = self._started, []
+        for process in started:
+            process.kill()

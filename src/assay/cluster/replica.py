@@ -1,0 +1,263 @@
+"""A replica: one scheduler and its engine behind frames.
+
+    router → replica   submit (id, job) · cancel (ids) · beat
+    replica → router   hello (fingerprint, pages held) · news (updates) · beat (how it is, pages that came and went)
+
+A connection owns the sequences that came over it: when it breaks they are cancelled, for whoever wanted them will ask
+another replica. The beat comes from the event loop and says how many steps the engine has done, so a router can tell a
+dead process (no beat) from a stuck engine (beats, but no steps).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from assay.cluster import jobs
+from assay.cluster.fingerprint import fingerprint
+from assay.cluster.frames import Array, Channel, Message
+from assay.engines.base import PagedEngine
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.runtime import hub, scheduler
+from assay.runtime.opening import Opened, Options
+from assay.runtime.pages import Pages
+from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.sequence import Sequence, Update
+from assay.runtime.worker import Worker
+
+log = logging.getLogger("assay.cluster")
+BEAT_S = 0.1
+ALONE_S = 5.0  # without a frame from a router: it is gone
+MANY = 1 << 20  # sequences that may wait: the router bounds them
+
+
+def open_here(spec: Mapping[str, Any]) -> Opened:
+    """This host's own copy of the model: at the same path, or where its name leads."""
+    path = Path(spec["path"])
+    if not path.exists() and spec.get("name"):
+        path = hub.resolve(spec["name"])
+    return Opened(open_file(path), Options(**spec["options"]))
+
+
+class Counts(scheduler.Meter):
+    """What a scheduler has done so far, as numbers that only grow."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = dict.fromkeys(("steps", "step_tokens", "tokens", "preempted"), 0)
+        self.totals |= {"engine_s": 0.0, "sampling_s": 0.0}
+
+    def step(self, n_tokens: int, n_sequences: int, engine_s: float, sampling_s: float) -> None:
+        for name, n in (("steps", 1), ("step_tokens", n_tokens), ("engine_s", engine_s), ("sampling_s", sampling_s)):
+            self.totals[name] += n
+
+    def preempted(self) -> None:
+        self.totals["preempted"] += 1
+
+    def token(self, sequence: Any, now: float) -> None:
+        self.totals["tokens"] += 1
+
+
+class Held:
+    """Which prefixes the cache holds, for everybody who listens; fed by the scheduler's thread."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._lock = threading.Lock()
+        self._names: set[str] = set()
+        self._changes: dict[object, dict[str, bool]] = {}
+        pages.watch = self._changed
+
+    def _changed(self, name: str, here: bool) -> None:
+        with self._lock:
+            (self._names.add if here else self._names.discard)(name)
+            for changes in self._changes.values():
+                changes[name] = here
+
+    def listen(self, who: object) -> list[str]:
+        """All of them; from here on `news` tells what changed."""
+        with self._lock:
+            self._changes[who] = {}
+            return list(self._names)
+
+    def news(self, who: object) -> dict[str, bool]:
+        with self._lock:
+            found = self._changes[who]
+            self._changes[who] = {}
+            return found
+
+    def leave(self, who: object) -> None:
+        with self._lock:
+            self._changes.pop(who, None)
+
+
+class Replica:
+    """The service. One event loop; the scheduler has a thread of its own."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        self.opened = open_here(spec)
+        self.engine = self._engine(spec)
+        self.fingerprint = fingerprint(self.opened.file.path, self.engine, self.opened.n_ctx)
+        self.counts = Counts()
+        self.scheduler = Scheduler(
+            self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
+            running=spec["running"], chunk=spec["chunk"], meter=self.counts,
+            lookahead=self.opened.lookahead(),
+        )  # fmt: skip
+        self.held = Held(self.scheduler.pages)
+        self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._outboxes: set[_Outbox] = set()
+
+    def _engine(self, spec: Mapping[str, Any]) -> PagedEngine:
+        if spec.get("split"):
+            from assay.cluster.split import SplitEngine
+
+            return SplitEngine(self.opened, spec)
+        return self.opened.engine()
+
+    def close(self) -> None:
+        self.worker.stop(AssayError("the replica is ending"))
+        self.worker.join()
+        self.scheduler.close()
+
+    async def attend(self, channel: Channel) -> None:
+        self._loop = asyncio.get_running_loop()
+        outbox = _Outbox(channel)
+        self._outboxes.add(outbox)
+        held = self.held.listen(outbox)
+        channel.send(
+            {
+                "op": "hello",
+                "fingerprint": self.fingerprint,
+                "engine": self.engine.name,
+                "isa": self.engine.isa,
+                "pages": self.scheduler.pages.n_pages,
+                "held": held,
+            }
+        )
+        beats = asyncio.ensure_future(self._beats(outbox))
+        tasks: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                async with asyncio.timeout(ALONE_S):
+                    message = await channel.receive()
+                if message.op == "submit":
+                    if "grammar" not in message.head["job"]:
+                        self._submit(outbox, message, self._job(message))
+                        continue
+                    task = asyncio.ensure_future(self._compiled(outbox, message))
+                    tasks.add(task)
+                    task.add_done_callback(tasks.discard)
+                elif message.op == "cancel":
+                    self._cancel(outbox, message.head["ids"])
+        except TimeoutError:
+            log.info("no word from the router at %s for %s s", channel.peer, ALONE_S)
+        finally:
+            self._outboxes.discard(outbox)
+            self.held.leave(outbox)
+            beats.cancel()
+            for task in tasks:
+                task.cancel()
+            self.worker.cancel(list(outbox.sequences.values()))
+
+    def _job(self, message: Message) -> Any:
+        try:
+            return jobs.to_job(message.head["job"], message.arrays, self.opened.grammars)
+        except AssayError as error:
+            return error
+
+    async def _compiled(self, outbox: _Outbox, message: Message) -> None:
+        """A grammar is compiled off the event loop: the beat goes on meanwhile."""
+        job = await asyncio.to_thread(self._job, message)
+        self._submit(outbox, message, job)
+
+    def _submit(self, outbox: _Outbox, message: Message, job: Any) -> None:
+        number = message.head["id"]
+        if number in outbox.unwanted:
+            outbox.unwanted.discard(number)
+            return
+        try:
+            if isinstance(job, Exception):
+                raise job
+            outbox.sequences[number] = self.worker.submit([job], [partial(outbox.put, number)])[0]
+        except AssayError as error:
+            outbox.put(number, Update(finish="error", error=error))
+            outbox.flush()
+
+    def _cancel(self, outbox: _Outbox, numbers: list[int]) -> None:
+        known = [outbox.sequences[n] for n in numbers if n in outbox.sequences]
+        outbox.unwanted.update(n for n in numbers if n not in outbox.sequences)
+        self.worker.cancel(known)
+
+    def _post(self, news: News) -> None:
+        """From the scheduler's thread."""
+        if self._loop is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._deliver, news)
+
+    def _deliver(self, news: News) -> None:
+        deliver(news)
+        for outbox in self._outboxes:
+            outbox.flush()
+
+    async def _beats(self, outbox: _Outbox) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            running, waiting = self.worker.load
+            oldest = min((s.times.arrived for s in tuple(self.scheduler.waiting)), default=None)
+            outbox.channel.send(
+                {
+                    "op": "beat",
+                    "running": running,
+                    "waiting": waiting,
+                    "queued_s": 0.0 if oldest is None else time.monotonic() - oldest,
+                    "pages_available": self.scheduler.pages.available,
+                    "held": self.held.news(outbox),
+                    "queue": [number for number, s in outbox.sequences.items() if s.lease is None],
+                    **self.counts.totals,
+                }
+            )
+
+
+class _Outbox:
+    """What one router is told: the updates of a step go in one frame."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.sequences: dict[int, Sequence] = {}
+        self.unwanted: set[int] = set()  # cancelled before they were there
+        self._begun: set[int] = set()
+        self._updates: list[dict[str, Any]] = []
+        self._arrays: dict[str, Array] = {}
+
+    def put(self, number: int, update: Update) -> None:
+        found = jobs.from_update(update) | {"id": number}
+        sequence = self.sequences.get(number)
+        if sequence is not None and number not in self._begun:
+            self._begun.add(number)
+            times = sequence.times
+            found |= {"cached": sequence.cached, "queued_s": max(times.admitted - times.arrived, 0.0)}
+            found["took_s"] = time.monotonic() - times.arrived
+            if sequence.prompt_choices:
+                found["prompt"] = [jobs.from_choice(choice) for choice in sequence.prompt_choices]
+        if update.finish:
+            self._begun.discard(number)
+            self.sequences.pop(number, None)
+            for name, parts in sequence.nodes.items() if sequence is not None else ():
+                self._arrays |= {f"{number}/{i}/{name}": part for i, part in enumerate(parts)}
+            if sequence is not None and sequence.pool and update.error is None and update.finish != "cancelled":
+                self._arrays[f"{number}/0/{jobs.POOLED}"], found["pooled"] = sequence.pool.state
+        self._updates.append(found)
+
+    def flush(self) -> None:
+        if self._updates:
+            updates, self._updates = self._updates, []
+            arrays, self._arrays = self._arrays, {}
+            self.channel.send({"op": "news", "updates": updates}, arrays)

@@ -1,0 +1,341 @@
+"""A model in stages, as an engine: the graph is cut at layer borders, and each part computed by a process of its own.
+
+Rows cross the borders as they are, in the engine's float type, so the bits are those of one machine. A step is cut into
+as many pieces as there are stages, and while one stage computes a piece the one before computes the next. Each stage
+maps its host's own copy of the file and touches only its layers.
+
+A stage that dies takes its part of the cache with it. It is built again, the stages are wired anew, and `CacheLost`
+tells the scheduler to compute from their tokens what the running sequences had: the same bits again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+
+from assay.cluster.frames import Array, Broken, Channel, connect
+from assay.cluster.places import Handle, places
+from assay.cluster.stage import pack_chunks
+from assay.engines.base import (
+    Arithmetic,
+    CacheLost,
+    Chunk,
+    Emit,
+    Memory,
+    Output,
+    PagedEngine,
+    check_batch,
+    hand_over,
+)  # fmt: skip
+from assay.errors import AssayError
+from assay.graph import Graph
+from assay.models import Model
+from assay.runtime.opening import Opened
+
+SILENT_S = 3.0  # a stage that says nothing for so long is dead
+WIRE_S = 30.0
+LEAST = 8  # tokens of a piece: smaller ones cost more in steps than they gain
+T = TypeVar("T")
+Group = list[tuple[int, Chunk]]  # places in a batch, and what is computed of them together
+
+
+def layer_bytes(model: Model) -> list[int]:
+    """What each layer's weights take; what stands before the first and behind the last goes with them."""
+    layers = model.graph.layers
+    return [
+        sum(model.file.tensors[name].nbytes for name in {w for n in model.graph.part(i, i + 1) for w in n.weights})
+        for i in layers
+    ]
+
+
+def cuts(model: Model, split: int | str) -> list[int]:
+    """Where to cut: into so many stages of about equal size, or (a text) into stages of at most so many bytes."""
+    sizes, first = layer_bytes(model), model.graph.layers.start
+    if isinstance(split, str):
+        for n in range(1, len(sizes) + 1):
+            found = _balanced(sizes, n)
+            if max(sum(sizes[a:b]) for a, b in pairwise(found)) <= int(split):
+                return [first + i for i in found]
+        raise AssayError(f"--split: a single layer takes {max(sizes)} bytes, more than {split}")
+    if not 1 <= split <= len(sizes):
+        raise AssayError(f"--split: must be 1 to {len(sizes)}, the number of layers (found {split})")
+    return [first + i for i in _balanced(sizes, split)]
+
+
+def _balanced(sizes: Sequence[int], n: int) -> list[int]:
+    """Borders of n parts whose largest is as small as it can be."""
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    best: dict[tuple[int, int], tuple[int, list[int]]] = {(0, 0): (0, [0])}
+    for parts in range(1, n + 1):
+        for end in range(parts, len(sizes) + 1):
+            best[parts, end] = min(
+                (max(best[parts - 1, start][0], int(total[end] - total[start])), [*best[parts - 1, start][1], end])
+                for start in range(parts - 1, end)
+                if (parts - 1, start) in best
+            )
+    return best[n, len(sizes)][1]
+
+
+def pieces(batch: Sequence[Chunk], n: int, *, cut: bool) -> list[Group]:
+    """A batch as about n groups of (place in the batch, chunk), in an order that keeps every sequence's tokens."""
+    total = sum(chunk.n_tokens for chunk in batch)
+    size = max(-(-total // n), LEAST if cut else 1)
+    parts: list[tuple[int, Chunk]] = []
+    for i, chunk in enumerate(batch):
+        if not cut or chunk.n_tokens <= size or not chunk.ascending:
+            parts.append((i, chunk))
+            continue
+        for at in range(0, chunk.n_tokens, size):
+            to = min(at + size, chunk.n_tokens)
+            outputs = chunk.outputs if chunk.outputs != "last" or to == chunk.n_tokens else "none"
+            positions = None if chunk.positions is None else chunk.positions[at:to]
+            parts.append((i, Chunk(chunk.tokens[at:to], chunk.start + at, chunk.pages, outputs, positions)))
+    groups: list[Group] = [[]]
+    filled = 0
+    for i, chunk in parts:
+        if groups[-1] and (filled + chunk.n_tokens > size or any(other == i for other, _ in groups[-1])):
+            groups.append([])
+            filled = 0
+        groups[-1].append((i, chunk))
+        filled += chunk.n_tokens
+    return groups
+
+
+@dataclass
+class _Work:
+    """A piece on its way."""
+
+    places: list[int]
+    done: asyncio.Future[dict[str, Array]]
+    kept: dict[str, Array] = field(default_factory=dict)
+
+
+@dataclass
+class _Stage:
+    """The head's end of one stage."""
+
+    first: int
+    last: int
+    graph: Graph
+    handle: Handle
+    channel: Channel | None = None
+    hello: dict[str, Any] = field(default_factory=dict)
+    heard: float = 0.0
+
+
+class SplitEngine(PagedEngine):
+    """The engine contract over stages. Called from one thread; the wire has another."""
+
+    name = "split"
+
+    def __init__(self, opened: Opened, spec: Mapping[str, Any]) -> None:
+        self.model, self.graph, self.n_pages = opened.model, opened.model.graph, opened.n_pages
+        self._spec = {**spec, "kind": "stage", "n_pages": self.n_pages, "path": str(opened.file.path.resolve())}
+        self._token = str(spec["token"])
+        self._places = places(spec["places"])
+        self._epoch = 0
+        self._numbers = 0
+        self._work: dict[int, _Work] = {}
+        self._broken: str | None = "not wired yet"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="assay-split", daemon=True)
+        self._thread.start()
+        self._readers: set[asyncio.Task[None]] = set()
+        try:
+            spans = list(pairwise(cuts(self.model, spec["split"])))
+            with ThreadPoolExecutor(len(spans)) as threads:
+                self._stages = list(threads.map(lambda span: self._spawn(*span), spans))
+            self._call(self._connect())
+        except BaseException:
+            self._places.close()
+            raise
+        hello = self._stages[0].hello
+        found = {tuple(sorted(stage.hello["arithmetic"].items())) for stage in self._stages}
+        if len(found) > 1:
+            raise AssayError("--split: the stages compute differently; use one engine and one version on all hosts")
+        self.arithmetic = Arithmetic(**hello["arithmetic"])
+        self.dtype = np.dtype(hello["dtype"])
+        self.isa = "+".join(dict.fromkeys(stage.hello["isa"] for stage in self._stages))
+
+    @property
+    def memory(self) -> Memory:
+        rows = [Memory(**stage.hello["memory"]) for stage in self._stages]
+        return Memory(*(sum(getattr(row, key) for row in rows) for key in ("weights", "buffers", "page")))
+
+    @property
+    def stages(self) -> list[tuple[int, int, Handle]]:
+        """The layers of each, and where they are."""
+        return [(stage.first, stage.last, stage.handle) for stage in self._stages]
+
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        check_batch(self, batch, keep)
+        cut = not keep and not self.graph.whole
+        groups = pieces(batch, len(self._stages), cut=cut)
+        try:
+            found = self._call(self._run(groups, list(keep)))
+        except Broken as error:
+            self._rebuild(str(error))
+        logits: list[list[Array]] = [[] for _ in batch]
+        nodes: list[dict[str, Array]] = [{} for _ in batch]
+        for work, rows in found:
+            for at, place in enumerate(work.places):
+                logits[place].append(rows[str(at)])
+            for key, value in work.kept.items():
+                where, name = key.split("/", 1)
+                nodes[work.places[int(where)]][name] = value
+        outputs = [
+            Output(np.concatenate(rows), {name: kept[name] for name in keep})
+            for rows, kept in zip(logits, nodes, strict=True)
+        ]
+        return hand_over(outputs, emit)
+
+    def copy_page(self, source: int, to: int) -> None:
+        self._loop.call_soon_threadsafe(self._send_first, {"op": "copy", "source": source, "to": to})
+
+    def close(self) -> None:
+        self._call(self._leave())
+        self._places.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    # --- stages
+
+    def _spawn(self, first: int, last: int) -> _Stage:
+        handle = self._places.spawn({**self._spec, "first": first, "last": last})
+        return _Stage(first, last, self.graph.part(first, last), handle)
+
+    def _rebuild(self, why: str) -> None:
+        """Build dead stages again and wire all of them; then the cache is empty."""
+        for stage in self._stages:
+            if stage.channel is None and stage.handle.alive():
+                stage.handle.kill()  # it hangs, or cannot be reached
+        dead = [i for i, stage in enumerate(self._stages) if not stage.handle.alive()]
+        for i in dead:
+            self._stages[i] = self._spawn(self._stages[i].first, self._stages[i].last)
+        try:
+            self._call(self._connect())
+        except Broken as error:
+            raise AssayError(f"split: the stages cannot be wired again ({error})") from None
+        raise CacheLost(f"split: {why}; {len(dead)} stages were built again")
+
+    async def _connect(self) -> None:
+        """Meet every stage and tell each who is next."""
+        self._epoch += 1
+        for work in self._work.values():
+            if not work.done.done():
+                work.done.cancel()
+        self._work.clear()
+        for stage in self._stages:
+            if stage.channel is None:
+                stage.channel = await connect(stage.handle.host, stage.handle.port, self._token)
+                stage.channel.send({"op": "hello"})
+                stage.hello = (await _within(WIRE_S, stage.channel.receive(), stage.handle.name)).head
+                stage.heard = time.monotonic()
+                task = asyncio.ensure_future(self._read(stage, stage.channel))
+                self._readers.add(task)
+                task.add_done_callback(self._readers.discard)
+        self._broken = None
+        self._wired = asyncio.Event()
+        self._left = len(self._stages)
+        for i, stage in enumerate(self._stages):
+            behind = self._stages[i + 1 :]
+            assert stage.channel
+            stage.channel.send(
+                {
+                    "op": "wire",
+                    "epoch": self._epoch,
+                    "next": [behind[0].handle.host, behind[0].handle.port] if behind else None,
+                    "needed": sorted({name for other in behind for name in other.graph.given}),
+                }
+            )
+        await _within(WIRE_S, self._wired.wait(), f"the wiring of {len(self._stages)} stages")
+        if self._broken:
+            raise Broken(self._broken)
+
+    async def _leave(self) -> None:
+        readers = list(self._readers)
+        for task in readers:
+            task.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _read(self, stage: _Stage, channel: Channel) -> None:
+        """What one stage says, until it says nothing more."""
+        why = f"stage {stage.handle.name} (layers {stage.first} to {stage.last - 1}) on {stage.handle.node}"
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    message = await channel.receive()
+                if message.op == "beat" or message.head.get("epoch") != self._epoch:
+                    continue
+                if message.op == "wired":
+                    self._left -= 1
+                    if not self._left:
+                        self._wired.set()
+                elif message.op == "failed":
+                    self._fail(f"{why}: {message.head['error']}", message.head.get("id"))
+                elif work := self._work.get(message.head["id"]):
+                    if message.op == "kept":
+                        work.kept |= message.arrays
+                    elif not work.done.done():
+                        work.done.set_result(message.arrays)
+        except (Broken, TimeoutError) as error:
+            channel.close()
+            if stage.channel is channel:
+                stage.channel = None
+            self._fail(f"{why} was lost ({error or f'silent for {SILENT_S:g} s'})", None)
+
+    def _fail(self, why: str, number: int | None) -> None:
+        """One piece has failed, or with it the whole wiring."""
+        if number is not None:
+            if (work := self._work.get(number)) and not work.done.done():
+                work.done.set_exception(AssayError(why))
+            return
+        self._broken = why
+        self._wired.set()
+        for work in self._work.values():
+            if not work.done.done():
+                work.done.set_exception(Broken(why))
+
+    # --- work
+
+    async def _run(self, groups: list[Group], keep: list[str]) -> list[tuple[_Work, dict[str, Array]]]:
+        """All pieces are on their way at once; the stages keep their order."""
+        if self._broken:
+            raise Broken(self._broken)
+        works: dict[int, _Work] = {}
+        for group in groups:
+            self._numbers += 1
+            heads, arrays = pack_chunks([chunk for _, chunk in group])
+            works[self._numbers] = _Work([place for place, _ in group], self._loop.create_future())
+            self._work[self._numbers] = works[self._numbers]
+            self._send_first({"op": "work", "id": self._numbers, "chunks": heads, "keep": keep}, arrays)
+        try:
+            return [(work, await work.done) for work in works.values()]
+        finally:
+            for number, work in works.items():
+                self._work.pop(number, None)
+                if work.done.done() and not work.done.cancelled():
+                    work.done.exception()  # seen
+
+    def _send_first(self, head: dict[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+        if channel := self._stages[0].channel:
+            channel.send({**head, "epoch": self._epoch}, arrays)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the wire's thread, wait here."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T], what: str) -> T:
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        raise Broken(f"{what}: no answer within {seconds:g} s") from None

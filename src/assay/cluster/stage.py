@@ -1,0 +1,171 @@
+"""A stage: some layers of a model in a process of their own, with the part of the cache that is theirs.
+
+    head → stage    wire (who is next, what it needs) · work · copy (a page)
+    stage → next    work (with the rows that were computed) · copy
+    stage → head    hello · done (the last one: logits) · kept (nodes that were asked for) · failed · beat
+
+Work walks through the stages in the order in which it was sent, each stage computing one piece while the next computes
+the one before. An epoch is one wiring: what is still on the way from an earlier one finds nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from assay import engines
+from assay.cluster.frames import Array, Broken, Channel, Message, connect
+from assay.cluster.replica import open_here
+from assay.engines.base import Chunk, Output, PagedEngine
+from assay.errors import AssayError
+
+log = logging.getLogger("assay.cluster")
+BEAT_S = 0.2
+_NONE = np.zeros(0, np.int32)
+
+
+def pack_chunks(chunks: list[Chunk]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """Chunks as frames say them."""
+    heads: list[dict[str, Any]] = []
+    arrays: dict[str, Array] = {}
+    for i, chunk in enumerate(chunks):
+        heads.append({"start": chunk.start, "outputs": chunk.outputs, "moved": chunk.positions is not None})
+        arrays |= {f"{i}/tokens": chunk.tokens, f"{i}/pages": chunk.pages}
+        if chunk.positions is not None:
+            arrays[f"{i}/positions"] = chunk.positions
+        arrays |= {f"{i}/rows/{name}": rows for name, rows in chunk.rows.items()}
+    return heads, arrays
+
+
+def unpack_chunks(heads: list[Mapping[str, Any]], arrays: Mapping[str, Array]) -> list[Chunk]:
+    rows: list[dict[str, Array]] = [{} for _ in heads]
+    for key, value in arrays.items():
+        place, kind, *name = key.split("/", 2)
+        if kind == "rows":
+            rows[int(place)][name[0]] = value
+    return [
+        Chunk(arrays[f"{i}/tokens"], head["start"], arrays[f"{i}/pages"], head["outputs"],
+              arrays.get(f"{i}/positions"), rows[i])
+        for i, head in enumerate(heads)
+    ]  # fmt: skip
+
+
+class Stage:
+    """The service. The engine has one thread; pieces wait for it in order."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        opened = open_here(spec)
+        given = opened.options
+        self.graph = opened.model.graph.part(spec["first"], spec["last"])
+        self.engine: PagedEngine = engines.create(
+            given.engine or engines.default_name(), opened.model, n_pages=spec["n_pages"], precision=given.precision,
+            threads=given.threads, kv_type=given.kv_type, graph=self.graph,
+        )  # fmt: skip
+        self._token = str(spec["token"])
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="assay-stage")
+        self._epoch = -1
+        self._head: Channel | None = None
+        self._next: Channel | None = None
+        self._needed: list[str] = []  # by stages behind this one
+        self._last = True
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.engine.close()
+
+    async def attend(self, channel: Channel) -> None:
+        beats: asyncio.Task[None] | None = None
+        try:
+            while True:
+                message = await channel.receive()
+                if message.op == "hello":
+                    memory = asdict(self.engine.memory)
+                    channel.send(
+                        {"op": "hello", "arithmetic": asdict(self.engine.arithmetic), "memory": memory,
+                         "dtype": self.engine.dtype.name, "isa": self.engine.isa}
+                    )  # fmt: skip
+                    beats = asyncio.ensure_future(self._beats(channel))
+                elif message.op == "wire":
+                    await self._wire(channel, message.head)
+                elif message.head.get("epoch") != self._epoch:
+                    continue
+                elif message.op == "copy":
+                    # Behind the pieces before it: they may still read the page.
+                    await asyncio.wrap_future(
+                        self._thread.submit(self.engine.copy_page, message.head["source"], message.head["to"])
+                    )
+                    if self._next:
+                        self._next.send(message.head)
+                elif message.op == "work":
+                    await self._work(message)
+        finally:
+            if beats:
+                beats.cancel()
+
+    async def _beats(self, channel: Channel) -> None:
+        while True:
+            channel.send({"op": "beat"})
+            await asyncio.sleep(BEAT_S)
+
+    async def _wire(self, head: Channel, found: Mapping[str, Any]) -> None:
+        if self._next:
+            self._next.close()
+        self._next, self._head, self._epoch = None, head, found["epoch"]
+        self._needed, self._last = found["needed"], found["next"] is None
+        try:
+            if not self._last:
+                host, port = found["next"]
+                self._next = await connect(host, port, self._token)
+            head.send({"op": "wired", "epoch": self._epoch})
+        except Broken as error:
+            head.send({"op": "failed", "epoch": self._epoch, "error": str(error)})
+
+    async def _work(self, message: Message) -> None:
+        """Compute a piece and pass it on. Frames of one connection are read one after the other: order holds."""
+        epoch, head = self._epoch, self._head
+        assert head
+        chunks = unpack_chunks(message.head["chunks"], message.arrays)
+        try:
+            outputs = await asyncio.wrap_future(self._thread.submit(self._compute, chunks, message.head["keep"]))
+        except AssayError as error:
+            head.send({"op": "failed", "epoch": epoch, "id": message.head["id"], "error": str(error)})
+            return
+        if epoch != self._epoch:
+            return
+        asked = set(message.head["keep"])
+        kept = {
+            f"{i}/{name}": value for i, output in enumerate(outputs) for name, value in output.nodes.items()
+            if name in asked
+        }  # fmt: skip
+        if kept:
+            head.send({"op": "kept", "epoch": epoch, "id": message.head["id"]}, kept)
+        if self._last:
+            logits = {str(i): output.logits for i, output in enumerate(outputs)}
+            head.send({"op": "done", "epoch": epoch, "id": message.head["id"]}, logits)
+        elif self._next:
+            _, arrays = pack_chunks([self._onward(c, o) for c, o in zip(chunks, outputs, strict=True)])
+            self._next.send(message.head, arrays)
+            await self._next.drain()
+
+    def _compute(self, chunks: list[Chunk], keep: list[str]) -> list[Output]:
+        own = [
+            Chunk(
+                c.tokens, c.start, c.pages, c.outputs if self._last else "all", c.positions,
+                {name: c.rows[name] for name in self.graph.given},
+            )
+            for c in chunks
+        ]  # fmt: skip
+        passed = [name for name in self._needed if name != self.graph.output]
+        return self.engine.forward(own, [name for name in dict.fromkeys((*keep, *passed)) if name in self.graph])
+
+    def _onward(self, chunk: Chunk, output: Output) -> Chunk:
+        """What the stages behind this one need of a chunk."""
+        here = {**chunk.rows, **output.nodes, self.graph.output: output.logits}
+        rows = {name: here[name] for name in self._needed if name in here}
+        return Chunk(chunk.tokens, chunk.start, chunk.pages, chunk.outputs, chunk.positions, rows)

@@ -1,0 +1,150 @@
+"""Many independent tasks over many workers, with the same result to the bit as one process, and resumable.
+
+A task names a function and what it is given, as JSON. Its result is JSON too, and is kept under the hash of the task:
+a sweep that was killed finds there what it had, and so does another sweep that asks the same. Floats are written so
+that they are read back to the bit. Results are put together in the order of the tasks, whoever computed which.
+
+A worker that dies is replaced and its task given to another; a task on which workers die is not tried for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from assay.errors import AssayError
+from assay.system.files import recall, remember
+from assay.system.home import home
+
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """`shared` is the same for all tasks of a sweep (the model): workers keep what they make of it. The result depends
+    on `shared` and `given`; `where` (paths, threads) says how to come by them."""
+
+    function: str  # module:name
+    shared: Mapping[str, Any]
+    given: Mapping[str, Any]
+    where: Mapping[str, Any]
+    label: str  # for people
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"function": self.function, "shared": self.shared, "given": self.given, "where": self.where}
+
+    @property
+    def key(self) -> str:
+        """The hash of all that the result depends on."""
+        text = json.dumps([self.function, self.shared, self.given], sort_keys=True)
+        return sha256(text.encode()).hexdigest()
+
+
+class Lost(Exception):
+    """The worker is gone."""
+
+
+class Worker(Protocol):
+    """Somebody who does tasks, one at a time."""
+
+    name: str
+
+    def ask(self, task: Mapping[str, Any]) -> Any:
+        """The result. Raises Lost when the worker dies, AssayError when the task cannot be done."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Crew(Protocol):
+    """Where workers come from. `n` is how many there should be."""
+
+    n: int
+
+    def hire(self, number: int) -> Worker: ...
+
+
+Progress = Callable[[int, int, Mapping[str, str]], None]  # done, all, what each worker does
+
+
+def folder(results: str | None) -> Path:
+    return Path(results) if results else home() / "sweeps"
+
+
+def kept(where: Path, key: str) -> Any:
+    """A result of before, or None."""
+    found = recall(where / key[:2] / f"{key}.json")
+    try:
+        return json.loads(found)["result"] if found is not None else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def sweep(
+    tasks: Sequence[Task], crew: Crew, where: Path, progress: Progress = lambda done, total, who: None
+) -> list[Any]:
+    """The results, in the order of the tasks."""
+    keys = [task.key for task in tasks]
+    results: list[Any] = [kept(where, key) for key in keys]
+    todo: queue.Queue[int] = queue.Queue()
+    for i, result in enumerate(results):
+        if result is None:
+            todo.put(i)
+    left = todo.qsize()
+    if not left:
+        return results
+    lock, over, deaths = threading.Lock(), threading.Event(), [0] * len(tasks)
+    errors: list[BaseException] = []
+    doing: dict[str, str] = {}
+
+    def finish(i: int, result: Any) -> None:
+        nonlocal left
+        path = where / keys[i][:2] / f"{keys[i]}.json"
+        remember(path, json.dumps({"task": tasks[i].to_dict(), "result": result}).encode())
+        with lock:
+            results[i] = result
+            left -= 1
+            progress(len(tasks) - left, len(tasks), dict(doing))
+            if not left:
+                over.set()
+
+    def work(number: int) -> None:
+        worker: Worker | None = None
+        try:
+            while not over.is_set():
+                try:
+                    i = todo.get(timeout=0.1)
+                except queue.Empty:
+                    continue
+                try:
+                    worker = worker or crew.hire(number)
+                    doing[worker.name] = tasks[i].label
+                    finish(i, worker.ask(tasks[i].to_dict()))
+                except Lost as error:
+                    worker = None
+                    deaths[i] += 1
+                    if deaths[i] >= TRIES:
+                        raise AssayError(f"{tasks[i].label}: {deaths[i]} workers died on it ({error})") from None
+                    todo.put(i)
+        except BaseException as error:
+            errors.append(error)
+            over.set()
+        finally:
+            if worker:
+                worker.close()
+
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(min(crew.n, left))]
+    for thread in threads:
+        thread.start()
+    over.wait()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results

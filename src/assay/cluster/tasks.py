@@ -1,0 +1,195 @@
+"""What a sweep's workers do: windows of a text, lengths of a check, sections of a kit.
+
+`prepare` makes what all tasks of a sweep share; the functions take that and their own part, and give JSON. A task says
+which bytes it is about by their digest, not by their path: the same file elsewhere is the same task.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay import __version__
+from assay.cluster.fingerprint import file_digest, sampling_digest
+from assay.cluster.sweep import Crew, Progress, Task, sweep
+from assay.engines import default_name
+from assay.errors import AssayError
+from assay.evaluate.evaluation import Evaluation
+from assay.evaluate.pieces import Piece, Scores
+from assay.evaluate.score import score
+from assay.evaluate.sources import EngineSource
+from assay.library.verdicts import checks, load_dump
+from assay.runtime.opening import Opened, Options, open_model
+from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, settled
+from assay.verify.diagnosis.candidates import Share, tried_here
+from assay.verify.diagnosis.lab import Fit, Lab, Unit
+from assay.verify.judge.verdict import judge
+
+try:
+    from assay._native import ARITHMETIC
+except ImportError:  # not built: the reference alone
+    ARITHMETIC = 0
+
+WINDOWS = 16  # of a text in one task: seconds, so that a killed sweep loses little
+_ME = "assay.cluster.tasks"
+
+
+class Models:
+    """The models of a sweep, opened and loaded when a task first asks."""
+
+    def __init__(self, shared: Mapping[str, Any], where: Mapping[str, Any]) -> None:
+        self._shared, self.where = shared, where
+        self._opened: dict[str, Opened] = {}
+        self._sources: dict[str, EngineSource] = {}
+
+    def opened(self, name: str) -> Opened:
+        if name not in self._opened:
+            side, where = self._shared[name], self.where[name]
+            threads = where["threads"] or int(os.environ.get("ASSAY_SWEEP_THREADS", "0")) or None
+            found = open_model(where["path"], Options(**side["options"], threads=threads))
+            if (digest := file_digest(found.file.path)) != side["file"]:
+                raise AssayError(
+                    f"{found.file.path}: another file than where the sweep was started "
+                    f"(found {digest[:12]}…, expected {side['file'][:12]}…)"
+                )
+            self._opened[name] = found
+        return self._opened[name]
+
+    def source(self, name: str) -> EngineSource:
+        if name not in self._sources:
+            self._sources[name] = EngineSource(self.opened(name).engine())
+        return self._sources[name]
+
+
+def prepare(shared: Mapping[str, Any], where: Mapping[str, Any]) -> Models:
+    return Models(shared, where)
+
+
+def side(opened: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model as tasks name it, and where it is."""
+    options = asdict(opened.options)
+    for name in ("template", "template_arguments", "threads"):
+        del options[name]
+    what = {"file": file_digest(opened.file.path), "options": options, "version": [__version__, ARITHMETIC]}
+    return what, {"path": str(opened.file.path.resolve()), "threads": opened.options.threads}
+
+
+# --- eval
+
+
+def windows(models: Models, given: Mapping[str, Any]) -> list[dict[str, object]]:
+    """The scores of some windows."""
+    source = models.source("model")
+    base = models.source("base") if given["base"] else None
+    pieces = [Piece(i, np.array(tokens, np.int32), start, first) for i, tokens, start, first in given["pieces"]]
+    return [score(piece, source, base).to_dict() for piece in pieces]
+
+
+def evaluate(
+    pieces: Sequence[Piece], model: Opened, base: Opened | None, crew: Crew, where: Path, progress: Progress
+) -> Evaluation:
+    """The scores of a text, shared out; what comes out has the bits of one process."""
+    sides = {"model": side(model)} | ({"base": side(base)} if base else {})
+    shared = {name: what for name, (what, _) in sides.items()} | {"sampling": sampling_digest()}
+    found_at = {name: at for name, (_, at) in sides.items()}
+    tasks = []
+    for at in range(0, len(pieces), WINDOWS):
+        part = pieces[at : at + WINDOWS]
+        rows = [[piece.index, piece.tokens.tolist(), piece.start, piece.first] for piece in part]
+        label = f"windows {at} to {at + len(part) - 1}"
+        tasks.append(Task(f"{_ME}:windows", shared, {"pieces": rows, "base": base is not None}, found_at, label))
+    started = time.perf_counter()
+    found = [Scores.from_dict(row) for rows in sweep(tasks, crew, where, progress) for row in rows]
+    names = [f"{s.file.path.name} on {s.options.engine or default_name()}" for s in (model, base) if s]
+    seconds = time.perf_counter() - started
+    return Evaluation(found, name=names[0], base=names[1] if base else None, seconds=seconds)
+
+
+# --- check
+
+
+def length(models: Models, given: Mapping[str, Any]) -> list[list[Any]]:
+    """The checks of one length: name, whether it passed, and in which words."""
+    found = list(checks(models.opened("model"), given["engine"], lengths=[given["n"]], **given["options"]))
+    return [[check.name, check.passed, check.detail] for check in (found if given["last"] else found[:-1])]
+
+
+def check(
+    model: Opened, engine: str, lengths: Sequence[int], options: Mapping[str, Any], crew: Crew, where: Path,
+    progress: Progress,
+) -> list[tuple[str, bool, str]]:  # fmt: skip
+    """The lines of a check, in order."""
+    what, found_at = side(model)
+    tasks = [
+        Task(f"{_ME}:length", {"model": what}, {"engine": engine, "n": n, "last": n == lengths[-1], "options": options},
+             {"model": found_at}, f"{n} tokens")
+        for n in lengths
+    ]  # fmt: skip
+    return [(name, passed, detail) for rows in sweep(tasks, crew, where, progress) for name, passed, detail in rows]
+
+
+# --- diagnose
+
+
+def trials(models: Models, given: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """How some hypotheses about a dump fare, by their number."""
+    on = models.opened("model")
+    dump = load_dump(models.where["dump"], on, **given["asked"])
+    with np.errstate(all="ignore"):
+        lab = Lab(on.model, dump, judge(on.model, dump)).from_tokens()
+        found = tried_here(lab, Unit(given["target"], tuple(given["segment"])), given["part"], given["parts"])
+    return {str(i): [fit.ratio, fit.residual, fit.count, fit.strict, list(fit.every)] for i, fit in found.items()}
+
+
+def shared_trials(
+    model: Opened, dump: Path, asked: Mapping[str, Any], crew: Crew, where: Path, progress: Progress
+) -> Share:
+    """Hypotheses that cost a run of the model each, shared out. The dump must be where the workers see it."""
+    what, found_at = side(model)
+
+    def share(unit: Unit) -> dict[int, Fit]:
+        parts = max(crew.n * 4, 1)
+        shared = {"model": what, "dump": file_digest(dump)}
+        about = {"target": unit.target, "segment": list(unit.segment), "asked": dict(asked), "parts": parts}
+        paths = {"model": found_at, "dump": str(dump.resolve())}
+        tasks = [
+            Task(f"{_ME}:trials", shared, about | {"part": part}, paths, f"hypotheses {part} of {parts}")
+            for part in range(parts)
+        ]
+        rows = [row for found in sweep(tasks, crew, where, progress) for row in found.items()]
+        return {
+            int(i): Fit(ratio, residual, n, strict, tuple(every)) for i, (ratio, residual, n, strict, every) in rows
+        }
+
+    return share
+
+
+# --- kit
+
+
+def section(models: Models, given: Mapping[str, Any]) -> list[list[str]]:
+    """The grades of one section of a kit."""
+    grades = grade_section(Path(models.where["kit"]), Path(models.where["results"]), given["section"])
+    return [[g.section, g.item, g.verdict, g.detail] for g in grades]
+
+
+def grade(kit: Path, results: Path, crew: Crew, where: Path, progress: Progress) -> Score:
+    """A kit's answers, a section a task. Both folders must be where the workers see them."""
+    digests = {name: _folder_digest(path) for name, path in (("kit", kit), ("results", results))}
+    paths = {"kit": str(kit.resolve()), "results": str(results.resolve())}
+    tasks = [Task(f"{_ME}:section", digests, {"section": name}, paths, name) for name in SECTIONS]
+    return settled(results, tuple(Grade(*row) for rows in sweep(tasks, crew, where, progress) for row in rows))
+
+
+def _folder_digest(path: Path) -> str:
+    found = sha256()
+    for file in sorted(p for p in path.rglob("*") if p.is_file()):
+        found.update(f"{file.relative_to(path)}\0{file_digest(file)}\0".encode())
+    return found.hexdigest()

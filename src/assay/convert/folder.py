@@ -1,0 +1,108 @@
+"""A model as Hugging Face publishes it: JSON files and safetensors in one folder. All of it is a stranger's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import AssayError
+from assay.verify.dumps.safetensors import Entry, read_safetensors
+
+MOST = 256 << 20  # bytes of a JSON file
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor of the folder, not read yet."""
+
+    entry: Entry
+    read: Callable[[], NDArray[Any]]
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not (path / "config.json").is_file():
+            raise AssayError(f"{path}: no config.json in it; expected a folder as Hugging Face publishes a model")
+
+    @cached_property
+    def config(self) -> Json:
+        """The text model's settings: where they stand under `text_config`, they come first."""
+        found = self.json("config.json")
+        inner = found.get("text_config")
+        merged = {**found, **inner} if isinstance(inner, dict) else found
+        if isinstance(merged.get("quantization_config"), dict):
+            method = merged["quantization_config"].get("quant_method")
+            raise AssayError(f"{self.path}: weights are quantised already ({method}); convert the original model")
+        return merged
+
+    @cached_property
+    def tokenizer(self) -> Json:
+        return self.json("tokenizer.json") if (self.path / "tokenizer.json").is_file() else {}
+
+    @cached_property
+    def tokenizer_config(self) -> Json:
+        return self.json("tokenizer_config.json") if (self.path / "tokenizer_config.json").is_file() else {}
+
+    def json(self, name: str) -> Json:
+        path = self.path / name
+        if path.stat().st_size > MOST:
+            raise AssayError(f"{path}: {path.stat().st_size >> 20} MiB (expected at most {MOST >> 20})")
+        try:
+            found = json.loads(path.read_text("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise AssayError(f"{path}: not JSON ({error!s:.100})") from None
+        if not isinstance(found, dict):
+            raise AssayError(f"{path}: expected an object (found {type(found).__name__})")
+        return found
+
+    def setting(self, *names: str, default: Any = None, kind: type | tuple[type, ...] = (int, float)) -> Any:
+        """The first of these settings that is given; it must be of its kind."""
+        for name in names:
+            value = self.config.get(name)
+            if value is not None:
+                if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                    raise AssayError(f"{self.path}/config.json: {name} is {value!r:.60} (expected a number)")
+                return value
+        return default
+
+    def need(self, *names: str) -> Any:
+        found = self.setting(*names)
+        if found is None:
+            raise AssayError(f"{self.path}/config.json: has no {' or '.join(names)}")
+        return found
+
+    @cached_property
+    def tensors(self) -> dict[str, Source]:
+        """Every tensor of every part, by name."""
+        index = self.path / "model.safetensors.index.json"
+        if index.is_file():
+            listed = self.json(index.name).get("weight_map")
+            names = sorted({str(v) for v in listed.values()}) if isinstance(listed, dict) else []
+        else:
+            names = sorted(p.name for p in self.path.glob("model*.safetensors"))
+        if not names:
+            raise AssayError(f"{self.path}: no model.safetensors in it; weights in other formats are not converted")
+        found: dict[str, Source] = {}
+        for name in names:
+            if Path(name).name != name:
+                raise AssayError(f"{index}: names a file outside the folder ({name!r:.60})")
+            if not (self.path / name).is_file():
+                raise AssayError(f"{self.path}: {name} is missing; fetch the whole model")
+            readers, entries, _ = read_safetensors(self.path / name)
+            found |= {key: Source(entries[key], readers[key]) for key in entries}
+        return found
+
+
+def floats(source: Source) -> NDArray[np.float32]:
+    """The tensor as float32: exact for the half types."""
+    return source.read().astype(np.float32, copy=False)

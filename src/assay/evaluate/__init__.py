@@ -1,0 +1,1 @@
+"""How good a model is: perplexity and divergence on a text, choices, and what each tensor's rounding costs."""

@@ -1,0 +1,199 @@
+"""Multiple choice: which of a few endings does a model find most probable?
+
+Questions come from a local file, a JSON object a line or one list, in the shapes people have:
+
+    HellaSwag    ctx_a, ctx_b (or ctx), activity_label, endings, label
+    ARC          question, choices {text, label}, answerKey
+    MMLU         question, choices [4], answer, perhaps subject
+    a harness's  doc, target, arguments: what `lm_eval --log_samples` writes; asked exactly as it asked
+    plain        query (or context), choices (or endings), gold (or label)
+
+Prompts are spelled as lm-evaluation-harness spells them without examples, and answers judged as there: `acc` takes the
+ending with the largest log-probability, `acc_norm` divides by the ending's length in characters first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.engines.base import PagedEngine
+from assay.errors import AssayError
+from assay.evaluate.continuations import loglikelihoods, pair
+from assay.evaluate.evaluation import Mean
+from assay.text import Tokenizer
+
+LETTERS = "ABCDEFGHIJ"
+MOST = 64 << 20  # bytes of a file of questions
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question: its context, the endings as they follow it (with their space), and which is right."""
+
+    context: str
+    endings: tuple[str, ...]
+    gold: int
+    letters: bool = False  # the endings are names of the choices: a length means nothing
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model made of an item."""
+
+    logprobs: tuple[float, ...]
+    gold: int
+    choice: int
+    choice_norm: int
+
+
+@dataclass(frozen=True)
+class Result:
+    answers: tuple[Answer, ...]
+
+    @property
+    def acc(self) -> Mean:
+        return Mean.of(np.array([a.choice == a.gold for a in self.answers], np.float64))
+
+    @property
+    def acc_norm(self) -> Mean:
+        return Mean.of(np.array([a.choice_norm == a.gold for a in self.answers], np.float64))
+
+    def to_dict(self) -> dict[str, Any]:
+        both = {
+            key: asdict(m) | {"interval": m.interval} for key, m in (("acc", self.acc), ("acc_norm", self.acc_norm))
+        }
+        return {"questions": len(self.answers), **both, "answers": [asdict(a) for a in self.answers]}
+
+    def __str__(self) -> str:
+        return f"acc      {self.acc}\nacc_norm {self.acc_norm}\n{len(self.answers)} questions; ± is one standard error"
+
+
+def read(path: str | Path) -> list[Item]:
+    """The questions of a file."""
+    path = Path(path)
+    if path.stat().st_size > MOST:
+        raise AssayError(f"{path}: {path.stat().st_size >> 20} MiB of questions (expected at most {MOST >> 20})")
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise AssayError(f"{path}: not UTF-8; expected JSON, an object a line or one list") from None
+    items = []
+    for i, row in enumerate(_rows(path, text)):
+        try:
+            items.append(item(row))
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise AssayError(f"{path}: question {i}: not a shape that is known ({what}); see docs/eval.md") from None
+    if not items:
+        raise AssayError(f"{path}: no questions in it")
+    return items
+
+
+def _rows(path: Path, text: str) -> list[Row]:
+    try:
+        found = json.loads(text) if text.lstrip()[:1] == "[" else None
+        if found is None:
+            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+            found = lines[0]["rows"] if len(lines) == 1 and "rows" in lines[0] else lines
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise AssayError(f"{path}: not JSON ({error}); expected an object a line, or one list") from None
+    rows = [row["row"] if isinstance(row, dict) and set(row) >= {"row_idx", "row"} else row for row in found]
+    if not all(isinstance(row, dict) for row in rows):
+        raise AssayError(f"{path}: a question is no object; expected an object a line, or one list")
+    return rows
+
+
+def item(row: Row) -> Item:
+    """A row in any of the shapes."""
+    if "arguments" in row and "doc" in row:
+        return _harness(row)
+    if "endings" in row and ("ctx" in row or "ctx_a" in row):
+        return _hellaswag(row)
+    if "answerKey" in row:
+        return _arc(row)
+    if "question" in row and isinstance(row["choices"], list):
+        return _mmlu(row)
+    context = row["query"] if "query" in row else row["context"]
+    endings = row["choices"] if "choices" in row else row["endings"]
+    return _checked(str(context), [f" {e}" for e in endings], int(row["gold"] if "gold" in row else row["label"]))
+
+
+def _checked(context: str, endings: Sequence[str], gold: int, letters: bool = False) -> Item:
+    if len(endings) < 2 or not 0 <= gold < len(endings):
+        raise ValueError(f"right answer {gold} of {len(endings)} endings")
+    if not all(endings):
+        raise ValueError("an ending is empty")
+    return Item(context, tuple(endings), gold, letters)
+
+
+def _hellaswag(row: Row) -> Item:
+    """WikiHow's section marks are taken out, as the task does it."""
+
+    def clean(text: str) -> str:
+        text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+        return text.replace("  ", " ")
+
+    begin = f"{row['ctx_a']} {str(row['ctx_b']).capitalize()}" if "ctx_a" in row else str(row["ctx"])
+    context = clean(f"{row['activity_label']}: {begin}" if "activity_label" in row else begin)
+    return _checked(context, [f" {clean(e)}" for e in row["endings"]], int(row["label"]))
+
+
+def _arc(row: Row) -> Item:
+    choices = row["choices"]
+    gold = list(choices["label"]).index(row["answerKey"])
+    return _checked(f"Question: {row['question']}\nAnswer:", [f" {t}" for t in choices["text"]], gold)
+
+
+def _mmlu(row: Row) -> Item:
+    choices = row["choices"]
+    names = LETTERS[: len(choices)]
+    answer = row["answer"]
+    gold = names.index(answer) if isinstance(answer, str) and answer in names else int(answer)
+    about = str(row.get("subject", "")).replace("_", " ")
+    head = f"The following are multiple choice questions (with answers) about {about}.\n\n" if about else ""
+    lines = "".join(f"\n{name}. {text}" for name, text in zip(names, choices, strict=True))
+    context = f"{head}{str(row['question']).strip()}{lines}\nAnswer:"
+    return _checked(context, [f" {name}" for name in names], gold, letters=True)
+
+
+def _harness(row: Row) -> Item:
+    """The requests that a harness made of a question, and its target."""
+    found = row["arguments"]
+    if isinstance(found, dict):  # {"gen_args_0": {"arg_0": context, "arg_1": ending}, …}
+        found = [found[key] for key in sorted(found, key=lambda k: int(k.rsplit("_", 1)[1]))]
+    pairs = [(one["arg_0"], one["arg_1"]) if isinstance(one, dict) else (one[0], one[1]) for one in found]
+    contexts = {context for context, _ in pairs}
+    if len(contexts) != 1:
+        raise ValueError("the endings have different contexts")
+    return _checked(str(pairs[0][0]), [str(ending) for _, ending in pairs], int(row["target"]))
+
+
+def answer_all(
+    engine: PagedEngine,
+    tokenizer: Tokenizer,
+    items: Sequence[Item],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Result:
+    """Put every question. Questions are independent of each other."""
+    answers = []
+    for it in items:
+        answers.append(answer(engine, tokenizer, it))
+        progress(len(answers), len(items))
+    return Result(tuple(answers))
+
+
+def answer(engine: PagedEngine, tokenizer: Tokenizer, it: Item) -> Answer:
+    requests = [pair(tokenizer, it.context, ending) for ending in it.endings]
+    logprobs = np.array([found.logprob for found in loglikelihoods(engine, requests)])
+    lengths = np.ones(len(logprobs)) if it.letters else np.array([len(e.removeprefix(" ")) or 1 for e in it.endings])
+    norm = int(np.argmax(logprobs / lengths))
+    return Answer(tuple(logprobs.tolist()), it.gold, int(np.argmax(logprobs)), norm)

@@ -1,0 +1,98 @@
+"""The numbers of one piece: losses, best tokens, and the divergence from a base. Float64, rows in small blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import AssayError
+from assay.evaluate.pieces import Piece, Scores
+from assay.evaluate.sources import Rows, Source, Told
+
+BLOCK = 1 << 20  # logits taken at a time: 8 MiB of float64
+LEAST = 1e-12  # a probability of all unlisted tokens below this is rounding
+
+Doubles = NDArray[np.float64]
+
+
+def score(piece: Piece, source: Source, base: Source | None = None) -> Scores:
+    """Score a piece under `source`, and against `base` where one is given."""
+    rows = source.rows(piece)
+    against = None if base is None else base.rows(piece)
+    own = single(rows, piece.scored)
+    theirs = single(against, piece.scored) if against is not None else _NOTHING
+    kl = divergence(against, rows) if against is not None else np.empty(0)
+    return Scores(piece.index, piece.start, piece.first, *own, base_nll=theirs[0], kl=kl,
+                  base_best=theirs[1], base_p_best=theirs[2])  # fmt: skip
+
+
+_NOTHING = (np.empty(0), np.empty(0, np.int32), np.empty(0))
+
+
+def single(rows: Rows, tokens: NDArray[np.int32]) -> tuple[Doubles, NDArray[np.int32], Doubles]:
+    """-ln p of every token, the best token, and its probability."""
+    if isinstance(rows, Told):
+        best = [max(row.items(), key=lambda item: item[1]) for row in rows.rows]
+        nll = np.array([-row[int(token)] for row, token in zip(rows.rows, tokens, strict=True)])
+        return nll, np.array([b[0] for b in best], np.int32), np.exp([b[1] for b in best])
+    nll, best_of, p_best = np.empty(len(rows)), np.empty(len(rows), np.int32), np.empty(len(rows))
+    for part in blocks(rows):
+        logp = log_softmax(rows[part])
+        at = np.arange(len(logp))
+        nll[part] = -logp[at, tokens[part]]
+        best_of[part] = logp.argmax(axis=1)
+        p_best[part] = np.exp(logp[at, best_of[part]])
+    return nll, best_of, p_best
+
+
+def divergence(base: Rows, rows: Rows) -> Doubles:
+    """KL(base || rows) of every row.
+
+    Where a server tells only some probabilities, all others count as one outcome: what comes out is at most the
+    divergence itself.
+    """
+    if isinstance(base, Told) or isinstance(rows, Told):
+        return np.array([_grouped(p, q) for p, q in zip(_told(base, rows), _told(rows, base), strict=True)])
+    if base.shape != rows.shape:
+        raise AssayError(f"two vocabularies: no divergence between {base.shape[1]} and {rows.shape[1]} tokens")
+    kl = np.empty(len(rows))
+    for part in blocks(rows):
+        p, q = log_softmax(base[part]), log_softmax(rows[part])
+        q -= p
+        np.exp(p, out=p)
+        kl[part] = -np.einsum("ij,ij->i", p, np.where(p > 0, q, 0))
+    return kl
+
+
+def blocks(rows: NDArray[np.float32] | NDArray[np.float64]) -> Iterator[slice]:
+    height = max(1, BLOCK // rows.shape[1])
+    return (slice(i, i + height) for i in range(0, len(rows), height))
+
+
+def log_softmax(logits: NDArray[np.floating]) -> Doubles:
+    """x - ln sum exp x, in float64."""
+    x = logits.astype(np.float64)
+    x -= x.max(axis=1, keepdims=True)
+    x -= np.log(np.exp(x).sum(axis=1, keepdims=True))
+    return x
+
+
+def _told(rows: Rows, other: Rows) -> Iterator[tuple[Doubles, float]]:
+    """For every row: the log-probabilities of the tokens that both can tell, and of all the rest together."""
+    n = len(rows.rows) if isinstance(rows, Told) else len(rows)
+    for i in range(n):
+        listed = [set(r.rows[i]) for r in (rows, other) if isinstance(r, Told)]
+        ids = sorted(set.intersection(*listed))
+        if isinstance(rows, Told):
+            logp = np.array([rows.rows[i][token] for token in ids])
+        else:
+            logp = log_softmax(rows[i : i + 1])[0, ids]
+        yield logp, 1 - float(np.exp(logp).sum())
+
+
+def _grouped(p: tuple[Doubles, float], q: tuple[Doubles, float]) -> float:
+    listed = float(np.sum(np.exp(p[0]) * (p[0] - q[0])))
+    rest = p[1] * np.log(p[1] / max(q[1], LEAST)) if p[1] > LEAST else 0.0
+    return max(0.0, listed + float(rest))

@@ -1,0 +1,35 @@
+"""One dump examined in a process of its own, for the server: `python -m assay.library.examine MODEL DUMP`.
+
+Prints one JSON object: the diagnosis in words and as data, and the verdict on every node. What goes wrong is an object
+with `error`. A stranger's dump costs this process, and whoever started it may end it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from assay.errors import AssayError
+from assay.system.plain import plain
+
+
+def examine(model: str, dump: str, prompt: str | None) -> dict[str, Any]:
+    from assay.library.verdicts import diagnose
+    from assay.runtime.opening import open_model
+
+    found = diagnose(open_model(model), values=dump, prompt=prompt)
+    diff = getattr(found.result, "diff", None)
+    nodes = [
+        {"name": n.name, "verdict": n.verdict, "own": n.own, "explained_by": n.explained_by, "nmse": n.evidence.nmse}
+        for n in (diff.nodes if diff else ())
+    ]
+    return {"verdict": found.verdict, "words": repr(found), "nodes": nodes, "diagnosis": found.to_dict()}
+
+
+if __name__ == "__main__":
+    try:
+        answer = examine(sys.argv[1], sys.argv[2], sys.argv[3] if len(sys.argv) > 3 else None)
+    except (AssayError, OSError, MemoryError) as error:
+        answer = {"error": " ".join(str(error).split()) or type(error).__name__}
+    print(json.dumps(plain(answer), allow_nan=False))

@@ -1,0 +1,54 @@
+"""The models that are on this machine already: assay's own, and those of huggingface_hub's cache and Ollama's store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.errors import AssayError
+from assay.runtime import hf, ollama
+from assay.runtime.catalogue import CATALOGUE, cached
+
+
+@dataclass(frozen=True)
+class Local:
+    """A model as an argument names it. `owner` is who keeps the file: assay, the hub's cache or Ollama."""
+
+    name: str
+    owner: str
+    files: tuple[Path, ...]  # more than one, if it is split
+
+    @property
+    def size(self) -> int:
+        return sum(path.stat().st_size for path in self.files)
+
+    @property
+    def modified(self) -> float:
+        return max(path.stat().st_mtime for path in self.files)
+
+
+def models() -> list[Local]:
+    """All of them, by name; a file that cannot be looked at is left out."""
+    found = [Local(e.name, "assay", (cached(e),)) for e in CATALOGUE.values()]
+    found += [Local(f"hf:{repo}:{name}", owner, files) for owner, repo, name, files in hf.stored()]
+    found += [Local(f"ollama:{name}", "ollama", (path,)) for name, path in ollama.stored()]
+    return [model for model in found if all(path.is_file() for path in model.files)]
+
+
+def remove(name: str) -> Local:
+    """Delete a model that assay fetched. Another's files are another's to delete."""
+    known = models()
+    found = [m for m in known if name in (m.name, m.name.rpartition(":")[0])]
+    if not found:
+        mine = ", ".join(m.name for m in known if m.owner == "assay")
+        what = "is a file of yours; delete it yourself" if Path(name).is_file() else "is not here"
+        raise AssayError(f"{name}: {what}; assay has fetched {mine or 'nothing'}")
+    if len(found) > 1:
+        raise AssayError(f"{name}: {len(found)} models; name one: {', '.join(m.name for m in found)}")
+    (model,) = found
+    if model.owner != "assay":
+        command = f"ollama rm {name.removeprefix('ollama:')}" if model.owner == "ollama" else "hf cache rm"
+        raise AssayError(f"{name}: belongs to {model.owner}; `{command}` deletes it")
+    for path in model.files:
+        path.unlink()
+    return model

@@ -1,0 +1,248 @@
+"""llama-server's own routes: `/completion`, `/infill`, `/props`, `/slots`. Text in, text out, no template."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from assay import __version__
+from assay.runtime.params import SamplerParams
+from assay.runtime.sequence import Job, Update
+from assay.serve.api import answers as common
+from assay.serve.api import prompts
+from assay.serve.api.schemas import LIMITS, Model, Name, Sampling, TokenId
+from assay.serve.api.schemas import Text as AnyText
+from assay.serve.api.state import Call
+from assay.serve.errors import ApiError
+from assay.serve.http.exchange import BARE, Events, Reply, json_reply
+from assay.serve.pool.models import Entry
+from assay.serve.pool.reader import Reader
+
+# How llama-server calls the ends of an answer.
+STOPS = {"eos": "eos", "stop": "word", "grammar": "eos", "length": "limit", "context": "limit"}
+
+
+class Text(Sampling):
+    """What can be asked of a text beside the settings of every route."""
+
+    n_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = Field(None, description="default -1: to the end")
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(None, description="another name of n_predict")
+    n_probs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = Field(None, description="alternatives of a token")
+    json_schema: dict[str, Any] | None = None
+    return_tokens: bool | None = None
+    n: Annotated[int, Field(ge=1, le=1)] | None = None
+
+
+class LlamaCompletionRequest(Text):
+    prompt: AnyText | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body)]
+
+
+class Extra(Model):
+    text: AnyText
+    filename: Name | None = None
+
+
+class InfillRequest(Text):
+    input_prefix: AnyText
+    input_suffix: AnyText
+    input_extra: Annotated[list[Extra], Field(max_length=64)] | None = Field(None, description="other files, before it")
+    prompt: AnyText | None = Field(None, description="written behind the prefix")
+
+
+# --- text to text: what Ollama's raw generation uses too
+
+
+async def text_of(call: Call, entry: Entry, text: str) -> list[int]:
+    return await prompts.text_ids(call.state, entry, text)
+
+
+async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: list[Extra] | None = None) -> list[int]:
+    """Prefix, suffix and the mark of the middle, in the order of models that fill in; other files first."""
+    special = entry.tokenizer.vocab.special
+    if not {"fim_pre", "fim_suf", "fim_mid"} <= set(special):
+        raise ApiError("unsupported", f"the model {entry.id} has no tokens for filling in", "input_suffix")
+
+    async def ids_of(text: str) -> list[int]:
+        return await prompts.text_ids(call.state, entry, text, add_special=False, parse_special=False)
+
+    ids = [entry.tokenizer.bos] if entry.tokenizer.add_bos and entry.tokenizer.bos is not None else []
+    for file in extra or ():
+        if "fim_sep" in special:
+            ids.append(special["fim_sep"])
+        ids += await ids_of(f"{file.filename or 'file'}\n{file.text}\n")
+    return [
+        *ids, special["fim_pre"], *await ids_of(prefix), special["fim_suf"], *await ids_of(suffix), special["fim_mid"],
+    ]  # fmt: skip
+
+
+async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text) -> Reader:
+    """A text that is being continued."""
+    state = call.state
+    prompts.check(ids, entry)
+    constraint = None
+    if request.json_schema is not None and request.grammar:
+        raise ApiError("invalid_value", "grammar: json_schema is given too; use one of them", "grammar")
+    schema, grammar = request.json_schema, request.grammar
+    if schema is not None:
+        constraint = await common.compile_grammar(
+            lambda: entry.grammars.schema(schema or {"type": "object"}), state.threads
+        )
+    elif grammar:
+        constraint = await common.compile_grammar(lambda: entry.grammars.gbnf(grammar), state.threads)
+    wanted = next((n for n in (request.n_predict, request.max_tokens) if n is not None), -1)
+    room = entry.n_ctx - len(ids)
+    job = Job(
+        ids=tuple(ids),
+        params=common.sampler_params(request, entry, 0, common.Origin.of(call.headers)),
+        max_tokens=min(wanted, room) if wanted >= 0 else room,
+        stop=common.stops(request),
+        logprobs=request.n_probs or None,
+        constraint=constraint,
+        ignore_eos=bool(request.ignore_eos),
+        deadline=common.deadline(state.limits, request.timeout),
+    )
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    return call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner))
+
+
+# --- the routes
+
+
+async def completion(call: Call, request: LlamaCompletionRequest) -> Reply | Events:
+    entry = call.state.models.find(request.model)
+    return await _reply(call, entry, await _prompt(call, entry, request.prompt), request)
+
+
+async def infill(call: Call, request: InfillRequest) -> Reply | Events:
+    entry = call.state.models.find(request.model)
+    prefix = request.input_prefix + (request.prompt or "")
+    ids = await infill_ids(call, entry, prefix, request.input_suffix, request.input_extra)
+    return await _reply(call, entry, ids, request)
+
+
+async def _prompt(call: Call, entry: Entry, prompt: str | list[str | int]) -> list[int]:
+    """A text, ids, or a mixture: only the first text of one gets the tokens that begin a text."""
+    if isinstance(prompt, str):
+        return await text_of(call, entry, prompt)
+    ids: list[int] = []
+    for item in prompt:
+        if isinstance(item, int):
+            ids.append(item)
+        else:
+            ids += await prompts.text_ids(call.state, entry, item, add_special=not ids)
+    return ids
+
+
+async def _reply(call: Call, entry: Entry, ids: list[int], request: Text) -> Reply | Events:
+    reader = await continue_text(call, entry, ids, request)
+    made = _Completion(entry, reader, request)
+    if request.stream:
+        return Events(made.events(), BARE)
+    events = [event async for event in made.events()]
+    probs = [p for event in events for p in event.get("completion_probabilities", ())]
+    found = events[-1] | {
+        "content": "".join(event["content"] for event in events),
+        "tokens": [token for event in events for token in event["tokens"]] if request.return_tokens else [],
+    }
+    return json_reply(found | ({"completion_probabilities": probs} if request.n_probs else {}))
+
+
+class _Completion:
+    """One answer in llama-server's words."""
+
+    def __init__(self, entry: Entry, reader: Reader, request: Text) -> None:
+        self._entry = entry
+        self._reader = reader
+        self._request = request
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        (sequence,) = self._reader.sequences
+        async for _, update in self._reader:
+            tokens = [update.choice.id] if update.choice else []
+            event: dict[str, Any] = {
+                "index": 0, "content": update.text, "tokens": tokens, "stop": False, "id_slot": 0,
+                "tokens_predicted": sequence.generated, "tokens_evaluated": sequence.n_prompt,
+            }  # fmt: skip
+            if self._request.n_probs and update.choice:
+                event["completion_probabilities"] = [self._probability(update)]
+            yield event | self._end() if update.finish else event
+
+    def _probability(self, update: Update) -> dict[str, Any]:
+        assert update.choice
+        found = common.token_logprob(self._entry, update.choice)
+        return found | {"top_logprobs": found["top_logprobs"][: self._request.n_probs]}
+
+    def _end(self) -> dict[str, Any]:
+        (sequence,), (end,) = self._reader.sequences, self._reader.ends
+        t = sequence.times
+        prompt_s = max((t.first or t.arrived) - (t.admitted or t.arrived), 1e-9)
+        answer_s = max((t.last or t.arrived) - (t.first or t.arrived), 1e-9)
+        n, m = sequence.n_prompt - sequence.cached, sequence.generated
+        return {
+            "stop": True,
+            "model": self._entry.id,
+            "stop_type": STOPS.get(end or "", "none"),
+            "stopping_word": "",
+            "truncated": False,
+            "has_new_line": False,
+            "tokens_cached": sequence.cached,
+            "generation_settings": settings(sequence.job.params),
+            "timings": {
+                "cache_n": sequence.cached,
+                "prompt_n": n,
+                "prompt_ms": round(1e3 * prompt_s, 3),
+                "prompt_per_token_ms": round(1e3 * prompt_s / max(n, 1), 3),
+                "prompt_per_second": round(n / prompt_s, 3),
+                "predicted_n": m,
+                "predicted_ms": round(1e3 * answer_s, 3),
+                "predicted_per_token_ms": round(1e3 * answer_s / max(m - 1, 1), 3),
+                "predicted_per_second": round(max(m - 1, 0) / answer_s, 3),
+            },
+        }
+
+
+def settings(params: SamplerParams) -> dict[str, Any]:
+    """Of the sampler, under llama-server's names."""
+    found = {name: value for name, value in vars(params).items() if name not in ("logit_bias", "dry_breakers")}
+    found["temperature"] = found.pop("temp")
+    found["typical_p"] = found.pop("typical")
+    return found | {"seed": -1 if params.seed is None else params.seed}
+
+
+async def props(call: Call, _: None) -> Reply:
+    entry = call.state.models.default
+    vocab = entry.tokenizer.vocab
+
+    def token(role: str) -> str:
+        return vocab.tokens[vocab.special[role]] if role in vocab.special else ""
+
+    return json_reply(
+        {
+            "default_generation_settings": {"n_ctx": entry.n_ctx, "params": settings(SamplerParams())},
+            "total_slots": call.state.limits.running,
+            "model_alias": entry.id,
+            "model_path": entry.file.path.name,
+            "modalities": {"vision": False, "audio": False},
+            "chat_template": entry.template.source if entry.template else "",
+            "bos_token": token("bos"),
+            "eos_token": token("eos"),
+            "build_info": f"assay-{__version__}",
+        }
+    )
+
+
+async def slots(call: Call, _: None) -> Reply:
+    """A row for every sequence that may run; who runs in it, but not what it says."""
+    found: list[dict[str, Any]] = []
+    for entry in call.state.models.entries.values():
+        running = list(getattr(getattr(entry.worker, "scheduler", None), "running", ()))
+        for i in range(call.state.limits.running if entry.worker else 0):
+            slot: dict[str, Any] = {"id": len(found), "model": entry.id, "n_ctx": entry.n_ctx, "speculative": False}
+            slot["is_processing"] = i < len(running)
+            if i < len(running):
+                slot["n_prompt_tokens"] = running[i].n_prompt
+                slot["next_token"] = [{"n_decoded": running[i].generated, "has_next_token": True}]
+            found.append(slot)
+    return json_reply(found)

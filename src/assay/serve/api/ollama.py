@@ -1,0 +1,374 @@
+"""Ollama's routes: `/api/chat`, `/api/generate`, `/api/embed`, and what is asked about models.
+
+Each request becomes one of OpenAI's and takes the same way; streams are lines of JSON. Images are not read. A model is
+called as here or with Ollama's `:latest` behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from assay import __version__
+from assay.runtime.sequence import Progress
+from assay.serve.api.chat import Conversation, begin
+from assay.serve.api.llama_server import Text as PlainText
+from assay.serve.api.llama_server import continue_text, infill_ids, text_of
+from assay.serve.api.schemas import (
+    LIMITS,
+    ChatRequest,
+    EmbeddingRequest,
+    Model,
+    Name,
+    Penalty,
+    Share,
+    Stop,
+    Text,
+    Tools,
+)
+from assay.serve.api.state import Call
+from assay.serve.api.texts import embeddings
+from assay.serve.errors import ApiError
+from assay.serve.http.exchange import LINES, Events, Reply, json_reply
+from assay.serve.pool.models import Entry
+
+Form = Literal["", "json"] | dict[str, Any]
+
+
+class Options(Model):
+    """Ollama's settings that there are here; the others are ignored, as Ollama does."""
+
+    num_predict: Annotated[int, Field(ge=-2, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_p: Share | None = None
+    min_p: Share | None = None
+    typical_p: Share | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=LIMITS.stops)] | None = None
+    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    repeat_last_n: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+
+
+class CalledFunction(Model):
+    name: Name
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class Called(Model):
+    function: CalledFunction
+
+
+class OllamaMessage(Model):
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Text | None = None
+    thinking: Text | None = None
+    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not read")
+    tool_calls: Annotated[list[Called], Field(max_length=LIMITS.tools)] | None = None
+    tool_name: Name | None = None
+
+
+class Asking(Model):
+    """What a chat and a generation share."""
+
+    model: Name
+    stream: bool | None = Field(None, description="default true")
+    format: Form | None = Field(None, description="json, or a JSON schema")
+    options: Options | None = None
+    think: bool | Annotated[str, Field(max_length=32)] | None = Field(
+        None, description="the template's enable_thinking"
+    )
+
+
+class OllamaChatRequest(Asking):
+    messages: Annotated[list[OllamaMessage], Field(max_length=LIMITS.messages)] | None = None
+    tools: Tools | None = None
+
+
+class OllamaGenerateRequest(Asking):
+    prompt: Text | None = None
+    suffix: Text | None = Field(None, description="what follows the answer, for models that fill in")
+    system: Text | None = None
+    raw: bool | None = Field(None, description="no template")
+    images: Annotated[list[Any], Field(max_length=0)] | None = Field(None, description="not read")
+
+
+class OllamaShowRequest(Model):
+    model: Name | None = None
+    name: Name | None = Field(None, description="the older name of `model`")
+
+
+class OllamaEmbedRequest(Model):
+    model: Name
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=LIMITS.prompts)]
+
+
+# --- answers
+
+
+async def ollama_chat(call: Call, request: OllamaChatRequest) -> Reply | Events:
+    entry = find(call, request.model)
+    if not request.messages:
+        return await _loaded(call, entry, {"message": {"role": "assistant", "content": ""}})
+    begun = await begin(call, _as_chat(request, entry, [_message(m) for m in request.messages], request.tools))
+
+    def shown(delta: dict[str, Any]) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": delta.get("content", "")}
+        if "reasoning_content" in delta:
+            message["thinking"] = delta["reasoning_content"]
+        if calls := delta.get("tool_calls"):
+            message["tool_calls"] = [_called(item) for item in calls]
+        return {"message": message}
+
+    return await _reply(request, _chat_lines(begun, shown), _joined_messages)
+
+
+async def generate(call: Call, request: OllamaGenerateRequest) -> Reply | Events:
+    entry = find(call, request.model)
+    if not request.prompt and not request.suffix:
+        return await _loaded(call, entry, {"response": ""})
+    if request.raw or request.suffix is not None or entry.template is None:
+        return await _reply(request, await _text_lines(call, request, entry), _joined_response)
+    turns = [{"role": "system", "content": request.system}] if request.system else []
+    turns.append({"role": "user", "content": request.prompt or ""})
+    begun = await begin(call, _as_chat(request, entry, turns, None))
+
+    def shown(delta: dict[str, Any]) -> dict[str, Any]:
+        thinking = {"thinking": delta["reasoning_content"]} if "reasoning_content" in delta else {}
+        return {"response": delta.get("content", "")} | thinking
+
+    return await _reply(request, _chat_lines(begun, shown), _joined_response)
+
+
+def _as_chat(request: Asking, entry: Entry, messages: list[dict[str, Any]], tools: Any) -> ChatRequest:
+    given: dict[str, Any] = {"model": entry.id, "messages": messages, **_sampling(request.options)}
+    if tools:
+        given["tools"] = [tool.model_dump(exclude_none=True) for tool in tools]
+    if request.format == "json":
+        given["response_format"] = {"type": "json_object"}
+    elif request.format:
+        given["response_format"] = {"type": "json_schema", "json_schema": {"schema": request.format}}
+    if isinstance(request.think, bool):
+        given["chat_template_kwargs"] = {"enable_thinking": request.think}
+    elif request.think:
+        given["reasoning_effort"] = request.think
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise ApiError("invalid_value", f"messages: {error.errors()[0]['msg']}"[:300], "messages") from None
+
+
+def _sampling(options: Options | None) -> dict[str, Any]:
+    found = options.model_dump(exclude_none=True) if options else {}
+    if (n := found.pop("num_predict", -1)) > 0:
+        found["max_tokens"] = n
+    if "typical_p" in found:
+        found["typical"] = found.pop("typical_p")
+    return found
+
+
+def _message(message: OllamaMessage) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    if message.thinking:
+        found["reasoning_content"] = message.thinking
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": f"call_{i}",
+                "type": "function",
+                "function": {"name": c.function.name, "arguments": json.dumps(c.function.arguments)},
+            }
+            for i, c in enumerate(message.tool_calls)
+        ]
+    if message.tool_name:
+        found["name"] = message.tool_name
+    return found
+
+
+def _called(item: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = json.loads(item["function"]["arguments"])
+    except (ValueError, RecursionError):
+        arguments = {}
+    return {"function": {"name": item["function"]["name"], "arguments": arguments}}
+
+
+async def _chat_lines(begun: Conversation, shown: Any) -> AsyncIterator[dict[str, Any]]:
+    (answer,) = begun.answers
+    async for _, update in begun.reader:
+        for delta, _logprobs in answer.take(update):
+            if any(delta.values()):
+                yield _head(begun.entry) | shown(delta) | {"done": False}
+    (sequence,) = begun.reader.sequences
+    reason = "length" if answer.finish_reason == "length" else "stop"
+    yield _head(begun.entry) | shown({}) | {"done": True, "done_reason": reason} | _counts(sequence)
+
+
+async def _text_lines(call: Call, request: OllamaGenerateRequest, entry: Entry) -> AsyncIterator[dict[str, Any]]:
+    if request.suffix is not None:
+        ids = await infill_ids(call, entry, request.prompt or "", request.suffix)
+    else:
+        ids = await text_of(call, entry, f"{request.system or ''}{request.prompt or ''}")
+    given = _sampling(request.options)
+    if request.format:
+        schema = {"type": "object"} if request.format == "json" else request.format
+        given["json_schema"] = schema
+    reader = await continue_text(call, entry, ids, PlainText.model_validate(given))
+
+    async def lines() -> AsyncIterator[dict[str, Any]]:
+        async for _, update in reader:
+            if update.text:
+                yield _head(entry) | {"response": update.text, "done": False}
+        reason = "length" if reader.ends[0] in ("length", "context") else "stop"
+        yield _head(entry) | {"response": "", "done": True, "done_reason": reason} | _counts(reader.sequences[0])
+
+    return lines()
+
+
+async def _reply(request: Asking, lines: AsyncIterator[dict[str, Any]], join: Any) -> Reply | Events:
+    if request.stream is not False:
+        return Events(lines, LINES)
+    return json_reply(join([line async for line in lines]))
+
+
+def _joined_messages(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The lines of a stream as one answer."""
+    found: dict[str, Any] = {"role": "assistant", "content": "".join(line["message"]["content"] for line in lines)}
+    if thinking := "".join(line["message"].get("thinking", "") for line in lines):
+        found["thinking"] = thinking
+    if calls := [c for line in lines for c in line["message"].get("tool_calls", ())]:
+        found["tool_calls"] = calls
+    return lines[-1] | {"message": found}
+
+
+def _joined_response(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    thinking = "".join(line.get("thinking", "") for line in lines)
+    text = {"response": "".join(line["response"] for line in lines)}
+    return lines[-1] | text | ({"thinking": thinking} if thinking else {})
+
+
+async def _loaded(call: Call, entry: Entry, empty: dict[str, Any]) -> Reply:
+    """Nothing was asked: the model is loaded."""
+    await call.stack.enter_async_context(call.state.models.use(entry))
+    return json_reply(_head(entry) | empty | {"done": True, "done_reason": "load"})
+
+
+def _head(entry: Entry) -> dict[str, Any]:
+    return {"model": entry.id, "created_at": datetime.now(UTC).isoformat()}
+
+
+def _counts(sequence: Progress) -> dict[str, int]:
+    """Tokens, and durations in nanoseconds."""
+    t = sequence.times
+    first, last = t.first or t.arrived, t.last or t.arrived
+    return {
+        "total_duration": int(1e9 * (time.monotonic() - t.arrived)),
+        "load_duration": int(1e9 * max(t.admitted - t.arrived, 0)),
+        "prompt_eval_count": sequence.n_prompt,
+        "prompt_eval_duration": int(1e9 * max(first - (t.admitted or t.arrived), 0)),
+        "eval_count": sequence.generated,
+        "eval_duration": int(1e9 * max(last - first, 0)),
+    }
+
+
+# --- models
+
+
+def find(call: Call, name: str | None) -> Entry:
+    known = call.state.models
+    short = name.removesuffix(":latest") if name else name
+    return known.find(short if short in known.entries else name)
+
+
+async def tags(call: Call, _: None) -> Reply:
+    return json_reply({"models": [_card(entry) for entry in call.state.models.entries.values()]})
+
+
+async def ollama_ps(call: Call, _: None) -> Reply:
+    loaded = [e for e in call.state.models.entries.values() if e.worker]
+    return json_reply(
+        {"models": [_card(e) | {"size": e.bytes, "size_vram": 0, "context_length": e.n_ctx,
+                                "expires_at": "9999-12-31T23:59:59Z"} for e in loaded]}
+    )  # fmt: skip
+
+
+async def ollama_version(call: Call, _: None) -> Reply:
+    return json_reply({"version": __version__})
+
+
+async def show(call: Call, request: OllamaShowRequest) -> Reply:
+    entry = find(call, request.model or request.name)
+    file = entry.file
+    info = {key: _plain(file.metadata[key]) for key in file.metadata if file.metadata.length(key) is None}
+    source = info.pop("tokenizer.chat_template", None)
+    capable = ["completion"]
+    if entry.template is not None:
+        capable.append("tools")
+    if "fim_pre" in entry.tokenizer.vocab.special:
+        capable.append("insert")
+    if entry.template is not None and "enable_thinking" in entry.template.source:
+        capable.append("thinking")
+    return json_reply(
+        {
+            "modelfile": "",
+            "parameters": "",
+            "template": source or "",
+            "details": _details(entry),
+            "model_info": info,
+            "capabilities": capable,
+            "modified_at": datetime.fromtimestamp(entry.created, UTC).isoformat(),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool) else str(value)
+
+
+def _card(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.id,
+        "model": entry.id,
+        "modified_at": datetime.fromtimestamp(entry.created, UTC).isoformat(),
+        "size": entry.file.size,
+        "digest": "",
+        "details": _details(entry),
+    }
+
+
+def _details(entry: Entry) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for tensor in entry.file.tensors.values():
+        counts[tensor.type.name] = counts.get(tensor.type.name, 0) + tensor.nbytes
+    n = entry.n_params
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": entry.model.hparams.arch,
+        "families": [entry.model.hparams.arch],
+        "parameter_size": f"{n / 1e9:.1f}B" if n >= 1e9 else f"{n / 1e6:.2f}M",
+        "quantization_level": max(counts, key=lambda name: counts[name], default=""),
+    }
+
+
+async def embed(call: Call, request: OllamaEmbedRequest) -> Reply:
+    """The vectors of `/v1/embeddings` in Ollama's form."""
+    began = time.monotonic()
+    asked = EmbeddingRequest.model_validate({"model": find(call, request.model).id, "input": request.input})
+    found = json.loads((await embeddings(call, asked)).body)
+    return json_reply(
+        {
+            "model": request.model,
+            "embeddings": [item["embedding"] for item in found["data"]],
+            "total_duration": int(1e9 * (time.monotonic() - began)),
+            "load_duration": 0,
+            "prompt_eval_count": found["usage"]["prompt_tokens"],
+        }
+    )

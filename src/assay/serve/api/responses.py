@@ -1,0 +1,279 @@
+"""`/v1/responses`: OpenAI's newer form of a chat. Items in, items out; the conversation itself is that of `chat`.
+
+Nothing is stored: a conversation is what the client sends, so `previous_response_id` is refused.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from assay.serve.api import answers as common
+from assay.serve.api.chat import Conversation, begin
+from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Model, Name, Share, Text
+from assay.serve.api.state import Call
+from assay.serve.errors import ApiError
+from assay.serve.http.exchange import NAMED, Events, Reply, json_reply
+
+
+class Part(Model):
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: Text
+
+
+class Item(Model):
+    """A message, a call, or the result of one."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    content: Text | Annotated[list[Part], Field(max_length=256)] | None = None
+    call_id: Name | None = None
+    name: Name | None = None
+    arguments: Text | None = None
+    output: Text | Annotated[list[Part], Field(max_length=256)] | None = None
+
+
+class FunctionTool(Function):
+    type: Literal["function"]
+
+
+class NamedChoice(Model):
+    type: Literal["function"]
+    name: Name
+
+
+class TextFormat(Model):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Model):
+    format: TextFormat | None = None
+
+
+class Reasoning(Model):
+    effort: Annotated[str, Field(max_length=32)] | None = None
+
+
+class ResponsesRequest(Model):
+    model: Name | None = Field(None, description="one of /v1/models; default: the first")
+    input: Text | Annotated[list[Item], Field(min_length=1, max_length=LIMITS.messages)]
+    instructions: Text | None = Field(None, description="a system message before the input")
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Share | None = None
+    stream: bool | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=LIMITS.tools)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    previous_response_id: Name | None = Field(None, description="refused: nothing is stored")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
+
+
+async def responses(call: Call, request: ResponsesRequest) -> Reply | Events:
+    if request.previous_response_id is not None:
+        raise ApiError(
+            "unsupported", "previous_response_id: nothing is stored here; send the whole conversation as input",
+            "previous_response_id",
+        )  # fmt: skip
+    begun = await begin(call, as_chat(request))
+    made = _Response(request, begun)
+    if request.stream:
+        return Events(made.events(), NAMED)
+    async for _ in made.events():
+        pass
+    return json_reply(made.body())
+
+
+def as_chat(request: ResponsesRequest) -> ChatRequest:
+    """The same conversation as OpenAI's older route takes it."""
+    given: dict[str, Any] = {
+        "model": request.model, "temperature": request.temperature, "top_p": request.top_p, "seed": request.seed,
+        "max_completion_tokens": request.max_output_tokens, "messages": _messages(request),
+        "reasoning_effort": request.reasoning.effort if request.reasoning else None,
+        "response_format": _format(request.text.format if request.text else None),
+        "tools": [{"type": "function", "function": t.model_dump(exclude={"type"})} for t in request.tools or ()],
+        "tool_choice": request.tool_choice,
+    }  # fmt: skip
+    if isinstance(request.tool_choice, NamedChoice):
+        given["tool_choice"] = {"type": "function", "function": {"name": request.tool_choice.name}}
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise ApiError("invalid_value", f"input: {error.errors()[0]['msg']}"[:300], "input") from None
+
+
+def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    if request.instructions:
+        found.append({"role": "system", "content": request.instructions})
+    items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    for item in items:
+        if item.type == "function_call":
+            function = {"name": item.name or "", "arguments": item.arguments or "{}"}
+            made = {"id": item.call_id or "", "type": "function", "function": function}
+            if found and found[-1]["role"] == "assistant":
+                found[-1].setdefault("tool_calls", []).append(made)
+            else:
+                found.append({"role": "assistant", "content": None, "tool_calls": [made]})
+        elif item.type == "function_call_output":
+            found.append({"role": "tool", "tool_call_id": item.call_id or "", "content": _text(item.output)})
+        elif item.type != "reasoning":
+            if item.role is None:
+                raise ApiError("invalid_value", "input: a message needs a role", "input")
+            found.append({"role": item.role, "content": _text(item.content)})
+    return found
+
+
+def _text(content: str | list[Part] | None) -> str:
+    return "".join(part.text for part in content) if isinstance(content, list) else content or ""
+
+
+def _format(wanted: TextFormat | None) -> dict[str, Any] | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "json_object"}
+    return {"type": "json_schema", "json_schema": {"name": wanted.name or "answer", "schema": wanted.schema_}}
+
+
+class _Response:
+    """One response as it grows: its items, and the events that tell of them."""
+
+    def __init__(self, request: ResponsesRequest, begun: Conversation) -> None:
+        self._request = request
+        self._begun = begun
+        self._number = 0
+        self._output: list[dict[str, Any]] = []
+        self._finish = ""
+        self._id = f"resp_{uuid.uuid4().hex}"
+        self._created = int(time.time())
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        (answer,) = self._begun.answers
+        yield self._event("response.created", response=self.body())
+        yield self._event("response.in_progress", response=self.body())
+        async for _, update in self._begun.reader:
+            for delta, _logprobs in answer.take(update):
+                for event in self._take(delta):
+                    yield event
+        for event in self._close():
+            yield event
+        self._finish = answer.finish_reason
+        kind = "incomplete" if self._finish == "length" else "completed"
+        yield self._event(f"response.{kind}", response=self.body())
+
+    def _take(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
+        events = []
+        for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
+            if delta.get(name):
+                if not self._output or self._output[-1]["type"] != kind:
+                    events += self._close() + self._open(kind)
+                item = self._output[-1]
+                item["content"][0]["text"] += delta[name]
+                events.append(self._about(f"response.{_PART[kind]}.delta", content_index=0, delta=delta[name]))
+        for call in delta.get("tool_calls") or ():
+            events += self._close() + self._called(call)
+        return events
+
+    def _open(self, kind: str) -> list[dict[str, Any]]:
+        part: dict[str, Any] = {"type": _PART[kind], "text": ""}
+        item: dict[str, Any] = {"type": kind, "status": "in_progress", "content": []}
+        if kind == "message":
+            part |= {"annotations": [], "logprobs": []}
+            item |= {"id": f"msg_{uuid.uuid4().hex}", "role": "assistant"}
+        else:
+            item |= {"id": f"rs_{uuid.uuid4().hex}", "summary": []}
+        self._output.append(item)
+        events = [
+            self._event("response.output_item.added", output_index=len(self._output) - 1, item=item | {"content": []})
+        ]
+        item["content"].append(part)
+        if kind == "message":
+            events.append(self._about("response.content_part.added", content_index=0, part=dict(part)))
+        return events
+
+    def _close(self) -> list[dict[str, Any]]:
+        """End the item that is open."""
+        if not self._output or self._output[-1]["status"] != "in_progress":
+            return []
+        item = self._output[-1]
+        item["status"] = "completed"
+        part = item["content"][0]
+        events = [self._about(f"response.{_PART[item['type']]}.done", content_index=0, text=part["text"])]
+        if item["type"] == "message":
+            events.append(self._about("response.content_part.done", content_index=0, part=part))
+        return [*events, self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)]
+
+    def _called(self, call: dict[str, Any]) -> list[dict[str, Any]]:
+        function = call["function"]
+        item = {
+            "id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "completed", "call_id": call["id"],
+            "name": function["name"], "arguments": function["arguments"],
+        }  # fmt: skip
+        self._output.append(item)
+        at = len(self._output) - 1
+        begun = item | {"arguments": "", "status": "in_progress"}
+        return [
+            self._event("response.output_item.added", output_index=at, item=begun),
+            self._about("response.function_call_arguments.delta", delta=item["arguments"]),
+            self._about("response.function_call_arguments.done", arguments=item["arguments"], name=item["name"]),
+            self._event("response.output_item.done", output_index=at, item=item),
+        ]
+
+    def _about(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """An event about the last item."""
+        extra: dict[str, Any] = {"logprobs": []} if kind.startswith("response.output_text") else {}
+        at = len(self._output) - 1
+        return self._event(kind, item_id=self._output[-1]["id"], output_index=at, **fields, **extra)
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._number += 1
+        return {"type": kind, "sequence_number": self._number - 1, **fields}
+
+    def body(self) -> dict[str, Any]:
+        request, sequences = self._request, self._begun.reader.sequences
+        usage = common.usage(sequences)
+        done = bool(self._finish)
+        cut = self._finish == "length"
+        given = request.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": ("incomplete" if cut else "completed") if done else "in_progress",
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": self._begun.entry.id,
+            "output": self._output,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "store": False,
+            "temperature": request.temperature,
+            "text": given.get("text") or {"format": {"type": "text"}},
+            "tool_choice": given.get("tool_choice", "auto"),
+            "tools": given.get("tools", []),
+            "top_p": request.top_p,
+            "truncation": "disabled",
+            "metadata": {},
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": usage["prompt_tokens_details"],
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            } if done else None,
+        }  # fmt: skip
+
+
+_PART = {"message": "output_text", "reasoning": "reasoning_text"}

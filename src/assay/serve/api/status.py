@@ -1,0 +1,98 @@
+"""`/v1/status`: what the server is doing this moment. It tells numbers, never what anybody wrote."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from assay import __version__
+from assay.engines.base import PAGE
+from assay.serve.api.schemas import Model
+from assay.serve.api.state import Call
+from assay.serve.http.exchange import Reply, json_reply
+from assay.serve.pool.models import Entry
+
+
+class Stream(Model):
+    state: str
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+
+
+class Cache(Model):
+    positions: int
+    used: int
+
+
+class ModelStatus(Model):
+    id: str
+    loaded: bool
+    bytes: int
+    context_length: int
+    running: int
+    waiting: int
+    cache: Cache
+    tokens_per_second: float
+    streams: list[Stream]
+
+
+class Status(Model):
+    version: str
+    uptime_s: float
+    requests: int
+    parallel: int
+    queue: int
+    models: list[ModelStatus]
+
+
+async def status(call: Call, _: None) -> Reply:
+    state = call.state
+    samples = [s for metric in state.metrics.http.collect() for s in metric.samples if s.name.endswith("_total")]
+    return json_reply(
+        {
+            "version": __version__,
+            "uptime_s": round(time.monotonic() - state.begun, 3),
+            "requests": int(sum(sample.value for sample in samples)),
+            "parallel": state.limits.running,
+            "queue": state.limits.waiting,
+            "models": [_model(entry) for entry in state.models.entries.values()],
+        }
+    )
+
+
+def _model(entry: Entry) -> dict[str, Any]:
+    worker: Any = entry.worker
+    scheduler = getattr(worker, "scheduler", None)  # computed elsewhere, there is none here
+    running, waiting = getattr(worker, "load", (0, 0))
+    streams = [_stream(sequence) for sequence in list(scheduler.running)] if scheduler else []
+    pages = scheduler.pages if scheduler else None
+    return {
+        "id": entry.id,
+        "loaded": worker is not None,
+        "bytes": entry.bytes,
+        "context_length": entry.n_ctx,
+        "running": running,
+        "waiting": waiting,
+        "cache": {
+            "positions": pages.n_pages * PAGE if pages else entry.n_pages * PAGE,
+            "used": (pages.n_pages - pages.available) * PAGE if pages else 0,
+        },
+        "tokens_per_second": round(sum(stream["tokens_per_second"] for stream in streams), 3),
+        "streams": streams,
+    }
+
+
+def _stream(sequence: Any) -> dict[str, Any]:
+    times, now = sequence.times, time.monotonic()
+    took = times.last - times.first
+    return {
+        "state": "answering" if times.first else "reading",
+        "prompt_tokens": sequence.n_prompt,
+        "cached_tokens": sequence.cached,
+        "tokens": sequence.generated,
+        "seconds": round(now - times.arrived, 3),
+        "tokens_per_second": round((sequence.generated - 1) / took, 3) if took > 0 and sequence.generated > 1 else 0.0,
+    }

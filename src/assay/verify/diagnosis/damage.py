@@ -1,0 +1,124 @@
+"""A weight that is damaged in one place: which row, and which bit, solved from what the product makes of it.
+
+A flipped bit in a file changes one number, or the scale of one block, of one row of one matrix. Which rows there are is
+too much to try; but the product that uses the row is wrong in one feature, and that gives the row. Of its bits, each
+one flipped changes the feature by a known amount for every token: the one that fits did it. A bad sector, read as
+zeros, is one more guess. Where only a layer's output was dumped, the deviation lies along one feature (the last
+product, or the one before it), or along one column of the last matrix (the two before that).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.functions import ACTIVATIONS, linear
+from assay.gguf import codecs
+from assay.graph import Node, split
+from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.verify.faults import Change, Context, Variant
+
+Array = NDArray[Any]
+DAMAGE = "weight-damaged"
+_ALONG = 0.7  # of the squared deviation that must lie along one direction
+_MOST = 3  # bits that are held against the observations: those that fit the feature best
+_WIDEST = 1 << 16  # elements of a row whose bits are tried
+_LAST = ("ffn_out", "ffn_down")
+
+
+def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
+    """Damage that the deviation of the unit's target speaks of."""
+    found = lab.dump.values(unit.target)
+    if found is None or found.ndim != 2 or lab.graph.shapes[unit.target][0] != "T":
+        return
+    error = found - lab.base(unit)[unit.target]
+    if not np.isfinite(error).all() or not error.any():
+        return
+    if len(unit.segment) == 1:
+        yield from _along_a_feature(lab, unit, lab.graph[unit.target], error)
+    elif split(unit.target)[0] == "l_out":
+        for node in (lab.graph[name] for name in unit.segment):
+            if split(node.name)[0] in (*_LAST, "attn_out"):
+                yield from _along_a_feature(lab, unit, node, error)
+            elif split(node.name)[0] in ("ffn_gate", "ffn_up"):
+                yield from _along_a_column(lab, unit, node, error)
+
+
+def _along_a_feature(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
+    energy = np.sum(error * error, axis=0)
+    row = int(energy.argmax())
+    if _product(node) and energy[row] >= _ALONG * energy.sum():
+        yield from _flips(lab, unit, node, row, lambda change: change - error[:, row, None])
+
+
+def _along_a_column(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
+    """One row of gate or up is wrong: the deviation is along the column of the last matrix that takes its feature."""
+    last = next((lab.graph[name] for name in unit.segment if split(name)[0] in _LAST), None)
+    joint = None if last is None else lab.graph.by_name.get(last.inputs[0])
+    if last is None or joint is None or not _product(node) or not _product(last) or joint.op != "glu":
+        return
+    if last.name not in lab.graph[unit.target].inputs:  # a norm between them turns the columns
+        return
+    columns = np.asarray(lab.weights[last.weights[0]][:])
+    size = np.sum(columns * columns, axis=0) + 1e-300
+    along = error @ columns
+    energy = np.sum(along * along, axis=0) / size
+    row = int(energy.argmax())
+    if energy[row] < _ALONG * float(np.sum(error * error)):
+        return
+    gate, up = (lab.base(unit)[name][:, row, None] for name in joint.inputs)
+    act, first = ACTIVATIONS[joint.attr("act")], node.name == joint.inputs[0]
+    wanted = act(gate) * up + along[:, row, None] / size[row]
+    yield from _flips(lab, unit, node, row, lambda d: (act(gate + d) * up if first else act(gate) * (up + d)) - wanted)
+
+
+def _product(node: Node) -> bool:
+    return node.op == "linear" and len(node.weights) == 1
+
+
+def _flips(lab: Lab, unit: Unit, node: Node, row: int, left: Callable[[Array], Array]) -> Iterator[Hypothesis]:
+    """The flipped bits of the row that leave least; `left` gives it for changes of the feature, [tokens, bits]."""
+    inputs = lab.theirs if node.inputs[0] in lab.theirs else lab.base(unit)
+    x = inputs[node.inputs[0]].reshape(len(lab.dump.tokens), -1)
+    info = lab.model.file.tensors[node.weights[0]]
+    width, size = info.type.block_size, info.type.type_size
+    if x.shape[1] > _WIDEST:
+        return
+    raw = np.ascontiguousarray(lab.model.file.raw(info.name)[row]).view(np.uint8).reshape(-1, size)
+    right = codecs.decode(info.type, raw).reshape(len(raw), width)
+    yield _changed(node, row, slice(None), -right.reshape(-1), "zero")
+    found: list[tuple[float, int, int, Array]] = []
+    bits = np.arange(8 * size)
+    for block, (old, own) in enumerate(zip(raw, right, strict=True)):
+        flipped = np.repeat(old[None], len(bits), axis=0)
+        flipped[bits, bits // 8] ^= (1 << (bits % 8)).astype(np.uint8)
+        with np.errstate(all="ignore"):
+            change = codecs.decode(info.type, flipped).reshape(len(bits), width) - own
+            rest = left(x[:, block * width : (block + 1) * width] @ change.T)
+            squares = np.nan_to_num(np.sum(rest * rest, axis=0), nan=np.inf)
+        found += [(float(squares[i]), block, int(i), change[i]) for i in np.argsort(squares)[:_MOST]]
+    for squares_left, block, bit, change in sorted(found, key=lambda f: f[0])[:_MOST]:
+        if np.isfinite(squares_left):
+            part = slice(block * width, (block + 1) * width)
+            where = f"with bit {bit % 8} of byte {bit // 8} flipped in block {block}"
+            yield _changed(node, row, part, change, where)
+
+
+def _changed(node: Node, row: int, part: slice, change: Array, how: str) -> Hypothesis:
+    """Other numbers in a part of one row of the node's matrix."""
+
+    def edit(c: Context, here: Node, p: float) -> Change | None:
+        if here.name != node.name:
+            return None
+
+        def run(x: Array, W: Array) -> Array:
+            value = linear(x, W).copy()
+            value[:, row] += x.reshape(len(x), -1)[:, part] @ change.astype(x.dtype)
+            return value
+
+        return Change(here, run)
+
+    return Hypothesis(DAMAGE, Variant(f"row {row} {how}", edit))

@@ -1,0 +1,102 @@
+"""Which numbers an arithmetic gives: its roundings as they fall, where `noise` asks only how large they are.
+
+Quantised activations and a half cache round by a rule. Who applies the same rule to the same values gets the same
+numbers, but for the few that lie on an edge; so what such an engine computes can be predicted far below its noise, and
+a fault beneath that noise is seen. The rules are those that engines follow:
+
+  f16 KV        keys, values, queries and probabilities in half precision
+  Q8            as llama.cpp: blocks of integers from a float32 scale, which is kept as a half; GELU by a table
+  Q8, half      the scale is a half before anything is divided by it
+  f16, bf16     every result
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import Hooks
+from assay.gguf import GGUFFile
+from assay.graph import Node
+from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, quantise_for, round_to
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A rule: `as_coarse` is the arithmetic that allows for it."""
+
+    name: str
+    as_coarse: str
+    storage: str = ""
+    half_cache: bool = False
+    q8: bool = False
+    half_scale: bool = False
+    table: bool = False
+
+
+EXACT = Rounding("float32", "f32")
+_RULES = (
+    Rounding("a half cache", "f16 KV", half_cache=True),
+    Rounding("Q8 activations", "Q8 activations", q8=True, table=True),
+    Rounding("Q8 activations with half scales", "Q8 activations", q8=True, half_scale=True),
+    Rounding("Q8 activations and a half cache", "Q8 activations, f16 KV", half_cache=True, q8=True, table=True),
+    Rounding(
+        "Q8 activations with half scales and a half cache",
+        "Q8 activations, f16 KV",
+        half_cache=True,
+        q8=True,
+        half_scale=True,
+    ),
+    Rounding("half precision", "f16", storage="f16"),
+    Rounding("bfloat16", "bf16", storage="bf16"),
+)
+
+
+def roundings(most: Arithmetic) -> list[Rounding]:
+    """The rules that are no coarser than this arithmetic."""
+    names = [a.name for a in ARITHMETICS]
+    return [EXACT, *(r for r in _RULES if names.index(r.as_coarse) <= names.index(most.name))]
+
+
+def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:
+    """The rule as something that a run of the graph obeys."""
+    if rule == EXACT:
+        return None
+
+    def operand(node: Node, i: int, x: Array) -> Array:
+        if i or x.dtype.kind != "f":
+            return x
+        if rule.q8 and node.op in MATRIX and node.weights:
+            quantise = _half_scaled if rule.half_scale and _blocks_of_32(file, node) else quantise_for(
+                file, node.weights[0]
+            )  # fmt: skip
+            return x if quantise is None else quantise(x.reshape(len(x), -1) if node.op == "linear" else x)
+        if rule.half_cache and node.op in ("kq", "kqv"):
+            return round_to(x, "f16")
+        if rule.table and is_gelu(node):
+            return round_to(x, "f16") if node.op != "glu_split" else x
+        return x
+
+    def result(node: Node, y: Array) -> Array:
+        if y.dtype.kind != "f":
+            return y
+        if rule.storage:
+            return round_to(y, rule.storage)
+        return round_to(y, "f16") if rule.half_cache and node.op == "cache" else y
+
+    return Hooks(operand, result)
+
+
+def _blocks_of_32(file: GGUFFile, node: Node) -> bool:
+    return file.tensors[node.weights[0]].type.block_size == 32
+
+
+def _half_scaled(x: Array) -> Array:
+    blocks = x.reshape(-1, 32)
+    d = (np.abs(blocks).max(-1, keepdims=True) / 127).astype(np.float16).astype(x.dtype)
+    return np.asarray(np.round(blocks / np.where(d == 0, 1, d)) * d).reshape(x.shape)

@@ -1,0 +1,120 @@
+"""Importance matrices: both formats, against llama.cpp's layout, and a quantised file that follows one."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.cli import main
+from assay.errors import AssayError
+from assay.gguf import codecs, open_file
+from assay.gguf.importance import Entry, Importance, read, write
+from assay.gguf.mixes import mix_by_name
+from assay.gguf.quantize import quantize
+from tests import tiny
+
+MATRIX = Importance(
+    {
+        "blk.0.attn_q.weight": Entry(np.arange(1, 5, dtype=np.float32)[None] * 8, np.array([8], np.float32)),
+        "blk.0.ffn_up_exps.weight": Entry(np.ones((3, 4), np.float32), np.array([2, 0, 4], np.float32)),
+    },
+    chunks=2, chunk_size=4, datasets=("text.txt",),
+)  # fmt: skip
+
+
+def same(a: Importance, b: Importance) -> None:
+    assert a.entries.keys() == b.entries.keys()
+    for name, entry in a.entries.items():
+        np.testing.assert_allclose(entry.means.reshape(-1), b.entries[name].means.reshape(-1), rtol=1e-6)
+
+
+def test_gguf_as_llamacpp_lays_it_out(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", MATRIX)
+    found = read(tmp_path / "m.gguf")
+    same(found, MATRIX)
+    assert (found.chunks, found.chunk_size, found.datasets) == (2, 4, ("text.txt",))
+    tensors = {t.name: t for t in gguf.GGUFReader(tmp_path / "m.gguf").tensors}
+    assert tensors["blk.0.ffn_up_exps.weight.in_sum2"].shape.tolist() == [4, 3]
+    assert tensors["blk.0.ffn_up_exps.weight.counts"].shape.tolist() == [1, 3]
+
+
+def test_the_older_form(tmp_path: Path) -> None:
+    write(tmp_path / "m.dat", MATRIX)
+    same(read(tmp_path / "m.dat"), MATRIX)
+    raw = (tmp_path / "m.dat").read_bytes()
+    assert struct.unpack("<ii19sii", raw[:35]) == (2, 19, b"blk.0.attn_q.weight", 2, 4)
+    np.testing.assert_array_equal(np.frombuffer(raw[35:51], "<f4"), [2, 4, 6, 8])  # means times calls
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_give_a_matrix_or_one_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("any") / "x.dat"
+    path.write_bytes(data)
+    try:
+        read(path)
+    except AssayError as error:
+        assert path.name in str(error)
+
+
+def test_of_another_model() -> None:
+    assert MATRIX.of("blk.9.attn_q.weight", (4, 4)) is None
+    with pytest.raises(AssayError, match="another model"):
+        MATRIX.of("blk.0.attn_q.weight", (4, 5))
+
+
+def test_from_a_text_to_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The matrix holds the mean squares of what each matrix multiplies, and the file that is quantised with it is
+    nearer where they are large."""
+    model = tiny.make(tmp_path / "f32.gguf", n_embd=256, n_ff=256)
+    text = tmp_path / "text.txt"
+    text.write_text("hello world the word in on a " * 60)
+    matrix = tmp_path / "m.gguf"
+    assert main(["imatrix", str(model), "-f", str(text), "-o", str(matrix), "--window", "64", "--chunks", "2"]) == 0
+    found = read(matrix)
+    assert len(found.entries) == 2 * 7
+    assert {int(e.counts[0]) for e in found.entries.values()} == {128}
+    capsys.readouterr()
+    losses = []
+    name = "blk.1.ffn_down.weight"
+    with open_file(model) as file:
+        weights = found.of(name, file.tensors[name].shape)
+        assert weights is not None
+        for importance in (None, found):
+            quantize(file, tmp_path / "out.gguf", mix_by_name("Q3_K_S"), importance=importance)
+            with open_file(tmp_path / "out.gguf") as out:
+                assert out.tensors[name].type.name == "Q3_K"
+                losses.append(float(np.sum(weights * np.square(out.decode(name) - file.decode(name)))))
+    assert losses[1] < losses[0]
+
+
+def test_experts_are_weighed_each_by_their_own(tmp_path: Path) -> None:
+    model = tiny.make(tmp_path / "f32.gguf", n_embd=256, n_ff=256, n_expert=4, n_expert_used=2)
+    text = tmp_path / "text.txt"
+    text.write_text("hello world the word in on a " * 60)
+    assert main(["imatrix", str(model), "-f", str(text), "-o", str(tmp_path / "m.gguf"), "--window", "64"]) == 0
+    found = read(tmp_path / "m.gguf")
+    entry = found.entries["blk.0.ffn_down_exps.weight"]
+    assert entry.sums.shape[0] == len(entry.counts) == 4
+    assert entry.counts.sum() == 2 * found.chunks * found.chunk_size
+    with open_file(model) as file:
+        quantize(file, tmp_path / "out.gguf", mix_by_name("Q2_K"), importance=found)
+        with open_file(tmp_path / "out.gguf") as out:
+            name = "blk.0.ffn_down_exps.weight"
+            kind = out.tensors[name].type
+            assert kind.name == "Q3_K"
+            for i, means in enumerate(entry.means):
+                expected = codecs.encode(kind, file.decode(name)[i], means)
+                np.testing.assert_array_equal(out.raw(name)[i], expected)
+
+
+def test_the_smallest_types_ask_for_a_matrix(tmp_path: Path) -> None:
+    model = tiny.make(tmp_path / "f32.gguf", n_embd=256, n_ff=256)
+    with open_file(model) as file, pytest.raises(AssayError, match="assay imatrix"):
+        quantize(file, tmp_path / "out.gguf", mix_by_name("IQ2_XS"))
+    assert not (tmp_path / "out.gguf").exists()

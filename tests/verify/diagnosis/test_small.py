@@ -1,0 +1,84 @@
+"""Small faults in the second engine, in float32 and under coarser arithmetic, on models that are not Llama's twin."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.gguf import open_file
+from assay.models import Model, load
+from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.result import Diagnosis
+from tests import planting, tiny
+
+STEPS = (14, 1, 1)
+TOKENS = (1, 270, 280, 17, 300, 281, 290, 33, 41, 277, 5, 160, 288, 9, 31, 262)
+MODELS: dict[str, dict[str, Any]] = {
+    "window": {"window": 6, "type": "Q8_0"},
+    "experts": {"n_expert": 4, "type": "Q8_0"},
+    "plain": {"type": "Q8_0"},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("models")
+
+    @cache
+    def get(name: str) -> Model:
+        return load(open_file(tiny.make(folder / f"{name}.gguf", **MODELS[name])))
+
+    return get
+
+
+def found(model: Model, path: Path, style: str, *bugs: str, **options: Any) -> Diagnosis:
+    case = planting.second(model.file.path, *bugs, tokens=TOKENS, steps=STEPS, **options)
+    return diagnose(model, planting.dump(case, style, model, path, TOKENS, STEPS))
+
+
+CASES = [
+    ("window", "swa-off-by-one/short", "kv16", "full"),
+    ("window", "norm-weight-half", "f32", "layers"),
+    ("plain", "pos-last-off-by-one", "q8", "full"),
+    pytest.param("window", "head-one-wrong", "q8", "layers", marks=pytest.mark.slow),
+    pytest.param("experts", "accumulate-half", "f32", "layers", marks=pytest.mark.slow),
+    pytest.param("experts", "softmax-half", "kv16", "last", marks=pytest.mark.slow),
+    pytest.param("plain", "kv-rounded-twice", "f32", "layers", marks=pytest.mark.slow),
+    pytest.param("plain", "weight-torn", "f32", "layers", marks=pytest.mark.slow),
+    pytest.param("window", "rope-base", "q8", "logits", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("name", "bug", "arithmetic", "style"), CASES)
+def test_small_faults_are_named(models: Any, tmp_path: Path, name: str, bug: str, arithmetic: str, style: str) -> None:
+    result = found(models(name), tmp_path, style, bug, arithmetic=arithmetic)
+    assert planting.grade(result, [bug.split("/")[0]]) in ("right", "tied"), result
+
+
+@pytest.mark.parametrize("arithmetic", ["f32", "q8"])
+def test_a_flipped_bit_is_found_with_its_row_and_block(models: Any, tmp_path: Path, arithmetic: str) -> None:
+    only = ("blk.1.ffn_down.weight",)
+    result = found(models("plain"), tmp_path, "full", "weight-damaged", only=only, arithmetic=arithmetic)
+    assert [c.fault for c in result.causes] == ["weight-damaged"] and result.causes[0].node == "ffn_out-1"
+    assert result.causes[0].how == "row 5 with bit 3 of byte 1 flipped in block 1"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["window", "experts"])
+@pytest.mark.parametrize("arithmetic", ["f32", "f16", "q8", "kv16"])
+def test_healthy_engines_of_other_kinds_are_healthy(models: Any, tmp_path: Path, name: str, arithmetic: str) -> None:
+    for style in planting.STYLES:
+        assert found(models(name), tmp_path / style, style, arithmetic=arithmetic), style
+
+
+@pytest.mark.parametrize("arithmetic", ["kvq8", "q8+kvq8", "flash+kv16", "f16+fused", "bf16"])
+def test_other_caches_and_kernels_are_healthy(tmp_path: Path, arithmetic: str) -> None:
+    """A cache in eight bits is named, and accepted; flash attention shows no scores, a fused kernel not all values."""
+    model = load(open_file(tiny.make(tmp_path / "m.gguf", window=6, type="Q8_0", n_embd=128)))
+    for style in ("full", "layers", "last"):
+        result = found(model, tmp_path / style, style, arithmetic=arithmetic)
+        assert result, (style, result)
+        assert "kvq8" not in arithmetic or style != "full" or "kept as Q8_0" in result.notes[0], result
