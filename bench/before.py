@@ -22,7 +22,7 @@ MEASURES = {"prefill 256": ("prefill", 256, 0), "decode 24 after 64": ("decode",
 
 def compare(before: Path, model: Path, args: argparse.Namespace) -> None:
     pythons = [str(root / ".venv" / "bin" / "python") for root in (HERE, before)]
-    workers = [Worker(python, ASSAY, model, args.threads, args.clock) for python in pythons]
+    workers = [Worker([python, "-c", ASSAY], model, args.threads, args.clock) for python in pythons]
     for name, (do, n, depth) in MEASURES.items():
         if not name.startswith(args.only):
             continue

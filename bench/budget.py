@@ -24,11 +24,11 @@ from assay.evaluate.score import score
 from assay.evaluate.sources import EngineSource
 from assay.gguf import open_file
 from assay.gguf.mixes import MIXES, is_quantizable
-from assay.gguf.quantize import Step, plan, quantize
+from assay.gguf.quantize import Step, quantize
 from assay.runtime.opening import Opened, Options
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.quantize import Remembered, texts  # noqa: E402
+from bench.quantize import Remembered, texts
 
 
 def bits(steps: list[Step]) -> float:

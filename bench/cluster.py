@@ -84,7 +84,7 @@ async def demo(path: Path, args: argparse.Namespace) -> int:
         print("three nodes:", ", ".join(f"{row['replica']} ({row['state']})" for row in fleet.who()))
         hit = kill_at(fleet, 40)
         got = (await client.post(ROUTE, json=request)).content
-        silence = fleet.tally.silences[0] if fleet.tally.silences else 0.0
+        silence = fleet.tally.silences[0][0] if fleet.tally.silences else 0.0
         same = plain(got) == plain(whole)
         print(f"a replica was killed after {hit[0].moved_at if hit else '?'} of 120 tokens; the stream moved")
         print(f"{len(got)} bytes, {'the same as' if same else 'OTHER than'} without a kill; silence {silence:.3f} s")
@@ -112,8 +112,8 @@ async def kill(path: Path, args: argparse.Namespace) -> int:
                 got = plain((await task).content)
                 killed, same = killed + bool(hit), same + (bool(hit) and got == whole)
                 wrong += got != whole
-            silences = sorted(fleet.tally.silences)
-            say(what="kill", kind=kind, killed=killed, same=same, longest_silence_s=round(max(silences, default=0), 3))
+            longest = max((gap for _, gap in fleet.tally.silences), default=0.0)
+            say(what="kill", kind=kind, killed=killed, same=same, longest_silence_s=round(longest, 3))
     return 1 if wrong else 0
 
 
@@ -155,6 +155,7 @@ async def soak(path: Path, args: argparse.Namespace) -> int:
     async with client_of(path, None, OPTIONS) as (client, _):
         whole = [plain((await client.post(ROUTE, json=request)).content) for request in requests]
     done = differing = kills = cuts = 0
+    faults: list[str] = []
     end = time.monotonic() + 60 * args.minutes
     with namespaces(4, args.delay) as nodes:
         async with cluster(path, Here(nodes=nodes), 3) as (client, fleet):
@@ -166,6 +167,8 @@ async def soak(path: Path, args: argparse.Namespace) -> int:
                     got = plain((await client.post(ROUTE, json=requests[i])).content)
                     done += 1
                     differing += got != whole[i]
+                    if got != whole[i]:
+                        faults.append(got[-200:].decode(errors="replace"))
 
             async def killer() -> None:
                 nonlocal kills
@@ -187,13 +190,15 @@ async def soak(path: Path, args: argparse.Namespace) -> int:
                         subprocess.run(["ip", "link", "set", link, "up"], check=True)
 
             await asyncio.gather(killer(), cutter(), *(client_loop() for _ in range(32)))
-            silences = sorted(fleet.tally.silences) or [0.0]
+            totals, silences = (sorted(gap[i] for gap in fleet.tally.silences) or [0.0] for i in (0, 1))
             say(
                 what="soak", minutes=args.minutes, streams=32, requests=done, kills=kills, cuts=cuts,
                 moves=fleet.tally.moves, lost=fleet.tally.lost, errors=fleet.tally.errors, differing=differing,
                 silence_p50_s=round(silences[len(silences) // 2], 3),
                 silence_p99_s=round(silences[min(len(silences) * 99 // 100, len(silences) - 1)], 3),
                 silence_max_s=round(silences[-1], 3),
+                with_prefill_p99_s=round(totals[min(len(totals) * 99 // 100, len(totals) - 1)], 3),
+                load=os.getloadavg()[0], faults=faults[:3],
             )  # fmt: skip
             return 1 if differing or fleet.tally.errors else 0
 

@@ -1,13 +1,15 @@
 """assay and llama.cpp side by side on the same files: ratios with their spread, never bare times.
 
-    python bench/compare.py smollm2.gguf tiny-q4km.gguf --peer-python ~/lcpp/bin/python
-    python bench/compare.py tiny-q4km.gguf --long --neighbour --json out.json
+    python bench/compare.py smollm2.gguf tiny-q4km.gguf --llama ../llama.cpp
+    python bench/compare.py --types all --llama ../llama.cpp --threads 1,2,4          # files in TinyLlama's shape, made
+    python bench/compare.py tiny-q4km.gguf --llama ../llama.cpp --long --neighbour --json out.json
     python bench/compare.py smollm2.gguf --clock cpu --threads 1        # on a machine that others use too
 
 Each engine lives in its own process, with the model loaded; they take turns, measurement by measurement, so that
-whatever else the machine does meets both alike. llama.cpp is reached through llama-cpp-python of `--peer-python`, with
-flash attention on, as many threads, and an f16 cache. Ratios are assay over llama.cpp, turn by turn; a table shows
-their median and their range.
+whatever else the machine does meets both alike. `--llama` names llama.cpp's sources (or ik_llama.cpp's, where their
+interface is the same): they are built for this machine, with everything it has, and the table says what that is.
+Without it, llama.cpp is that of llama-cpp-python in `--peer-python`. Flash attention is on, the cache is f16. Ratios
+are assay over llama.cpp, turn by turn; a table shows their median and their range, in bold where assay is behind.
 
 With `--clock cpu` the time is that of the process on its cores instead of the wall. It is blind to waiting, so it is
 fair only with one thread; it is what can be compared while the machine is busy.
@@ -21,12 +23,23 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What both workers share: requests as JSON lines in, seconds out. `load`, `step(ids, start)` and `traced` are theirs.
+from make_model import make
+
+HERE = Path(__file__).resolve().parent
+# What both engines multiply with, and the mixes that files come in.
+PLAIN = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
+BOOKS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0")
+TYPES = (*PLAIN, *BOOKS, "Q3_K_M", "Q4_K_M", "Q5_K_M")
+
+# What both workers share: what they are, seconds to the first token, then requests as lines in, seconds out (bench/peer
+# says which). `load`, `step(ids, start)` and `traced` are theirs.
 COMMON = """
-import json, sys, time
+import sys, time
 clock = time.process_time if sys.argv[3] == "cpu" else time.perf_counter
 path, threads = sys.argv[1], int(sys.argv[2])
 
@@ -35,23 +48,24 @@ def ids(n):
 
 def serve(load, step, traced=None):
     began = clock()
-    load()
+    print(load())
     step([1], 0)
-    print(json.dumps(clock() - began), flush=True)
+    print(clock() - began, flush=True)
     for line in sys.stdin:
-        what = json.loads(line)
-        if what["do"] == "prefill":
+        do, n, depth, fresh = line.split()
+        n, depth = int(n), int(depth)
+        if do == "prefill":
             began = clock()
-            step(ids(what["n"]), 0)
+            step(ids(n), 0)
         else:
-            depth, go = what["depth"], traced if what["do"] == "trace" else step
-            if what["fresh"]:
+            go = traced if do == "trace" else step
+            if fresh == "1":
                 step(ids(depth), 0)
             go(ids(1), depth)
             began = clock()
-            for i in range(what["n"]):
+            for i in range(n):
                 go([ids(depth + i + 1)[-1]], depth + 1 + i)
-        print(json.dumps(clock() - began), flush=True)
+        print(clock() - began, flush=True)
 """
 
 ASSAY = (
@@ -68,6 +82,7 @@ def load():
     model = load_model(open_file(path))
     engine = CpuEngine(model, threads=threads, n_pages=80)
     outs = [n.name for n in model.graph if n.name.startswith("l_out-")]
+    return engine.isa
 
 def step(tokens, start, keep=()):
     pages = np.arange(-(-(start + len(tokens)) // PAGE), dtype=np.int32)
@@ -86,6 +101,7 @@ def load():
     global llm
     llm = llama_cpp.Llama(path, n_ctx=2560, n_threads=threads, n_threads_batch=threads, n_batch=512, n_ubatch=512,
                           flash_attn=True, verbose=False)
+    return llama_cpp.llama_print_system_info().decode()
 
 def step(tokens, start):
     llm.n_tokens = start
@@ -98,133 +114,180 @@ serve(load, step)
 BURN = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\nwhile True: pass"
 
 
+def build_peer(sources: Path) -> Path:
+    """llama.cpp and the worker over it, built for this machine; beside this checkout's other builds."""
+    folder = HERE.parent / "build" / "peer"
+    for command in (
+        ["cmake", "-S", str(HERE / "peer"), "-B", str(folder), f"-DLLAMA={sources.resolve()}"],
+        ["cmake", "--build", str(folder), "--target", "peer", "-j", str(len(os.sched_getaffinity(0)))],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{sources}: llama.cpp does not build; the compiler says:\n{done.stderr[-2000:]}")
+    return folder / "peer"
+
+
 class Worker:
-    """An engine in a process of its own; `load_seconds` is from nothing to the first token."""
+    """An engine in a process of its own; `load_seconds` is from nothing to the first token, `features` what it uses."""
 
-    def __init__(self, python: str, code: str, model: Path, threads: int, clock: str, *, here: bool = False) -> None:
-        source = str(Path(__file__).resolve().parents[1] / "src")
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
-        command = [python, "-c", code, str(model), str(threads), clock]
+    def __init__(
+        self, command: list[str], model: Path, threads: int, clock: str, *, here: bool = False, isa: str = ""
+    ) -> None:
+        env = dict(os.environ)
+        if here:
+            env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), env.get("PYTHONPATH", "")])
+        if isa:
+            env["ASSAY_ISA"] = isa
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=env if here else os.environ,
+            [*command, str(model), str(threads), clock], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True, env=env,
         )  # fmt: skip
-        self.load_seconds = self._answer()
+        self.name = command[0]
+        self.features = self._line()
+        self.load_seconds = float(self._line())
 
-    def _answer(self) -> float:
+    def _line(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self.process.args[0]}: the engine ended unexpectedly")  # type: ignore[index]
-        return float(json.loads(line))
+            raise SystemExit(f"{self.name}: the engine ended unexpectedly")
+        return line.strip()
 
     def ask(self, do: str, n: int, depth: int = 0, fresh: bool = True) -> float:
         """Tokens per second."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, "n": n, "depth": depth, "fresh": fresh}) + "\n")
+        self.process.stdin.write(f"{do} {n} {depth} {int(fresh)}\n")
         self.process.stdin.flush()
-        return n / self._answer()
+        return n / float(self._line())
 
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
 
 
-def summary(ours: list[float], theirs: list[float]) -> dict[str, Any]:
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-    return {
+def summary(ours: list[float], *others: list[float]) -> dict[str, Any]:
+    """Medians, and ratios turn by turn: over llama.cpp, and over assay with another instruction set if there is one."""
+    ratios = [[a / b for a, b in zip(ours, other, strict=True)] for other in others]
+    found = {
         "assay": statistics.median(ours),
-        "llama.cpp": statistics.median(theirs),
-        "ratio": statistics.median(ratios),
-        "range": [min(ratios), max(ratios)],
-        "runs": [ours, theirs],
+        "llama.cpp": statistics.median(others[0]),
+        "ratio": statistics.median(ratios[0]),
+        "range": [min(ratios[0]), max(ratios[0])],
+        "runs": [ours, *others],
     }
+    return {**found, "over": statistics.median(ratios[1])} if len(others) > 1 else found
 
 
-def compare(model: Path, args: argparse.Namespace) -> dict[str, Any]:
-    loads: tuple[list[float], list[float]] = ([], [])
+def compare(model: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
+    assay = [sys.executable, "-c", ASSAY]
+    loads: list[list[float]] = [[], [], []] if args.over else [[], []]
     for _ in range(args.repeat):
-        workers = [
-            Worker(sys.executable, ASSAY, model, args.threads, args.clock, here=True),
-            Worker(args.peer_python, LLAMA_CPP, model, args.threads, args.clock),
-        ]
+        workers = [Worker(assay, model, threads, args.clock, here=True), Worker(args.peer, model, threads, args.clock)]
+        if args.over:
+            workers.append(Worker(assay, model, threads, args.clock, here=True, isa=args.over))
         for found, worker in zip(loads, workers, strict=True):
             found.append(1 / worker.load_seconds)
         if len(loads[0]) < args.repeat:
             for worker in workers:
                 worker.close()
-    ours, theirs = workers
-    result: dict[str, Any] = {"model": model.name, "bytes": model.stat().st_size, "measures": {}}
+    ours, theirs = workers[:2]
+    result: dict[str, Any] = {
+        "model": model.name, "bytes": model.stat().st_size, "threads": threads, "measures": {},
+        "features": {"assay": ours.features, "llama.cpp": theirs.features},
+    }  # fmt: skip
     measures = result["measures"]
     measures["loads per second, to first token"] = summary(*loads)
 
     def turns(name: str, do: str, n: int, depth: int = 0) -> None:
-        runs: tuple[list[float], list[float]] = ([], [])
+        runs: list[list[float]] = [[] for _ in workers]
         for worker in workers:
-            worker.ask(do, min(n, 32), depth)  # warm
+            worker.ask(do, min(n, 8), depth)  # warm
         for _ in range(args.repeat):
             for found, worker in zip(runs, workers, strict=True):
                 found.append(worker.ask(do, n, depth, fresh=depth < 1000))
         measures[name] = summary(*runs)
-        print(f"{model.name}: {name}: {measures[name]['ratio']:.2f}", file=sys.stderr)
+        print(f"{model.name}: {threads} threads: {name}: {measures[name]['ratio']:.2f}", file=sys.stderr)
 
     turns("prefill 512", "prefill", 512)
-    turns("decode 64 after 128", "decode", 64, 128)
+    calm = f"decode {args.decode} after 128"
+    turns(calm, "decode", args.decode, 128)
     if args.long:
         turns("decode 32 after 2000", "decode", 32, 2000)
     if args.neighbour:
         burner = subprocess.Popen([sys.executable, "-c", BURN])
         try:
-            turns("decode 64 after 128, one core busy", "decode", 64, 128)
+            turns(f"{calm}, one core busy", "decode", args.decode, 128)
         finally:
             burner.kill()
             burner.wait()
-        calm, busy = measures["decode 64 after 128"], measures["decode 64 after 128, one core busy"]
-        result["kept_with_busy_core"] = {name: busy[name] / calm[name] for name in ("assay", "llama.cpp")}
-    plain, traced = [], []
-    for _ in range(2 * args.repeat):
-        plain.append(ours.ask("decode", 64, 128))
-        traced.append(ours.ask("trace", 64, 128))
-    result["trace_cost"] = statistics.median([a / b - 1 for a, b in zip(plain, traced, strict=True)])
+        busy = measures[f"{calm}, one core busy"]
+        result["kept_with_busy_core"] = {name: busy[name] / measures[calm][name] for name in ("assay", "llama.cpp")}
+    if args.trace:
+        pairs = [(ours.ask("decode", 64, 128), ours.ask("trace", 64, 128)) for _ in range(2 * args.repeat)]
+        result["trace_cost"] = statistics.median([plain / traced - 1 for plain, traced in pairs])
     for worker in workers:
         worker.close()
-    _ = theirs
     return result
 
 
-def markdown(results: list[dict[str, Any]]) -> str:
-    lines = ["| file | measure | assay | llama.cpp | ratio | range |", "|---|---|---|---|---|---|"]
+def markdown(results: list[dict[str, Any]], over: str) -> str:
+    head = ["file", "threads", "measure", "assay", "llama.cpp", "ratio", "range", *([f"over {over}"] if over else [])]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for result in results:
         for name, row in result["measures"].items():
             low, high = row["range"]
-            lines.append(
-                f"| {result['model']} | {name} | {row['assay']:.1f} | {row['llama.cpp']:.1f} | "
-                f"**{row['ratio']:.2f}** | {low:.2f} – {high:.2f} |"
-            )
+            mark = "**" if row["ratio"] < 1 else ""
+            cells = [result["model"], str(result["threads"]), name, f"{row['assay']:.1f}", f"{row['llama.cpp']:.1f}",
+                     f"{mark}{row['ratio']:.2f}{mark}", f"{low:.2f} – {high:.2f}"]  # fmt: skip
+            lines.append(f"| {' | '.join([*cells, *([format(row['over'], '.2f')] if over else [])])} |")
+    for name, used in results[0]["features"].items():
+        lines.append(f"\n{name} uses {used}")
     for result in results:
-        notes = [f"trace of all l_out: {result['trace_cost']:+.1%}"]
+        notes = []
+        if "trace_cost" in result:
+            notes.append(f"trace of all l_out: {result['trace_cost']:+.1%}")
         if "kept_with_busy_core" in result:
             kept = ", ".join(f"{name} {share:.0%}" for name, share in result["kept_with_busy_core"].items())
             notes.append(f"speed kept while one core is busy: {kept}")
-        lines.append(f"\n{result['model']}: {'; '.join(notes)}")
+        if notes:
+            lines.append(f"\n{result['model']}: {'; '.join(notes)}")
     return "\n".join(lines)
+
+
+def files(args: argparse.Namespace, folder: Path) -> Iterator[Path]:
+    """The files named, then one of each type wanted; a made file is gone when the next is asked for."""
+    yield from args.models
+    for name in TYPES if args.types == ["all"] else args.types:
+        path = make(folder / f"{name}.gguf", name, n_layer=args.layers)
+        yield path
+        path.unlink()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--peer-python", default=sys.executable, help="an interpreter with llama-cpp-python")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("models", nargs="*", type=Path)
+    parser.add_argument("--types", type=lambda text: text.split(","), default=[], help="files to make, or `all`")
+    parser.add_argument("--layers", type=int, default=22, help="of the files made")
+    parser.add_argument("--llama", type=Path, help="llama.cpp's sources, to be built for this machine")
+    parser.add_argument("--peer-python", default=sys.executable, help="else: an interpreter with llama-cpp-python")
+    parser.add_argument(
+        "--threads", type=lambda text: [int(n) for n in text.split(",")], default=[len(os.sched_getaffinity(0))]
+    )
+    parser.add_argument("--over", default="", metavar="ISA", help="also over assay with this instruction set")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--decode", type=int, default=64, help="tokens decoded in a turn")
+    parser.add_argument("--trace", action="store_true", help="what a trace of all l_out nodes costs, too")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--long", action="store_true", help="decode after 2000 tokens, too")
     parser.add_argument("--neighbour", action="store_true", help="decode while another process burns a core, too")
     parser.add_argument("--json", type=Path, help="write all numbers here")
     args = parser.parse_args()
-    results = [compare(model, args) for model in args.models]
-    print(markdown(results))
+    args.peer = [str(build_peer(args.llama))] if args.llama else [args.peer_python, "-c", LLAMA_CPP]
+    with tempfile.TemporaryDirectory() as folder:
+        results = [compare(model, n, args) for model in files(args, Path(folder)) for n in args.threads]
+    print(markdown(results, args.over))
     if args.json:
-        args.json.write_text(json.dumps({"threads": args.threads, "clock": args.clock, "results": results}, indent=1))
+        args.json.write_text(json.dumps({"clock": args.clock, "results": results}, indent=1))
 
 
 if __name__ == "__main__":

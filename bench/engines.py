@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -30,8 +31,10 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build" / "engines.json"
 PAGE = ROOT / "docs" / "engines.md"
 STORIES = ROOT.parent / "shared" / "data" / "models" / "stories15M-q8_0.gguf"
+ORDINARY, FACTORED = "smollm2", "stories15M-rope_freqs.gguf"
 LENGTHS = "10"
 LIMIT_S = 600
+WIDTH = 200
 
 
 def llama3_like(source: Path, path: Path) -> Path:
@@ -58,37 +61,54 @@ def versions(engine: str) -> str | None:
 def verdict(model: str, engine: str) -> dict[str, Any]:
     """What `assay check` says, as JSON."""
     command = [sys.executable, "-m", "assay", "check", model, "--engine", engine, "--lengths", LENGTHS, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"verdict": "refused", "said": f"no answer within {LIMIT_S} s"}
     if done.returncode not in (0, 1):
-        return {"verdict": "refused", "said": done.stderr.strip().splitlines()[-1].removeprefix("assay: ")}
-    return dict(json.loads(done.stdout[done.stdout.index("{") :]))
+        said = done.stderr.strip().splitlines()[-1]
+        return {"verdict": "refused", "said": said.removeprefix("assay: ").replace(f"{KEPT.parent}{os.sep}", "")}
+    found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    return {key: found[key] for key in ("verdict", "checks")}
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """A cell of the table."""
+def cell(found: dict[str, Any]) -> str:
+    """The verdict in a word, and the mistakes by name."""
+    if found["verdict"] in ("right", "refused"):
+        return str(found["verdict"])
+    named = [line for line in _answer(found).splitlines() if line.startswith(("cause", "best guess"))]
+    return "wrong: " + (", ".join(line.split(": ", 1)[1].split(" (")[0] for line in named) or "unexplained")
+
+
+def in_words(found: dict[str, Any]) -> list[str]:
+    """The lines that say why: of each check where all is right, else of the diagnosis."""
     if found["verdict"] == "refused":
-        return f"refuses the file: {found['said']}"
-    answers = [check["answer"] for check in found["checks"] if check.get("answer")]
-    if found["verdict"] == "right":
-        return "**right**: " + "; ".join(f"{c['name']}: {c['detail']}" for c in found["checks"])
-    return "**wrong**: " + (_sentences(answers[0]) if answers else found["checks"][0]["detail"])
+        return [f"refused: {found['said']}"]
+    checks = [f"{'pass' if c['passed'] else 'FAIL'}  {c['name']}: {c['detail']}" for c in found["checks"]]
+    wanted = ("cause", "best guess", "wrong:", "fix:", "evidence:", "confidence", "unexplained:", "note:")
+    lines = [line for line in _answer(found).splitlines() if line.strip().startswith(wanted)]
+    return checks + lines
 
 
-def _sentences(answer: str) -> str:
-    """The lines of an answer that say what is wrong, where it shows and how sure that is."""
-    lines = [line.strip() for line in answer.splitlines()]
-    wanted = ("cause:", "best guess:", "wrong:", "fix:", "evidence:", "confidence", "unexplained:", "note:")
-    return ". ".join(line for line in lines if line.startswith(wanted)) or lines[0]
+def _answer(found: dict[str, Any]) -> str:
+    return next((str(check["answer"]) for check in found["checks"] if check.get("answer")), "")
 
 
 def page(kept: dict[str, Any]) -> str:
-    rows = []
+    rows, why = [], []
     for name, witness in WITNESSES.items():
-        if name in kept:
-            found = kept[name]
-            cells = (f"{witness.title} (`{name}`)", found["packages"], witness.shows, *map(in_words, found["models"]))
-            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return HEAD + "\n".join(rows) + "\n" + TAIL
+        if name not in kept:
+            continue
+        found = kept[name]
+        models = {label: found["models"][label] for label in (ORDINARY, FACTORED) if label in found["models"]}
+        verdicts = (cell(models[label]) if label in models else "not tried" for label in (ORDINARY, FACTORED))
+        cells = (f"[{witness.title}](#{name})", found["packages"], witness.shows, *verdicts)
+        rows.append("| " + " | ".join(cells) + " |")
+        why.append(f"\n## {name}\n")
+        for model, said in models.items():
+            command = f"$ assay check {model} --engine {name} --lengths {LENGTHS}"
+            why.append("\n".join(("```", command, *(line[:WIDTH] for line in in_words(said)), "```\n")))
+    return HEAD + "\n".join(rows) + "\n" + "\n".join(why)
 
 
 HEAD = """\
@@ -104,29 +124,31 @@ half of the pairs), which divides the angles of the rotation.
 | engine | packages | shows | SmolLM2 135M (Q4_1) | stories15M (Q8_0) with `rope_freqs.weight` |
 |---|---|---|---|---|
 """
-TAIL = """
-"""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", action="append", choices=tuple(WITNESSES), help="only these; default: all")
     parser.add_argument("--again", action="store_true", help="ask again what has been answered before")
-    parser.add_argument("--model", default="smollm2", help="the ordinary file")
+    parser.add_argument("--model", default=ORDINARY, help="the ordinary file; '' leaves it out")
     parser.add_argument("--stories", type=Path, default=STORIES, help="the file that gets factors")
     args = parser.parse_args()
+    if not args.stories.is_file():
+        parser.error(f"{args.stories}: no such file; give a Llama in GGUF form with --stories FILE")
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
-    factored = llama3_like(args.stories, KEPT.with_name("stories15M-rope_freqs.gguf"))
+    factored = llama3_like(args.stories, KEPT.with_name(FACTORED))
+    files = {label: model for label, model in ((FACTORED, str(factored)), (args.model, args.model)) if model}
     for name in args.engine or WITNESSES:
         packages = versions(name)
         if packages is None:
             print(f"{name}: not installed; pip install -e '.[{name}]'", file=sys.stderr)
             continue
-        if name in kept and not args.again:
-            continue
-        print(f"{name}: {packages}", file=sys.stderr, flush=True)
-        kept[name] = {"packages": packages, "models": [verdict(m, name) for m in (args.model, str(factored))]}
-        KEPT.write_text(json.dumps(kept, indent=1))
+        for label, model in files.items():
+            if args.again or label not in kept.get(name, {}).get("models", {}):
+                print(f"{name} on {label}", file=sys.stderr, flush=True)
+                kept.setdefault(name, {"models": {}})["packages"] = packages
+                kept[name]["models"][label] = verdict(model, name)
+                KEPT.write_text(json.dumps(kept, indent=1))
     PAGE.write_text(page(kept))
 
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,12 @@ def main() -> None:
     if args.again:
         out.unlink(missing_ok=True)
     done = {(r["model"], r["kind"], r["style"], r["prompt"]) for r in score.read(out)}
-    todo = []
-    for name, path in models(build):
-        model = load(open_file(path))
-        weights = Weights(model.file)
-        todo += [
-            partial(grade, model, weights, name, kind, style, prompt, tokens(prompt))
-            for prompt in range(PROMPTS) for kind in ARITHMETICS for style in STYLES
-            if (name, kind, style, prompt) not in done
-        ]  # fmt: skip
+    opened = [(name, model := load(open_file(path)), Weights(model.file)) for name, path in models(build)]
+    todo = [
+        partial(grade, model, weights, name, kind, style, prompt, tokens(prompt))
+        for prompt, (name, model, weights), kind, style in product(range(PROMPTS), opened, ARITHMETICS, STYLES)
+        if (name, kind, style, prompt) not in done
+    ]
     if not args.without_smollm2:
         from assay.runtime import hub
 

@@ -29,7 +29,7 @@ TASKS = {
 }
 
 
-def equal(plain: assay.LanguageModel, ahead: assay.LanguageModel, n: int, tokens: int) -> int:
+def alike(plain: assay.LanguageModel, ahead: assay.LanguageModel, n: int, tokens: int) -> int:
     """How many of n answers are the same to the last bit of every log-probability."""
     sentences = TEXT.split(". ")
     asks = ("Repeat: {}", "Shorten this: {}", "{} What happened next?", "Write a list of the words in: {}", "{}")
@@ -61,7 +61,7 @@ def main() -> None:
     plain = assay.load(args.model, threads=args.threads, lookahead=False)
     ahead = assay.load(args.model, threads=args.threads, draft=args.draft)
     if args.equal:
-        print(f"{equal(plain, ahead, args.equal, args.tokens)} of {args.equal} answers are equal")
+        print(f"{alike(plain, ahead, args.equal, args.tokens)} of {args.equal} answers are equal")
         return
     print("| task | without, tok/s | with, tok/s | ratio | equal |\n|---|---|---|---|---|")
     for name, prompt in TASKS.items():

@@ -5,7 +5,8 @@
     python bench/make_model.py moe.gguf --type Q4_K_M --arch qwen3moe --n-expert 32 --n-expert-used 4 --n-ff-exp 768
 
 Speed does not depend on what the weights say, only on their types and shapes; those are llama.cpp's for the mix.
-A few thousand random blocks of each type are quantised for real, every tensor is a random choice of them. The
+A few thousand random blocks of each type are quantised for real, every tensor is a random choice of them. A type that
+is no mix (IQ2_XXS, TQ1_0) is every matrix's, and its blocks are random codes. The
 vocabulary is a dummy of SentencePiece's kind, enough for any engine to load the file.
 """
 
@@ -25,6 +26,21 @@ from assay.gguf.writer import Tensor, write
 from assay.models.catalogue import ARCHITECTURES, Sizes, metadata, tensor_shapes
 
 POOL = 4096  # different blocks of a type
+CODES = (
+    "IQ1_S",
+    "IQ1_M",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+    "IQ4_NL",
+    "IQ4_XS",
+    "TQ1_0",
+    "TQ2_0",
+    "MXFP4",
+)
+TYPES = (*CODES, "Q3_K", "Q4_K", "Q5_K")  # given by name, for every matrix; other names are mixes
 
 
 class Blocks:
@@ -36,11 +52,18 @@ class Blocks:
 
     def tensor(self, kind: GGMLType, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         if kind.name not in self.pools:
-            values = 0.02 * self.rng.standard_normal((POOL, kind.block_size)).astype(np.float32)
-            self.pools[kind.name] = encode(kind, values).reshape(POOL, kind.type_size)
+            self.pools[kind.name] = self._codes(kind) if kind.name in CODES else self._quantised(kind)
         count = int(np.prod(shape)) // kind.block_size
         chosen = self.pools[kind.name][self.rng.integers(0, POOL, count)]
         return chosen.reshape(*shape[:-1], -1)
+
+    def _quantised(self, kind: GGMLType) -> NDArray[np.uint8]:
+        values = 0.02 * self.rng.standard_normal((POOL, kind.block_size)).astype(np.float32)
+        return encode(kind, values).reshape(POOL, kind.type_size)
+
+    def _codes(self, kind: GGMLType) -> NDArray[np.uint8]:
+        """Without the top bits, so that whatever is a scale is finite."""
+        return self.rng.integers(0, 64, (POOL, kind.type_size)).astype(np.uint8)
 
 
 def make(
@@ -71,10 +94,12 @@ def make(
     if arch == "llama":
         row = replace(row, top="token_embd output_norm output", blocks="PRE QKV EXPERTS" if n_expert else row.blocks)
     shapes = tensor_shapes(row)
-    f32, mix = by_name("F32"), mix_by_name(mix_name)
+    f32, mix = by_name("F32"), mix_by_name("Q8_0" if mix_name in TYPES else mix_name)
     value = sum(role_of(name) == "value" for name in shapes)
     facts = Facts(arch, n_layer, n_head, n_head_kv, n_expert, tied="output.weight" not in shapes, n_value=value)
     types = choose(mix, facts, [(name, shape, f32) for name, shape in shapes.items()])
+    if mix_name in TYPES:
+        types = {name: by_name(mix_name) if kind.name == mix.name else kind for name, kind in types.items()}
     blocks = Blocks(seed)
 
     def data(name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | NDArray[np.uint8]:
@@ -87,7 +112,7 @@ def make(
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *(f"▁w{i}" for i in range(n_vocab - 259))]
     keys = {
         **metadata(row),
-        "general.name": f"random {mix.name}",
+        "general.name": f"random {mix_name}",
         "general.file_type": mix.file_type,
         "general.quantization_version": QUANTIZATION_VERSION,
         "tokenizer.ggml.model": "llama",

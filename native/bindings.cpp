@@ -67,8 +67,8 @@ void nearest(Array<float, 2> v, Array<float, 2> w, Array<float, 2> points, Array
         throw std::invalid_argument("nearest_points: shapes do not fit");
     for (size_t i = 0; i < near.size(); ++i)
         if (near.data()[i] >= points.shape(0)) throw std::invalid_argument("nearest_points: no such point");
-    const Book book{points.data(),          static_cast<int>(width), middles.data(), static_cast<int>(base), near.data(),
-                    static_cast<int>(near.shape(1))};
+    const Book book{points.data(), static_cast<int>(width),        middles.data(), static_cast<int>(base),
+                    near.data(),   static_cast<int>(near.shape(1))};
     nb::gil_scoped_release release;
     nearest_points(v.data(), w.data(), rows, book, out.data());
 }
@@ -202,6 +202,15 @@ NB_MODULE(_native, m) {
             },
             "threads"_a, "isa"_a = "")
         .def_prop_ro("threads", &Pool::threads)
+        .def(
+            "weight_bytes",
+            [](const Pool& pool, uint32_t type, int64_t rows, int64_t columns) {
+                const auto kind = kernels::Type(type);
+                if (!kernels::supported(kind)) return size_t(rows * columns) * sizeof(float);
+                return kernels::packable(kind) ? pool.isa().packed_bytes(kind, rows, columns)
+                                               : kernels::row_bytes(kind, columns) * size_t(rows);
+            },
+            "type"_a, "rows"_a, "columns"_a)
         .def_prop_ro("isa", [](const Pool& pool) { return pool.isa().name; });
 
     nb::class_<Guard>(m, "Guard")

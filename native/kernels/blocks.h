@@ -32,9 +32,13 @@ inline float bf16_to_f32(uint16_t h) { return __builtin_bit_cast(float, uint32_t
 inline uint16_t finite_or_nan(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }
 float e8m0_half(uint8_t e);  // 2^(e-128): MXFP4's scale for its doubled table; NaN from 2^101 on
 
-// Four-bit code books.
+// Code books: the integers of each type of up to 16 different ones.
 extern const int8_t iq4_values[16];
 extern const int8_t mxfp4_values[16];  // doubled, so that they are integers
+inline constexpr int8_t iq3_xxs_values[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
+inline constexpr int8_t iq3_s_values[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
+inline constexpr int8_t iq2_values[16] = {8, 25, 43, -8, -25, -43};
+inline constexpr int8_t iq1_values[16] = {-9, -7, -1, 1, 7, 9};
 
 void decode(Type type, const uint8_t* row, int64_t k, float* out);  // a row of the file as float32
 

@@ -10,6 +10,10 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace assay::kernels {
@@ -52,12 +56,33 @@ bool has_avx512vnni() {
 #endif
 }
 
+bool has_i8mm() {
+#if defined(__aarch64__) && defined(__linux__)
+    constexpr unsigned long i8mm = 1ul << 13;
+    return has_dotprod() && (getauxval(AT_HWCAP2) & i8mm);
+#else
+    return false;
+#endif
+}
+
+// Tiles are state that a process must ask for: a thread that is switched away leaves 8 KB more to save.
+bool has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+    unsigned a, b, c, d;
+    if (!has_avx512vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    constexpr unsigned amx_tile = 1u << 24, amx_int8 = 1u << 25;
+    constexpr int ask = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
+    return (d & (amx_tile | amx_int8)) == (amx_tile | amx_int8) && syscall(SYS_arch_prctl, ask, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
 constexpr Candidate candidates[] = {
     // best first
-    {"avx512vnni", isa_avx512vnni, has_avx512vnni},
-    {"avx2", isa_avx2, has_avx2},
-    {"neon", isa_neon, has_dotprod},
-    {"portable", isa_portable, always},
+    {"amx", isa_amx, has_amx},       {"avx512vnni", isa_avx512vnni, has_avx512vnni},
+    {"avx2", isa_avx2, has_avx2},    {"i8mm", isa_i8mm, has_i8mm},
+    {"neon", isa_neon, has_dotprod}, {"portable", isa_portable, always},
 };
 
 }  // namespace
@@ -86,27 +111,7 @@ const Isa& find_isa(const std::string& name) {
 
 bool supported(Type type) { return type_info(type) != nullptr; }
 
-bool packable(Type type) {
-    switch (type) {
-        case Type::F32:
-        case Type::F16:
-        case Type::BF16:
-        case Type::Q4_0:
-        case Type::Q4_1:
-        case Type::Q5_0:
-        case Type::Q5_1:
-        case Type::Q8_0:
-        case Type::Q2_K:
-        case Type::Q3_K:
-        case Type::Q4_K:
-        case Type::Q5_K:
-        case Type::Q6_K:
-        case Type::IQ4_NL:
-        case Type::IQ4_XS:
-        case Type::MXFP4: return true;
-        default: return false;
-    }
-}
+bool packable(Type type) { return supported(type) && type != Type::Q8_K; }
 
 Acts acts_format(Type type, bool exact) {
     const TypeInfo* info = type_info(type);
@@ -125,7 +130,8 @@ size_t row_bytes(Type type, int64_t k) {
 
 size_t acts_bytes(Acts format, int64_t m, int64_t k) {
     if (format == Acts::F32) return size_t(m * ((k + 15) / 16 * 16)) * 4;
-    return size_t((m + 3) / 4 * (k / 32)) * 192;  // panel.h: Group
+    const int64_t groups = m <= 4 ? 1 : (m + 15) / 16 * 4;  // of 4 tokens (panel.h), or of 16 (isa_amx.cpp)
+    return size_t(groups * (k / 32)) * 192;
 }
 
 namespace {

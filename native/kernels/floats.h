@@ -33,6 +33,8 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
         const int64_t stop = columns - c < UNIT ? columns : c + UNIT;
         for (int64_t i = c; i < stop; i += 4) {
             const uint8_t* w = weights + i * R * W::size;
+            if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
+                for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
             typename V::X a[T];
             unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + t * ldx + i); });
             unroll<4>([&](auto n) INLINE_LAMBDA {
@@ -63,13 +65,9 @@ void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, co
     for (int64_t t = 0; t < m; t += TOKENS) {
         const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
         const float* a = x + t * ldx + first;
-        at_edge(rows, tokens, first > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
-            switch (tokens) {
-                case 1: return panel_f32<W, 1>(weights, columns, a, ldx, first > 0, to, ld);
-                case 2: return panel_f32<W, 2>(weights, columns, a, ldx, first > 0, to, ld);
-                case 3: return panel_f32<W, 3>(weights, columns, a, ldx, first > 0, to, ld);
-                default: return panel_f32<W, 4>(weights, columns, a, ldx, first > 0, to, ld);
-            }
+        by_tokens(tokens, [&](auto T) {
+            at_edge<T>(rows, tokens, first > 0, out + t * ldo, ldo,
+                       [&](float* to, int64_t ld) { panel_f32<W, T>(weights, columns, a, ldx, first > 0, to, ld); });
         });
     }
 }
@@ -87,8 +85,8 @@ void tile_floats(const uint8_t* tile, int64_t blocks, int centre, float* floats)
                 d[v] = V::mul(d[v], V::set(1.0f / T::multiple));
                 if constexpr (!T::min) m[v] = V::set(0.0f);
                 for (int g = 0; g < 4; g++)
-                    V::template columns<T::offset>(tile + T::quants_at + ((h * PV + v) * 4 + g) * VB, centre, d[v],
-                                                   m[v], floats + (h * 16 + g * 4) * R + v * L, R);
+                    V::template columns<T::offset>(tile + T::quants_at + tile_at(L * v, 4 * h + g), centre, d[v], m[v],
+                                                   floats + (h * 16 + g * 4) * R + v * L, R);
             }
         }
 }

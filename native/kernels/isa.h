@@ -1,25 +1,52 @@
 // What the translation units isa_*.cpp share; each makes one table (kernels.h: Isa), dispatch.cpp offers them.
 #pragma once
-#include "kernels.h"
+#include "blocks.h"
 
 namespace assay::kernels {
 
-// How the integers of a layout are stored (layout.h). Nibbles: signed, unsigned, IQ4 code book, MXFP4 code book.
-enum Kind { N4S, N4U, N4I, N4M, N5, N6, N8, N3, N2 };
+// How the integers of a layout are stored (layout.h), by bits. Nibbles are signed, unsigned, or of a code book: IQ4's,
+// MXFP4's, IQ3_XXS's, IQ3_S's; three bits plain, or of IQ2's or IQ1's book; two bits plain, or ternary.
+enum Kind { N4S, N4U, N4I, N4M, N4X, N4O, N5, N6, N8, N3, N3P, N3T, N2, N2T };
+
+constexpr int kind_bits(Kind k) {
+    return k == N8 ? 8 : k == N6 ? 6 : k == N5 ? 5 : k == N2 || k == N2T ? 2 : k == N3 || k == N3P || k == N3T ? 3 : 4;
+}
+constexpr bool has_book(Kind k) { return k == N4I || k == N4M || k == N4X || k == N4O || k == N3P || k == N3T; }
+// The integer of each code.
+constexpr const int8_t* kind_book(Kind k) {
+    return k == N4I   ? iq4_values
+           : k == N4M ? mxfp4_values
+           : k == N4X ? iq3_xxs_values
+           : k == N4O ? iq3_s_values
+           : k == N3P ? iq2_values
+                      : iq1_values;
+}
 
 // How a sub-scale lies in its byte.
 enum Field { BYTE, LOW4, HIGH4 };
+
+// How the bytes of an expanded panel follow each other (layout.h): halves of a block outermost, vectors of rows
+// outermost (a block of a vector is one tile of a matrix unit), or pairs of rows with 8 columns each.
+enum Order { HALVES, VECTORS, PAIRS };
 
 // Base of a vector type that leaves inner blocks and half sums to panel.h (isa_neon.cpp has its own).
 struct NoBlock {
     template <class F, int T>
     static constexpr bool has_block = false;
+    static constexpr Order order = HALVES;
+    template <class Q>
+    static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // where the order is PAIRS
+    template <class Q>
+    static Q minus(Q x, int) {  // bytes less an offset, where tiles are signed and codes are not
+        return x;
+    }
     template <class F>
     static constexpr int expand_from = 8;  // tokens from which expanding a panel first is faster
     template <Kind KIND>
     static constexpr bool paired = false;  // the nibbles of a byte belong to two rows (layout.h)
     template <Kind KIND>
     static void unpack_pairs(const uint8_t*, int, void*) {}
+    static constexpr int ahead = 0;  // bytes that decoding fetches ahead of itself, beyond what the hardware does
     static constexpr bool tile_bias = false;
     template <int MULTIPLE>
     static constexpr float bias = 0;
@@ -44,6 +71,9 @@ const Isa* isa_portable();
 const Isa* isa_neon();
 const Isa* isa_avx2();
 const Isa* isa_avx512vnni();
+// The two above with another product for many tokens, on a matrix unit.
+const Isa* isa_i8mm();
+const Isa* isa_amx();
 
 }  // namespace assay::kernels
 

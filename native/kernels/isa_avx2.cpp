@@ -28,16 +28,17 @@ struct V : NoBlock {
     using X = const float*;
 
     template <Kind KIND>
-    static constexpr int bits = KIND == N8 || KIND == N4I || KIND == N4M ? 8
-                                : KIND == N6                             ? 6
-                                : KIND == N5                             ? 5
-                                                                         : 4;
+    static constexpr int bits = KIND == N4O || KIND == N3T ? 5
+                                : has_book(KIND)           ? 8
+                                : kind_bits(KIND) < 4      ? 4
+                                                           : kind_bits(KIND);
     template <Kind KIND>
-    static constexpr int offset = KIND == N4S  ? 8
-                                  : KIND == N5 ? 16
-                                  : KIND == N6 ? 32
-                                  : KIND == N3 ? 4
-                                               : 0;
+    static constexpr int offset = KIND == N4S                                ? 8
+                                  : KIND == N5 || KIND == N4O || KIND == N3T ? 16
+                                  : KIND == N6                               ? 32
+                                  : KIND == N3                               ? 4
+                                  : KIND == N2T                              ? 1
+                                                                             : 0;
     template <Kind KIND>
     static constexpr int multiple = 1;
     static constexpr int scale_bias = 0;
@@ -56,6 +57,13 @@ struct V : NoBlock {
     }
     static INLINE Q merge(Q a, Q b) { return _mm256_or_si256(a, b); }
 
+    template <Kind KIND>
+    static INLINE Q look_up(Q codes) {
+        alignas(16) int8_t shifted[16];
+        for (int i = 0; i < 16; i++) shifted[i] = int8_t(kind_book(KIND)[i] + offset<KIND>);
+        return _mm256_shuffle_epi8(
+            _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(shifted))), codes);
+    }
     template <Kind KIND, int H>
     static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
         const auto at = [](const uint8_t* p, int n) INLINE_LAMBDA { return bytes(p + 4 * L * n); };
@@ -63,12 +71,10 @@ struct V : NoBlock {
             for (int g = 0; g < 4; g++) w[g] = at(half, g);
         } else if constexpr (KIND == N4S || KIND == N4U) {
             for (int p = 0; p < 2; p++) w[p] = right<0>(at(half, p), 15), w[p + 2] = right<4>(at(half, p), 15);
-        } else if constexpr (KIND == N4I || KIND == N4M) {
-            const int8_t* values = KIND == N4I ? iq4_values : mxfp4_values;
-            const Q book = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+        } else if constexpr (kind_bits(KIND) == 4) {
             for (int p = 0; p < 2; p++) {
-                w[p] = _mm256_shuffle_epi8(book, right<0>(at(half, p), 15));
-                w[p + 2] = _mm256_shuffle_epi8(book, right<4>(at(half, p), 15));
+                w[p] = look_up<KIND>(right<0>(at(half, p), 15));
+                w[p + 2] = look_up<KIND>(right<4>(at(half, p), 15));
             }
         } else if constexpr (KIND == N5) {
             if constexpr (H == 0) {
@@ -84,12 +90,14 @@ struct V : NoBlock {
             const Q a = at(half, 0), b = at(half, 1), c = at(half, 2);
             w[0] = right<2>(a, 63), w[1] = right<2>(b, 63), w[2] = right<2>(c, 63);
             w[3] = merge(left<4>(a, 48), merge(left<2>(b, 12), right<0>(c, 3)));
-        } else if constexpr (KIND == N3) {
+        } else if constexpr (kind_bits(KIND) == 3) {
             const Q m = at(half, 0), h = at(head, 0);
             w[0] = merge(right<0>(m, 3), H == 0 ? left<2>(h, 4) : right<2>(h, 4));
             w[1] = merge(right<2>(m, 3), H == 0 ? left<1>(h, 4) : right<3>(h, 4));
             w[2] = merge(right<4>(m, 3), H == 0 ? right<0>(h, 4) : right<4>(h, 4));
             w[3] = merge(right<6>(m, 3), H == 0 ? right<1>(h, 4) : right<5>(h, 4));
+            if constexpr (KIND != N3)
+                for (int g = 0; g < 4; g++) w[g] = look_up<KIND>(w[g]);
         } else {
             const Q m = at(half, 0);
             w[0] = right<0>(m, 3), w[1] = right<2>(m, 3), w[2] = right<4>(m, 3), w[3] = right<6>(m, 3);
@@ -203,7 +211,7 @@ struct V : NoBlock {
     }
 };
 
-#include "layout.h"
+#include "expand.h"
 #include "packing.h"
 #include "panel.h"
 

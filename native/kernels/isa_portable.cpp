@@ -46,7 +46,7 @@ struct V : NoBlock {
                 int c;
                 if constexpr (KIND == N8)
                     c = int8_t(main[g * VB + i]);
-                else if constexpr (KIND == N2 || KIND == N3)
+                else if constexpr (kind_bits(KIND) <= 3)
                     c = main[i] >> (2 * g) & 3;
                 else if constexpr (KIND == N6)
                     c = g < 3 ? main[g * VB + i] >> 2
@@ -58,12 +58,9 @@ struct V : NoBlock {
                                          : low(4, 3) << 2 | low(1, 3) >> 2 << 1 | low(3, 3) >> 2;
                 else
                     c = main[g % 2 * VB + i] >> (g / 2 * 4) & 15;
-                if constexpr (KIND == N4S) c -= 8;
-                if constexpr (KIND == N4I) c = iq4_values[c];
-                if constexpr (KIND == N4M) c = mxfp4_values[c];
-                if constexpr (KIND == N5) c -= 16;
-                if constexpr (KIND == N6) c -= 32;
-                if constexpr (KIND == N3) c += ((high[i] >> (4 * H + g) & 1) << 2) - 4;
+                if constexpr (kind_bits(KIND) == 3) c += (high[i] >> (4 * H + g) & 1) << 2;
+                if constexpr (has_book(KIND)) c = kind_book(KIND)[c];
+                c -= KIND == N4S ? 8 : KIND == N5 ? 16 : KIND == N6 ? 32 : KIND == N3 ? 4 : KIND == N2T ? 1 : 0;
                 w[g].v[i] = int8_t(c);
             }
     }
@@ -179,7 +176,7 @@ struct V : NoBlock {
     }
 };
 
-#include "layout.h"
+#include "expand.h"
 #include "packing.h"
 #include "panel.h"
 

@@ -12,27 +12,37 @@
 //   N5     5 a block: groups 0..4 in bits 3..7; in bits 0..2 of vectors A..E: group 5 = A:3 B:2 (low bits), 6 = C:3
 //   D:2,
 //          7 = E:3, bit 2 of B, bit 2 of D
-//   N3     1 a half block: bits 2 g are the low bits of group g; 1 a block before: bit 4 h + g is the third bit
-//   N2     1 a half block: bits 2 g are group g
+//   N3*    1 a half block: bits 2 g are the low bits of group g; 1 a block before: bit 4 h + g is the third bit
+//   N2*    1 a half block: bits 2 g are group g
 //
 // Scales precede the quants: R f16 (and R f16 minima) per block of 32; or per super-block of 256 R f16 d, R f16 dmin,
 // then a scale (and a minimum) byte per sub-block and row, V::scale_bias added. The codes are V's choice (signed or
 // offset). Included inside an anonymous namespace: nothing here may be shared between translation units with different
 // flags.
 
+template <class T>
+void put(uint8_t* at, T value) {
+    __builtin_memcpy(at, &value, sizeof value);
+}
+
 enum ScaleKind { SF16, SBF16 };
 
 constexpr int L = V::L, PV = V::PV, R = L * PV, VB = 4 * L;  // rows a vector, vectors and rows a panel, vector bytes
 
 constexpr int kind_half_bytes(Kind k) {  // bytes of a half block, one vector column
-    return VB * (k == N8 ? 4 : k == N3 || k == N2 ? 1 : k == N6 ? 3 : k == N5 ? 0 : 2);
+    constexpr int vectors[9] = {0, 0, 1, 1, 2, 0, 3, 0, 4};
+    return VB * vectors[kind_bits(k)];
 }
-constexpr int kind_head_bytes(Kind k) { return k == N5 ? 5 * VB : k == N3 ? VB : 0; }  // of a block, before its halves
+constexpr int kind_head_bytes(Kind k) {  // of a block, before its halves
+    return VB * (kind_bits(k) == 5 ? 5 : kind_bits(k) == 3 ? 1 : 0);
+}
 constexpr int kind_block_bytes(Kind k) { return PV * (2 * kind_half_bytes(k) + kind_head_bytes(k)); }
 
 // Super: blocks of 256 with integer sub-scales; Sub16: a scale per 16; Min: has minima; Centre: subtracted from the
-// codes and put into the minimum instead (five bits unpack cheaper when signed).
-template <Type TYPE, Kind KIND, bool SUPER, bool SUB16, bool MIN, ScaleKind SCALE = SF16, int CENTRE = 0>
+// codes and put into the minimum instead (five bits unpack cheaper when signed); Subs: sub-scales a super-block;
+// Eighths of the file's scale that a sub-scale multiplies.
+template <Type TYPE, Kind KIND, bool SUPER, bool SUB16, bool MIN, ScaleKind SCALE = SF16, int CENTRE = 0,
+          int SUBS = SUB16 ? 16 : 8, int EIGHTHS = 8>
 struct Layout {
     static constexpr Type type = TYPE;
     static constexpr Kind kind = KIND;
@@ -40,7 +50,7 @@ struct Layout {
     static constexpr int centre = CENTRE;
     static constexpr int bits = V::template bits<KIND>, offset = V::template offset<KIND>;
     static constexpr int multiple = V::template multiple<KIND>;  // unpacked: multiple * q + offset
-    static constexpr int unit_blocks = SUPER ? 8 : 1, subs = SUB16 ? 16 : 8;
+    static constexpr int unit_blocks = SUPER ? 8 : 1, subs = SUBS;
     static constexpr bool packed_min = TYPE == Type::Q2_K;  // scale and minimum share a byte
     static constexpr int d_at = 0, dmin_at = 2 * R, sc_at = MIN ? 4 * R : 2 * R;
     static constexpr int mn_at = sc_at + subs * R;
@@ -64,15 +74,17 @@ struct Layout {
         explicit INLINE Head(const uint8_t* unit) {
             if constexpr (SUPER)
                 for (int v = 0; v < PV; v++) {
-                    d[v] = V::template factor<bias>(V::f16(unit + d_at + 2 * L * v));
+                    const typename V::F block = V::f16(unit + d_at + 2 * L * v);
+                    d[v] = V::template factor<bias>(EIGHTHS == 8 ? block : V::mul(block, V::set(EIGHTHS / 8.0f)));
                     if constexpr (MIN) m[v] = V::template factor<bias>(V::neg(V::f16(unit + dmin_at + 2 * L * v)));
                 }
         }
     };
+    static constexpr int sub(int j, int h) { return SUBS == 16 ? 2 * j + h : SUBS == 8 ? j : 0; }
     static constexpr int bias = packed_min ? 0 : V::scale_bias;
     static INLINE void scales(const Head& head, const uint8_t* unit, int j, int h, V::F (&d)[PV]) {
         if constexpr (SUPER)
-            V::template times<packed_min ? LOW4 : BYTE>(head.d, unit + sc_at + (SUB16 ? 2 * j + h : j) * R, d);
+            V::template times<packed_min ? LOW4 : BYTE>(head.d, unit + sc_at + sub(j, h) * R, d);
         else
             for (int v = 0; v < PV; v++) d[v] = SCALE == SBF16 ? V::bf16(unit + 2 * L * v) : V::f16(unit + 2 * L * v);
     }
@@ -80,8 +92,8 @@ struct Layout {
     static INLINE void minima(const Head& head, const uint8_t* unit, int j, int h, const V::F (&d)[PV], V::F (&m)[PV],
                               bool raw = false) {
         if constexpr (SUPER)
-            V::template times<packed_min ? HIGH4 : BYTE>(
-                head.m, unit + (packed_min ? sc_at : mn_at) + (SUB16 ? 2 * j + h : j) * R, m);
+            V::template times<packed_min ? HIGH4 : BYTE>(head.m, unit + (packed_min ? sc_at : mn_at) + sub(j, h) * R,
+                                                         m);
         else
             for (int v = 0; v < PV; v++) m[v] = V::f16(unit + dmin_at + 2 * L * v);
         if (CENTRE != 0 && !raw)
@@ -89,12 +101,29 @@ struct Layout {
     }
 };
 
-// Plain bytes and float scales: what panels are expanded to when many tokens share them.
+// Where columns 4 i .. 4 i + 3 of row r lie among the bytes of a tile's block.
+constexpr int tile_at(int r, int i) {
+    return V::order == HALVES    ? ((i / 4 * PV + r / L) * 4 + i % 4) * VB + r % L * 4
+           : V::order == VECTORS ? (r / L * 8 + i) * VB + r % L * 4
+                                 : (i / 2 * R / 2 + r / 2) * 16 + r % 2 * 8 + i % 2 * 4;
+}
+// Half h of vector v, 16 columns, there.
+INLINE void store_tile(uint8_t* quants, int h, int v, const V::Q (&w)[4]) {
+    if constexpr (V::order == PAIRS)
+        for (int g = 0; g < 4; g += 2)
+            V::store_pairs(quants + tile_at(L * v, 4 * h + g), quants + tile_at(L * v + 2, 4 * h + g), w[g], w[g + 1]);
+    else
+        for (int g = 0; g < 4; g++) V::store_bytes(quants + tile_at(L * v, 4 * h + g), w[g]);
+}
+
+// Plain bytes and float scales: what panels are expanded to when many tokens share them. Matrix units take signed
+// codes.
 template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
 struct Tile {
     static constexpr Kind kind = N8;
     static constexpr bool is_tile = true, sub16 = SUB16, min = MIN;
-    static constexpr int bits = BITS, offset = OFFSET, multiple = MULTIPLE, unit_blocks = 1, centre = 0;
+    static constexpr int bits = BITS, offset = V::order == HALVES ? OFFSET : 0, multiple = MULTIPLE, unit_blocks = 1,
+                         centre = 0;
     static constexpr int vectors = (SUB16 ? 2 : 1) * (MIN ? 2 : 1) + V::tile_bias;
     static constexpr int quants_at = 4 * R * vectors, unit_bytes = quants_at + 32 * R;
     static constexpr int scale_at(int h) { return 4 * R * h; }
@@ -103,8 +132,7 @@ struct Tile {
 
     template <int H>
     static INLINE void quants(const uint8_t* unit, int, int v, V::Q w[4]) {
-        const uint8_t* at = unit + quants_at + (H * PV + v) * 4 * VB;
-        for (int g = 0; g < 4; g++) w[g] = V::bytes(at + g * VB);
+        for (int g = 0; g < 4; g++) w[g] = V::bytes(unit + quants_at + tile_at(L * v, 4 * H + g));
     }
     struct Head {
         explicit INLINE Head(const uint8_t*) {}
@@ -132,8 +160,18 @@ using Q4_K = Layout<Type::Q4_K, N4U, true, false, true>;
 using Q5_K = Layout<Type::Q5_K, N5, true, false, true, SF16, 16>;
 using Q6_K = Layout<Type::Q6_K, N6, true, true, false>;
 using IQ4_XS = Layout<Type::IQ4_XS, N4I, true, false, false>;
+using Q8_1 = Layout<Type::Q8_1, N8, false, true, false>;
+using IQ3_XXS = Layout<Type::IQ3_XXS, N4X, true, true, false, SF16, 0, 8, 2>;
+using IQ3_S = Layout<Type::IQ3_S, N4O, true, true, false, SF16, 0, 8>;
+using IQ2_XXS = Layout<Type::IQ2_XXS, N3P, true, true, false, SF16, 0, 8, 1>;
+using IQ2_XS = Layout<Type::IQ2_XS, N3P, true, true, false, SF16, 0, 16, 1>;
+using IQ2_S = Layout<Type::IQ2_S, N3P, true, true, false, SF16, 0, 16, 1>;
+using IQ1_S = Layout<Type::IQ1_S, N3T, true, true, false, SF16, 0, 8, 1>;
+using IQ1_M = Layout<Type::IQ1_M, N3T, true, true, false, SF16, 0, 16, 1>;
+using TQ1_0 = Layout<Type::TQ1_0, N2T, true, true, false, SF16, 0, 1>;
+using TQ2_0 = Layout<Type::TQ2_0, N2T, true, true, false, SF16, 0, 1>;
 
-// Call f with a value of the layout of this type; false for types without one.
+// Call f with a value of the layout of this type; false for types without one: floats, and Q8_K.
 template <class Function>
 bool with_layout(Type type, Function f) {
     switch (type) {
@@ -150,6 +188,16 @@ bool with_layout(Type type, Function f) {
         case Type::Q5_K: f(Q5_K{}); return true;
         case Type::Q6_K: f(Q6_K{}); return true;
         case Type::IQ4_XS: f(IQ4_XS{}); return true;
+        case Type::Q8_1: f(Q8_1{}); return true;
+        case Type::IQ3_XXS: f(IQ3_XXS{}); return true;
+        case Type::IQ3_S: f(IQ3_S{}); return true;
+        case Type::IQ2_XXS: f(IQ2_XXS{}); return true;
+        case Type::IQ2_XS: f(IQ2_XS{}); return true;
+        case Type::IQ2_S: f(IQ2_S{}); return true;
+        case Type::IQ1_S: f(IQ1_S{}); return true;
+        case Type::IQ1_M: f(IQ1_M{}); return true;
+        case Type::TQ1_0: f(TQ1_0{}); return true;
+        case Type::TQ2_0: f(TQ2_0{}); return true;
         default: return false;
     }
 }

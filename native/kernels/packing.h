@@ -1,4 +1,5 @@
-// Packing: rows of the file into the interleaved layouts of layout.h. Included after it, inside the same namespace.
+// Packing: rows of the file into the interleaved layouts of layout.h. Included after expand.h, inside the same
+// namespace.
 
 uint32_t get32(const uint8_t* p) {
     uint32_t v;
@@ -18,6 +19,7 @@ void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
         if constexpr (TYPE == Type::Q4_1) c[i] = get32(p + 4 + 4 * low) >> shift & 15 * bytes;
         if constexpr (TYPE == Type::IQ4_XS) c[i] = get32(p + 8 + 16 * j + 4 * low) >> shift & 15 * bytes;
         if constexpr (TYPE == Type::Q8_0) c[i] = get32(p + 2 + 4 * i);
+        if constexpr (TYPE == Type::Q8_1) c[i] = get32(p + 4 + 4 * i);
         if constexpr (TYPE == Type::Q5_0 || TYPE == Type::Q5_1) {
             const uint8_t* at = p + (TYPE == Type::Q5_0 ? 2 : 4);
             const uint32_t four = get32(at) >> (4 * i) & 15;  // fifth bits, one to a byte by a multiplication
@@ -34,6 +36,22 @@ void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
         if constexpr (TYPE == Type::Q3_K)
             c[i] = (get32(p + 32 + 32 * (j / 4) + 4 * i) >> (2 * (j % 4)) & 3 * bytes) | (get32(p + 4 * i) >> j & bytes)
                                                                                              << 2;
+    }
+}
+
+// The codes of a block as its decoder gives it: places in the kind's book, or one more than a trit.
+template <Kind KIND>
+void book_codes(const int8_t* q, uint32_t c[8]) {
+    struct Places {
+        uint8_t at[256] = {};
+        constexpr Places() {
+            for (int i = 15; i >= 0; i--) at[uint8_t(KIND == N2T ? i - 1 : kind_book(KIND)[i])] = uint8_t(i);
+        }
+    };
+    static constexpr Places places;
+    for (int i = 0; i < 8; i++) {
+        c[i] = 0;
+        for (int n = 0; n < 4; n++) c[i] |= uint32_t(places.at[uint8_t(q[4 * i + n])]) << (8 * n);
     }
 }
 
@@ -64,23 +82,18 @@ void put_codes(const uint32_t c[8], int r, uint8_t* block) {
         uint8_t* half = block + PV * kind_head_bytes(KIND) + (h * PV + v) * kind_half_bytes(KIND);
         const uint32_t* q = c + 4 * h;
         for (int g = 0; g < 4; g++) {
-            if constexpr (KIND == N8) {
+            if constexpr (kind_bits(KIND) == 8) {
                 put(half + g * VB, q[g], 0);
             } else if constexpr (KIND == N6) {
                 if (g < 3) put(half + g * VB, q[g] << 2 | (q[3] >> (4 - 2 * g) & 3 * bytes), 0);
-            } else if constexpr (KIND == N3 || KIND == N2) {
+            } else if constexpr (kind_bits(KIND) <= 3) {
                 put(half, q[g] & 3 * bytes, 2 * g);
-                if constexpr (KIND == N3) put(head, q[g] >> 2 & bytes, 4 * h + g);
+                if constexpr (kind_bits(KIND) == 3) put(head, q[g] >> 2 & bytes, 4 * h + g);
             } else {
                 put(half + g % 2 * VB, q[g], g / 2 * 4);
             }
         }
     }
-}
-
-template <class T>
-void put(uint8_t* at, T value) {
-    __builtin_memcpy(at, &value, sizeof value);
 }
 
 uint16_t get16(const uint8_t* p) {
@@ -114,6 +127,26 @@ void sub_scales(const uint8_t* p, SubScales& s) {
         s.d = get16(p);
         for (int i = 0; i < 8; i++)
             s.sc[i] = int8_t(((p[4 + i / 2] >> (4 * (i % 2)) & 15) | (get16(p + 2) >> (2 * i) & 3) << 4) - 32);
+    } else if constexpr (TYPE == Type::IQ2_XXS || TYPE == Type::IQ3_XXS) {
+        s.d = get16(p);
+        for (int i = 0; i < 8; i++)
+            s.sc[i] = int8_t(2 * (get32(TYPE == Type::IQ2_XXS ? p + 6 + 8 * i : p + 66 + 4 * i) >> 28) + 1);
+    } else if constexpr (TYPE == Type::IQ2_XS || TYPE == Type::IQ2_S) {
+        s.d = get16(p);
+        const uint8_t* q = p + (TYPE == Type::IQ2_XS ? 66 : 74);
+        for (int i = 0; i < 16; i++) s.sc[i] = int8_t(2 * (q[i / 2] >> (4 * (i % 2)) & 15) + 1);
+    } else if constexpr (TYPE == Type::IQ3_S) {
+        s.d = get16(p);
+        for (int i = 0; i < 8; i++) s.sc[i] = int8_t(2 * (p[106 + i / 2] >> (4 * (i % 2)) & 15) + 1);
+    } else if constexpr (TYPE == Type::IQ1_S) {
+        s.d = get16(p);
+        for (int i = 0; i < 8; i++) s.sc[i] = int8_t(2 * (get16(p + 34 + 2 * i) >> 12 & 7) + 1);
+    } else if constexpr (TYPE == Type::IQ1_M) {
+        for (int i = 0; i < 4; i++) s.d = uint16_t(s.d | get16(p + 48 + 2 * i) >> 12 << (4 * i));
+        for (int i = 0; i < 16; i++) s.sc[i] = int8_t(2 * (get16(p + 48 + 2 * (i / 4)) >> (3 * (i % 4)) & 7) + 1);
+    } else if constexpr (TYPE == Type::TQ1_0 || TYPE == Type::TQ2_0) {
+        s.d = get16(p + (TYPE == Type::TQ1_0 ? 52 : 64));
+        s.sc[0] = 1;
     } else {  // Q4_K, Q5_K
         s.d = get16(p), s.dmin = get16(p + 2);
         const uint8_t* q = p + 4;
@@ -128,6 +161,7 @@ void sub_scales(const uint8_t* p, SubScales& s) {
 template <class F>
 void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
     const TypeInfo& info = *type_info(F::type);
+    constexpr bool decoded = F::kind == N4X || F::kind == N4O || F::kind == N3P || F::kind == N3T || F::kind == N2T;
     for (int64_t u = 0; u < k / (32 * F::unit_blocks); u++) {
         uint8_t* unit = dst + u * F::unit_bytes;
         __builtin_memset(unit, 0, size_t(F::unit_bytes));
@@ -151,7 +185,13 @@ void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t
             }
             for (int j = 0; j < F::unit_blocks; j++) {
                 uint32_t codes[8];
-                file_codes<F::type>(head, j, codes);
+                if constexpr (decoded) {
+                    Block32 block;
+                    info.unpack(row, u * F::unit_blocks + j, block);
+                    book_codes<F::kind>(block.q, codes);
+                } else {
+                    file_codes<F::type>(head, j, codes);
+                }
                 for (uint32_t& c : codes) c ^= uint32_t(V::template flip<F::kind>) * 0x01010101u;
                 put_codes<F::kind>(codes, r, unit + F::quants_at + j * kind_block_bytes(F::kind));
             }

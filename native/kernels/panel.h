@@ -4,19 +4,9 @@
 // tile of bytes that many groups of 4 tokens share (prompts). Both run the same float operations in the same order,
 // so the number of tokens cannot change a bit; blocking along k parks the totals in `out` and changes none either.
 
-template <int N, class Function>
-INLINE void unroll(Function f) {
-    [&]<size_t... I>(std::index_sequence<I...>) __attribute__((always_inline)) {
-        (f(std::integral_constant<int, int(I)>{}), ...);
-    }
-    (std::make_index_sequence<size_t(N)>{});
-}
-
 constexpr int TOKENS = 4;       // tokens a group: their scales lie together
 constexpr int64_t BATCH = 256;  // tokens that use an expanded panel before the next one is expanded
-constexpr int64_t SUM = 8;      // blocks of 32 along k that make a partial sum
 constexpr int64_t CHUNK = 64;   // blocks of 32 along k that are expanded at once
-constexpr int AHEAD = 2048;     // bytes that expansion, a burst between long products, fetches ahead of itself
 
 // ---- activations -------------------------------------------------------------------------------------------------
 
@@ -29,8 +19,6 @@ struct Group {
     int32_t neg[TOKENS];   // -(sum of the block)
 };
 static_assert(sizeof(Group) == 192);  // activations: [ceil(m / 4), k / 32] groups; dispatch.cpp knows the size
-
-constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 #include "quantise.h"
 
@@ -158,7 +146,12 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
         const int units = int(blocks - b < SUM ? blocks - b : SUM) / F::unit_blocks;
         for (int u = 0; u < units; u++, unit += F::unit_bytes) {
             const typename F::Head head(unit);
-            for (int j = 0; j < F::unit_blocks; j++, a++) add_block<F, T>(acc, head, unit, j, a);
+            for (int j = 0; j < F::unit_blocks; j++, a++) {
+                constexpr int each = F::unit_bytes / F::unit_blocks;
+                if constexpr (V::ahead > 0 && !F::is_tile)
+                    for (int i = 0; i < each; i += 64) __builtin_prefetch(unit + V::ahead + j * each + i);
+                add_block<F, T>(acc, head, unit, j, a);
+            }
         }
         unroll<T>([&](auto t) INLINE_LAMBDA {
             unroll<PV>([&](auto v) INLINE_LAMBDA { total[t][v] = V::add(total[t][v], acc[t][v]); });
@@ -169,23 +162,15 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
     });
 }
 
-// A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.
-struct Rows {
-    int64_t first, begin, end;  // panel's first row; rows wanted
-    bool whole() const { return first >= begin && first + R <= end; }
-    int from() const { return int(first < begin ? begin - first : 0); }
-    int to() const { return int(first + R > end ? end - first : R); }
-};
-
-template <class Kernel>
-INLINE void at_edge(const Rows& rows, int tokens, bool carry, float* out, int64_t ldo, Kernel kernel) {
-    if (rows.whole()) return kernel(out + rows.first, ldo);
-    alignas(64) float buffer[TOKENS * R] = {};
-    for (int t = 0; carry && t < tokens; t++)
-        for (int r = rows.from(); r < rows.to(); r++) buffer[t * R + r] = out[t * ldo + rows.first + r];
-    kernel(buffer, int64_t(R));
-    for (int t = 0; t < tokens; t++)
-        for (int r = rows.from(); r < rows.to(); r++) out[t * ldo + rows.first + r] = buffer[t * R + r];
+// f with 1..4 as a constant.
+template <class Function>
+INLINE void by_tokens(int tokens, Function f) {
+    switch (tokens) {
+        case 1: return f(std::integral_constant<int, 1>{});
+        case 2: return f(std::integral_constant<int, 2>{});
+        case 3: return f(std::integral_constant<int, 3>{});
+        default: return f(std::integral_constant<int, 4>{});
+    }
 }
 
 // All tokens on blocks [first, first + blocks) of a panel; acts: [ceil(m / 4), stride] groups.
@@ -196,75 +181,10 @@ void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const G
     for (int64_t t = 0; t < m; t += TOKENS) {
         const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
         const Group* a = acts + t / TOKENS * stride + first;
-        at_edge(rows, tokens, carry, out + t * ldo, ldo, [&](float* to, int64_t ld) {
-            switch (tokens) {
-                case 1: return panel<F, 1>(weights, blocks, a, carry, to, ld);
-                case 2: return panel<F, 2>(weights, blocks, a, carry, to, ld);
-                case 3: return panel<F, 3>(weights, blocks, a, carry, to, ld);
-                default: return panel<F, 4>(weights, blocks, a, carry, to, ld);
-            }
+        by_tokens(tokens, [&](auto T) {
+            at_edge<T>(rows, tokens, carry, out + t * ldo, ldo,
+                       [&](float* to, int64_t ld) { panel<F, T>(weights, blocks, a, carry, to, ld); });
         });
-    }
-}
-
-// Expand blocks of a packed panel to tile units.
-template <class F, bool RAW = false>
-void expand(const uint8_t* unit, int64_t blocks, uint8_t* tile) {  // chunks are made of whole units
-    using T = TileOf<F>;
-    for (int64_t b = 0; b < blocks; b += F::unit_blocks, unit += F::unit_bytes) {
-        const typename F::Head head(unit);
-        for (int i = 0; i < F::unit_bytes; i += 64) __builtin_prefetch(unit + AHEAD + i);
-        for (int j = 0; j < F::unit_blocks; j++, tile += T::unit_bytes) {
-            for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
-                typename V::F d[PV], m[PV];
-                F::scales(head, unit, j, h, d);
-                if constexpr (F::min) F::minima(head, unit, j, h, d, m, RAW);
-                for (int v = 0; v < PV; v++) {
-                    V::store(reinterpret_cast<float*>(tile + T::scale_at(h)) + L * v, d[v]);
-                    if constexpr (F::min) V::store(reinterpret_cast<float*>(tile + T::min_at(h)) + L * v, m[v]);
-                    if constexpr (V::tile_bias)
-                        if (h == 0)
-                            V::store(reinterpret_cast<float*>(tile + T::bias_at) + L * v,
-                                     V::mul(d[v], V::set(V::template bias<T::multiple>)));
-                }
-            }
-            unroll<2>([&](auto h) INLINE_LAMBDA {
-                unroll<PV>([&](auto v) INLINE_LAMBDA {
-                    typename V::Q w[4];
-                    F::template quants<h>(unit, j, v, w);
-                    uint8_t* to = tile + T::quants_at + (h * PV + v) * 4 * VB;
-                    for (int g = 0; g < 4; g++) V::store_bytes(to + g * VB, w[g]);
-                });
-            });
-        }
-    }
-}
-
-// The same from rows as they lie in the file; any quantised type. The integers of Centre types are centred here too.
-using AnyTile = Tile<true, true, V::template bits<N8>, V::template offset<N8>, V::template multiple<N8>>;
-
-template <class T>
-void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_block, int64_t blocks, uint8_t* tile) {
-    const TypeInfo& info = *type_info(w.type);
-    const size_t stride = size_t(w.k / info.block_size * info.block_bytes);
-    if (first_row + R > w.n) __builtin_memset(tile, 0, size_t(blocks * T::unit_bytes));
-    for (int r = 0; r < R && first_row + r < w.n; r++) {
-        const uint8_t* row = w.data + size_t(first_row + r) * stride;
-        for (int64_t b = 0; b < blocks; b++) {
-            uint8_t* unit = tile + b * T::unit_bytes;
-            Block32 block;
-            info.unpack(row, first_block + b, block);
-            for (int h = 0; h < (T::sub16 ? 2 : 1); h++) {
-                put(unit + T::scale_at(h) + 4 * r, block.d[h]);
-                if constexpr (V::tile_bias)
-                    if (h == 0) put(unit + T::bias_at + 4 * r, block.d[0] * V::template bias<T::multiple>);
-                if (T::min) put(unit + T::min_at(h) + 4 * r, __builtin_fmaf(float(centre), block.d[h], block.m[h]));
-            }
-            if (centre != T::offset)
-                for (int i = 0; i < 32; i++) block.q[i] = int8_t(block.q[i] - centre + T::offset);
-            uint8_t* quants = unit + T::quants_at + r / L * 4 * VB + r % L * 4;
-            for (int i = 0; i < 8; i++) __builtin_memcpy(quants + (i / 4 * PV * 4 + i % 4) * VB, block.q + 4 * i, 4);
-        }
     }
 }
 
@@ -274,48 +194,26 @@ struct Scratch {
 };
 thread_local Scratch scratch;
 
-template <class Function>
-void each_panel(int64_t begin, int64_t end, Function f) {
-    for (int64_t first = begin / R * R; first < end; first += R) f(Rows{first, begin, end});
-}
-
 void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
     const int64_t all = w.k / 32;
-    uint8_t* const room = scratch.tile;  // found once: a thread's own memory is a call away in a shared library
-    // Expand a panel chunk by chunk along k, for so many tokens that their activations stay in the second level cache.
-    const auto expanded = [&](auto tile, auto fill) {
-        for (int64_t t = 0; t < m; t += BATCH)
-            for (int64_t b = 0; b < all; b += CHUNK) {
-                const int64_t blocks = all - b < CHUNK ? all - b : CHUNK, tokens = m - t < BATCH ? m - t : BATCH;
-                each_panel(begin, end, [&](const Rows& rows) {
-                    fill(rows.first, b, blocks);
-                    panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, tokens, out + t * ldo,
-                                                 ldo, rows);
-                });
-            }
-    };
-    const bool known = with_layout(w.type, [&](auto layout) {
-        using F = decltype(layout);
-        const auto at = [&](int64_t first, int64_t b) {
-            return w.data + (first / R * all + b) / F::unit_blocks * F::unit_bytes;
-        };
-        if (!w.packed) {
-            using T = Tile<F::sub16, F::min, AnyTile::bits, AnyTile::offset, 1>;
-            expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) {
-                expand_rows<T>(w, F::centre, first, b, blocks, room);
-            });
-        } else if (m < V::template expand_from<F>) {
+    bool direct = false;
+    if (w.packed)
+        with_layout(w.type, [&](auto layout) {
+            using F = decltype(layout);
+            direct = m < V::template expand_from<F>;
+            if (!direct) return;
             each_panel(begin, end, [&](const Rows& rows) {
-                panel_tokens<F>(at(rows.first, 0), 0, all, acts, all, m, out, ldo, rows);
+                const uint8_t* panel = w.data + rows.first / R * (all / F::unit_blocks) * F::unit_bytes;
+                panel_tokens<F>(panel, 0, all, acts, all, m, out, ldo, rows);
             });
-        } else {
-            expanded(TileOf<F>{},
-                     [&](int64_t first, int64_t b, int64_t blocks) { expand<F>(at(first, b), blocks, room); });
-        }
-    });
-    if (known) return;
-    using T = Tile<true, false, AnyTile::bits, AnyTile::offset, 1>;  // every further type: no minima, scales per 16
-    expanded(T{}, [&](int64_t first, int64_t b, int64_t blocks) { expand_rows<T>(w, 0, first, b, blocks, room); });
+        });
+    if (direct) return;
+    uint8_t* const room = scratch.tile;     // found once: a thread's own memory is a call away in a shared library
+    for (int64_t t = 0; t < m; t += BATCH)  // so many tokens that their activations stay in the second level cache
+        expand_panels(w, begin, end, CHUNK, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows) {
+            panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, m - t < BATCH ? m - t : BATCH,
+                                         out + t * ldo, ldo, rows);
+        });
 }
 
 #include "floats.h"

@@ -17,6 +17,7 @@ __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from assay.errors import AssayError as AssayError
+    from assay.library.evaluation import Judgement as Judgement
     from assay.library.model import LanguageModel as LanguageModel
     from assay.library.model import load as load
     from assay.library.trace import Trace as Trace
@@ -38,6 +39,7 @@ _HOMES = {
     "Event": "assay.runtime.generate",
     "Finding": "assay.library.verdicts",
     "Generation": "assay.runtime.generate",
+    "Judgement": "assay.library.evaluation",
     "LanguageModel": "assay.library.model",
     "Result": "assay.runtime.generate",
     "SamplerParams": "assay.runtime.params",

@@ -35,6 +35,8 @@ class Pool:
     def threads(self) -> int: ...
     @property
     def isa(self) -> str: ...
+    def weight_bytes(self, type: int, rows: int, columns: int) -> int:
+        """What a matrix takes when it is packed."""
 
 class Guard:
     """While it lives, reading a mapped file that has become shorter gives zeros and sets `lost` (SIGBUS otherwise)."""

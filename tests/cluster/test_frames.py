@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,18 @@ def test_a_server_with_another_token_is_not_believed() -> None:
 def test_jobs_and_updates_cross_the_wire() -> None:
     params = SamplerParams(temp=0.3, dry_multiplier=0.5, dry_breakers={3: ((1, 2), ())}, logit_bias=((5, -math.inf),))
     until = time.monotonic() + 7
-    job = Job((1, 2, 3), params, 9, ("a", "é"), 2, None, ("l_out-0",), None, True, True, until, (4, 5), ("c", "r"))
+    job = Job(
+        (1, 2, 3), params, 9, ("a", "é"), 2, keep=("l_out-0",), pooling="mean", show_special=True, ignore_eos=True,
+        deadline=until, answered=(4, 5), owner=("c", "r"),
+    )  # fmt: skip
+    assert {field.name for field in fields(Job)} == {
+        *jobs._PLAIN,
+        "ids",
+        "params",
+        "answered",
+        "deadline",
+        "constraint",
+    }
     head, arrays = jobs.from_job(job, 1 << 63)
     sent = unpack(pack(head, arrays))
     none: Any = None

@@ -49,9 +49,8 @@ def describe(file: GGUFFile) -> dict[str, Any]:
 def by_llamacpp(source: Path, out: Path, title: str) -> None:
     """llama.cpp's own converter, in the type that the weights are stored in."""
     import conversion.base as base
-    from conversion import get_model_class
-
     import gguf
+    from conversion import get_model_class
 
     name, _, _, vocab = folders.MODELS[title]
     base.TextModel.get_vocab_base_pre = lambda self, tokenizer: PRE[vocab]

@@ -110,6 +110,19 @@ def test_decoded_points_are_found_again(name: str) -> None:
     assert witness.rms(again - x) <= 0.05 * witness.rms(x)
 
 
+@pytest.mark.parametrize("name", ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S"])
+def test_the_point_found_is_the_nearest(name: str) -> None:
+    """The search looks at the neighbours of a lattice point only; what it misses costs little."""
+    rng = np.random.default_rng(8)
+    book = codecs.encode_iquants.grid(name)
+    v = (rng.standard_normal((300, book.shape[1])) * book.std() + book.mean()).astype(np.float32)
+    for w, misses in ((np.ones_like(v), 0.05), (rng.lognormal(0, 1, v.shape).astype(np.float32), 0.25)):
+        lost = (w[:, None] * np.square(book - v[:, None])).sum(axis=2)
+        found = lost[np.arange(len(v)), codecs.encode_iquants.nearest_points(name, v, w)]
+        assert np.mean(found > lost.min(axis=1) * (1 + 1e-5)) <= misses
+        assert found.sum() <= 1.03 * lost.min(axis=1).sum()
+
+
 floats = st.floats(-1e4, 1e4, width=32)
 
 

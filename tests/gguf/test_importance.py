@@ -5,12 +5,12 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import gguf
 from assay.cli import main
 from assay.errors import AssayError
 from assay.gguf import codecs, open_file

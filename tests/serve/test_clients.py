@@ -256,6 +256,34 @@ def test_filling_in_needs_a_model_that_can(server: Server) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "unsupported")
 
 
+def test_filling_in(tmp_path: Path) -> None:
+    """Prefix, suffix and middle are marked by the vocabulary's own tokens, whichever route asks."""
+    marks = {"fim_pre": 261, "fim_suf": 262, "fim_mid": 263}
+    metadata = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
+    server = start_server([("fim", make(tmp_path / "fim.gguf", metadata=metadata))])
+    try:
+        short = {"temperature": 0, "n_predict": 4, "return_tokens": True}
+        infill = {"input_prefix": "hello", "input_suffix": "world", **short}
+        filled = httpx.post(f"{server.url}/infill", json=infill, timeout=60).json()
+
+        def ids(text: str) -> list[int]:
+            return list(httpx.post(f"{server.url}/tokenize", json={"content": text}).json()["tokens"])
+
+        bos = httpx.post(f"{server.url}/tokenize", json={"content": "", "add_special": True}).json()["tokens"]
+        prompt = [*bos, 261, *ids("hello"), 262, *ids("world"), 263]
+        same = httpx.post(f"{server.url}/completion", json={"prompt": prompt, **short}, timeout=60).json()
+        assert filled["tokens"] == same["tokens"]
+        assert filled["tokens_evaluated"] == len(prompt)
+        older = {"prompt": "hello", "suffix": "world", "temperature": 0, "max_tokens": 4}
+        text = httpx.post(f"{server.url}/v1/completions", json=older, timeout=60).json()["choices"][0]["text"]
+        ollama = {"model": "fim", "prompt": "hello", "suffix": "world", "stream": False, "options": SHORT}
+        assert httpx.post(f"{server.url}/api/generate", json=ollama, timeout=60).json()["response"] == text
+        assert text == filled["content"]
+        assert "insert" in httpx.post(f"{server.url}/api/show", json={"model": "fim"}).json()["capabilities"]
+    finally:
+        server.end()
+
+
 # --- tools on a model whose template has none
 
 

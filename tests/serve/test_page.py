@@ -200,7 +200,10 @@ def test_markdown_is_elements_and_nothing_else(tab: Tab) -> None:
     )
     page.evaluate(
         "async text => { const { markdown } = await import('/page/markdown.js');"
-        " document.getElementById('messages').replaceChildren(markdown(text)); }",
+        " const { make } = await import('/page/dom.js');"
+        " const body = make('div', { class: 'body' }, markdown(text));"
+        " const article = make('article', { class: 'message assistant' }, body);"
+        " document.getElementById('messages').replaceChildren(article); }",
         text,
     )
     at = page.locator("#messages")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
 assay check smollm2 --engine cpu
-assay check smollm2 --engine llamacpp --lengths 1,5"""
+assay check smollm2 --engine tinygrad --lengths 1,5"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -125,7 +125,8 @@ def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
     from assay.engines.base import pages_for
     from assay.evaluate.sources import EndpointSource, EngineSource
     from assay.verify.endpoint.client import Client
-    from assay.verify.witness import WITNESSES, open_engine
+    from assay.verify.witness import WITNESSES
+    from assay.verify.witness.opening import open_engine
 
     if isinstance(side, str):
         return EndpointSource(Client(side, tokenizer, max_steps=window + 1))
@@ -139,18 +140,16 @@ def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
 
 
 def _shown(worst: list[Worst]) -> list[str]:
-    """`…context [token]`, and what both expected there."""
+    """Where in the text, `…context «token»`, and what both expected there."""
     lines = []
     for w in worst:
-        before = " ".join(w.before.split())[-60:]
+        where = f"  {w.at:>7}  …{' '.join(w.before.split())[-60:]}«{w.token}»".replace("\n", "⏎")
         if w.kl is None:
-            lines.append(f"  loss {w.nll:.2f}  …{before} [{w.token!r}]  expected {w.best!r} ({w.p_best:.1%})")
+            lines.append(f"{where}  loss {w.nll:.2f}; expected {w.best!r} ({w.p_best:.1%})")
         else:
-            lines.append(
-                f"  KL {w.kl:.3f}  …{before} [{w.token!r}]  base {w.base_best!r} ({w.base_p_best or 0:.1%}), "
-                f"here {w.best!r} ({w.p_best:.1%})"
-            )
-    return [f"worst of all at {worst[0].at}:", *lines] if lines else []
+            theirs = f"base {w.base_best!r} ({w.base_p_best or 0:.1%})"
+            lines.append(f"{where}  KL {w.kl:.3f}; {theirs}, here {w.best!r} ({w.p_best:.1%})")
+    return ["worst tokens, by their place in the text:", *lines] if lines else []
 
 
 def progress(what: str) -> Callable[[int, int], None]:

@@ -1,4 +1,4 @@
-"""`assay serve`: models behind OpenAI's API, and a page to look at them with."""
+"""`assay serve`: models behind the routes that clients know, and a page to look at them with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.system import machine
 if TYPE_CHECKING:
     from assay.serve.server import Config
 
-HELP = "an OpenAI-compatible server, and a page at /"
+HELP = "a server with OpenAI's, Ollama's and llama-server's routes, and a page at /"
 EXAMPLE = """
 assay serve
 assay serve smollm2 other.gguf --port 8000 --api-key "$KEY" --models-memory 4G

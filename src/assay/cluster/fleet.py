@@ -3,8 +3,9 @@
 A replica is lost when its connection breaks, when it has said nothing for half a second, or when its engine stands
 still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed are all that another replica
 needs, and because bits depend on nothing else, the client receives what it would have received. Only replicas with the
-same fingerprint go on with a stream. A stream whose replicas die one after the other without it coming any further is
-suspected of killing them: after MOVES in a row it gets an error.
+same fingerprint go on with a stream. A stream whose replicas die one after the other, while they compute it and without
+it coming any further, is suspected of killing them: after MOVES in a row it gets an error. A replica that comes back
+was not killed, and clears those that were blamed.
 
 Everything here runs on one event loop. A frame that comes for a stream which has moved meanwhile finds nobody.
 """
@@ -34,7 +35,6 @@ from assay.runtime.sequence import Job, Progress, Sink, Update
 
 log = logging.getLogger("assay.cluster")
 MOVES = 2  # in a row
-PROGRESS = 16  # tokens that clear a stream of suspicion
 AGAIN_S = 5.0  # a replica that was lost but lives may come back for so long
 STUCK_S = 60.0  # with work and without a step
 SPAWN_S = 30.0  # between two attempts to start a replica, at most
@@ -58,7 +58,8 @@ class Tally:
     moves: int = 0
     lost: int = 0
     errors: int = 0
-    silences: deque[float] = field(default_factory=lambda: deque(maxlen=10_000))  # seconds around a move
+    silences: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=10_000))
+    """Seconds around a move: from token to token, and of these what was not the new replica's queue and prefill."""
 
 
 class Fleet:
@@ -182,15 +183,16 @@ class Fleet:
 
     def move(self, stream: Stream, why: str, *, strike: bool) -> None:
         """Go on elsewhere."""
-        before, link = stream.generated - stream.moved_at, stream.link
+        link, further = stream.link, stream.generated > stream.moved_at
         if link:
+            strike = strike and not link.waits(stream)
+            if strike:
+                link.blamed.append(stream)
             link.leave(stream)
         stream.moves += 1
         self.tally.moves += 1
-        if before >= PROGRESS:
-            stream.strikes = 0
         stream.moved_at = stream.generated
-        stream.strikes += strike
+        stream.strikes = (0 if further else stream.strikes) + strike
         if stream.pinned:
             self._end(stream, Update(finish="error", error=EngineFailed(why)))
         elif stream.strikes > MOVES:
@@ -221,11 +223,14 @@ class Fleet:
         if "cached" in found and not stream.times.admitted:
             stream.cached = found["cached"]
             stream.times.admitted = stream.times.arrived + found["queued_s"]
+        if stream.pool and "pooled" in found:
+            stream.pool.restore(nodes.pop(jobs.POOLED)[0], found["pooled"])
         stream.nodes = nodes or stream.nodes
         link.began(stream)
         if update.choice is not None:
             if stream.moves and stream.generated == stream.moved_at and stream.times.last:
-                self.tally.silences.append(now - stream.times.last)
+                silence = now - stream.times.last
+                self.tally.silences.append((silence, silence - found.get("took_s", 0.0)))
             stream.ids.append(update.choice.id)
             if not stream.pinned:
                 self.meter.token(stream, now)
@@ -350,6 +355,9 @@ class Fleet:
                 await asyncio.sleep(0.2)
                 continue
             link.state, link.idle_since = "up", time.monotonic()
+            for stream in link.blamed:
+                stream.strikes = max(stream.strikes - 1, 0)
+            link.blamed.clear()
             self._settle()
             try:
                 while True:

@@ -20,7 +20,10 @@ from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Constraint, Job, Update
 
-_PLAIN = ("max_tokens", "stop", "logprobs", "prompt_logprobs", "keep", "show_special", "ignore_eos", "owner")
+_PLAIN = (
+    "max_tokens", "stop", "logprobs", "prompt_logprobs", "keep", "pooling", "show_special", "ignore_eos", "owner",
+)  # fmt: skip
+POOLED = "(pooled)"  # beside the names of nodes, what pooling made of one
 _ERRORS: dict[str, Callable[[str], Exception]] = {
     "deadline": DeadlinePassed,
     "engine": EngineFailed,

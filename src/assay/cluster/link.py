@@ -52,6 +52,7 @@ class Link:
     still: int = 0  # ticks without a step though there is work
     idle_since: float = 0.0
     lost: int = 0  # times
+    blamed: list[Stream] = field(default_factory=list)  # that may have brought it down
     suspect: str = ""  # what an audit found
 
     @property
@@ -100,6 +101,10 @@ class Link:
             stream.began = True
             self.decoding += 1
             self.known.began(stream.names, stream.owed)
+
+    def waits(self, stream: Stream) -> bool:
+        """Whether the replica had not begun with it when it last spoke: then it has done the replica no harm."""
+        return stream.number in self.beat.get("queue", ())
 
     def cancel(self, numbers: list[int]) -> None:
         if self.channel and numbers:

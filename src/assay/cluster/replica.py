@@ -220,6 +220,7 @@ class Replica:
                     "queued_s": 0.0 if oldest is None else time.monotonic() - oldest,
                     "pages_available": self.scheduler.pages.available,
                     "held": self.held.news(outbox),
+                    "queue": [number for number, s in outbox.sequences.items() if s.lease is None],
                     **self.counts.totals,
                 }
             )
@@ -243,6 +244,7 @@ class _Outbox:
             self._begun.add(number)
             times = sequence.times
             found |= {"cached": sequence.cached, "queued_s": max(times.admitted - times.arrived, 0.0)}
+            found["took_s"] = time.monotonic() - times.arrived
             if sequence.prompt_choices:
                 found["prompt"] = [jobs.from_choice(choice) for choice in sequence.prompt_choices]
         if update.finish:
@@ -250,6 +252,8 @@ class _Outbox:
             self.sequences.pop(number, None)
             for name, parts in sequence.nodes.items() if sequence is not None else ():
                 self._arrays |= {f"{number}/{i}/{name}": part for i, part in enumerate(parts)}
+            if sequence is not None and sequence.pool and update.error is None and update.finish != "cancelled":
+                self._arrays[f"{number}/0/{jobs.POOLED}"], found["pooled"] = sequence.pool.state
         self._updates.append(found)
 
     def flush(self) -> None:

@@ -9,6 +9,7 @@ on whether a prefix was in the cache, or on what is kept.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -187,7 +188,8 @@ class CpuEngine(PagedEngine):
         if self.n_pages < 1:
             raise AssayError(f"engine cpu: the cache needs at least one page (found {self.n_pages})")
         if pack is None:
-            pack = model.file.size * 1.2 < available_memory()
+            sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
+            pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self._programs: dict[frozenset[str], Compiled] = {}
         pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
         try:

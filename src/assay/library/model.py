@@ -20,6 +20,7 @@ from assay.runtime.scheduler import RUNNING
 from assay.text import encode_chat
 
 if TYPE_CHECKING:
+    from assay.library.evaluation import Judgement
     from assay.library.trace import Trace
 
 Message = Mapping[str, Any]
@@ -261,6 +262,24 @@ class LanguageModel:
         ids = self.generator.checked(self.ids(prompt))
         with self.generator.exclusive() as engine:
             return Trace(self.model.graph, take_trace(engine, ids, decode=decode, nodes=nodes))
+
+    def evaluate(
+        self,
+        text: str,
+        against: LanguageModel | None = None,
+        *,
+        window: int | None = None,
+        chunks: int | None = None,
+        worst: int = 10,
+    ) -> Judgement:
+        """Perplexity of a text and, with `against`, the divergence from that model; as `assay eval` has it.
+
+        The text is cut into windows of `window` tokens (512, or the context), at most `chunks` of them.
+        """
+        from assay.library.evaluation import judge
+
+        self._check_open()
+        return judge(self, text, against, window, chunks, worst)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.evaluate.page import cell, render, shade, table
 from assay.graph import Graph
+from assay.library.notebook import inline
 from assay.verify.dumps.observation import Dump
 
 _SHOWN = 12  # nodes of a printed trace
@@ -40,6 +42,23 @@ class Trace(Mapping[str, NDArray[Any]]):
             lines.append(f"  {name:<20} {' × '.join(map(str, value.shape)):>14}  rms {rms:.6g}")
         rest = len(self) - _SHOWN
         return "\n".join([*lines, f"  and {rest} more>"] if rest > 0 else lines) + ("" if rest > 0 else ">")
+
+    def _repr_html_(self) -> str:
+        """Every node with its shape and size, the largest dark."""
+        rms = {name: float(np.sqrt(np.mean(np.square(v, dtype=np.float64)))) for name, v in self.items() if v.size}
+        most = max(rms.values(), default=0.0) or 1.0
+        rows = [
+            (
+                cell(name),
+                cell(str(self._graph[name]).split(" = ", 1)[1]),
+                cell(" × ".join(map(str, value.shape))),
+                shade(f"{rms.get(name, 0):.6g}", rms.get(name, 0) / most),
+                cell(" ".join(f"{x:.4g}" for x in value.reshape(-1)[:4])),
+            )
+            for name, value in self.items()
+        ]
+        said = [f"{len(self.tokens)} tokens on {self.dump.engine}, {len(self)} nodes"]
+        return inline(render("trace", said, [("Nodes", table(("node", "is", "shape", "rms", "begins with"), rows))]))
 
     def to_dict(self) -> dict[str, Any]:
         """Tokens, engine, and for each node its operation, shape and values as lists."""

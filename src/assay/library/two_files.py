@@ -10,6 +10,7 @@ from typing import Any
 
 from assay import engines
 from assay.engines.base import pages_for
+from assay.library.notebook import inline
 from assay.runtime.opening import Opened
 from assay.system.files import write
 from assay.verify.conformance import two_files as pairs
@@ -34,9 +35,16 @@ class TwoFiles:
     def __repr__(self) -> str:
         return self.words(False)
 
-    def save_html(self, path: str | Path) -> None:
+    def page(self) -> str:
         """One self-contained page: the answer, every tensor, every node."""
-        write(path, page(self.found, self.summary()))
+        return page(self.found, self.summary())
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page."""
+        write(path, self.page())
+
+    def _repr_html_(self) -> str:
+        return inline(self.page())
 
     def answer(self) -> str:
         """May two files of these types differ that much?"""

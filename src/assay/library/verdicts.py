@@ -16,11 +16,13 @@ import numpy as np
 from assay.engines.base import pages_for
 from assay.errors import AssayError
 from assay.library.model import LanguageModel
+from assay.library.notebook import inline
 from assay.library.trace import Trace
 from assay.library.two_files import TwoFiles, two_files
 from assay.models import Model
 from assay.runtime.catalogue import CATALOGUE
 from assay.runtime.opening import Opened, open_model
+from assay.system.files import write
 from assay.verify.conformance.check import LENGTHS, Check, check_engine
 from assay.verify.conformance.sample import PROMPT, sample_ids
 from assay.verify.dumps.load import read_dump
@@ -81,16 +83,27 @@ class Finding:
             ]
         return found
 
-    def save_html(self, path: str | Path) -> None:
-        """One self-contained page with the values side by side."""
+    def page(self) -> str | None:
+        """One self-contained page with the values side by side; None without a model and a single dump."""
         from assay.verify.diagnosis.result import Diagnosis
-        from assay.verify.report import write_html
+        from assay.verify.report import page
 
         diagnosis = self.result if isinstance(self.result, Diagnosis) else None
         diff = self.result if diagnosis is None else diagnosis.diff
         if self.model is None or self.dump is None or not isinstance(diff, Diff | None):
+            return None
+        return page(self.model, self.dump, diff, diagnosis)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page."""
+        page = self.page()
+        if page is None:
             raise AssayError(f"{path}: there is no page of this verdict; it has no model or no single dump")
-        write_html(Path(path), self.model, self.dump, diff, diagnosis)
+        write(path, page)
+
+    def _repr_html_(self) -> str | None:
+        page = self.page()
+        return None if page is None else inline(page)
 
 
 # --- dumps
@@ -361,14 +374,12 @@ def _known_mistakes(on: Opened, check: Check) -> Check:
     from assay.verify.diagnosis import diagnose as by_values
 
     assert check.dump is not None
-    result = by_values.diagnose(on.model, check.dump)
-    said = answer.text(result, on.model)
     name = f"{len(check.dump.tokens)} tokens, known mistakes"
-    return (
-        Check(name, bool(result), "none gives these values better", answer="")
-        if result
-        else Check(name, False, said.split("\n", 1)[0], answer=said)
-    )
+    result = by_values.diagnose(on.model, check.dump)
+    if result:
+        return Check(name, True, "none gives these values better")
+    said = answer.text(result, on.model)
+    return Check(name, False, said.split("\n", 1)[0], answer=said)
 
 
 def _asked(on: Opened, engine: str, options: Mapping[str, Any]) -> Check:

@@ -64,6 +64,15 @@ class Pool:
         else:
             self._sum = rows[0 if self._kind == "first" else -1].astype(np.float64)
 
+    @property
+    def state(self) -> tuple[NDArray[np.float64], int]:
+        """What another process needs to give the vector."""
+        assert self._sum is not None
+        return self._sum, self._count
+
+    def restore(self, total: NDArray[np.float64], count: int) -> None:
+        self._sum, self._count = total, count
+
     def clear(self) -> None:
         self._sum, self._count = None, 0
 

@@ -39,6 +39,8 @@ ONE_BIT = 0.01  # of the squared deviation that a flipped bit may leave: one of 
 NARROW = 0.01  # of the squared size: more than a narrow type in one place makes, even after some layers
 ENOUGH = 1e-4  # of the squared deviation left: no need to try what is costly and unlike
 CLOSE = 1e-3  # relative residual (rms) up to which a simple relation is said to hold
+TWO_AT_ONCE = 0.95  # two faults in one operation can bend its values to much: below this they are not named
+FEW_OPERATIONS = 6  # in which two faults are looked for together
 SURE_OF_IDS = 0.95  # ids are compared exactly; what may be wrong is the name of the mistake
 FEW = 8  # more hypotheses than this that fit equally well name nothing
 MOST_CAUSES = 5  # ports with one fault usually have three
@@ -54,8 +56,12 @@ COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
 MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
-RULE_NATS = 0.05  # a value: rules of rounding this near stay possible where a fault is larger than either
+CLEARER_NATS = 0.05  # a value: by so much must a rule of rounding be likelier than none
+RULE_NATS = (
+    0.4  # a value: rules this near stay possible; roundings of another run, as large as the deviation, double it
+)
 FLOAT32_LEFT = 4.0  # times that floor: what is left is float32's noise
+ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
 HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.

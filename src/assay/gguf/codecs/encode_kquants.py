@@ -32,9 +32,9 @@ def pack_scales_and_mins(scales: Bytes, mins: Bytes) -> Bytes:
 
 
 Q2_K = Form(16, whole(0, 3), (0, 15), 15, steps(2.5, 4, 16))
-Q3_K = Form(16, whole(-4, 3), (-32, 31), 0, steps(2, 6, 13))
-Q4_K = Form(32, whole(0, 15), (0, 63), 63, steps(12, 16, 13))
-Q5_K = Form(32, whole(0, 31), (0, 63), 63, steps(28, 32, 13))
+Q3_K = Form(16, whole(-4, 3), (-32, 31), 0, (*steps(2, 6, 13), *steps(-2, -5, 10)))
+Q4_K = Form(32, whole(0, 15), (0, 63), 63, steps(10, 17, 20))
+Q5_K = Form(32, whole(0, 31), (0, 63), 63, steps(26, 33, 18))
 Q6_K = Form(16, whole(-32, 31), (-128, 127), 0, steps(26, 34, 17))
 
 

@@ -23,7 +23,7 @@ from .base import Bytes, Floats
 
 TINY = np.float32(1e-30)
 SMALLEST_NORMAL = np.finfo(np.float16).smallest_normal
-ROUNDS = 2  # times d, dmin and the integers are fitted to each other
+ROUNDS = 3  # times d, dmin and the integers are fitted to each other
 
 Snap = Callable[[Floats, Floats], Floats]
 """In place: values `[size, groups]` to the nearest that the type has, where elements are weighed by the second."""

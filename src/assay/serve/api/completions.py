@@ -9,6 +9,7 @@ from assay.runtime.sampler import Choice
 from assay.runtime.sequence import Job, Progress, Update
 from assay.serve.api import answers as common
 from assay.serve.api import prompts
+from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
 from assay.serve.api.state import Call, State
 from assay.serve.errors import ApiError
@@ -26,7 +27,12 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     n = request.n or 1
     if request.best_of not in (None, n):
         raise ApiError("invalid_value", "best_of: must equal n", "best_of")
-    given = await prompts.prompt_ids(state, entry, request.prompt)
+    if request.suffix and not isinstance(request.prompt, str):
+        raise ApiError("invalid_value", "suffix: goes with a prompt that is one text", "suffix")
+    if request.suffix and isinstance(request.prompt, str):
+        given = [await infill_ids(call, entry, request.prompt, request.suffix)]
+    else:
+        given = await prompts.prompt_ids(state, entry, request.prompt)
     if len(given) * n > limits.prompts:
         raise ApiError(
             "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"

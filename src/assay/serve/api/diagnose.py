@@ -88,7 +88,7 @@ async def _examine(model: Path, content: bytes, suffix: str, prompt: str | None,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, 10)
+            os.setpriority(os.PRIO_PROCESS, process.pid, 5)
         try:
             async with asyncio.timeout(seconds):
                 out, _ = await process.communicate()

@@ -173,7 +173,7 @@ class CompletionRequest(Sampling):
     echo: bool | None = Field(None, description="give the prompt back; with logprobs and max_tokens 0 it is scored")
     logprobs: Annotated[int, Field(ge=0, le=LIMITS.logprobs)] | None = None
     best_of: Annotated[int, Field(ge=1, le=LIMITS.choices)] | None = Field(None, description="must equal n")
-    suffix: Annotated[str, Field(max_length=0)] | None = Field(None, description="not supported")
+    suffix: Text | None = Field(None, description="what follows the answer, for models that fill in; with one text")
 
 
 class EmbeddingRequest(Model):

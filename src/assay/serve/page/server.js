@@ -54,7 +54,8 @@ async function ask() {
     speeds.push(status.models.reduce((sum, m) => sum + m.tokens_per_second, 0));
     while (speeds.length > KEPT) speeds.shift();
     const minutes = Math.floor(status.uptime_s / 60);
-    $("server-note").textContent = `assay ${status.version}, up ${minutes} min, ${status.requests} requests.`;
+    $("server-note").textContent = `assay ${status.version}, up ${minutes} min, ${status.requests} requests; ` +
+      `at most ${Math.max(...speeds).toFixed(0)} tokens/s in the last minute.`;
     $("curve").replaceChildren(curve());
     $("server-models").replaceChildren(...status.models.map((m) => model(m, status)));
   } catch (error) {

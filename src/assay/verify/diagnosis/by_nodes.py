@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from assay.graph import split
 from assay.verify.diagnosis.advice import next_observation, relations_at
 from assay.verify.diagnosis.candidates import SINGLE, candidates_at, make_cause, representatives, tied
-from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.verify.diagnosis.doubles import Pair, double
+from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.judge.diff import Diff, NodeVerdict
 from assay.verify.thresholds import MOST_CAUSES, MOST_UNEXPLAINED
@@ -40,8 +41,8 @@ def by_nodes(
             unexplained.append(first.target)
             open_units.pop(first.target)
             continue
-        cause, nodes, lab = found
-        causes.append(cause)
+        new, nodes, lab = found
+        causes += new
         for name in nodes:
             open_units.pop(name, None)
         for name in [n for n in open_units if lab.evidence[n].local[lab.terms.arithmetic] <= 1]:
@@ -51,12 +52,14 @@ def by_nodes(
 
 def _explain(
     lab: Lab, first: Unit, units: Sequence[Unit], right: Sequence[NodeVerdict], *, deep: bool = True
-) -> tuple[Cause, list[str], Lab] | None:
-    """The fault that explains this unit and most of the others, the nodes it explains, and on which terms."""
+) -> tuple[list[Cause], list[str], Lab] | None:
+    """The fault that explains this unit and most of the others, the nodes it explains, and on which terms; two where
+    only both together do."""
     before = lab.before(first)
     found = candidates_at(lab, first, before, deep=deep)
     if not found.candidates:
-        return None
+        pair = double(lab, first, before) if deep and not lab.terms.subtle else None
+        return _both(lab, first, units, before, pair) if pair else None
     lab = found.lab
     others = representatives([u for u in units if u.target != first.target])
     calm = representatives([Unit(n.name, tuple(n.evidence.segment)) for n in right])
@@ -72,7 +75,17 @@ def _explain(
     same = [c for c in held if tied(best, c)]
     nodes = [first.target]
     nodes += [u.target for u in units if u.target != first.target and _explains(lab, h, u)]
-    return make_cause(best, same, first.target, nodes, before, found.tried), nodes, lab
+    return [make_cause(best, same, first.target, nodes, before, found.tried)], nodes, lab
+
+
+def _both(lab: Lab, first: Unit, units: Sequence[Unit], before: Fit, pair: Pair) -> tuple[list[Cause], list[str], Lab]:
+    """A cause for each of two faults in the same operations."""
+    nodes = [first.target, *(u.target for u in units if u.target != first.target and _explains(lab, pair.both, u))]
+    causes = [
+        make_cause(best, same, first.target, nodes, before, pair.tried)
+        for best, same in ((pair.a, pair.for_a), (pair.b, pair.for_b))
+    ]
+    return causes, nodes, lab
 
 
 def _explains(lab: Lab, h: Hypothesis, unit: Unit) -> bool:

@@ -39,6 +39,7 @@ from assay.verify.judge.noise import by_rows
 from assay.verify.judge.rounding import EXACT, Rounding, roundings
 from assay.verify.thresholds import (
     ALIKE_NATS,
+    CLEARER_NATS,
     COEFFICIENT,
     FIRST_OBSERVED,
     FLOAT32_LEFT,
@@ -48,6 +49,7 @@ from assay.verify.thresholds import (
     LONG_RUN,
     MOST_OF_A_ROW,
     MOSTLY,
+    ON_AN_EDGE,
     PARAMETER_NATS,
     RULE_NATS,
     SPEAKS,
@@ -84,9 +86,13 @@ class Voice:
     near: float = np.inf  # as `left`, in the places where it shows first: later ones add up what fell otherwise
 
     @property
+    def rest(self) -> float:
+        """What it leaves, at least where it shows first."""
+        return min(self.left, self.near)
+
+    @property
     def exact(self) -> bool:
-        """Is what it leaves float32's noise, at least where it shows first?"""
-        return min(self.left, self.near) <= FLOAT32_LEFT
+        return self.rest <= FLOAT32_LEFT
 
     def speaks(self, tried: int) -> bool:
         """Beyond chance, for so many hypotheses tried."""
@@ -153,13 +159,7 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         return None
     say(f"small faults: the catalogue is held against {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
-    best, heard, tried = _heard_with(labs[0], first, places, wide)
-    for bench in labs[1:]:  # a fault that hides which rule is the engine's was heard under any of them
-        if best and best[0].exact:
-            break
-        spoken = _speaking(bench, heard, first, places, tried)
-        if spoken and (not best or min(spoken[0].left, spoken[0].near) < min(best[0].left, best[0].near)):
-            best = spoken
+    best = _loudest(labs, first, places, wide)
     covered = diff.verdict == "noise"
     if not best or not (covered or best[0].exact):
         return None  # an unknown fault resembles known ones; it does not leave float32's noise when they are taken away
@@ -167,7 +167,8 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
 
 
 def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
-    """The bench under each rule of rounding that may be the engine's: none, unless another is clearly likelier."""
+    """The bench under each rule of rounding that may be the engine's, the likeliest first: none, unless another is
+    clearly likelier. A rule stays possible while its roundings are smaller than what is there to explain."""
     most = diff.arithmetic if diff.verdict == "noise" else ARITHMETICS[-1]
     labs = [lab.rounding(rule) for rule in roundings(most)]
     plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
@@ -180,8 +181,9 @@ def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
                 tally.add(name, before, after)
         nats.append(tally.nats)
     values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
-    likely = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
-    return [labs[i] for i in sorted(likely, key=lambda i: (labs[i].rule != EXACT, -nats[i]))]
+    plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
+    possible = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
+    return [labs[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
 
 
 def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
@@ -190,23 +192,26 @@ def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
 
 
 def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
-    """Is everything the definition under this rule, to float32's noise, in most rows of every node?"""
+    """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
+    not a whole row, nor a feature in most rows."""
     for groups in _definition(lab, places).values():
         if groups is None:
             return False
-        left = [np.mean(e * e) / v for e, v in zip(groups.errors, groups.floors, strict=True)]
-        if np.median(left) > FLOAT32_LEFT**2:
+        left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
+        if any(np.quantile(row, ON_AN_EDGE) > FLOAT32_LEFT**2 for row in left):
+            return False
+        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > FLOAT32_LEFT**2:
             return False
     return True
 
 
-def _heard_with(
-    lab: Lab, first: Sequence[Place], places: Sequence[Place], wide: bool
-) -> tuple[list[Voice], list[Hypothesis], int]:
-    """The mistakes that speak everywhere, those that are heard in a few places, and how many were tried."""
-    spoken: list[Voice] = []
-    heard: list[Hypothesis] = []
-    tried = 0
+def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
+    """The mistakes that speak everywhere, under the rule that leaves least of the best of them.
+
+    What is heard in a few places under the likeliest rule is held against all places under each: a fault that hides
+    which rule is the engine's is heard under any of them.
+    """
+    lab, best, tried = labs[0], list[Voice](), 0
     kinds = (
         (_mistakes(lab, places, wide=wide), first),
         (_solved(lab, places, first), first),
@@ -215,12 +220,14 @@ def _heard_with(
     for mistakes, where in kinds:  # generators: what comes later is made if it is needed
         some = list(mistakes)
         tried += len(some)
-        loud = [v.hypothesis for v in _listen(lab, some, where) if v.nats > HEARD]
-        heard += loud
-        spoken += _speaking(lab, loud, where, places, tried)
-        if any(v.exact for v in spoken):
-            break
-    return sorted(spoken, key=_rank), heard, tried
+        heard = [v.hypothesis for v in _listen(lab, some, where) if v.nats > HEARD]
+        for bench in labs:
+            spoken = _speaking(bench, heard, where, places, tried)
+            if spoken and (not best or spoken[0].rest < best[0].rest):
+                best = spoken
+            if best and best[0].exact:
+                return best
+    return best
 
 
 def _speaking(

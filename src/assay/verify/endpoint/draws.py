@@ -78,7 +78,7 @@ def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[
         return []
     say(f"drawing {plan.draws} tokens at top-p {plan.top_p:g}: {len(plan.kept)} may come")
     drawn: list[int] = []
-    alone: dict[str, float] = dict(ALONE)
+    alone: dict[str, Any] = dict(ALONE)
     for seed in range(plan.draws):
         try:
             try:

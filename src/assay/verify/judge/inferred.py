@@ -34,11 +34,14 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
     """
     whole = [e for e in evidence if e.whole and len(e.segment) <= 3]
     if len(whole) >= 8:
-        return _by_majority(model, whole)
+        return _by_majority(model, whole, [e for e in evidence if e.whole and len(e.segment) > 3])
     early = [e for e in evidence if e.name != "embd"]
+    rows = next((e.local for e in evidence if e.name == "embd"), np.zeros(len(ARITHMETICS)))
     best = ARITHMETICS[0]
     longest = 0
     for i, arithmetic in enumerate(ARITHMETICS):
+        if rows[i] > 1 >= rows.min():  # a table of halves, say: only who rounds what it stores has that
+            continue
         explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
         if explained > longest and RUN * early[0].local[i] > TOO_GOOD and not _too_fine(early, i):
             best, longest = arithmetic, explained
@@ -51,13 +54,16 @@ def _too_fine(evidence: list[Evidence], i: int) -> bool:
     return len(disturbed) > FEW_DISTURBED and 2 * sum(e.local[0] <= 1 for e in disturbed) > len(disturbed)
 
 
-def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
+def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) -> Arithmetic:
+    def share(nodes: list[Evidence], candidate: Arithmetic) -> int:
+        return sum(e.local[ARITHMETICS.index(candidate)] <= 1 for e in nodes)
+
+    def most(nodes: list[Evidence], candidate: Arithmetic) -> bool:
+        return 2 * share(nodes, candidate) >= len(nodes)
+
     def explained(nodes: list[Evidence], candidates: list[Arithmetic]) -> Arithmetic:
-        share = [sum(e.local[ARITHMETICS.index(c)] <= 1 for e in nodes) for c in candidates]
-        for c, n in zip(candidates, share, strict=True):
-            if 2 * n >= len(nodes):
-                return c
-        return candidates[int(np.argmax(share))]
+        first = next((c for c in candidates if most(nodes, c)), None)
+        return first or candidates[int(np.argmax([share(nodes, c) for c in candidates]))]
 
     def of(*ops: str, others: bool = False) -> list[Evidence]:
         return [e for e in whole if (model.graph[e.name].op in ops) != others]
@@ -67,9 +73,11 @@ def _by_majority(model: Model, whole: list[Evidence]) -> Arithmetic:
     if storage is not table:
         return storage
     quantised = explained(of(*MATRIX), [table, q8]) is q8
-    caches = explained(of("kq", "kqv"), [table, kv, coarse]), explained(of("cache"), [table, kv, coarse])
-    if coarse in caches:  # there is no such cache with finer operands among the arithmetics
+    scores = of("kq", "kqv") or [  # flash attention shows neither scores nor probabilities
+        e for e in longer if any(model.graph[part].op in ("kq", "kqv") for part in e.segment)
+    ]
+    if scores and not most(scores, kv) and most(scores, coarse):  # with finer operands than among the arithmetics, too
         return coarse
-    cached = kv in caches
+    cached = kv in (explained(scores, [table, kv]), explained(of("cache"), [table, kv]))
     gelu = explained([e for e in whole if any(is_gelu(model.graph[part]) for part in e.segment)], [plain, table])
     return {(False, False): gelu, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]

@@ -5,6 +5,7 @@ Its completions come without them, its chats with them: a text is asked for as a
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ class MistralrsTalker:
     """Two runners over one file: under the bare template, and under the file's own, made when a chat is asked for."""
 
     def __init__(self, model: Model, *, threads: int | None = None) -> None:
+        os.environ.setdefault("RUST_LOG", "error")  # else it tells its progress on stdout
         (self._library,) = packages("mistralrs", "mistralrs")
         self._path = model.file.parts[0].path
         begins = model.file.metadata.get(

@@ -1,0 +1,186 @@
+// The vector type of AVX-512 with VNNI. Included by isa_avx512vnni.cpp and isa_amx.cpp, inside an anonymous namespace.
+//
+// A panel is 32 rows in 2 vectors. `vpdpbusd` multiplies unsigned by signed bytes: weights are stored with an offset,
+// and a sum starts at minus the offset times the activations' sum. Activations are broadcast from memory, which takes
+// no shuffle port, once for both vectors.
+
+struct Avx512 : NoBlock {
+    static constexpr int L = 16, PV = 2;
+    static constexpr int ahead = 4096;
+    using F = __m512;
+    using I = __m512i;
+    using Q = __m512i;
+    using A = const int8_t*;
+    using X = const float*;
+
+    template <Kind KIND>
+    static constexpr int bits = 8;
+    template <Kind KIND>
+    static constexpr int offset = KIND == N4S                 ? 8
+                                  : KIND == N5                ? 16
+                                  : KIND == N6                ? 32
+                                  : KIND == N3                ? 4
+                                  : KIND == N2T               ? 1
+                                  : KIND == N4U || KIND == N2 ? 0
+                                                              : 128;
+    template <Kind KIND>
+    static constexpr int multiple = 1;
+    static constexpr int scale_bias = 0;
+    template <Kind KIND>
+    static constexpr int flip = KIND == N8 ? 128 : 0;
+
+    static INLINE Q bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+    static INLINE void store_bytes(uint8_t* p, Q q) { _mm512_storeu_si512(p, q); }
+    template <int S>
+    static INLINE Q right(Q x, int mask) {
+        return _mm512_and_si512(_mm512_srli_epi16(x, S), _mm512_set1_epi8(char(mask)));
+    }
+    template <int S>
+    static INLINE Q left(Q x, int mask) {
+        return _mm512_and_si512(_mm512_slli_epi16(x, S), _mm512_set1_epi8(char(mask)));
+    }
+    static INLINE Q merge(Q a, Q b) { return _mm512_or_si512(a, b); }
+    static INLINE Q merge(Q a, Q b, Q c) { return _mm512_ternarylogic_epi32(a, b, c, 0xfe); }
+
+    template <Kind KIND>
+    static INLINE Q look_up(Q codes) {
+        alignas(16) int8_t shifted[16];
+        for (int i = 0; i < 16; i++) shifted[i] = int8_t(kind_book(KIND)[i] + offset<KIND>);
+        const Q book = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(shifted)));
+        return _mm512_shuffle_epi8(book, codes);
+    }
+    template <Kind KIND, int H>
+    static INLINE void unpack(const uint8_t* half, const uint8_t* head, Q w[4]) {
+        const auto at = [](const uint8_t* p, int n) INLINE_LAMBDA { return bytes(p + 4 * L * n); };
+        if constexpr (KIND == N8) {
+            for (int g = 0; g < 4; g++) w[g] = at(half, g);
+        } else if constexpr (KIND == N4S || KIND == N4U) {
+            for (int p = 0; p < 2; p++) w[p] = right<0>(at(half, p), 15), w[p + 2] = right<4>(at(half, p), 15);
+        } else if constexpr (kind_bits(KIND) == 4) {
+            for (int p = 0; p < 2; p++) {
+                w[p] = look_up<KIND>(right<0>(at(half, p), 15));
+                w[p + 2] = look_up<KIND>(right<4>(at(half, p), 15));
+            }
+        } else if constexpr (KIND == N5) {
+            if constexpr (H == 0) {
+                for (int g = 0; g < 4; g++) w[g] = right<3>(at(head, g), 31);
+            } else {
+                const Q b = at(head, 1), d = at(head, 3), e = at(head, 4);
+                w[0] = right<3>(e, 31);
+                w[1] = merge(left<2>(at(head, 0), 28), right<0>(b, 3));
+                w[2] = merge(left<2>(at(head, 2), 28), right<0>(d, 3));
+                w[3] = merge(left<2>(e, 28), right<1>(b, 2), right<2>(d, 1));
+            }
+        } else if constexpr (KIND == N6) {
+            const Q a = at(half, 0), b = at(half, 1), c = at(half, 2);
+            w[0] = right<2>(a, 63), w[1] = right<2>(b, 63), w[2] = right<2>(c, 63);
+            w[3] = merge(left<4>(a, 48), left<2>(b, 12), right<0>(c, 3));
+        } else if constexpr (kind_bits(KIND) == 3) {
+            const Q m = at(half, 0), h = at(head, 0);
+            w[0] = merge(right<0>(m, 3), H == 0 ? left<2>(h, 4) : right<2>(h, 4));
+            w[1] = merge(right<2>(m, 3), H == 0 ? left<1>(h, 4) : right<3>(h, 4));
+            w[2] = merge(right<4>(m, 3), H == 0 ? right<0>(h, 4) : right<4>(h, 4));
+            w[3] = merge(right<6>(m, 3), H == 0 ? right<1>(h, 4) : right<5>(h, 4));
+            if constexpr (KIND != N3)
+                for (int g = 0; g < 4; g++) w[g] = look_up<KIND>(w[g]);
+        } else {
+            const Q m = at(half, 0);
+            w[0] = right<0>(m, 3), w[1] = right<2>(m, 3), w[2] = right<4>(m, 3), w[3] = right<6>(m, 3);
+        }
+    }
+
+    static INLINE F set(float x) { return _mm512_set1_ps(x); }
+    static INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+    static INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+    static INLINE __m256i words(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    static INLINE F f16(const uint8_t* p) { return _mm512_cvtph_ps(words(p)); }
+    static INLINE F bf16(const uint8_t* p) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words(p)), 16));
+    }
+    static INLINE F neg(F a) { return _mm512_xor_ps(a, set(-0.0f)); }
+    static INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+    static INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+    static INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+    using Factor = F;
+    template <int BIAS>
+    static INLINE Factor factor(F d) {
+        return d;
+    }
+    template <Field FIELD>
+    static INLINE void times(const Factor (&d)[PV], const uint8_t* p, F (&out)[PV]) {
+#pragma GCC unroll 2
+        for (int v = 0; v < PV; v++) {
+            const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + L * v));
+            const __m512i x = FIELD == BYTE   ? _mm512_cvtepi8_epi32(b)
+                              : FIELD == LOW4 ? _mm512_and_si512(_mm512_cvtepu8_epi32(b), _mm512_set1_epi32(15))
+                                              : _mm512_srli_epi32(_mm512_cvtepu8_epi32(b), 4);
+            out[v] = fma(d[v], _mm512_cvtepi32_ps(x), _mm512_setzero_ps());  // never -0
+        }
+    }
+
+    static INLINE X lanes(const float* p) { return p; }
+    template <int N>
+    static INLINE F fma_lane(F acc, F a, X x) {
+        return _mm512_fmadd_ps(a, _mm512_set1_ps(x[N]), acc);
+    }
+
+    static INLINE A acts(const int8_t* p) { return p; }
+    template <int OFFSET, int MULTIPLE>
+    static INLINE I start(const int32_t* neg) {
+        if constexpr (OFFSET == 0)
+            return _mm512_setzero_si512();
+        else
+            return _mm512_slli_epi32(_mm512_set1_epi32(*neg), unsigned(__builtin_ctz(OFFSET)));
+    }
+    template <int OFFSET, int MULTIPLE, int H>
+    static INLINE I start_half(const int32_t* neg0, const int32_t* neg) {
+        if constexpr (OFFSET == 0)
+            return _mm512_setzero_si512();
+        else
+            return _mm512_slli_epi32(_mm512_set1_epi32(H == 0 ? *neg0 : *neg - *neg0), unsigned(__builtin_ctz(OFFSET)));
+    }
+    template <int BITS, int T>
+    static INLINE void dots(I (&sum)[T][PV], const Q (&w)[PV][4], const A (&a)[T]) {
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; g++)
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++) {
+                int32_t group;
+                __builtin_memcpy(&group, a[t] + 4 * g, 4);
+                const __m512i x = _mm512_set1_epi32(group);
+#pragma GCC unroll 2
+                for (int v = 0; v < PV; v++) sum[t][v] = _mm512_dpbusd_epi32(sum[t][v], w[v][g], x);
+            }
+    }
+    template <int MULTIPLE>
+    static INLINE F to_float(I x) {
+        return _mm512_cvtepi32_ps(x);
+    }
+
+    template <int OFFSET>
+    static INLINE void columns(const uint8_t* p, int centre, F d, F m, float* out, int stride) {
+        const __m512i x = bytes(p), c = _mm512_set1_epi32(centre - OFFSET), low = _mm512_set1_epi32(255);
+        const auto put = [&](int n, __m512i column) INLINE_LAMBDA {
+            store(out + n * stride, fma(d, _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_and_si512(column, low), c)), m));
+        };
+        put(0, x);
+        put(1, _mm512_srli_epi32(x, 8));
+        put(2, _mm512_srli_epi32(x, 16));
+        put(3, _mm512_srli_epi32(x, 24));
+    }
+
+    static void dot_peak(const uint8_t* w, const int8_t* a, int64_t iterations) {
+        const __m512i q = bytes(w), act = _mm512_loadu_si512(a);
+#define DOT(n) "vpdpbusd %1, %0, %%zmm" #n "\n"
+#define DOTS \
+    DOT(16)  \
+    DOT(17)  \
+    DOT(18) DOT(19) DOT(20) DOT(21) DOT(22) DOT(23) DOT(24) DOT(25) DOT(26) DOT(27) DOT(28) DOT(29) DOT(30) DOT(31)
+        for (int64_t n = 0; n < iterations; n++)
+            asm volatile(DOTS DOTS DOTS DOTS ::"x"(q), "x"(act)
+                         : "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25",
+                           "xmm26", "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
+#undef DOT
+#undef DOTS
+    }
+};

@@ -1,0 +1,82 @@
+// Products for many tokens on a matrix unit. Included after expand.h by an instruction set that has one; V says
+//
+//   base()                  the table of the vectors beside it: fewer tokens, floats, packing
+//   matrix_from             tokens from which the unit is faster
+//   chunk                   blocks of 32 along k that are expanded at once
+//   Block                   32 columns of prepared activations of Block::tokens tokens: set(token, integers, quantised)
+//   Session                 lives while a thread uses the unit
+//   dot_loop, dot_ops       the unit's peak (kernels.h)
+//   Session::product<Tile, T>  total[t][r] (+)= over `blocks` blocks, for the R rows of a tile and T tokens of a group
+//
+// The float operations and their order are panel.h's; only the exact integer sums come from elsewhere.
+
+#include "quantise.h"
+
+void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end,
+                    void* dst) {
+    if (format != Acts::Q8 || m < V::matrix_from) return V::base().prepare(format, x, ldx, m, k, begin, end, dst);
+    using Block = V::Block;
+    const auto row = [&](int64_t t) { return static_cast<Block*>(dst) + t / Block::tokens * (k / 32); };
+    int8_t q[32];
+    for (int64_t t = begin; t < end; t++)
+        for (int64_t b = 0; b < k / 32; b++) {
+            const Quantised block = quantise(x + t * ldx + 32 * b, q);
+            row(t)[b].set(int(t % Block::tokens), q, block);
+        }
+    if (end != m) return;
+    __builtin_memset(q, 0, sizeof q);  // what is computed beside the last tokens must not be slow
+    for (int64_t t = m; t < round_up(m, 4); t++)
+        for (int64_t b = 0; b < k / 32; b++) row(t)[b].set(int(t % Block::tokens), q, Quantised{});
+}
+
+constexpr int64_t BATCH = 128;  // tokens that use an expanded panel before the next one is expanded
+
+thread_local struct {
+    alignas(64) uint8_t tile[V::chunk * AnyTile::unit_bytes];
+    alignas(64) float total[BATCH][R];  // of a panel, close together: rows of `out` may lie in the same few cache sets
+} scratch;
+
+void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* out, int64_t ldo, int64_t begin,
+              int64_t end) {
+    if (format != Acts::Q8 || m < V::matrix_from) return V::base().gemm(w, format, acts, m, out, ldo, begin, end);
+    using Block = V::Block;
+    uint8_t* const room = scratch.tile;
+    float(*const total)[R] = scratch.total;
+    typename V::Session session;
+    const auto panel = [&](const Rows& rows, int64_t t0, int64_t tokens) {
+        expand_panels(w, rows.first, rows.first + 1, V::chunk, room,
+                      [&](auto tile, int64_t b, int64_t blocks, const Rows&) {
+                          for (int64_t t = 0; t < tokens; t += Block::tokens) {
+                              const int64_t group = (t0 + t) / Block::tokens * (w.k / 32);
+                              const Block* a = static_cast<const Block*>(acts) + group + b;
+                              const auto some = [&](auto T) {
+                                  session.template product<decltype(tile), T>(room, blocks, a, b > 0, total + t);
+                              };
+                              const int64_t fours = (tokens - t + 3) / 4;  // the last group may be smaller
+                              if (Block::tokens == 4 || fours == 1)
+                                  some(std::integral_constant<int, 4>{});
+                              else if (fours == 2)
+                                  some(std::integral_constant<int, 8>{});
+                              else if (fours == 3)
+                                  some(std::integral_constant<int, 12>{});
+                              else
+                                  some(std::integral_constant<int, 16>{});
+                          }
+                      });
+        for (int64_t t = 0; t < tokens; t++)
+            __builtin_memcpy(out + (t0 + t) * ldo + rows.first + rows.from(), total[t] + rows.from(),
+                             size_t(rows.to() - rows.from()) * sizeof(float));
+    };
+    for (int64_t t = 0; t < m; t += BATCH)
+        each_panel(begin, end, [&](const Rows& rows) { panel(rows, t, m - t < BATCH ? m - t : BATCH); });
+}
+
+Isa matrix_isa(const char* name) {
+    Isa table = V::base();
+    table.name = name;
+    table.prepare = prepare_tokens;
+    table.gemm = multiply;
+    table.dot_loop = V::dot_loop;
+    table.dot_ops = V::dot_ops;
+    return table;
+}
