@@ -31,6 +31,13 @@ node: llama.cpp reads it from a table of halves. `llama4` is judged around posit
 angles are off by 1e-9.
 """
 
+GREEDY = """\
+Greedy text beside llama.cpp's (`python bench/greedy.py FILE -n 24`, 20 prompts): of Qwen2.5-Coder-0.5B, 447 of the 452
+tokens where llama.cpp's two best are more than 0.05 apart are the same. At three of the other five the float32
+arithmetic of `--precision exact` has assay's token, by 0.07 to 0.12; at two llama.cpp's, by 0.01 and 0.02. Both round
+activations to eight bits, each in its own way, so calls of this closeness are not shared.
+"""
+
 NOTES = """\
 ## Where llama.cpp and the papers differ
 
@@ -139,4 +146,4 @@ def page() -> str:
     for name in ARCHITECTURES:
         for file, seen in record[name]["files"].items():
             out.append(f"| {file} | `{name}` | 1e{seen['logits']} | {seen['best']} of 24 |")
-    return "\n".join([*out, "", *faults(), *cost(), NOTES])
+    return "\n".join([*out, "", GREEDY, *faults(), *cost(), NOTES])

@@ -90,6 +90,7 @@ def test_slopes_of_six_heads(tmp_path: Path) -> None:
     assert tried == 3 and not missed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma4, heads and widths by layer", "gemma4, experts"])
 def test_every_edit_runs_where_layers_differ(name: str, tmp_path: Path) -> None:
     """Heads and widths that are another layer's: an edit speaks of the layer it is in."""
