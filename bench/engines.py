@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "build" / "engines.json"
 PAGE = ROOT / "docs" / "engines.md"
 STORIES = ROOT.parent / "shared" / "data" / "models" / "stories15M-q8_0.gguf"
+ORDINARY, FACTORED = "smollm2", "stories15M-rope_freqs.gguf"
 LENGTHS = "10"
 LIMIT_S = 600
 WIDTH = 200
@@ -99,10 +100,12 @@ def page(kept: dict[str, Any]) -> str:
         if name not in kept:
             continue
         found = kept[name]
-        cells = (f"[{witness.title}](#{name})", found["packages"], witness.shows, *map(cell, found["models"]))
+        models = {label: found["models"][label] for label in (ORDINARY, FACTORED) if label in found["models"]}
+        verdicts = (cell(models[label]) if label in models else "not tried" for label in (ORDINARY, FACTORED))
+        cells = (f"[{witness.title}](#{name})", found["packages"], witness.shows, *verdicts)
         rows.append("| " + " | ".join(cells) + " |")
         why.append(f"\n## {name}\n")
-        for model, said in zip(("smollm2", "stories15M-rope_freqs.gguf"), found["models"], strict=True):
+        for model, said in models.items():
             command = f"$ assay check {model} --engine {name} --lengths {LENGTHS}"
             why.append("\n".join(("```", command, *(line[:WIDTH] for line in in_words(said)), "```\n")))
     return HEAD + "\n".join(rows) + "\n" + "\n".join(why)
@@ -127,23 +130,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", action="append", choices=tuple(WITNESSES), help="only these; default: all")
     parser.add_argument("--again", action="store_true", help="ask again what has been answered before")
-    parser.add_argument("--model", default="smollm2", help="the ordinary file")
+    parser.add_argument("--model", default=ORDINARY, help="the ordinary file; '' leaves it out")
     parser.add_argument("--stories", type=Path, default=STORIES, help="the file that gets factors")
     args = parser.parse_args()
     if not args.stories.is_file():
         parser.error(f"{args.stories}: no such file; give a Llama in GGUF form with --stories FILE")
     kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
-    factored = llama3_like(args.stories, KEPT.with_name("stories15M-rope_freqs.gguf"))
+    factored = llama3_like(args.stories, KEPT.with_name(FACTORED))
+    files = {label: model for label, model in ((FACTORED, str(factored)), (args.model, args.model)) if model}
     for name in args.engine or WITNESSES:
         packages = versions(name)
         if packages is None:
             print(f"{name}: not installed; pip install -e '.[{name}]'", file=sys.stderr)
             continue
-        if name in kept and not args.again:
-            continue
-        print(f"{name}: {packages}", file=sys.stderr, flush=True)
-        kept[name] = {"packages": packages, "models": [verdict(m, name) for m in (args.model, str(factored))]}
-        KEPT.write_text(json.dumps(kept, indent=1))
+        for label, model in files.items():
+            if args.again or label not in kept.get(name, {}).get("models", {}):
+                print(f"{name} on {label}", file=sys.stderr, flush=True)
+                kept.setdefault(name, {"models": {}})["packages"] = packages
+                kept[name]["models"][label] = verdict(model, name)
+                KEPT.write_text(json.dumps(kept, indent=1))
     PAGE.write_text(page(kept))
 
 

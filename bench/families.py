@@ -122,7 +122,7 @@ class Subject:
         head = {"assay_dump": 1, "engine": "planted", "tokens": self.tokens, "phase": "prefill"}
         lines = [json.dumps(head | {"positions": self.positions})]
         for name, value in values.items():
-            if style == "layers" and name.rsplit("-", 1)[0] not in OUTPUTS:
+            if name.startswith("cache_") or (style == "layers" and name.rsplit("-", 1)[0] not in OUTPUTS):
                 continue
             with np.errstate(over="ignore"):
                 value = value.astype("<f4")

@@ -83,8 +83,13 @@ DEVICE void quantise_row(const float* x, const float* norm, float eps, int colum
                          uint32_t* n) {
     float f = 0.0f;
     if (norm) {
-#pragma unroll 4
-        for (int i = thread(); i < columns / 4; i += threads()) reinterpret_cast<float4*>(row)[i] = reinterpret_cast<const float4*>(x)[i];
+        const float4* from = reinterpret_cast<const float4*>(x);
+        for (int i = thread(); i < columns / 4; i += 2 * threads()) {  // two on their way
+            const int second = i + threads() < columns / 4 ? i + threads() : i;
+            const float4 v = from[i], w = from[second];
+            reinterpret_cast<float4*>(row)[i] = v;
+            reinterpret_cast<float4*>(row)[second] = w;
+        }
         sync_block();
         f = norm_factor(row, columns, eps, row - 4);
     }

@@ -9,7 +9,6 @@
 // Both compute docs/arithmetic.md: float32, one chain over the head for a score, 32 chains for the sum of exponentials,
 // a chain per page of values. Bound by latency (one), by fma (tile).
 #pragma once
-#include "ahead.h"
 #include "cache.h"
 
 namespace assay {
@@ -32,9 +31,8 @@ struct AttentionArgs {
     Rows rows;
     const int32_t* query_rows;  // null, or the token of each query row (when only outputs are attended)
     int32_t heads, window, n_rot, neox, n_tokens, splits, irregular, turn_k;
-    int32_t max_blocks, askers;  // askers: of `ahead`, all warps
+    int32_t max_blocks, padding;
     float scale, cap;
-    Ahead ahead;
 };
 
 DEVICE bool sees(const AttentionArgs& a, int64_t distance) { return distance >= 0 && (!a.window || distance < a.window); }
@@ -47,7 +45,7 @@ DEVICE int key_position(const AttentionArgs& a, const int32_t* pages, int slot) 
 // Element d of a head after RoPE; `x` is the head.
 DEVICE float turned(const float* x, const float* table, int d, int n_rot, int neox) {
     if (!table || d >= n_rot) return x[d];
-    const int half = n_rot / 2, i = neox ? d % half : d / 2;
+    const int half = n_rot / 2, i = neox ? (d < half ? d : d - half) : d / 2;
     const bool second = neox ? d >= half : d % 2;
     const float p = neox ? x[i] : x[2 * i], q = neox ? x[i + half] : x[2 * i + 1], c = table[i], s = table[half + i];
     return second ? p * s + q * c : p * c - q * s;

@@ -31,7 +31,6 @@ DEVICE void attend_halves(const AttentionArgs& a) {
     const Halves room(shared, HQ, k_dim, v_dim);
     next_may_start();
     const Where at(a, HQ);
-    if (lane() == 0) a.ahead.ask(((block_z() * grid_y() + block_y()) * grid_x() + block_x()) * 8 + warp, a.askers);
     if (at.idle()) return wait_for_previous();
     const int keys = at.keys(), used = (keys + kPage - 1) / kPage, mine = keys - warp * kPage;  // keys of this warp's page
     const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;                          // the new key of this block
@@ -44,7 +43,6 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         for (int i = lane() * 16; i < v_bytes; i += 512) copy_async(reinterpret_cast<uint8_t*>(room.v) + warp * v_bytes + i, v + i);
         copy_group();
     }
-    touch(a);
     wait_for_previous();
     // Queries, and the new key and value, turned: an element a thread.
     const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;

@@ -5,9 +5,7 @@ namespace assay {
 
 // ---- many tokens of a sequence --------------------------------------------------------------------------------------
 // block_x: a tile of 8 ROWS query rows (row r: token r / group, head r % group of that group); block_y: kv head.
-// Four pages of keys, then of values, lie in shared memory as floats; a warp has ROWS rows, a lane a key of each page.
-
-constexpr int kStaged = 4;
+// STAGED pages of keys, then of values, lie in shared memory as floats; a warp has ROWS rows, a lane a key of each page.
 
 DEVICE float low_half(uint32_t two) { return half_to_float(uint16_t(two)); }
 DEVICE float high_half(uint32_t two) { return half_to_float(uint16_t(two >> 16)); }
@@ -20,7 +18,7 @@ struct RowState {  // of one row, in shared memory
     int32_t fold, padding[3];
 };
 
-template <int ROWS, int DPL>
+template <int ROWS, int DPL, int STAGED>
 DEVICE void attend_many(const AttentionArgs& a) {
     SHARED;
     const int32_t* tile = a.tiles + block_x() * 8;
@@ -29,8 +27,8 @@ DEVICE void attend_many(const AttentionArgs& a) {
     float* q = reinterpret_cast<float*>(shared);           // [8 ROWS][k dim rounded to 4]
     float* stage = q + 8 * ROWS * 4 * k_quads;             // keys: [page][d / 4][32][4]; values: [page][32][v dim]
     const int wider = 4 * k_quads > v_dim ? 4 * k_quads : v_dim;
-    float* e = stage + kStaged * kPage * wider + warp * ROWS * kBlock;  // [ROWS][256] of this warp: scores, then weights
-    RowState* states = reinterpret_cast<RowState*>(stage + kStaged * kPage * wider + 8 * ROWS * kBlock) + warp * ROWS;
+    float* e = stage + STAGED * kPage * wider + warp * ROWS * kBlock;  // [ROWS][256] of this warp: scores, then weights
+    RowState* states = reinterpret_cast<RowState*>(stage + STAGED * kPage * wider + 8 * ROWS * kBlock) + warp * ROWS;
     int* strange = reinterpret_cast<int*>(states + (8 - warp) * ROWS);  // a staged value is not finite
     next_may_start();
     const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3], chunk_tokens = tile[4];
@@ -57,10 +55,10 @@ DEVICE void attend_many(const AttentionArgs& a) {
         for (int i = 0; i < DPL; i++) acc[r][i] = 0.0f;
     for (int base = from * kBlock; base < end; base += kBlock) {
 #pragma unroll 1
-        for (int half = 0; half < kPages && base + half * kPage < end; half += kStaged) {
+        for (int half = 0; half < kPages && base + half * kPage < end; half += STAGED) {
             sync_block();
             const bool halves = a.keys.type == KV_F16 && k_dim % 8 == 0;
-            for (int i = thread(); halves && i < kStaged * kPage * (k_dim / 8); i += threads()) {
+            for (int i = thread(); halves && i < STAGED * kPage * (k_dim / 8); i += threads()) {
                 const int key = i % kPage, n = i / kPage % (k_dim / 8), p = i / (kPage * (k_dim / 8)), at = base + (half + p) * kPage;
                 uint4 w = {0, 0, 0, 0};
                 if (at < end) w = reinterpret_cast<const uint4*>(head_of(a.cache, a.keys, pages[at / kPage], kv))[n * kPage + key];
@@ -68,7 +66,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 to[0] = {low_half(w.x), high_half(w.x), low_half(w.y), high_half(w.y)};
                 to[kPage] = {low_half(w.z), high_half(w.z), low_half(w.w), high_half(w.w)};
             }
-            for (int i = thread(); !halves && i < kStaged * kPage * k_quads; i += threads()) {
+            for (int i = thread(); !halves && i < STAGED * kPage * k_quads; i += threads()) {
                 const int key = i % kPage, d = i / kPage % k_quads * 4, p = i / (kPage * k_quads), at = base + (half + p) * kPage + key;
                 float4 x = {0.0f, 0.0f, 0.0f, 0.0f};
                 if (at < end) {
@@ -81,21 +79,21 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 reinterpret_cast<float4*>(stage)[i] = x;
             }
             sync_block();
-            float s[ROWS][kStaged];
+            float s[ROWS][STAGED];
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
 #pragma unroll
-                for (int p = 0; p < kStaged; p++) s[r][p] = 0.0f;
+                for (int p = 0; p < STAGED; p++) s[r][p] = 0.0f;
 #pragma unroll 2
             for (int i = 0; i < k_quads; i++) {
-                float4 k[kStaged];
+                float4 k[STAGED];
 #pragma unroll
-                for (int p = 0; p < kStaged; p++) k[p] = reinterpret_cast<const float4*>(stage)[(p * k_quads + i) * kPage + lane()];
+                for (int p = 0; p < STAGED; p++) k[p] = reinterpret_cast<const float4*>(stage)[(p * k_quads + i) * kPage + lane()];
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) {
                     const float4 x = reinterpret_cast<const float4*>(q)[(warp * ROWS + r) * k_quads + i];
 #pragma unroll
-                    for (int p = 0; p < kStaged; p++) {
+                    for (int p = 0; p < STAGED; p++) {
                         float y = fma(x.x, k[p].x, s[r][p]);
                         y = fma(x.y, k[p].y, y);
                         y = fma(x.z, k[p].z, y);
@@ -106,7 +104,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
 #pragma unroll
             for (int r = 0; r < ROWS; r++)
 #pragma unroll
-                for (int p = 0; p < kStaged; p++) e[r * kBlock + (half + p) * kPage + lane()] = s[r][p];
+                for (int p = 0; p < STAGED; p++) e[r * kBlock + (half + p) * kPage + lane()] = s[r][p];
         }
         sync_warp();
 #pragma unroll 1
@@ -148,12 +146,12 @@ DEVICE void attend_many(const AttentionArgs& a) {
 #pragma unroll
             for (int i = 0; i < DPL; i++) block_acc[r][i] = 0.0f;
 #pragma unroll 1
-        for (int half = 0; half < kPages && base + half * kPage < end; half += kStaged) {
+        for (int half = 0; half < kPages && base + half * kPage < end; half += STAGED) {
             sync_block();
             if (thread() == 0) *strange = 0;
             sync_block();
             const bool halves = a.values.type == KV_F16 && v_dim % 8 == 0;
-            for (int i = thread(); halves && i < kStaged * kPage * (v_dim / 8); i += threads()) {
+            for (int i = thread(); halves && i < STAGED * kPage * (v_dim / 8); i += threads()) {
                 const int n = i % (v_dim / 8), key = i / (v_dim / 8) % kPage, p = i / (kPage * (v_dim / 8)), at = base + (half + p) * kPage;
                 uint4 w = {0, 0, 0, 0};
                 if (at + key < end) w = reinterpret_cast<const uint4*>(head_of(a.cache, a.values, pages[at / kPage], kv))[key * (v_dim / 8) + n];
@@ -162,7 +160,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 to[1] = {low_half(w.z), high_half(w.z), low_half(w.w), high_half(w.w)};
                 if (strange_half(w.x) || strange_half(w.y) || strange_half(w.z) || strange_half(w.w)) *strange = 1;
             }
-            for (int i = thread(); !halves && i < kStaged * kPage * v_dim; i += threads()) {
+            for (int i = thread(); !halves && i < STAGED * kPage * v_dim; i += threads()) {
                 const int d = i % v_dim, key = i / v_dim % kPage, p = i / (kPage * v_dim), at = base + (half + p) * kPage + key;
                 stage[i] = at < end ? read_value(a.values, head_of(a.cache, a.values, pages[at / kPage], kv), key, d) : 0.0f;
                 if ((bits(stage[i]) & 0x7f800000u) == 0x7f800000u) *strange = 1;
@@ -170,7 +168,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
             sync_block();
             const bool careful = *strange;
 #pragma unroll 1
-            for (int p = 0; p < kStaged && base + (half + p) * kPage < end; p++) {
+            for (int p = 0; p < STAGED && base + (half + p) * kPage < end; p++) {
                 float part[ROWS][DPL];
 #pragma unroll
                 for (int r = 0; r < ROWS; r++)
@@ -227,9 +225,9 @@ DEVICE void attend_many(const AttentionArgs& a) {
     }
 }
 
-KERNEL(attend_tile_64, AttentionArgs, 256) { attend_many<8, 2>(a); }    // v dim up to 64
-KERNEL(attend_tile_128, AttentionArgs, 256) { attend_many<8, 4>(a); }
-KERNEL(attend_tile_256, AttentionArgs, 256) { attend_many<4, 8>(a); }
-KERNEL(attend_tile_512, AttentionArgs, 256) { attend_many<2, 16>(a); }
+CROWDED(attend_tile_64, AttentionArgs, 256, 2) { attend_many<8, 2, 2>(a); }  // v dim up to 64
+KERNEL(attend_tile_128, AttentionArgs, 256) { attend_many<8, 4, 4>(a); }
+KERNEL(attend_tile_256, AttentionArgs, 256) { attend_many<4, 8, 4>(a); }
+KERNEL(attend_tile_512, AttentionArgs, 256) { attend_many<2, 16, 4>(a); }
 
 }  // namespace assay

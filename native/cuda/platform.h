@@ -109,20 +109,6 @@ DEVICE void copies_done() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
 }
 
-// Bytes on their way to the second-level cache, for a kernel to come; a multiple of 16.
-DEVICE void prefetch(const void* p, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(p), "r"(bytes) : "memory");
-#endif
-}
-
-// A kernel's arguments, brought near while it has nothing better to do: each first touch of them takes a while.
-template <class Args>
-DEVICE void touch(const Args& a) {
-#pragma unroll
-    for (int i = 0; i < int(sizeof(Args)) / 64; i++) asm volatile("" :: "r"(reinterpret_cast<const int*>(&a)[16 * i]));
-}
-
 // Programmatic dependent launch: `next_may_start` lets the following kernel begin what does not depend on this one;
 // `wait_for_previous` returns when everything before this kernel is visible. Older GPUs run kernels one by one.
 DEVICE void next_may_start() {

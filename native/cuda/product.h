@@ -1,7 +1,6 @@
 // What every product kernel is told, and what follows a sum: bias, residual, or the gate of a pair.
 #pragma once
 #include "activations.h"
-#include "ahead.h"
 #include "formats.h"
 
 namespace assay {
@@ -30,51 +29,63 @@ struct ProductArgs {
     float eps;
     int32_t rows_of_x, n_experts;    // with experts: how many pairs share a row of x
     int32_t slots, team, together;   // of product_one: tiles a warp has room for, warps a group, groups that a block takes at once
-    int32_t shift, padding;          // the group is 1 << shift rows
+    int32_t shift;                   // the group is 1 << shift rows
     int32_t stages;                  // of product_many: 1, or as many as it has
-    Ahead ahead;
 };
 
-// What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. What it reads is
-// asked for by `begin`.
+// What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. `Tail` is made before
+// anything is waited for: looking up arguments by part is slow. `ask` is for when the residual is there.
 struct Tail {
-    const Product* p = nullptr;
-    int64_t at = 0;
-    bool wanted = false;
+    float *out = nullptr, *gate_out = nullptr, *up_out = nullptr;
+    const float* residual_at = nullptr;
     float bias = 0.0f, residual = 0.0f;
-    DEVICE void begin(const Product& product, int group, int r, int t) {
-        p = &product;
-        const int half = p->paired ? p->w.group / 2 : p->w.group, row = group * half + r;
-        at = int64_t(t) * p->out_stride + row;
-        wanted = r < half && row < p->w.rows;
-        if (wanted && p->bias) bias = p->bias[row];
-        if (wanted && p->residual) residual = p->residual[at];
+    int act = 0;
+    bool wanted = false, paired = false, biased = false;
+    DEVICE Tail() {}
+    DEVICE Tail(const Product& p, int group, int r, int t) {
+        const int half = p.paired ? p.w.group / 2 : p.w.group, row = group * half + r;
+        const int64_t at = int64_t(t) * p.out_stride + row;
+        wanted = r < half && row < p.w.rows, paired = p.paired, biased = p.bias, act = p.act;
+        if (!wanted) return;
+        out = p.out + at;
+        if (p.gate_out) gate_out = p.gate_out + at;
+        if (p.up_out) up_out = p.up_out + at;
+        if (p.residual) residual_at = p.residual + at;
+        if (biased) bias = p.bias[row];
+    }
+    DEVICE void ask() {
+        if (residual_at) residual = *residual_at;
     }
     DEVICE void finish(float y, float up) const {
         if (!wanted) return;
-        if (p->paired) {
-            if (p->gate_out) p->gate_out[at] = y;
-            if (p->up_out) p->up_out[at] = up;
-            y = gate(p->act, y) * up;
+        if (paired) {
+            if (gate_out) *gate_out = y;
+            if (up_out) *up_out = up;
+            y = gate(act, y) * up;
         }
-        if (p->bias) y = y + bias;
-        if (p->residual) y = y + residual;
-        p->out[at] = y;
+        if (biased) y = y + bias;
+        if (residual_at) y = y + residual;
+        *out = y;
     }
 };
 
 OUTLINED void finish(const Product& p, int64_t group, int r, int t, float y, float up) {
-    Tail tail;
-    tail.begin(p, int(group), r, t);
+    Tail tail(p, int(group), r, t);
+    tail.ask();
     tail.finish(y, up);
 }
 
 // Partial sums of a group lie [unit][row].
 DEVICE float total_of(const Matrix& w, const float* parts, int r) {
-    parts += r;
-    float total = *parts;
-#pragma unroll 8
-    for (int u = 1; u < w.units; u++) total = total + *(parts += w.group);
+    float total = parts[r];
+    for (int u = 1; u < w.units; u += 8) {  // eight on their way
+        float v[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) v[k] = u + k < w.units ? parts[(u + k) * w.group + r] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            if (u + k < w.units) total = total + v[k];
+    }
     return total;
 }
 

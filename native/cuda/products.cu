@@ -126,7 +126,6 @@ DEVICE void one_token(const ProductArgs& a) {
             if (next_tile >= tiles) {
                 next_tile = member, next_group += step;
                 if (next_group < a.groups) seek();
-                else if (lane() == 0) a.ahead.ask(block_x() * a.together * a.team + warp, grid_x() * a.together * a.team);
             }
         }
         copy_group();
@@ -134,23 +133,25 @@ DEVICE void one_token(const ProductArgs& a) {
     if (works && next_group < a.groups) seek();
 #pragma unroll
     for (int slot = 0; slot < SLOTS; slot++) fetch(slot);
-    touch(a);
+    const int crew = a.team * 32, last_unit = shape.units - 1;
+    int slot = 0, mine = member * 32 + lane();  // the row that this thread adds, if it is one: another warp's in every round
+    bool first = true;
+    Tail tail;
+    const auto turn_to = [&](int group) {
+        if (group >= a.groups || !works || (alike && mine >= rows)) return;
+        const Product& of = a.parts[part_of(a, group)];
+        first = of.w.format == A::number;
+        tail = mine < rows ? Tail(of, group - of.first_group, mine, a.experts ? block_y() : 0) : Tail();
+    };
+    turn_to(block_x() * a.together + team);
     if (!a.experts) wait_for_previous();
+    tail.ask();
     copies_done<SLOTS>();  // the norm's weights
     quantise_row(x, a.norm ? room.parts : nullptr, a.eps, a.columns, stride, room.row, room.q, room.ds, room.n);
     sync_block();
     if (!works) return;
-    const int crew = a.team * 32, last_unit = shape.units - 1;
-    int slot = 0, mine = member * 32 + lane();  // the row that this thread adds, if it is one: another warp's in every round
     float *sums = room.parts + team * items, *others = sums + a.together * items;
     for (int group = block_x() * a.together + team; group < a.groups; group += step) {
-        Tail tail;
-        bool first = true;
-        if (!alike || mine < rows) {
-            const Product& of = a.parts[part_of(a, group)];
-            first = of.w.format == A::number;
-            if (mine < rows) tail.begin(of, group - of.first_group, mine, a.experts ? block_y() : 0);
-        }
         for (int tile = member; tile < tiles; tile += a.team, slot = slot + 1 == SLOTS ? 0 : slot + 1) {
             copies_done<SLOTS - 1>();
             sync_warp();
@@ -163,8 +164,10 @@ DEVICE void one_token(const ProductArgs& a) {
             fetch(slot);
         }
         sync_some(1 + team, crew);
-        if (mine < rows) tail.finish(total_of(shape, sums, mine), tail.p->paired ? total_of(shape, sums, (mine + rows / 2) & (rows - 1)) : 0.0f);
+        if (mine < rows) tail.finish(total_of(shape, sums, mine), tail.paired ? total_of(shape, sums, (mine + rows / 2) & (rows - 1)) : 0.0f);
         mine = mine < 32 ? mine + crew - 32 : mine - 32;
+        turn_to(group + step);
+        tail.ask();
         float* const swapped = sums;
         sums = others, others = swapped;
     }
@@ -172,8 +175,8 @@ DEVICE void one_token(const ProductArgs& a) {
 
 // One kernel a layout, and one for each pair that the usual mixes put side by side.
 #define ONE(name, A, B)                                                                                            \
-    CROWDED(product_one_##name, ProductArgs, 1024, 1) { one_token<LayoutOf<A>, LayoutOf<B>, 1>(a); }                \
-    CROWDED(product_two_##name, ProductArgs, 1024, 1) { one_token<LayoutOf<A>, LayoutOf<B>, 2>(a); }
+    CROWDED(product_one_##name, ProductArgs, 768, 1) { one_token<LayoutOf<A>, LayoutOf<B>, 1>(a); }                \
+    CROWDED(product_two_##name, ProductArgs, 768, 1) { one_token<LayoutOf<A>, LayoutOf<B>, 2>(a); }
 ONE(q4_0, Q4_0, Q4_0)
 ONE(q4_1, Q4_1, Q4_1)
 ONE(q5_0, Q5_0, Q5_0)

@@ -7,17 +7,26 @@
 
 namespace assay {
 
-enum MapOp { ADD, GLU, BIAS, SCALE, SOFTCAP, CLAMP_MIN, DIV, GATHER, EXPERT_SCALE, EXPERT_SUM, SLICE, ROW_SUM };
+enum MapOp {
+    ADD, GLU, BIAS, SCALE, SOFTCAP, CLAMP_MIN, DIV, GATHER, EXPERT_SCALE, EXPERT_SUM, SLICE, ROW_SUM, CLAMP, ACT, GLU_SPLIT,
+    GLU_OAI, EXPERT_INPUT, EXPERT_BIAS
+};
 
 struct MapArgs {
-    const float *x, *y;
+    const float *x, *y, *z;  // z: a table of weights, where y says which of them
     float* out;
     int64_t rows;
     int32_t width, x_width, y_width, op;  // width: of out
-    int32_t integer, padding;             // the activation; the first column of a slice
-    float number;
-    int32_t more_padding;
+    int32_t integer, z_rows;              // the activation; the first column of a slice
+    float number, second;                 // a bound, a factor; the upper bound, a limit
 };
+
+DEVICE float clamped(float x, float lo, float hi) { return x < lo ? lo : x > hi ? hi : x; }
+DEVICE float glu_oai(float gate, float up, float alpha, float limit) {
+    const float g = gate > limit ? limit : gate, v = clamped(up, -limit, limit);
+    return (g / (1.0f + exponential(-(alpha * g)))) * (v + 1.0f);
+}
+
 
 KERNEL(map, MapArgs, 256) {
     next_may_start();
@@ -47,6 +56,18 @@ KERNEL(map, MapArgs, 256) {
                 for (int k = 1; k < a.x_width / a.width; k++) v = v + x[k * a.width + j];
                 break;
             case SLICE: v = x[a.integer + j]; break;
+            case CLAMP: v = clamped(x[j], a.number, a.second); break;
+            case ACT: v = gate(a.integer, x[j]); break;
+            case GLU_SPLIT: v = gate(a.integer, x[j]) * x[a.width + j]; break;
+            case GLU_OAI: v = glu_oai(x[j], y[j], a.number, a.second); break;
+            case EXPERT_INPUT: v = x[j % a.x_width] * y[j / a.x_width]; break;
+            case EXPERT_BIAS: {
+                const int64_t each = a.width / a.y_width;
+                const float id = y[j / each];
+                const int64_t expert = id >= 0.0f && id < float(a.z_rows) ? int64_t(id) : 0;
+                v = x[j] + a.z[expert * each + j % each];
+                break;
+            }
             case ROW_SUM:
                 for (int k = 0; k < a.x_width; k++) v = v + x[k];
                 break;
@@ -57,12 +78,12 @@ KERNEL(map, MapArgs, 256) {
 
 struct RowArgs {  // a block of threads a row
     const float* x;
-    const float* w;
+    const float *w, *b;  // weights and bias of a norm, or null
     float* out;
     Acts acts;
     int32_t width, parts;
     float eps;
-    int32_t columns;
+    int32_t w_step;  // from one part's weights to the next one's
 };
 
 // y = w x / sqrt(mean x^2 + eps) over each of `parts` parts of a row; block_x: row * parts + part
@@ -76,7 +97,40 @@ KERNEL(rms_norm, RowArgs, 256) {
     for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
     sync_block();
     const float f = norm_factor(row, n, a.eps, row - 4);
-    for (int i = thread(); i < n; i += threads()) a.out[at + i] = (row[i] * f) * a.w[i];
+    const float* w = a.w + int64_t(block_x() % a.parts) * a.w_step;
+    for (int i = thread(); i < n; i += threads()) a.out[at + i] = a.w ? (row[i] * f) * w[i] : row[i] * f;
+}
+
+// The same of x - mean, and a bias; sum64 of docs/arithmetic.md by the first warp
+KERNEL(layer_norm, RowArgs, 256) {
+    SHARED;
+    next_may_start();
+    wait_for_previous();
+    const int n = a.width / a.parts;
+    const int64_t at = int64_t(block_x()) * n;
+    float* row = reinterpret_cast<float*>(shared) + 4;
+    for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
+    sync_block();
+    if (thread() < 32) {
+        float s = 0.0f, t = 0.0f;
+        for (int i = lane(); i < n; i += 64) {
+            s = s + row[i];
+            if (i + 32 < n) t = t + row[i + 32];
+        }
+        s = s + t;
+        for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h);
+        if (thread() == 0) row[-2] = s / float(n);
+    }
+    sync_block();
+    const float mean = row[-2];
+    for (int i = thread(); i < n; i += threads()) row[i] = row[i] - mean;
+    sync_block();
+    const float f = norm_factor(row, n, a.eps, row - 4);
+    const int64_t from = int64_t(block_x() % a.parts) * a.w_step;
+    for (int i = thread(); i < n; i += threads()) {
+        const float y = (row[i] * f) * a.w[from + i];
+        a.out[at + i] = a.b ? y + a.b[from + i] : y;
+    }
 }
 
 // The row, normed if there are weights, as quantised activations.

@@ -133,9 +133,6 @@ inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); 
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
-inline void prefetch(const void*, uint32_t) {}
-template <class Args>
-inline void touch(const Args&) {}
 inline void next_may_start() {}
 inline void wait_for_previous() {}
 

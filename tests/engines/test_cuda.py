@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from tests import tiny
+from tests.engines import bits
 
 ON_GPU = bool(os.environ.get("ASSAY_TEST_GPU"))
 if not ON_GPU and not shutil.which(os.environ.get("CXX", "c++")):
@@ -35,6 +37,7 @@ Make = Callable[..., Model]
 IDS = np.random.default_rng(3).integers(3, 300, 600).astype(np.int32)
 WIDE = {"n_embd": 256, "n_ff": 512}  # whole blocks of 256
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+RUN = {"llama", "qwen2", "qwen3", "gemma", "gemma3"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"tied": False, "bias": True, "rope_freqs": True},
     "experts": {"n_expert": 4},
@@ -118,6 +121,23 @@ def test_every_node_can_be_kept_and_changes_no_bit(make: Make, variant: str) -> 
         assert np.array_equal(expected.logits, found.logits)
     plain = cuda.forward(batch)
     assert all(np.array_equal(a.logits, b.logits) for a, b in zip(plain, cpu.forward(batch), strict=True))
+
+
+@pytest.mark.parametrize("name", [n for n in bits.CASES if n.startswith("arch ")])
+def test_an_architecture_gives_the_cpu_engines_bits_or_is_refused(tmp_path: Path, name: str) -> None:
+    """What the engine has no kernel for it says when it is made, with the node's name; all else is bit for bit."""
+    case = bits.CASES[name]
+    model = bits.make(case, tmp_path / "model.gguf")
+    try:
+        cuda = CudaEngine(model, n_pages=16, device=device())
+    except AssayError as refused:
+        assert "use --engine cpu" in str(refused) and name.removeprefix("arch ") not in RUN
+        return
+    ids, cpu = IDS[:12] % model.hparams.n_vocab, CpuEngine(model, threads=1, n_pages=16)
+    expected = cpu.forward([Chunk(ids, 0, pages(0, 12), "all")])[0].logits
+    assert np.array_equal(cuda.forward([Chunk(ids[:10], 0, pages(0, 12), "all")])[0].logits, expected[:10])
+    for i in (10, 11):
+        assert np.array_equal(cuda.forward([Chunk(ids[i : i + 1], i, pages(0, 12))])[0].logits[0], expected[i])
 
 
 @pytest.mark.slow

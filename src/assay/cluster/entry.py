@@ -79,9 +79,9 @@ class Gauges(Collector):
         for row in rows:
             who = [self._model, str(row["replica"]), str(row["node"])]
             up.add_metric(who, float(row["state"] in ("up", "draining")))
-            tokens.add_metric(who, float(str(row["tokens"])))
+            tokens.add_metric(who, float(row["tokens"]))
             for key, family in found.items():
-                family.add_metric(who, float(str(row[key])))
+                family.add_metric(who, float(row[key]))
         yield from (up, tokens, *found.values())
         tally, audit = self._fleet.tally, self._auditor
         totals = {

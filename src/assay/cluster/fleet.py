@@ -4,8 +4,7 @@ A replica is lost when its connection breaks, when it has said nothing for half 
 still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed are all that another replica
 needs, and because bits depend on nothing else, the client receives what it would have received. Only replicas with the
 same fingerprint go on with a stream. A stream whose replicas die one after the other, while they compute it and without
-it coming any further, is suspected of killing them: after MOVES in a row it gets an error. A replica that comes back
-was not killed, and clears those that were blamed.
+it coming any further, is suspected of killing them: after MOVES in a row it gets an error.
 
 Everything here runs on one event loop. A frame that comes for a stream which has moved meanwhile finds nobody.
 """
@@ -138,7 +137,10 @@ class Fleet:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.to_thread(self.places.close)
 
-    def who(self) -> list[dict[str, object]]:
+    def streams(self) -> list[Progress]:
+        return [stream for link in self.links for stream in link.streams.values() if stream.began]
+
+    def who(self) -> list[dict[str, Any]]:
         return [link.row() for link in self.links]
 
     # --- the state of things
@@ -186,8 +188,6 @@ class Fleet:
         link, further = stream.link, stream.generated > stream.moved_at
         if link:
             strike = strike and not link.waits(stream)
-            if strike:
-                link.blamed.append(stream)
             link.leave(stream)
         stream.moves += 1
         self.tally.moves += 1
@@ -355,9 +355,6 @@ class Fleet:
                 await asyncio.sleep(0.2)
                 continue
             link.state, link.idle_since = "up", time.monotonic()
-            for stream in link.blamed:
-                stream.strikes = max(stream.strikes - 1, 0)
-            link.blamed.clear()
             self._settle()
             try:
                 while True:

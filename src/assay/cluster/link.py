@@ -52,7 +52,6 @@ class Link:
     still: int = 0  # ticks without a step though there is work
     idle_since: float = 0.0
     lost: int = 0  # times
-    blamed: list[Stream] = field(default_factory=list)  # that may have brought it down
     suspect: str = ""  # what an audit found
 
     @property
@@ -124,9 +123,9 @@ class Link:
             if stream is not None:
                 news(stream, update, _nodes(update, message.arrays))
 
-    def row(self) -> dict[str, object]:
+    def row(self) -> dict[str, Any]:
         """How it is, for people."""
-        found: dict[str, object] = {"replica": self.name, "node": self.handle.node, "state": self.state}
+        found: dict[str, Any] = {"replica": self.name, "node": self.handle.node, "state": self.state}
         if self.hello:
             found |= {"engine": self.hello["engine"], "isa": self.hello["isa"], "pages": self.hello["pages"]}
             found |= {"fingerprint": short(self.fingerprint)}

@@ -72,3 +72,13 @@ def test_a_flipped_bit_is_found_with_its_row_and_block(models: Any, tmp_path: Pa
 def test_healthy_engines_of_other_kinds_are_healthy(models: Any, tmp_path: Path, name: str, arithmetic: str) -> None:
     for style in planting.STYLES:
         assert found(models(name), tmp_path / style, style, arithmetic=arithmetic), style
+
+
+@pytest.mark.parametrize("arithmetic", ["kvq8", "q8+kvq8", "flash+kv16", "f16+fused", "bf16"])
+def test_other_caches_and_kernels_are_healthy(tmp_path: Path, arithmetic: str) -> None:
+    """A cache in eight bits is named, and accepted; flash attention shows no scores, a fused kernel not all values."""
+    model = load(open_file(tiny.make(tmp_path / "m.gguf", window=6, type="Q8_0", n_embd=128)))
+    for style in ("full", "layers", "last"):
+        result = found(model, tmp_path / style, style, arithmetic=arithmetic)
+        assert result, (style, result)
+        assert "kvq8" not in arithmetic or style != "full" or "kept as Q8_0" in result.notes[0], result

@@ -88,3 +88,21 @@ def test_slopes_of_six_heads(tmp_path: Path) -> None:
     model = load(open_file(tmp_path / "mpt.gguf"))
     tried, missed = named(model, tuple(range(3, 11)), tuple(range(8)), ["alibi-slopes"])
     assert tried == 3 and not missed
+
+
+@pytest.mark.parametrize("name", ["gemma4, heads and widths by layer", "gemma4, experts"])
+def test_every_edit_runs_where_layers_differ(name: str, tmp_path: Path) -> None:
+    """Heads and widths that are another layer's: an edit speaks of the layer it is in."""
+    others.make(name, tmp_path / "model.gguf")
+    model = load(open_file(tmp_path / "model.gguf"))
+    context, weights, given = Context(model, (6,)), Weights(model.file), inputs_of(range(6), range(6))
+    names, tried = [node.name for node in model.graph if node.op != "cache"], 0
+    for fault in FAULTS.values():
+        for variant in fault.variants:
+            for p in variant.search.grid()[:1] if variant.search else [0.0]:
+                made = planted(context, variant, p)
+                if made.touched:
+                    with np.errstate(all="ignore"):
+                        interpret(made.graph, weights, given, names, functions=made.functions)
+                    tried += 1
+    assert tried > 100

@@ -84,6 +84,7 @@ class CudaEngine(PagedEngine):
         self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
+        self._host: NDArray[np.int32] = np.empty(0, np.int32)
         self._landed: NDArray[np.float32] | None = None
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
@@ -93,7 +94,10 @@ class CudaEngine(PagedEngine):
         self._at.counters = self._device.alloc(4 * 65536, "counters")
         self._device.zero(self._at.counters, 4 * 65536)
         self._tokens_a_tile = self._tile_tokens()
-        self._program(self._shape(Step(()), frozenset(), empty=True), frozenset())  # loads every weight
+        if len(self._tokens_a_tile) > 1:
+            raise AssayError("engine cuda: it runs graphs whose heads are grouped alike; use --engine cpu")
+        for shape in (Shape(1, 1, True, 1, 8), Shape(8, 8, False, 1, 8, 8)):  # loads every weight, or refuses the graph
+            self._program(shape, frozenset())
         self._device.sync()
 
     def _check_room(self) -> None:
@@ -122,12 +126,14 @@ class CudaEngine(PagedEngine):
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
         if self.graph.given:
             raise AssayError("engine cuda: it runs whole graphs only; use --engine cpu")
+        if not keep and len(batch) <= _GRAPHED and all(c.n_tokens == 1 == c.n_outputs for c in batch):
+            return self._tokens(batch)
         scored = any("S" in self.graph.shapes[name] for name in keep)
         results: Results | None = None
         found: list[Output] = []
         program = None
         for step in whole(batch) if scored else steps(batch, STEP):
-            self._note_positions(step)
+            self._note_positions([p.chunk for p in step.pieces])
             shape = self._shape(step, keep, exact=scored)
             program = self._program(shape, keep)
             if results is None:
@@ -136,6 +142,15 @@ class CudaEngine(PagedEngine):
         if results is not None and program is not None:
             found = results.outputs(self.graph, keep, program.aliases)
         return found
+
+    def _tokens(self, batch: Sequence[Chunk]) -> list[Output]:
+        """A token a sequence and nothing kept, the usual step of serving: its graph, and one copy of the logits."""
+        self._note_positions(batch)
+        program = self._program(self._one(len(batch), max(c.end for c in batch)), frozenset())
+        self._play(program, batch)
+        width = program.results[0][0].width
+        logits = program.landed[0][: len(batch) * width].reshape(-1, 1, width).copy()
+        return [Output(row, {}) for row in logits]
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -152,16 +167,18 @@ class CudaEngine(PagedEngine):
                 found[group] = min(found.get(group, rows), rows)
         return found
 
-    def _note_positions(self, step: Step) -> None:
+    def _note_positions(self, chunks: Sequence[Chunk]) -> None:
         """Whether positions differ from slots: masks go by positions then, and from then on."""
-        for p in step.pieces:
-            if p.chunk.positions is not None and not self._shifted:
-                slots = np.arange(p.chunk.start, p.chunk.end)
-                self._shifted = not np.array_equal(slots, p.chunk.positions)
+        for c in chunks:
+            if c.positions is not None and not self._shifted:
+                self._shifted = not np.array_equal(np.arange(c.start, c.end), c.positions)
 
-    def _shape(self, step: Step, keep: frozenset[str], *, exact: bool = False, empty: bool = False) -> Shape:
-        if empty:
-            return Shape(1, 1, True, 1, 8)
+    def _one(self, sequences: int, longest: int) -> Shape:
+        """A token for each sequence, all of them outputs."""
+        m, blocks = _power(sequences), _power(-(-longest // 256))
+        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted)
+
+    def _shape(self, step: Step, keep: frozenset[str], *, exact: bool = False) -> Shape:
         sizes = [p.end - p.begin for p in step.pieces]
         ends = [p.chunk.start + p.end for p in step.pieces]
         m, n = step.n_tokens, step.n_outputs
@@ -173,8 +190,7 @@ class CudaEngine(PagedEngine):
             tiles = sum(self._tiles(size) for size in sizes)
             return Shape(m, n, False, blocks, tables, tiles, len(sizes), max(sizes), keys, scores, self._shifted)
         if one:
-            m = _power(m)
-            return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted)
+            return self._one(m, max(ends))
         m = _power(m) if m <= 64 else -(-m // 64) * 64
         tiles = sum(self._tiles(size) for size in sizes)
         outputs = 0 if n == 0 else min(m, _power(n))
@@ -217,29 +233,38 @@ class CudaEngine(PagedEngine):
 
     def _run(self, program: Program, step: Step, arrays: list[NDArray[np.float32]]) -> None:
         shape = program.shape
-        words = self._host[: shape.words]
-        if not program.tables:
-            program.tables = {name: words[at : at + size] for name, (at, size) in shape.tables().items()}
+        rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
+        sizes = [e.width * rows[e.domain] for e, _ in program.results]
+        if shape.one and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
+            self._play(program, [p.chunk for p in step.pieces])
+            for size, array, landed in zip(sizes, arrays, program.landed, strict=True):
+                array[:size] = landed[:size]
+            return
+        words = self._words(program)
         if shape.one:
-            self._fill_one(program.tables, step)
+            self._fill_one(program.tables, [p.chunk for p in step.pieces])
         else:
             self._fill(shape, program.tables, step)
-        rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
-        if shape.one and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
-            if program.play is None:
-                at = 0
-                for external, _ in program.results:
-                    program.landed.append(self._landing()[at : at + external.width * shape.tokens])
-                    at += external.width * shape.tokens
-                program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
-            program.play()
-            self._device.sync()
-            for (external, _), array, landed in zip(program.results, arrays, program.landed, strict=True):
-                n = external.width * rows[external.domain]
-                array[:n] = landed[:n]
-            return
-        wanted = [a[: e.width * rows[e.domain]] for (e, _), a in zip(program.results, arrays, strict=True)]
-        self._queue(program, words, wanted)
+        self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
+        self._device.sync()
+
+    def _words(self, program: Program) -> NDArray[np.int32]:
+        """The tables of the step on the host, and views of each."""
+        words = self._host[: program.shape.words]
+        if not program.tables:
+            program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
+        return words
+
+    def _play(self, program: Program, chunks: Sequence[Chunk]) -> None:
+        """A step of a token a sequence as one graph; its results land in pinned memory."""
+        if program.play is None:
+            words, at = self._words(program), 0
+            for external, _ in program.results:
+                program.landed.append(self._landing()[at : at + external.width * program.shape.tokens])
+                at += external.width * program.shape.tokens
+            program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
+        self._fill_one(program.tables, chunks)
+        program.play()
         self._device.sync()
 
     def _landing(self) -> NDArray[np.float32]:
@@ -257,10 +282,10 @@ class CudaEngine(PagedEngine):
             if array.size:
                 self._device.download(array, self._at.arena + offset)
 
-    def _fill_one(self, at: dict[str, NDArray[np.int32]], step: Step) -> None:
+    def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> None:
         """The tables of a step in which every sequence has one token."""
-        chunks, n, page = [p.chunk for p in step.pieces], len(step.pieces), 0
-        at["slots"][n:] = -1
+        page = 0
+        at["slots"][len(chunks) :] = -1
         for i, c in enumerate(chunks):
             slot = c.start
             position = slot if c.positions is None else int(c.positions[0])
@@ -304,12 +329,10 @@ class CudaEngine(PagedEngine):
             row, output, page, key, score = row + n, output + len(outs), page + len(table), key + end, score + n * end
 
     def _cut(self, first: int, tokens: int, keys: int, score: int) -> NDArray[np.int32]:
-        """Tiles of a piece's query rows, 8 words each (attention.cu, AttentionArgs::tiles)."""
+        """Tiles of a piece's query rows, 8 words each (attention.h, AttentionArgs::tiles)."""
         if not tokens or not self._tokens_a_tile:
             return np.zeros((0, 8), np.int32)
-        (group, size), *others = self._tokens_a_tile.items()
-        if others:
-            raise AssayError("engine cuda: it runs graphs whose heads are grouped alike; use --engine cpu")
+        ((group, size),) = self._tokens_a_tile.items()
         rows = tokens * group
         begins = np.arange(0, rows, size)
         made = np.zeros((len(begins), 8), np.int64)

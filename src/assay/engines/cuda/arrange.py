@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from assay.engines.cuda.program import Value
 
 _PAIRS = {"q4_k_q6_k", "q5_k_q6_k"}  # layouts that one launch can mix
-_CREW = 8  # warps of a block that goes on to further groups
+_CREW = 12  # warps of a block that goes on to further groups
 _ONCE = 24  # most warps of a block that takes all of its groups at once
 _TEAMS = 15  # as many barriers as a block has
 _TILES = 128 << 10  # most bytes of weights that it fetches at once: the next kernel wants room too
@@ -50,7 +50,7 @@ def slot_bytes(parts: Sequence[Part]) -> int:
 
 def arrange(parts: Sequence[Part], groups: int, normed: bool, processors: int, most: int) -> Arrangement | None:
     """Where a block a multiprocessor can take all groups at once, a warp has one tile, and all of them are on their way
-    before x is there; else eight warps a multiprocessor go from group to group, two tiles a warp."""
+    before x is there; else twelve warps a multiprocessor go from group to group, two tiles a warp."""
     matrix, tile = parts[0].matrix, slot_bytes(parts)
     stride, tiles = matrix.units * UNIT, matrix.tiles
     columns = matrix.columns if normed else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from assay.engines.cuda import structs
@@ -107,7 +106,6 @@ class AttentionSteps(Steps):
                 values=v_pool,
                 rows=self._rows_struct(),
                 splits=splits,
-                askers=8 * math.prod(grid),
                 **fields,
             )
             return Launch(kernel, grid, 256, args, shared)
@@ -198,7 +196,7 @@ class AttentionSteps(Steps):
 
     def _attn_softmax(self, node: Node) -> None:
         if node.inputs[1:] != ("inp_pos", "inp_kpos"):
-            raise AssayError(f"node {node.name}: the cuda engine masks by inp_pos and inp_kpos only")
+            raise AssayError(f"node {node.name}: the cuda engine masks by inp_pos and inp_kpos only; use --engine cpu")
         heads, window = self._width(node.name), int(node.attr("window"))
         x = self._get(node.inputs[0], "scores")
         self._scores(_SOFTMAX, x, None, self._new(node.name), heads, scale=float(node.attr("scale")), window=window)

@@ -12,6 +12,7 @@ Beside the groups of engines/fuse.py, three things are folded where nobody else 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from assay.engines.batch import External
@@ -20,13 +21,12 @@ from assay.engines.cuda.attention import AttentionSteps
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.products import ProductSteps
-from assay.engines.cuda.program import ACTS, MAP, Memory, Program
+from assay.engines.cuda.program import MAP, Memory, Program
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.fuse import Attention, Gated, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 
-_AHEAD, _AHEAD_BYTES = 2, 12 << 20  # how many products, and of each how much
 _UNARY = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}
 
 
@@ -41,21 +41,6 @@ def compile_program(
 ) -> Program:
     """The program for a shape; `place` gives the addresses once the arena's size is known."""
     return _Compiler(graph, tensors, layout, shape, keep, shared).compile(place)
-
-
-def look_ahead(launches: list[Launch]) -> None:
-    """Products ask for the weights of the second one after them: the cache has room for two, up to a limit each."""
-    streams = [i for i, launch in enumerate(launches) if launch.weights]
-    asked = 0
-    for i, launch in enumerate(launches):
-        coming = [k for k in streams if k > i][:_AHEAD]
-        wanted = next((k for k in coming if k > asked), None)
-        if wanted is None or not hasattr(launch.args, "ahead"):
-            continue
-        asked, left = wanted, _AHEAD_BYTES
-        for n, (at, size) in enumerate(launches[wanted].weights[:3]):
-            launch.args.ahead.at[n], launch.args.ahead.bytes[n] = at, min(size, left) // 16 * 16
-            left -= launch.args.ahead.bytes[n]
 
 
 class _Compiler(ProductSteps, AttentionSteps):
@@ -81,7 +66,6 @@ class _Compiler(ProductSteps, AttentionSteps):
         size = self._assign()
         self.memory = place(size)
         launches = [make() for _, make in self.steps]
-        look_ahead(launches)
         results = [(e, v.offset) for e, v in self.results]
         if all(e.node != self.graph.output for e, _ in results):  # nobody asked for it
             results.append((External(self.graph.output, "outputs", self._width(self.graph.output)), 0))
@@ -139,7 +123,8 @@ class _Compiler(ProductSteps, AttentionSteps):
     def _emit(self, node: Node) -> None:
         special: dict[str, Callable[[Node], None]] = {
             "embed": self._embed,
-            "rms_norm": self._rms_norm,
+            "rms_norm": self._norm,
+            "layer_norm": self._norm,
             "rope": self._rope,
             "cache": self._cache,
             "merge_heads": self._merge_heads,
@@ -150,7 +135,13 @@ class _Compiler(ProductSteps, AttentionSteps):
             "bias": lambda n: self._map(n, [n.inputs[0]], vector=n.weights[0]),
             "slice": lambda n: self._map(n, n.inputs, integer=int(n.attr("start"))),
             "topk": lambda n: self._map(n, n.inputs, op="slice"),
-            "glu": lambda n: self._map(n, n.inputs, integer=ACTS[n.attr("act")]),
+            "glu": lambda n: self._map(n, n.inputs, integer=self._act(n)),
+            "act": lambda n: self._map(n, n.inputs, integer=self._act(n)),
+            "glu_split": lambda n: self._map(n, n.inputs, integer=self._act(n)),
+            "glu_oai": lambda n: self._map(n, n.inputs, number=float(n.attr("alpha")), second=float(n.attr("limit"))),
+            "clamp": lambda n: self._map(n, n.inputs, number=float(n.attr("lo")), second=float(n.attr("hi"))),
+            "add_row": lambda n: self._map(n, n.inputs, op="bias", vector=n.weights[0], row=int(n.attr("row"))),
+            "expert_bias": lambda n: self._map(n, n.inputs, table=n.weights[0]),
         }
         if node.op in special:
             special[node.op](node)
@@ -166,29 +157,35 @@ class _Compiler(ProductSteps, AttentionSteps):
     def _by_row(self, node: Node) -> None:
         domain = self._domain(node.name)
         if domain in ("keys", "scores") or len(self.graph.shapes[node.inputs[0]]) != 2:
-            raise AssayError(f"node {node.name}: the cuda engine has {node.op} for rows only")
+            raise AssayError(f"node {node.name}: the cuda engine has {node.op} for rows only; use --engine cpu")
         x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
         threads = structs.KERNELS[node.op][1]
 
         def make() -> Launch:
-            args = structs.RowArgs(self._at(x), 0, self._at(out), structs.Acts(), width, 1, 0.0, width)
+            args = structs.RowArgs(x=self._at(x), out=self._at(out), width=width, parts=1)
             return Launch(node.op, (self._rows(domain), 1, 1), threads, args)
 
         self._step([x, out], make)
 
-    def _rms_norm(self, node: Node) -> None:
+    def _norm(self, node: Node) -> None:
         domain, shape = self._domain(node.name), self.graph.shapes[node.inputs[0]]
         parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
         x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
-        if not node.weights:
-            raise AssayError(f"node {node.name}: the cuda engine has no norm without weights; use --engine cpu")
+        each = width // parts
+        whole = bool(node.weights) and math.prod(int(n) for n in self.graph.weights[node.weights[0]]) == width
 
         def make() -> Launch:
-            w = self.tensors.vector(node.weights[0])
+            w, b = (*(self.tensors.vector(name) for name in node.weights), 0, 0)[:2]
             args = structs.RowArgs(
-                self._at(x), w, self._at(out), structs.Acts(), width, parts, float(node.attr("eps")), width
+                x=self._at(x),
+                w=w,
+                b=b,
+                out=self._at(out),
+                width=width,
+                parts=parts,
+                eps=float(node.attr("eps")),
+                w_step=each if whole else 0,
             )
-            threads = 256 if width // parts >= 256 else 64
-            return Launch("rms_norm", (self._rows(domain) * parts, 1, 1), threads, args, 16 + 4 * width // parts)
+            return Launch(node.op, (self._rows(domain) * parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
 
         self._step([x, out], make)

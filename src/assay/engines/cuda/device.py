@@ -23,7 +23,6 @@ class Launch:
     threads: int
     args: ctypes.Structure
     shared: int = 0
-    weights: list[tuple[int, int]] = field(default_factory=list, repr=False)  # address and bytes of what it streams
     prepared: Any = field(default=None, repr=False)  # what the device made of it
 
 

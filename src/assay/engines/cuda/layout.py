@@ -148,7 +148,7 @@ class Tensors:
 
     def _load(self, names: tuple[str, ...]) -> Matrix:
         shape, form = self.file.tensors[names[0]].shape, self._format(names[0])
-        count, rows, columns = (1, *shape) if len(shape) == 2 else shape
+        count, rows, columns = (*(1,) * (3 - len(shape)), *shape)  # one axis: one row
         units, paired = -(-columns // UNIT), len(names) == 2
         group = rows_per_group(units, paired)
         empty = Matrix(form, rows, columns, units, group, 0, 0, count, paired)

@@ -9,7 +9,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-from assay.engines.cuda.program import ACTS, Steps, Value
+from assay.engines.cuda.program import Steps, Value
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
@@ -33,14 +33,12 @@ class ProductSteps(Steps):
 
             def make() -> Launch:
                 args = structs.RowArgs(
-                    self._at(x),
-                    self.tensors.vector(node.weights[0]) if node else 0,
-                    0,
-                    structs.Acts(*(self._at(v) for v in acts), stride),
-                    width,
-                    1,
-                    float(node.attr("eps")) if node else 0.0,
-                    width,
+                    x=self._at(x),
+                    w=self.tensors.vector(node.weights[0]) if node else 0,
+                    acts=structs.Acts(*(self._at(v) for v in acts), stride),
+                    width=width,
+                    parts=1,
+                    eps=float(node.attr("eps")) if node else 0.0,
                 )
                 return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (8 * width if node else 0))
 
@@ -60,15 +58,19 @@ class ProductSteps(Steps):
 
     def _gated(self, group: Gated) -> None:
         gate, up, glu = group.gate, group.up, group.glu
-        domain = self._domain(glu.name)
+        domain, act = self._domain(glu.name), self._act(glu)
+        if glu.op == "glu_split":  # halves of one linear
+            self._multiply(gate, domain, [Part(self.tensors.matrix(gate.weights[0]), gate.name)])
+            self._map(glu, glu.inputs, integer=act)
+            return
         names = gate.weights[0], up.weights[0]
         if self.tensors.same_format(*names):
             kept = tuple(self._new(n.name) if n.name in self.keep else None for n in (gate, up))
-            part = Part(self.tensors.matrix(*names), glu.name, act=ACTS[glu.attr("act")], kept=kept)
+            part = Part(self.tensors.matrix(*names), glu.name, act=act, kept=kept)
             self._multiply(gate, domain, [part])
             return
         self._multiply(gate, domain, [Part(self.tensors.matrix(n.weights[0]), n.name) for n in (gate, up)])
-        self._map(glu, glu.inputs, integer=ACTS[glu.attr("act")])
+        self._map(glu, glu.inputs, integer=act)
 
     def _multiply(self, linear: Node, domain: str, parts: list[Part]) -> None:
         rows, norm = self._rows(domain), self.fused_norms.get(linear.name)
@@ -122,13 +124,12 @@ class ProductSteps(Steps):
                 prologue=_NORMED if node else _PLAIN,
                 eps=float(node.attr("eps")) if node else 0.0,
             )
-            weights = [(p.matrix.data, p.matrix.size) for p in parts]
             if matrix.format.floats:
                 each = 1 if rows == 1 else 4
                 shared = 4 * (each * matrix.units * UNIT + max(64, each * matrix.tiles * LANES))
                 grid = (groups, -(-rows // each), 1)
-                return Launch(f"product_floats_{each}", grid, 32 * warps_for(matrix.tiles), args, shared, weights)
-            return self._one(layouts, args, parts, groups, (1, 1), weights)
+                return Launch(f"product_floats_{each}", grid, 32 * warps_for(matrix.tiles), args, shared)
+            return self._one(layouts, args, parts, groups, (1, 1))
 
         self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
@@ -139,19 +140,20 @@ class ProductSteps(Steps):
         parts: Sequence[Part],
         groups: int,
         rest: tuple[int, int],
-        weights: list[tuple[int, int]],
     ) -> Launch:
         """product_one or product_two: one row of x for each of `rest` blocks."""
         n = self._processors()
         found = arrange(parts, groups, bool(args.norm), n, self.shared)
         if found is None:
             columns = parts[0].matrix.columns
-            raise AssayError(f"node {parts[0].name}: rows of {columns} values do not fit this GPU's shared memory")
+            raise AssayError(
+                f"node {parts[0].name}: rows of {columns} values do not fit this GPU's shared memory; use --engine cpu"
+            )
         args.slots, args.team, args.together = found.slots, found.team, found.together
         args.shift = parts[0].matrix.group.bit_length() - 1
         kernel = f"product_{'one' if found.slots == 1 else 'two'}_{layouts}"
         blocks = min(-(-groups // found.together), n)
-        return Launch(kernel, (blocks, *rest), found.threads, args, found.shared, weights)
+        return Launch(kernel, (blocks, *rest), found.threads, args, found.shared)
 
     def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
         """Tensor cores: tiles of rows and tokens."""
@@ -220,6 +222,6 @@ class ProductSteps(Steps):
             if matrix.format.floats:
                 shared = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))
                 return Launch("product_floats_1", (groups, pairs, 1), 32 * warps_for(matrix.tiles), args, shared)
-            return self._one(matrix.format.name, args, array_parts, groups, (pairs, 1), [])
+            return self._one(matrix.format.name, args, array_parts, groups, (pairs, 1))
 
         self._step([x, idx, out], make)

@@ -20,7 +20,7 @@ from assay.graph import Graph, Node
 
 ACTS = {"silu": 0, "gelu_tanh": 1, "gelu_erf": 2, "relu": 3}  # arithmetic.h
 _MAPS = ("add", "glu", "bias", "scale", "softcap", "clamp_min", "div", "gather", "expert_scale", "expert_sum", "slice",
-         "row_sum")  # fmt: skip
+         "row_sum", "clamp", "act", "glu_split", "glu_oai", "expert_input", "expert_bias")  # fmt: skip
 MAP = {name: i for i, name in enumerate(_MAPS)}  # rows.cu, MapOp
 
 
@@ -136,7 +136,7 @@ class Steps:
         elif domain == "keys" and name in self.layout.pools:
             value = self._read_cache(name)
         else:
-            raise AssayError(f"node {name}: the cuda engine cannot use it here; run the reference engine")
+            raise AssayError(f"node {name}: the cuda engine cannot use it here; use --engine cpu")
         self.values[name, domain] = value
         return value
 
@@ -177,7 +177,9 @@ class Steps:
 
     def _embed(self, node: Node) -> None:
         if node.inputs != ("inp_tokens",):
-            raise AssayError(f"node {node.name}: the cuda engine embeds inp_tokens only (found {node.inputs[0]})")
+            raise AssayError(
+                f"node {node.name}: the cuda engine embeds inp_tokens only (found {node.inputs[0]}); use --engine cpu"
+            )
         table, out, width = self.tensors.matrix(node.weights[0]), self._new(node.name), self._width(node.name)
 
         def make() -> Launch:
@@ -279,6 +281,12 @@ class Steps:
                 value.pinned = True
                 self.results.append((External(node.name, self.plan.domains[node.name], self._width(node.name)), value))
 
+    def _act(self, node: Node) -> int:
+        act = str(node.attr("act"))
+        if act not in ACTS:
+            raise AssayError(f"node {node.name}: the cuda engine has no activation {act}; use --engine cpu")
+        return ACTS[act]
+
     def _map(
         self,
         node: Node,
@@ -287,20 +295,40 @@ class Steps:
         op: str = "",
         integer: int = 0,
         number: float = 0.0,
+        second: float = 0.0,
         vector: str = "",
+        row: int = 0,
+        table: str = "",
     ) -> None:
+        """A value each: of one or two inputs, of a vector of weights (row `row` of it), or of a row that y chooses."""
         domain = self._domain(node.name)
+        if domain in ("keys", "scores") or (node.all_attrs().get("n_head") or 1) > 1:
+            raise AssayError(f"node {node.name}: the cuda engine has {node.op} for whole rows only; use --engine cpu")
         sources = [self._get(name, domain) for name in inputs]
         widths = [self._width(name) for name in inputs]
         rows, out, width = self._rows(domain), self._new(node.name), self._width(node.name)
         if vector:
-            widths.append(int(np.prod(self.graph.weights[vector])))
+            widths.append(int(self.graph.weights[vector][-1]))
         widths = (widths * 2)[:2]
+        experts = int(self.graph.weights[table][0]) if table else 0
 
         def make() -> Launch:
-            x = self._at(sources[0])
-            y = self.tensors.vector(vector) if vector else self._at(sources[-1])
-            args = structs.MapArgs(x, y, self._at(out), rows, width, *widths, MAP[op or node.op], integer, 0, number, 0)
+            y = self.tensors.vector(vector) + 4 * row * widths[1] if vector else self._at(sources[-1])
+            args = structs.MapArgs(
+                x=self._at(sources[0]),
+                y=y,
+                z=self.tensors.vector(table) if table else 0,
+                out=self._at(out),
+                rows=rows,
+                width=width,
+                x_width=widths[0],
+                y_width=widths[1],
+                op=MAP[op or node.op],
+                integer=integer,
+                z_rows=experts,
+                number=number,
+                second=second,
+            )
             return Launch("map", (max(1, min(-(-rows * width // 256), 4096)), 1, 1), 256, args)
 
         self._step([*sources, out], make)

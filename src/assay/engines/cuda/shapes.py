@@ -87,8 +87,10 @@ def cache_layout(graph: Graph, kv_type: str) -> CacheLayout:
 def tile_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int]:
     """The kernel for long chunks, its query rows a tile and its shared memory."""
     quads = -(-k_dim // 4)
-    for name, most, rows in (("64", 64, 8), ("128", 128, 8), ("256", 256, 4), ("512", 512, 2)):
-        size = 4 * (8 * rows * 4 * quads + 4 * 32 * max(4 * quads, v_dim) + 8 * rows * (BLOCK + 8) + 4)
+    for most, rows, staged in ((64, 8, 2), (128, 8, 4), (256, 4, 4), (512, 2, 4)):
+        size = 4 * (8 * rows * 4 * quads + staged * 32 * max(4 * quads, v_dim) + 8 * rows * (BLOCK + 8) + 4)
         if v_dim <= most and size <= shared - 1024:
-            return f"attend_tile_{name}", 8 * rows, size
-    raise AssayError(f"engine cuda: heads of {k_dim} and {v_dim} values do not fit this GPU's shared memory")
+            return f"attend_tile_{most}", 8 * rows, size
+    raise AssayError(
+        f"engine cuda: heads of {k_dim} and {v_dim} values do not fit this GPU's shared memory; use --engine cpu"
+    )

@@ -17,7 +17,6 @@ def _all(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-Ahead = _struct("Ahead", ("at", _POINTER * 3), ("bytes", _I64 * 3))
 Matrix = _struct(
     "Matrix",
     ("data", _POINTER),
@@ -39,8 +38,7 @@ ProductArgs = _struct(
     ("expert_bytes", _I64),
     *_all(_I32, "n_parts groups tokens columns x_stride prologue"),
     ("eps", _F32),
-    *_all(_I32, "rows_of_x n_experts slots team together shift padding stages"),
-    ("ahead", Ahead),
+    *_all(_I32, "rows_of_x n_experts slots team together shift stages"),
 )
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
@@ -53,20 +51,23 @@ AttentionArgs = _struct(
     ("values", Pool),
     ("rows", Rows),
     ("query_rows", _POINTER),
-    *_all(_I32, "heads window n_rot neox n_tokens splits irregular turn_k max_blocks askers"),
+    *_all(_I32, "heads window n_rot neox n_tokens splits irregular turn_k max_blocks padding"),
     *_all(_F32, "scale cap"),
-    ("ahead", Ahead),
 )
 MapArgs = _struct(
     "MapArgs",
-    *_all(_POINTER, "x y out"),
+    *_all(_POINTER, "x y z out"),
     ("rows", _I64),
-    *_all(_I32, "width x_width y_width op integer padding"),
-    ("number", _F32),
-    ("more_padding", _I32),
+    *_all(_I32, "width x_width y_width op integer z_rows"),
+    *_all(_F32, "number second"),
 )
 RowArgs = _struct(
-    "RowArgs", *_all(_POINTER, "x w out"), ("acts", Acts), *_all(_I32, "width parts"), ("eps", _F32), ("columns", _I32)
+    "RowArgs",
+    *_all(_POINTER, "x w b out"),
+    ("acts", Acts),
+    *_all(_I32, "width parts"),
+    ("eps", _F32),
+    ("w_step", _I32),
 )
 StepArgs = _struct(
     "StepArgs",
@@ -101,7 +102,7 @@ _LAYOUTS = (
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
 KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the most threads a block
-    **{f"product_{slots}_{name}": (ProductArgs, 1024) for name in _LAYOUTS for slots in ("one", "two")},
+    **{f"product_{slots}_{name}": (ProductArgs, 768) for name in _LAYOUTS for slots in ("one", "two")},
     "product_floats_1": (ProductArgs, 512),
     "product_floats_4": (ProductArgs, 512),
     "product_many": (ProductArgs, 256),
@@ -117,6 +118,7 @@ KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the
     "attend_tile_512": (AttentionArgs, 256),
     "map": (MapArgs, 256),
     "rms_norm": (RowArgs, 256),
+    "layer_norm": (RowArgs, 256),
     "quantise_rows": (RowArgs, 256),
     "softmax": (RowArgs, 32),
     "argsort": (RowArgs, 256),

@@ -237,7 +237,7 @@ async def slots(call: Call, _: None) -> Reply:
     """A row for every sequence that may run; who runs in it, but not what it says."""
     found: list[dict[str, Any]] = []
     for entry in call.state.models.entries.values():
-        running = list(getattr(getattr(entry.worker, "scheduler", None), "running", ()))
+        running = entry.worker.streams() if entry.worker else []
         for i in range(call.state.limits.running if entry.worker else 0):
             slot: dict[str, Any] = {"id": len(found), "model": entry.id, "n_ctx": entry.n_ctx, "speculative": False}
             slot["is_processing"] = i < len(running)

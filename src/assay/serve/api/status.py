@@ -7,6 +7,7 @@ from typing import Any
 
 from assay import __version__
 from assay.engines.base import PAGE
+from assay.runtime.sequence import Progress
 from assay.serve.api.schemas import Model
 from assay.serve.api.state import Call
 from assay.serve.http.exchange import Reply, json_reply
@@ -64,28 +65,26 @@ async def status(call: Call, _: None) -> Reply:
 
 
 def _model(entry: Entry) -> dict[str, Any]:
-    worker: Any = entry.worker
-    scheduler = getattr(worker, "scheduler", None)  # computed elsewhere, there is none here
-    running, waiting = getattr(worker, "load", (0, 0))
-    streams = [_stream(sequence) for sequence in list(scheduler.running)] if scheduler else []
-    pages = scheduler.pages if scheduler else None
+    rows = entry.worker.who() if entry.worker else []
+    streams = [_stream(sequence) for sequence in entry.worker.streams()] if entry.worker else []
+    pages, available = (sum(row.get(key, 0) for row in rows) for key in ("pages", "pages_available"))
     return {
         "id": entry.id,
-        "loaded": worker is not None,
+        "loaded": entry.worker is not None,
         "bytes": entry.bytes,
         "context_length": entry.n_ctx,
-        "running": running,
-        "waiting": waiting,
+        "running": sum(row["running"] for row in rows),
+        "waiting": sum(row["waiting"] for row in rows),
         "cache": {
-            "positions": pages.n_pages * PAGE if pages else entry.n_pages * PAGE,
-            "used": (pages.n_pages - pages.available) * PAGE if pages else 0,
+            "positions": (pages or entry.n_pages) * PAGE,
+            "used": (pages - available) * PAGE,
         },
         "tokens_per_second": round(sum(stream["tokens_per_second"] for stream in streams), 3),
         "streams": streams,
     }
 
 
-def _stream(sequence: Any) -> dict[str, Any]:
+def _stream(sequence: Progress) -> dict[str, Any]:
     times, now = sequence.times, time.monotonic()
     took = times.last - times.first
     return {

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -81,7 +82,10 @@ class Here:
         await asyncio.to_thread(self._worker.join)
         await asyncio.to_thread(self._worker.scheduler.close)
 
-    def who(self) -> list[dict[str, object]]:
+    def streams(self) -> list[Progress]:
+        return list(self._worker.scheduler.running)
+
+    def who(self) -> list[dict[str, Any]]:
         scheduler = self._worker.scheduler
         running, waiting = self._worker.load
         return [

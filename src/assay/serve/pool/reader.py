@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.serve.errors import ApiError
@@ -40,7 +40,11 @@ class Computes(Protocol):
         """Stop, and let go of all memory."""
         ...
 
-    def who(self) -> list[dict[str, object]]:
+    def streams(self) -> list[Progress]:
+        """What is being computed."""
+        ...
+
+    def who(self) -> list[dict[str, Any]]:
         """Everybody who computes, a row each."""
         ...
 

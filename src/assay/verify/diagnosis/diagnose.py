@@ -30,7 +30,7 @@ from assay.verify.thresholds import ACCEPT, FEEDS_FIRST
 
 Progress = Callable[[str], None]
 
-CHOSEN = ("kv-quantised", "Q8_0")
+CHOSEN = ("kv-quantised", "kv-rounded-twice")  # where the cache is Q8_0 at last
 
 
 def diagnose(
@@ -52,7 +52,11 @@ def diagnose(
 
 def _accepted(found: Diagnosis) -> Diagnosis:
     """A cache in eight bits is somebody's choice: it is named, and nothing is wrong."""
-    if found.unexplained or not found.causes or any((c.fault, c.how[-4:]) != CHOSEN for c in found.causes):
+    if (
+        found.unexplained
+        or not found.causes
+        or any(c.fault not in CHOSEN or not c.how.endswith("Q8_0") for c in found.causes)
+    ):
         return found
     return replace(
         found, verdict="healthy", first_wrong=None, wrong_nodes=(), notes=(found.causes[0].how, *found.notes)

@@ -19,6 +19,7 @@ BY_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("Vcur", "MUL_MAT"): ("Vcur_proj", "Vcur"),
     ("Qcur", "ADD"): ("Qcur_biased",), ("Kcur", "ADD"): ("Kcur_biased",), ("Vcur", "ADD"): ("Vcur",),
     ("Qcur", "ROPE"): ("Qcur",), ("Kcur", "ROPE"): ("Kcur",), ("Qcur", "SCALE"): ("Qcur_scaled",),
+    ("attn_out", "ADD"): ("sa_out", "attn_out"), ("ffn_norm", "ADD"): (),
     **{(role, op): () for role in ("Qcur", "Kcur", "Vcur") for op in ("RESHAPE", "VIEW", "PERMUTE", "CONT")},
 }  # fmt: skip
 # Names that mean nothing by themselves: `norm` is every RMSNorm before its weight, the rest are views and copies.

@@ -126,7 +126,10 @@ def take_trace(
         tokens=tuple(map(int, tokens)),
         positions=tuple(map(int, positions if positions is not None else range(len(tokens)))),
         steps=steps,
-        observations=tuple(Observation(n, "values", kept[n], shape=kept[n].shape, foreign=n) for n in names),
+        # A witness shows what it names: the rest is not observed.
+        observations=tuple(
+            Observation(n, "values", kept[n], shape=kept[n].shape, foreign=n) for n in names if n in kept
+        ),
         source=f"{engine.model.file.path.name}@{engine.name}",
         provenance=provenance(engine),
     )

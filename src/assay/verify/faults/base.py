@@ -21,10 +21,15 @@ from numpy.typing import NDArray
 from assay.engines.functions import FUNCTIONS
 from assay.graph import INPUTS, Graph, Node, join, split
 from assay.models import HParams, Model
+from assay.models.hparams import Layer
 from assay.verify.faults.kinds import Kind, Probe, Stage
 
 Array = NDArray[Any]
 Function = Callable[..., Array]
+
+
+def _heads(row: Layer) -> tuple[int, ...]:
+    return row.n_head, row.n_head_kv, row.n_embd_head, row.n_embd_head_v
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,18 @@ class Context:
 
     model: Model
     steps: tuple[int, ...] = ()  # tokens of each step: (6, 1, 1) is a prompt of six and two decode steps
+    layer: int = 0  # whose heads `hp` speaks of
 
     @property
     def hp(self) -> HParams:
-        return self.model.hparams
+        """The model's numbers; those of its heads are the layer's, for some models have others in some layers."""
+        found = self.model.hparams
+        return replace(found, layers=(found.layers[self.layer], *found.layers[1:])) if self.layer else found
+
+    def at(self, node: Node) -> Context:
+        """Where the node is."""
+        own, rows = split(node.name)[1] or 0, self.model.hparams.layers
+        return self if _heads(rows[own]) == _heads(rows[0]) else replace(self, layer=own)
 
     def starts(self, n_tokens: int) -> NDArray[np.int64]:
         """For every row, the index of the first row of its step."""
@@ -108,7 +121,7 @@ class Variant:
 
     def at(self, context: Context, node: Node, p: float = 0.0) -> Change | None:
         """What the fault makes of the node; None where it does not apply."""
-        change = self.edit(context, node, p)
+        change = self.edit(context.at(node), node, p)
         return change if change is not None and _possible(context, node, change) else None
 
 

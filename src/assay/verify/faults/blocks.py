@@ -210,7 +210,7 @@ def _residual(fault: str, label: str, where: str, change: Callable[[Context, Nod
 
 
 def _norm_of(node: Node) -> str:
-    return join("attn_norm" if role(node) == "ffn_inp" else "ffn_norm", layer(node))
+    return join("attn_norm" if role(node) in ("ffn_inp", "sa_out") else "ffn_norm", layer(node))
 
 
 def _from_norm(c: Context, node: Node) -> Change:

@@ -36,9 +36,12 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
     if len(whole) >= 8:
         return _by_majority(model, whole, [e for e in evidence if e.whole and len(e.segment) > 3])
     early = [e for e in evidence if e.name != "embd"]
+    rows = next((e.local for e in evidence if e.name == "embd"), np.zeros(len(ARITHMETICS)))
     best = ARITHMETICS[0]
     longest = 0
     for i, arithmetic in enumerate(ARITHMETICS):
+        if rows[i] > 1 >= rows.min():  # a table of halves, say: only who rounds what it stores has that
+            continue
         explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
         if explained > longest and RUN * early[0].local[i] > TOO_GOOD and not _too_fine(early, i):
             best, longest = arithmetic, explained

@@ -80,7 +80,7 @@ def other_groups(scores: Array, node: Node) -> tuple[Array, Array]:
 
 def allowed_groups(scores: Array, rms: Array) -> Array:
     """By how much two groups may change places, [arithmetic, token]: each is a sum of two scores."""
-    return allowed(scores, rms) * 2**0.5
+    return np.asarray(np.sqrt(2) * allowed(scores, rms))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,9 @@ class _Tensor(ctypes.Structure):
         ("ne", ctypes.c_int64 * 4),
         ("nb", ctypes.c_size_t * 4),
         ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 2),
     )
 
 
@@ -63,8 +66,11 @@ class LlamaCppEngine(Engine):
         n_ctx = min(model.hparams.n_ctx_train, MAX_CTX, n_pages * PAGE if n_pages else MAX_CTX)
         self.n_pages = pages_for(n_ctx)
         self._ggml = _ggml(Path(llama_cpp.__file__ or "").parent / "lib")
+        self._products = {n.weights[0]: n.name for n in model.graph if n.op == "linear"}
+        self._scaled = {n.inputs[0]: n.name for n in model.graph if n.op == "scale"}
         self._wanted: set[str] = set()
         self._kept: dict[str, Array] = {}
+        self._views: set[str] = set()  # kept, and a part of something: what is computed under the same name comes later
         self._seen = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(self._callback)
         quiet = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(quiet, None)
@@ -104,7 +110,7 @@ class LlamaCppEngine(Engine):
             for i in range(n):
                 request.token[i], request.pos[i] = int(chunk.tokens[i]), int(positions[i])
                 request.n_seq_id[i], request.seq_id[i][0], request.logits[i] = 1, 0, 1
-            self._wanted, self._kept = keep, {}
+            self._wanted, self._kept, self._views = keep, {}, set()
             status = lib.llama_decode(self._context, request)
         finally:
             lib.llama_batch_free(request)
@@ -112,18 +118,33 @@ class LlamaCppEngine(Engine):
             raise AssayError(f"engine llamacpp: llama_decode gave {status} for {n} tokens at {chunk.start}")
         n_vocab = self.model.hparams.n_vocab
         logits = np.ctypeslib.as_array(lib.llama_get_logits(self._context), (n, n_vocab)).copy()
-        nodes = {name: self._shaped(name, value, chunk.start + n) for name, value in self._kept.items()}
+        shaped = {name: self._shaped(name, value, n, chunk.start + n) for name, value in self._kept.items()}
+        nodes = {name: value for name, value in shaped.items() if value is not None}
         return Output(logits[-1:] if chunk.outputs == "last" else logits, nodes)
 
     def _callback(self, pointer: int, ask: bool, _data: int | None) -> bool:
         name = self._ggml.ggml_get_name(pointer).decode("utf-8", "replace")
         op = self._ggml.ggml_op_desc(pointer).decode()
         found = translate(name, op, self.model.graph)
-        if found is None or found[0] not in self._wanted:
+        again = found is not None and found[0] in self._kept and found[0] not in self._views
+        node = self._nameless(pointer, op) if found is None or again else found[0]
+        if node is None or node not in self._wanted:
             return not ask
-        if not ask and found[0] not in self._kept:
-            self._kept[found[0]] = self._copy(pointer)
+        if not ask and (node not in self._kept or node in self._views):
+            self._kept[node] = self._copy(pointer)
+            self._views = self._views | {node} if op == "VIEW" else self._views - {node}
         return True
+
+    def _nameless(self, pointer: int, op: str) -> str | None:
+        """A value that llama.cpp does not name: a product by its matrix, a scaled value by what was scaled."""
+        source = _Tensor.from_address(pointer).src[0]
+        if not source or op not in ("MUL_MAT", "SCALE"):
+            return None
+        name = self._ggml.ggml_get_name(source).decode("utf-8", "replace")
+        if op == "MUL_MAT":
+            return self._products.get(name)
+        found = translate(name, self._ggml.ggml_op_desc(source).decode(), self.model.graph)
+        return self._scaled.get(found[0]) if found else None
 
     def _copy(self, pointer: int) -> Array:
         tensor = _Tensor.from_address(pointer)
@@ -135,13 +156,13 @@ class LlamaCppEngine(Engine):
         view = np.lib.stride_tricks.as_strided(raw.view(kind), shape, strides)
         return np.array(view, np.float32 if kind.kind == "f" else np.int32)
 
-    def _shaped(self, name: str, value: Array, n_keys: int) -> Array:
-        """ggml has four axes and pads the keys."""
+    def _shaped(self, name: str, value: Array, n_tokens: int, n_keys: int) -> Array | None:
+        """ggml has four axes and pads the keys. None: another value under a name that is used twice."""
         symbolic = self.model.graph.shapes[name]
         if symbolic[-1] == "S":
             value = value[..., :n_keys]
-        n_tokens = value.size // math.prod(n_keys if d == "S" else int(d) for d in symbolic if d != "T")
-        return value.reshape([n_tokens if d == "T" else n_keys if d == "S" else int(d) for d in symbolic])
+        shape = [n_tokens if d == "T" else n_keys if d == "S" else int(d) for d in symbolic]
+        return value.reshape(shape) if value.size == math.prod(shape) else None
 
     def close(self) -> None:
         if self._context:

@@ -1,0 +1,30 @@
+"""llama.cpp as a witness for other models than Llama: what it leaves nameless is found, and the check passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from assay.cli import main
+from assay.gguf import open_file
+from assay.models import load
+from assay.verify.dumps.trace import choose, take_trace
+from tests.models import golden
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+from assay.verify.witness.llamacpp import LlamaCppEngine
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "glm4moe"])
+def test_every_node_is_seen(name: str) -> None:
+    """Products without a name by their matrix, scaled queries by what was scaled."""
+    model = load(open_file(golden.path(name)))
+    engine = LlamaCppEngine(model, threads=1)
+    seen = {obs.name for obs in take_trace(engine, [5, 6, 7]).observations}
+    engine.close()
+    assert seen == set(choose(model.graph, None, engine.unseen))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "falcon"])
+def test_the_check_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["check", str(golden.path(name)), "--engine", "llamacpp", "--lengths", "1,4"]
+    assert main(given) == 0, capsys.readouterr().out
