@@ -31,6 +31,8 @@ def test_the_version_has_one_source() -> None:
 @pytest.mark.parametrize("extra", PROJECT["project"]["optional-dependencies"])
 def test_hints_name_the_packages_of_an_extra(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = PROJECT["project"]["optional-dependencies"][extra]
+    if extra not in (metadata.metadata("assay").get_all("Provides-Extra") or ()):
+        pytest.skip(f"the installation is older than the extra {extra}; install again")
     assert sorted(extras.requirements(extra)) == sorted(wanted)
 
     def nowhere(_: str) -> list[str]:
