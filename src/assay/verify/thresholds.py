@@ -53,6 +53,7 @@ SPEAKS = 12.0  # beyond the number of hypotheses tried: chance gives this once i
 PARAMETER_NATS = 5.0  # what a solved parameter costs
 ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
 COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
+LEAVES = 0.9  # of the deviation at most: a fault that leaves more of it is not what happened
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
 MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence

@@ -46,6 +46,7 @@ from assay.verify.thresholds import (
     FLOOR_UNITS,
     HARDLY_LEFT,
     HEARD,
+    LEAVES,
     LONG_RUN,
     MOST_OF_A_ROW,
     MOSTLY,
@@ -105,6 +106,8 @@ class Voice:
             FLOAT32_LEFT, HARDLY_LEFT * self.before
         ):
             return False  # a coarse engine rounds there too, and that is no fault
+        if self.after > LEAVES * self.before:
+            return False  # nearly all is left, so it is not what happened
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
 
 
@@ -377,7 +380,7 @@ def _groups(lab: Lab, name: str, value: Array) -> Groups | None:
         if obs.kind == "values":
             for row, x, one in zip(by_rows(error, axis), by_rows(expected, axis), noise, strict=True):
                 size = float(np.sqrt(np.mean(x * x)))
-                errors.append(row)
+                errors.append(_beyond_an_edge(row, x, lab.rule))
                 counts.append(min(row.size, MOST_OF_A_ROW))
                 floors.append((FLOOR_UNITS * (one + UNIT["f32"] * size)) ** 2 + 1e-60)
             continue
@@ -390,6 +393,13 @@ def _groups(lab: Lab, name: str, value: Array) -> Groups | None:
         counts.append(error.size)
         floors.append((FLOOR_UNITS * spread) ** 2 + float(np.mean(printed**2)) / 3 + 1e-60)
     return Groups(tuple(errors), np.array(counts), np.array(floors))
+
+
+def _beyond_an_edge(error: Array, value: Array, rule: Rounding) -> Array:
+    """In an engine that stores narrow numbers, a value on an edge may be rounded the other way: a step says nothing."""
+    if not rule.storage:
+        return error
+    return np.asarray(np.sign(error) * np.maximum(np.abs(error) - 2 * UNIT[rule.storage] * np.abs(value), 0))
 
 
 def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
