@@ -174,7 +174,8 @@ def test_a_second_router_takes_over_by_last_event_id(path: Path) -> None:
     async def main() -> None:
         for request in (CHAT | {"temperature": 1.2}, CHAT | {"temperature": 1.2, "logprobs": True}):
             async with client_of(path, Cluster(Threads, Bounds(1, 1))) as (client, _):
-                whole = (await client.post("/v1/chat/completions", json=request)).content
+                first = {"Last-Event-ID": ""}
+                whole = (await client.post("/v1/chat/completions", json=request, headers=first)).content
                 blocks = whole.split(b"\n\n")
                 ids = [block.split(b"\n")[0].removeprefix(b"id: ").decode() for block in blocks[:-2]]
                 assert len(events(whole)) == len(ids) and len(set(ids)) == len(ids)

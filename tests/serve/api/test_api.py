@@ -243,7 +243,7 @@ def test_a_completion_stream_adds_up(http: httpx.Client) -> None:
 def stream(http: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     with http.stream("POST", path, json=body) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in response.iter_lines() if line and not line.startswith("id: ")]
+        lines = [line for line in response.iter_lines() if line]
     assert all(line.startswith("data: ") for line in lines)
     assert lines[-1] == "data: [DONE]"
     return [json.loads(line[6:]) for line in lines[:-1]]

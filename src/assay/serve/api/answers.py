@@ -38,17 +38,20 @@ class Origin:
     created: int
     seed: int  # where the body has none
     seen: int = 0  # events that the client has already
+    shown: bool = False  # the client wants the ids of events: a reader of `data:` lines alone would stumble over them
 
     @classmethod
     def of(cls, headers: Mapping[str, str]) -> Origin:
-        found = fullmatch(_EVENT, headers.get("last-event-id", ""))
+        given = headers.get("last-event-id")
+        found = fullmatch(_EVENT, given or "")
         if not found:
-            return cls(uuid.uuid4().hex, int(time.time()), fresh_seed())
-        return cls(found[1], int(found[2], 16), int(found[3], 16), int(found[4]))
+            return cls(uuid.uuid4().hex, int(time.time()), fresh_seed(), shown=given is not None)
+        return cls(found[1], int(found[2], 16), int(found[3], 16), int(found[4]), shown=True)
 
     @property
     def name(self) -> str:
-        return f"{self.id}-{self.created:x}-{self.seed:x}"
+        """Of its events; empty where they have none."""
+        return f"{self.id}-{self.created:x}-{self.seed:x}" if self.shown else ""
 
 
 def sampler_params(request: Sampling, entry: Entry, index: int, origin: Origin) -> SamplerParams:
