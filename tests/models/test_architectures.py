@@ -170,10 +170,13 @@ def test_a_dump_with_heads_apart_is_read(name: str, capsys: pytest.CaptureFixtur
 
 
 def test_an_architecture_is_known_in_one_place() -> None:
-    """Nothing that computes, runs, verifies or serves asks for an architecture by its name."""
+    """Nothing that computes, runs, verifies or serves asks for an architecture by its name; a witness may say which
+    ones somebody else's engine has."""
     source = Path(__file__).parents[2] / "src" / "assay"
     rooms = ("graph", "engines", "runtime", "verify", "serve", "library", "cli")
     for path in (path for room in rooms for path in (source / room).rglob("*.py")):
         said = path.read_text()
+        if path.parent.name == "witness":
+            continue
         assert not [name for name in others.ARCHITECTURES if f'"{name}"' in said], path
     assert sum(len(path.read_text().splitlines()) for path in (source / "models").glob("*.py")) < 2000

@@ -25,6 +25,7 @@ KINDS = "tokenizer.ggml.token_type"
 MERGES = "tokenizer.ggml.merges"
 MAX_TOKENS = 1 << 24  # ids stay far from 32 bits
 MAX_TOKEN_BYTES = 1 << 16
+SENTENCEPIECE = "llama"  # what GGUF calls its pair merging
 NAMELESS = "none"  # a vocabulary of ids alone
 
 

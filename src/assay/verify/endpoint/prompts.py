@@ -9,6 +9,7 @@ from assay.text import ChatTemplate, Tokenizer, encode_chat
 from assay.text.builtin import TEMPLATES
 from assay.text.compare import explain as explain_ids
 from assay.text.unigram import Unigram
+from assay.text.vocab import SENTENCEPIECE
 from assay.verify.diagnosis.lab import Fit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.endpoint.box import Box, Seen, case_of, cause_of, distance
@@ -62,7 +63,7 @@ def text_prompt(
 
 def _other_ids(box: Box, tokenizer: Tokenizer, right: list[int]) -> Iterator[tuple[str, str, list[int]]]:
     bos = tokenizer.bos
-    if tokenizer.vocab.model == "llama" and tokenizer.vocab.scores is not None:
+    if tokenizer.vocab.model == SENTENCEPIECE and tokenizer.vocab.scores is not None:
         begin = right[:1] if right[:1] == [bos] else []
         how = "cut where the sum of scores is highest, which is another kind of vocabulary's rule"
         yield "spm-merge-order", how, begin + Unigram(box.model.file, tokenizer.vocab).encode(TEXT)
