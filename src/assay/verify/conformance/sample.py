@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from assay.text import Tokenizer
-from assay.text.vocab import NAMELESS
+if TYPE_CHECKING:
+    from assay.text import Tokenizer
 
 PROMPT = "The capital of France is"  # what a model is fed where nothing else is said
 TEXT = """\
@@ -27,6 +27,10 @@ brother never believed me, because he had slept through it."
 
 def sample_ids(tokenizer: Tokenizer, n_vocab: int) -> list[int]:
     """The ids of the text; where the file has no vocabulary, as many random ones, always the same."""
+    import numpy as np  # here: a help page prints the prompt above, and must not wait
+
+    from assay.text.vocab import NAMELESS
+
     if tokenizer.vocab.model == NAMELESS:
         return [int(i) for i in np.random.default_rng(20).integers(0, n_vocab, 300)]
     return tokenizer.encode(TEXT)
