@@ -253,7 +253,7 @@ class Family:
             name = f"{c.upper()}cur"
             if has and not late:
                 x = self.by_head(x, f"{pre}attn_{c}_norm.weight")
-                self.put(f"{name}_normed", x.reshape(len(n), -1), i)
+                x = self.put(f"{name}_normed", x.reshape(len(n), -1), i).reshape(x.shape)
             elif has:
                 self.put(f"{name}_normed", x.reshape(len(n), -1), i)
             if self.turns(i):
