@@ -270,7 +270,7 @@ def _step_view(fault: str, label: str, view: Callable[[Context, Array, int, int]
 
     @plant(fault, label)
     def edit(c: Context, node: Node, p: float) -> Change | None:
-        if node.op not in ("kq", "kqv"):
+        if node.op not in ("kq", "kqv") or not by_heads(c, node.inputs[1]):  # an encoder has no cache
             return None
         own = standard(node)
 

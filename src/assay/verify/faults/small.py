@@ -115,7 +115,7 @@ def _accumulator(label: str, total: Callable[[Array, Array], Array]) -> None:
     def edit(c: Context, node: Node, p: float) -> Change | None:
         if len(node.weights) != 1 or (tensor_type(c, node.weights[0]) == "F32" and not _all_wide(c)):
             return None  # a small float32 matrix among narrow ones, as a router's, has a product of its own
-        if node.op == "linear":
+        if node.op == "linear" and len(c.model.file.tensors[node.weights[0]].shape) == 2:
             return Change(node, lambda x, W: total(x.reshape(len(x), -1), np.asarray(W[:])))
         return Change(node, partial(_by_expert, total)) if node.op == "expert_linear" else None
 
