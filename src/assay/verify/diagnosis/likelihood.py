@@ -351,9 +351,9 @@ def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -
             values = lab.predict(h, place.unit, targets)
             for name in targets if values is not None else ():
                 if name not in plain:
-                    plain[name] = _groups(lab, name, lab.base(place.unit)[name])
+                    plain[name] = _groups(lab, name, lab.base(place.unit)[name], lab.rule)
                 assert values is not None
-                before, after = plain[name], _groups(lab, name, values[name])
+                before, after = plain[name], _groups(lab, name, values[name], lab.rule)
                 if before is None or after is None:
                     tally.possible = False
                     break
@@ -361,8 +361,9 @@ def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -
     return [t.voice(h, lab.rule) for h, t in zip(mistakes, tallies, strict=True)]
 
 
-def _groups(lab: Lab, name: str, value: Array) -> Groups | None:
-    """What was observed of a node less a value, row by row; None where the value is not finite or of another shape."""
+def _groups(lab: Lab, name: str, value: Array, edges: Rounding = EXACT) -> Groups | None:
+    """What was observed of a node less a value, row by row; None where the value is not finite or of another shape.
+    Beyond a step of what `edges` stores, where a hypothesis must not gain by a value that was rounded the other way."""
     graph, axis = lab.graph, token_axis(lab.graph, name)
     if value.dtype.kind != "f" or value.shape[axis] < len(lab.dump.tokens):
         return None
@@ -380,7 +381,7 @@ def _groups(lab: Lab, name: str, value: Array) -> Groups | None:
         if obs.kind == "values":
             for row, x, one in zip(by_rows(error, axis), by_rows(expected, axis), noise, strict=True):
                 size = float(np.sqrt(np.mean(x * x)))
-                errors.append(_beyond_an_edge(row, x, lab.rule))
+                errors.append(_beyond_an_edge(row, x, edges))
                 counts.append(min(row.size, MOST_OF_A_ROW))
                 floors.append((FLOOR_UNITS * (one + UNIT["f32"] * size)) ** 2 + 1e-60)
             continue
