@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,10 @@ from prometheus_client import CollectorRegistry
 from assay.errors import AssayError
 from assay.runtime.errors import GrammarError
 from assay.runtime.opening import Options
-from assay.runtime.scheduler import deliver
 from assay.serve.errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Entry, Models, unload
+from assay.serve.pool.models import Entry, Here, Models
 from tests.tiny import make
 
 
@@ -27,10 +27,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str, str]) -> None:
     entry = Entry("tiny", path, Options(**options), Limits())
     expected = entry.bytes
-    worker = entry.load(Limits(), Metrics(CollectorRegistry()), deliver)
-    unload(worker, ApiError("shutting_down", "the test is over"))
+
+    async def page() -> int:
+        here = await entry.load(Limits(), Metrics(CollectorRegistry()))
+        assert isinstance(here, Here)
+        await here.end(ApiError("shutting_down", "the test is over"))
+        return here._worker.scheduler.engine.memory.page
+
+    page_bytes = asyncio.run(page())
     weights = sum(t.nbytes for t in entry.file.tensors.values())
-    assert entry.bytes == weights + entry.n_pages * worker.scheduler.engine.memory.page
+    assert entry.bytes == weights + entry.n_pages * page_bytes
     assert expected == pytest.approx(entry.bytes, rel=0.02)
 
 

@@ -37,17 +37,23 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
         return _by_majority(model, whole, [e for e in evidence if e.whole and len(e.segment) > 3])
     early = [e for e in evidence if e.name != "embd"]
     rows = next((e.local for e in evidence if e.name == "embd"), np.zeros(len(ARITHMETICS)))
-    first = next((e for e in early if e.local[0] > 0), early[0])  # one without any error says nothing
     best = ARITHMETICS[0]
     longest = 0
     for i, arithmetic in enumerate(ARITHMETICS):
         if rows[i] > 1 >= rows.min():  # a table of halves, say: only who rounds what it stores has that
             continue
         explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
+        # A node without any error, where this arithmetic makes none, says nothing.
+        first = next((e for e in early if e.local[0] > 0 or _disturbs(e, i)), early[0])
         fine = i > 0 and (RUN * first.local[i] <= TOO_GOOD or _too_fine(early, i))
         if explained > longest and not fine:
             best, longest = arithmetic, explained
     return best if longest else ARITHMETICS[0]
+
+
+def _disturbs(e: Evidence, i: int) -> bool:
+    rms = e.noise_local.rms
+    return bool(rms[i].max() > 2 * rms[0].max())
 
 
 def _too_fine(evidence: list[Evidence], i: int) -> bool:
