@@ -50,7 +50,7 @@ CASES = [
         "softmax-half",
         "kv16",
         "last",
-        marks=[pytest.mark.slow, pytest.mark.xfail(reason="ten values under a half cache do not tell it", strict=True)],
+        marks=[pytest.mark.slow, pytest.mark.xfail(reason="missed: called healthy", strict=True)],
     ),
     pytest.param("plain", "kv-rounded-twice", "f32", "layers", marks=pytest.mark.slow),
     pytest.param("plain", "weight-torn", "f32", "layers", marks=pytest.mark.slow),
