@@ -39,6 +39,8 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
     rows = next((e.local for e in evidence if e.name == "embd"), np.zeros(len(ARITHMETICS)))
     best = ARITHMETICS[0]
     longest = 0
+    if not early:
+        return best
     for i, arithmetic in enumerate(ARITHMETICS):
         if rows[i] > 1 >= rows.min():  # a table of halves, say: only who rounds what it stores has that
             continue
