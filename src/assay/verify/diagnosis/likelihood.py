@@ -41,6 +41,7 @@ from assay.verify.thresholds import (
     ALIKE_NATS,
     CLEARER_NATS,
     COEFFICIENT,
+    DAMAGED_ROWS,
     FIRST_OBSERVED,
     FLOAT32_LEFT,
     FLOOR_UNITS,
@@ -82,6 +83,7 @@ class Voice:
     before: float  # deviation over the floor, as rms over the touched groups
     after: float
     left: float  # as `after`, in the usual group: where an engine rounds by a rule, a few values lie on an edge
+    touched: int  # groups in which it shows
     nodes: tuple[str, ...]  # observed nodes where it leaves less
     rule: Rounding = EXACT
     near: float = np.inf  # as `left`, in the places where it shows first: later ones add up what fell otherwise
@@ -102,6 +104,8 @@ class Voice:
         low, high = COEFFICIENT
         if self.hypothesis.fault == DAMAGE and self.left > FLOAT32_LEFT:
             return False  # one of thousands of bits resembles anything; the right one leaves nothing
+        if self.hypothesis.fault == DAMAGE and self.rule != EXACT and self.touched < DAMAGED_ROWS:
+            return False  # one token's value that was rounded the other way looks the same
         if Kind.PRECISION in FAULTS[self.hypothesis.fault].kinds and self.left > max(
             FLOAT32_LEFT, HARDLY_LEFT * self.before
         ):
@@ -336,7 +340,7 @@ class _Tally:
         coefficient = self.dots / self.squares if self.squares else 0.0
         nats = self.nats if self.possible else -np.inf
         left = float(np.sqrt(np.median(self.after))) if self.after else 0.0
-        return Voice(h, nats, share, coefficient, before, after, left, tuple(self.nodes), rule)
+        return Voice(h, nats, share, coefficient, before, after, left, self.touched, tuple(self.nodes), rule)
 
 
 def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:
