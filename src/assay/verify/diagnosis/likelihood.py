@@ -215,25 +215,28 @@ def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
 def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
     """The mistakes that speak everywhere, under the rule that leaves least of the best of them.
 
-    What is heard in a few places under the likeliest rule is held against all places under each: a fault that hides
-    which rule is the engine's is heard under any of them.
+    What is heard in a few places under one of the rules is held against all places under each: a fault may hide which
+    rule is the engine's, and the roundings of the right rule a fault that is as small as they are.
     """
-    lab, best, tried = labs[0], list[Voice](), 0
+    likeliest, best, tried = labs[0], list[Voice](), 0
     kinds = (
-        (_mistakes(lab, places, wide=wide), first),
-        (_solved(lab, places, first), first),
-        (_damage(lab, places), places),
+        (_mistakes(likeliest, places, wide=wide), first),
+        (_solved(likeliest, places, first), first),
+        (_damage(likeliest, places), places),
     )
     for mistakes, where in kinds:  # generators: what comes later is made if it is needed
         some = list(mistakes)
         tried += len(some)
-        heard = [v.hypothesis for v in _listen(lab, some, where) if v.nats > HEARD]
-        for bench in labs:
-            spoken = _speaking(bench, heard, where, places, tried)
-            if spoken and (not best or spoken[0].rest < best[0].rest):
-                best = spoken
-            if best and best[0].exact:
-                return best
+        for lab in labs:
+            voices = _listen(lab, some, where)
+            heard = [v.hypothesis for v in voices if v.nats > HEARD]
+            some = [v.hypothesis for v in voices if v.nats <= HEARD]
+            for bench in labs:
+                spoken = _speaking(bench, heard, where, places, tried)
+                if spoken and (not best or spoken[0].rest < best[0].rest):
+                    best = spoken
+                if best and best[0].exact:
+                    return best
     return best
 
 
