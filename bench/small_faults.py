@@ -110,6 +110,8 @@ def grade(model: Model, weights: Weights, name: str, bug: str, arithmetic: str, 
     with tempfile.TemporaryDirectory() as folder:
         found = diagnose(model, planting.dump(case, style, model, Path(folder), tokens, steps), weights=weights)
     answer = f"{found.causes[0].fault} ({found.causes[0].how})" if found.causes else found.verdict
+    if found and found.next_observation:
+        answer = f"healthy; undecided: {found.next_observation}"
     return {**row, "grade": planting.grade(found, case.faults), "answer": answer, "seconds": time.monotonic() - started}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from assay.gguf import open_file
 from assay.models import Model, load
+from assay.verify.diagnosis.answer import text
 from assay.verify.diagnosis.diagnose import diagnose
 from assay.verify.diagnosis.result import Diagnosis
 from tests import planting, tiny
@@ -72,6 +73,18 @@ def test_a_flipped_bit_is_found_with_its_row_and_block(models: Any, tmp_path: Pa
 def test_healthy_engines_of_other_kinds_are_healthy(models: Any, tmp_path: Path, name: str, arithmetic: str) -> None:
     for style in planting.STYLES:
         assert found(models(name), tmp_path / style, style, arithmetic=arithmetic), style
+
+
+def test_what_the_evidence_cannot_tell_is_said(models: Any, tmp_path: Path) -> None:
+    """Half precision's logits are noise that no rule foretells to the digit: a small fault might hide in it. A rule that
+    does, or float32, leaves nothing open."""
+    model = models("window")
+    vague = found(model, tmp_path / "vague", "logits", arithmetic="f16")
+    assert vague and "l_out-0 whole, for all tokens, would tell" in vague.next_observation
+    assert "undecided: a fault smaller than the noise of" in text(vague, model)
+    for style, arithmetic in (("logits", "q8"), ("layers", "bf16"), ("logits", "f32")):
+        clear = found(model, tmp_path / f"{style}-{arithmetic}", style, arithmetic=arithmetic)
+        assert clear and not clear.next_observation
 
 
 @pytest.mark.parametrize("arithmetic", ["kvq8", "q8+kvq8", "flash+kv16", "f16+fused", "bf16"])

@@ -70,7 +70,7 @@ def _diagnose(
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
         hidden = _hidden(model, dump, diff, weights, say)
-        return _healthy(diff) if hidden is None else hidden
+        return _healthy(diff, hidden.next_observation if hidden else "") if hidden is None or hidden else hidden
     lab = Lab(model, dump, diff, weights)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
@@ -104,9 +104,9 @@ def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
     return [n for n in wrong if n.evidence.local[i] > ACCEPT] or wrong
 
 
-def _healthy(diff: Diff) -> Diagnosis:
+def _healthy(diff: Diff, would_decide: str = "") -> Diagnosis:
     notes = (f"deviations are the noise of {diff.arithmetic.name}",) if diff.verdict == "noise" else ()
-    return Diagnosis("healthy", None, (), (), "", notes=(*notes, *diff.notes), diff=diff)
+    return Diagnosis("healthy", None, (), (), would_decide, notes=(*notes, *diff.notes), diff=diff)
 
 
 def _hidden(

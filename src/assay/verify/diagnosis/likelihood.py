@@ -147,7 +147,8 @@ class Place:
 
 
 def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
-    """The fault that the deviations speak of, or None where they are what they look like: noise.
+    """The fault that the deviations speak of; None where they are what they look like, noise. Healthy, with the
+    observation that would decide, where they are neither what a fault predicts nor what a rule of rounding does.
 
     Every mistake of the catalogue is held against a few places first, those that are heard there against all. Families
     are tried with their common parameters; only if nothing speaks, with the one that fits the first place best. With
@@ -168,9 +169,24 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
     covered = diff.verdict == "noise"
+    if not best and covered:
+        return Diagnosis("healthy", None, (), (), _would_decide(diff))
     if not best or not (covered or best[0].exact):
         return None  # an unknown fault resembles known ones; it does not leave float32's noise when they are taken away
     return _answer(best, diff)
+
+
+def _would_decide(diff: Diff) -> str:
+    """The value that, dumped whole, would show a fault which this evidence cannot tell from noise, if one is missing."""
+    whole = [n.evidence for n in diff.nodes if n.evidence.whole]
+    longer = next((e.segment for e in whole if len(e.segment) > 1), None)
+    if whole and longer is None:
+        return ""
+    node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
+    return (
+        f"a fault smaller than the noise of {diff.arithmetic.name} would not show in what was dumped; "
+        f"{node} whole, for all tokens, would tell"
+    )
 
 
 def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:

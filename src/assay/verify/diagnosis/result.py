@@ -57,7 +57,7 @@ class Diagnosis:
     first_wrong: str | None
     wrong_nodes: tuple[str, ...]
     causes: tuple[Cause, ...]
-    next_observation: str
+    next_observation: str  # what would tell more; of a healthy verdict, what would show a fault beneath the noise
     unexplained: tuple[str, ...] = ()
     relations: tuple[Relation, ...] = ()  # what can be said of the first unexplained (else first wrong) node
     segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
