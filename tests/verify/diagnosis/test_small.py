@@ -76,8 +76,8 @@ def test_healthy_engines_of_other_kinds_are_healthy(models: Any, tmp_path: Path,
 
 
 def test_what_the_evidence_cannot_tell_is_said(models: Any, tmp_path: Path) -> None:
-    """Half precision's logits are noise that no rule foretells to the digit: a small fault might hide in it. A rule that
-    does, or float32, leaves nothing open."""
+    """Half precision's logits are noise that no rule foretells to the digit: a small fault might hide in it. A rule
+    that does, or float32, leaves nothing open."""
     model = models("window")
     vague = found(model, tmp_path / "vague", "logits", arithmetic="f16")
     assert vague and "l_out-0 whole, for all tokens, would tell" in vague.next_observation

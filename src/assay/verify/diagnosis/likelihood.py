@@ -177,7 +177,7 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
 
 
 def _would_decide(diff: Diff) -> str:
-    """The value that, dumped whole, would show a fault which this evidence cannot tell from noise, if one is missing."""
+    """The value that, dumped whole, would tell a fault from noise where this evidence cannot, if one is missing."""
     whole = [n.evidence for n in diff.nodes if n.evidence.whole]
     longer = next((e.segment for e in whole if len(e.segment) > 1), None)
     if whole and longer is None:
