@@ -26,7 +26,8 @@ RENAMED = {
     "-no-cnv": "--raw", "--no-conversation": "--raw", "--no-chat-template": "--raw", "--system-prompt": "--system",
     "--chat-template-file": "--template", "--chat-template": "--template", "-hf": "-m", "-hfr": "-m", "--hf-repo": "-m",
     "--cache-type-k": "--kv-type", "-ctk": "--kv-type", "--key": "--api-key", "-np": "--parallel",
-    "--show-timings": "--stats", "--perf": "--stats",
+    "--show-timings": "--stats", "--perf": "--stats", "-md": "--draft", "--model-draft": "--draft",
+    "--kl-divergence-base": "--kl",
 }  # fmt: skip
 _HUB = {"-hf", "-hfr", "--hf-repo"}  # their value is a repository
 
@@ -49,21 +50,23 @@ IGNORED: dict[str, tuple[int, str]] = {
     "--cache-type-v": (1, "--kv-type is for keys and values"),
     "--nowordwrap": (0, "text is not wrapped"),
     "--keepalive": (1, "a model stays loaded while the command runs"),
+    "-st": (0, "one prompt gives one answer"),
+    "--single-turn": (0, "one prompt gives one answer"),
+    "-ngl": (1, "the engine has all layers; where there is a GPU, --engine cuda runs on it"),
+    "--n-gpu-layers": (1, "the engine has all layers; where there is a GPU, --engine cuda runs on it"),
+    "--gpu-layers": (1, "the engine has all layers; where there is a GPU, --engine cuda runs on it"),
+    "--kl-divergence": (0, "--kl asks for it"),
+    "--perplexity": (0, "it is always computed"),
     "-co": (0, "colour is used where a terminal is"),
 }
 
 HINTS = {
-    "-ngl": "--engine cuda puts the whole model on the GPU",
-    "--n-gpu-layers": "--engine cuda puts the whole model on the GPU",
-    "--gpu-layers": "--engine cuda puts the whole model on the GPU",
     "-cnv": "`assay chat` converses",
     "--conversation": "`assay chat` converses",
     "-i": "`assay chat` converses",
     "--interactive": "`assay chat` converses",
     "-mu": "fetch the file and give its path",
     "--model-url": "fetch the file and give its path",
-    "-md": "there is no draft model here",
-    "--model-draft": "there is no draft model here",
     "--lora": "adapters are not read; merge it into the model first",
     "--mmproj": "images are not read",
     "--format": "--json-schema '{}' gives an answer that is a JSON object",
