@@ -135,6 +135,7 @@ def main() -> None:
                 page.set_viewport_size({"width": width, "height": SIZES[width]})
                 page.evaluate("document.getElementById('settings').open = innerWidth > 800")
                 page.evaluate("for (const e of document.querySelectorAll('section, #messages')) e.scrollTop = 0")
+                page.evaluate("const grid = document.getElementById('grid'); grid.scrollTop = grid.scrollHeight")
                 for theme in THEMES:
                     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
                     page.mouse.move(0, 0)
