@@ -14,7 +14,9 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from assay.verify.witness.llamacpp import LlamaCppEngine
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "glm4moe", "gpt-oss", "qwen2moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen2", "qwen3", "gemma3", "glm4moe", "gpt-oss", "qwen2moe", "llama4", "stablelm-12b"]
+)
 def test_every_node_is_seen(name: str) -> None:
     """Products without a name by their matrix, scaled queries by what was scaled."""
     model = load(open_file(golden.path(name)))

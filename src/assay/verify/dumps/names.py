@@ -19,6 +19,7 @@ from assay.graph import Graph, join, split
 BY_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("Qcur", "MUL_MAT"): ("Qcur_proj",), ("Kcur", "MUL_MAT"): ("Kcur_proj",),
     ("Vcur", "MUL_MAT"): ("Vcur_proj", "Vcur", "Kcur_proj"), ("ffn_norm", "MUL_MAT"): ("attn_out",),
+    ("Qcur", "MUL"): ("Qcur_normed", "Qcur_attn_temp_scaled"), ("Kcur", "MUL"): ("Kcur_normed",),
     ("ffn_norm", "GET_ROWS"): (),
     ("Qcur", "ADD"): ("Qcur_biased",), ("Kcur", "ADD"): ("Kcur_biased",), ("Vcur", "ADD"): ("Vcur",),
     ("Qcur", "ROPE"): ("Qcur",), ("Kcur", "ROPE"): ("Kcur",), ("Qcur", "SCALE"): ("Qcur_scaled",),
@@ -167,7 +168,7 @@ def page() -> list[str]:
     for (role, op), nodes in BY_OP.items():
         if nodes:
             out.append(f"| `{role}-N` | {op} | {' or '.join(f'`{n}-N`' for n in nodes)} |")
-    out += ["", "Its earlier names: " + ", ".join(f"`{a}` is `{b}`" for a, b in OLD.items()) + ".\n"]
+    out += ["", "Its other spellings: " + ", ".join(f"`{a}` is `{b}`" for a, b in OLD.items()) + ".\n"]
     out += ["Other people's names, each for the first of the nodes that the model has:\n"]
     out += ["| whose | name | node |", "|---|---|---|"]
     for rule in RULES:
