@@ -347,8 +347,9 @@ def checks(
     """
     on = opened(model)
     lengths = lengths or lengths_for(on.model)
-    if min(lengths) < 1:
-        raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
+    most = on.model.hparams.n_ctx_train
+    if not 1 <= min(lengths) <= max(lengths) <= most:
+        raise AssayError(f"--lengths: must be 1 to {most}, the model's context (found {', '.join(map(str, lengths))})")
     if engine in talkers():
         yield _asked(on, engine, options)
         return
