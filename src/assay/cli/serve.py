@@ -136,10 +136,14 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
         return config
     from assay.cluster.entry import Cluster, Elsewhere
     from assay.cluster.fleet import Bounds
+    from assay.cluster.places import local
 
-    bounds = args.replicas or Bounds()
+    here = local(args.cluster)
+    if here and args.replicas:
+        raise AssayError(f"--cluster {args.cluster}: says how many replicas there are, and so does --replicas")
+    bounds = args.replicas or Bounds(here or 1, here or 1)
     threads = config.options.threads
-    if args.cluster.startswith("local") and threads is None:  # together they have the cores of this machine
+    if here is not None and threads is None:  # together they have the cores of this machine
         cores = machine.cores()
         threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
     found = Cluster(spread.places(args), bounds, args.split or 0, args.audit)

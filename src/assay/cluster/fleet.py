@@ -3,8 +3,12 @@
 A replica is lost when its connection breaks, when it has said nothing for half a second, or when its engine stands
 still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed are all that another replica
 needs, and because bits depend on nothing else, the client receives what it would have received. Only replicas with the
-same fingerprint go on with a stream. A stream whose replicas die one after the other, while they compute it and without
-it coming any further, is suspected of killing them: after MOVES in a row it gets an error.
+same fingerprint go on with a stream.
+
+Who killed it? A request that kills replicas must not go through all of them, and one that was only there must not pay
+for it. A stream is blamed for a loss if the replica had begun with it. Its next token clears it; so does a replica that
+was silent, comes back and says that it never stood still: only the way was cut. Blamed MOVES times in a row, it
+is tried alone: where it goes nobody else comes until it has a token. If that replica is lost too, it gets an error.
 
 Everything here runs on one event loop. A frame that comes for a stream which has moved meanwhile finds nobody.
 """
@@ -33,7 +37,7 @@ from assay.runtime.scheduler import Meter
 from assay.runtime.sequence import Job, Progress, Sink, Update
 
 log = logging.getLogger("assay.cluster")
-MOVES = 2  # in a row
+MOVES = 2  # in a row, without a token between
 AGAIN_S = 5.0  # a replica that was lost but lives may come back for so long
 STUCK_S = 60.0  # with work and without a step
 SPAWN_S = 30.0  # between two attempts to start a replica, at most
@@ -173,29 +177,33 @@ class Fleet:
 
     def place(self, stream: Stream, avoid: Link | None = None) -> None:
         """Send a stream to the replica where it costs least, or keep it until there is one."""
-        equal = [link for link in self.up if stream.fingerprint in (None, link.fingerprint)]
+        equal = [link for link in self.up if not link.trial and stream.fingerprint in (None, link.fingerprint)]
         links = [link for link in equal if link is not avoid] or equal
         if not links:
             self._homeless.append(stream)
             return
         names = page_names(stream.ids)
-        link = self._choose(links, names, len(stream.ids))
+        if len(stream.blamed) >= MOVES:
+            link = min(links, key=lambda link: len(link.streams))
+            link.trial = stream
+        else:
+            link = self._choose(links, names, len(stream.ids))
         stream.fingerprint = link.fingerprint
         link.send(stream, next(self._numbers), names)
 
     def move(self, stream: Stream, why: str, *, strike: bool) -> None:
         """Go on elsewhere."""
-        link, further = stream.link, stream.generated > stream.moved_at
+        link = stream.link
         if link:
-            strike = strike and not link.waits(stream)
+            if strike and not link.waits(stream):
+                stream.blamed.append(link)
             link.leave(stream)
         stream.moves += 1
         self.tally.moves += 1
         stream.moved_at = stream.generated
-        stream.strikes = (0 if further else stream.strikes) + strike
         if stream.pinned:
             self._end(stream, Update(finish="error", error=EngineFailed(why)))
-        elif stream.strikes > MOVES:
+        elif len(stream.blamed) > MOVES:
             message = f"{why}; the request was moved {MOVES} times without coming further, and is not moved again"
             self._end(stream, Update(finish="error", error=EngineFailed(message)))
         else:
@@ -232,6 +240,7 @@ class Fleet:
                 silence = now - stream.times.last
                 self.tally.silences.append((silence, silence - found.get("took_s", 0.0)))
             stream.ids.append(update.choice.id)
+            stream.blamed.clear()
             if not stream.pinned:
                 self.meter.token(stream, now)
             stream.times.first = stream.times.first or now
@@ -355,6 +364,9 @@ class Fleet:
                 await asyncio.sleep(0.2)
                 continue
             link.state, link.idle_since = "up", time.monotonic()
+            if link.cut_off:
+                for stream in self._homeless + [s for other in self.links for s in other.streams.values()]:
+                    stream.blamed = [other for other in stream.blamed if other is not link]
             self._settle()
             try:
                 while True:
@@ -410,6 +422,8 @@ class Fleet:
                 elif now - word > WORD_S:
                     link.channel.send({"op": "beat"})
             word = now if now - word > WORD_S else word
+            if self._homeless and self.up:  # somebody was tried there, and is cleared
+                self._settle()
             for stream in [s for s in self._homeless if now > s.job.deadline]:
                 message = f"no replica could take the request in time ({stream.generated} tokens generated)"
                 self._end(stream, Update(finish="error", error=DeadlinePassed(message)))

@@ -28,7 +28,7 @@ class Stream(Progress):
         self.number = 0  # under which its replica knows it
         self.fingerprint: dict[str, Any] | None = None  # of those that may go on with it
         self.pinned = False  # to one replica: it does not move
-        self.strikes = 0  # moves in a row without progress
+        self.blamed: list[Link] = []  # those that were lost while they computed it, since its last token
         self.moved_at = 0  # tokens at the last move
         self.moves = 0
         self.names: list[str] = []  # of the pages of what it was sent with
@@ -52,6 +52,8 @@ class Link:
     still: int = 0  # ticks without a step though there is work
     idle_since: float = 0.0
     lost: int = 0  # times
+    cut_off: bool = False  # it was silent and is back, and by its own word it never stood still: the way was cut
+    trial: Stream | None = None  # a stream that is tried here: until its next token nobody else comes
     suspect: str = ""  # what an audit found
 
     @property
@@ -71,6 +73,7 @@ class Link:
         except TimeoutError:
             channel.close()
             raise Broken(f"{self.name}: no hello within {timeout:g} s") from None
+        self.cut_off = self.silent > SILENT and hello.head["stood_s"] < SILENT * TICK_S / 2
         self.hello, self.channel, self.silent, self.still = hello.head, channel, 0, 0
         self.known.reset(hello.head["held"])
         return channel
@@ -100,6 +103,8 @@ class Link:
             stream.began = True
             self.decoding += 1
             self.known.began(stream.names, stream.owed)
+        if self.trial is stream:
+            self.trial = None
 
     def waits(self, stream: Stream) -> bool:
         """Whether the replica had not begun with it when it last spoke: then it has done the replica no harm."""
