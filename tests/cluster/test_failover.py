@@ -193,6 +193,28 @@ def test_who_travels_with_a_killer_does_not_pay_for_it(path: Path) -> None:
     asyncio.run(main())
 
 
+def test_who_came_when_it_was_silent_already_is_not_blamed(path: Path) -> None:
+    """Two replicas fall silent together: nobody goes from one to the other, or is blamed for it who must."""
+
+    async def main() -> None:
+        async with fleet_of(path, n=3) as fleet:
+            first, second, third = fleet.up
+            fleet._choose = lambda links, names, n: links[0]
+            over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
+            job = Job((1, 5, 6), max_tokens=8)
+            (stream,) = fleet.submit([job], [lambda u: over.set_result(u) if u.finish else None])
+            first.silent = second.silent = SILENT + 1
+            fleet.lose(first, "silent")
+            assert stream.link is third and stream.blamed == [first]
+            late = Stream(job, lambda update: None)
+            second.send(late, 999, [])
+            fleet.lose(second, "silent")
+            assert late.moves == 1 and not late.blamed
+            assert (await asyncio.wait_for(over, 30)).finish
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("stood", [False, True], ids=["cut", "hung"])
 def test_a_cut_is_told_from_a_hang_by_the_replica_itself(path: Path, stood: bool) -> None:
     """Silent, and back again: a replica that never stood still was cut off, and nobody is blamed for that."""

@@ -6,9 +6,9 @@ needs, and because bits depend on nothing else, the client receives what it woul
 same fingerprint go on with a stream.
 
 Who killed it? A request that kills replicas must not go through all of them, and one that was only there must not pay
-for it. A stream is blamed for a loss if the replica had begun with it. Its next token clears it; so does a replica that
-was silent, comes back and says that it never stood still: only the way was cut. Blamed MOVES times in a row, it
-is tried alone: where it goes nobody else comes until it has a token. If that replica is lost too, it gets an error.
+for it. A stream is blamed for a loss if the replica may have begun with it. Its next token clears it; so does a replica
+that was silent, comes back and says that it never stood still: only the way was cut. Blamed MOVES times in a row, it is
+tried alone: where it goes nobody else comes until it has a token. If that replica is lost too, it gets an error.
 
 Everything here runs on one event loop. A frame that comes for a stream which has moved meanwhile finds nobody.
 """
@@ -179,6 +179,7 @@ class Fleet:
         """Send a stream to the replica where it costs least, or keep it until there is one."""
         equal = [link for link in self.up if not link.trial and stream.fingerprint in (None, link.fingerprint)]
         links = [link for link in equal if link is not avoid] or equal
+        links = [link for link in links if not link.quiet] or links
         if not links:
             self._homeless.append(stream)
             return
@@ -195,7 +196,7 @@ class Fleet:
         """Go on elsewhere."""
         link = stream.link
         if link:
-            if strike and not link.waits(stream):
+            if strike and link.accuses(stream):
                 stream.blamed.append(link)
             link.leave(stream)
         stream.moves += 1
@@ -273,6 +274,19 @@ class Fleet:
         for stream in waiting:
             self.place(stream)
         self._changed.set()
+
+    def _relieve(self, fresh: Link) -> None:
+        """Of the streams that wait elsewhere, one that has just come takes its share, those first that wait longest."""
+        waiting = [
+            stream for link in self.up if link is not fresh and link.fingerprint == fresh.fingerprint
+            for number in link.beat.get("queue", ()) if (stream := link.streams.get(number))
+            and not (stream.began or stream.pinned or link.trial is stream)
+        ]  # fmt: skip
+        for stream in sorted(waiting, key=lambda stream: stream.times.arrived)[:: len(self.up)]:
+            if stream.link:
+                stream.link.cancel([stream.number])
+                stream.link.leave(stream)
+            fresh.send(stream, next(self._numbers), page_names(stream.ids))
 
     # --- replicas
 
@@ -368,6 +382,7 @@ class Fleet:
                 for stream in self._homeless + [s for other in self.links for s in other.streams.values()]:
                     stream.blamed = [other for other in stream.blamed if other is not link]
             self._settle()
+            self._relieve(link)
             try:
                 while True:
                     link.hear(await channel.receive(), self._news)

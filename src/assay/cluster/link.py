@@ -16,6 +16,7 @@ from assay.runtime.sequence import Job, Progress, Sink
 
 TICK_S = 0.05
 SILENT = 9  # ticks of our own event loop without a word: a loop that was busy itself does not blame others
+QUIET = 4  # ticks after which a beat is late
 WORD_S = 1.0  # that a router leaves between two words of its own
 
 
@@ -34,6 +35,7 @@ class Stream(Progress):
         self.names: list[str] = []  # of the pages of what it was sent with
         self.owed = 0
         self.began = False  # since it was sent
+        self.late = False  # it was sent when the replica was quiet already
 
 
 @dataclass(eq=False)
@@ -85,7 +87,7 @@ class Link:
         scored = None if stream.prompt_choices else stream.job.prompt_logprobs  # once is enough
         job = replace(stream.job, answered=answered, prompt_logprobs=scored)
         head, arrays = jobs.from_job(job, stream.seed)
-        stream.link, stream.number, stream.began = self, number, False
+        stream.link, stream.number, stream.began, stream.late = self, number, False, self.quiet
         stream.names, stream.owed = names, self.known.send(names, len(stream.ids))
         self.streams[number] = stream
         self.channel.send({"op": "submit", "id": number, "job": head}, arrays)
@@ -106,9 +108,15 @@ class Link:
         if self.trial is stream:
             self.trial = None
 
-    def waits(self, stream: Stream) -> bool:
-        """Whether the replica had not begun with it when it last spoke: then it has done the replica no harm."""
-        return stream.number in self.beat.get("queue", ())
+    @property
+    def quiet(self) -> bool:
+        """It should have said something: perhaps it is lost, and nobody is sent there who can go elsewhere."""
+        return self.silent > QUIET
+
+    def accuses(self, stream: Stream) -> bool:
+        """Whether a stream may be why it was lost: not one that waited when it last spoke, nor one that came when it
+        was silent already."""
+        return stream.number not in self.beat.get("queue", ()) and not (stream.late and self.silent > SILENT)
 
     def cancel(self, numbers: list[int]) -> None:
         if self.channel and numbers:
