@@ -382,7 +382,8 @@ class Fleet:
                 for stream in self._homeless + [s for other in self.links for s in other.streams.values()]:
                     stream.blamed = [other for other in stream.blamed if other is not link]
             self._settle()
-            self._relieve(link)
+            if link.state == "up":
+                self._relieve(link)
             try:
                 while True:
                     link.hear(await channel.receive(), self._news)
