@@ -112,8 +112,9 @@ def test_killed_at_every_token(path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_process_dies(path: Path, how: str) -> None:
+def test_a_process_dies(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL is seen at once, SIGSTOP by its silence."""
+    monkeypatch.setattr("assay.cluster.fleet.AGAIN_S", 1.0)
 
     async def main() -> None:
         expected = {kind: plain(await whole(path, kind)) for kind in KINDS}

@@ -1,9 +1,9 @@
 """The router: streams on replicas, and their move when one dies. It is what a server's handlers submit jobs to.
 
-A replica is lost when its connection breaks, when it has said nothing for half a second, or when its engine stands
-still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed are all that another replica
-needs, and because bits depend on nothing else, the client receives what it would have received. Only replicas with the
-same fingerprint go on with a stream.
+A replica is lost when its connection breaks, when it has said nothing for half a second (and another one could go on),
+or when its engine stands still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed
+are all that another replica needs, and because bits depend on nothing else, the client receives what it would have
+received. Only replicas with the same fingerprint go on with a stream.
 
 Who killed it? A request that kills replicas must not go through all of them, and one that was only there must not pay
 for it. A stream is blamed for a loss if the replica may have begun with it. Its next token clears it; so does a replica
@@ -278,7 +278,7 @@ class Fleet:
     def _relieve(self, fresh: Link) -> None:
         """Of the streams that wait elsewhere, one that has just come takes its share, those first that wait longest."""
         waiting = [
-            stream for link in self.up if link is not fresh and link.fingerprint == fresh.fingerprint
+            stream for link in self.up if link.like(fresh)
             for number in link.beat.get("queue", ()) if (stream := link.streams.get(number))
             and not (stream.began or stream.pinned or link.trial is stream)
         ]  # fmt: skip
@@ -429,10 +429,12 @@ class Fleet:
                     continue
                 link.silent += 1
                 link.still += bool(link.beat.get("running"))
-                if link.silent > SILENT:
-                    self.lose(link, f"silent for {link.silent * TICK_S:.2f} s")
-                elif link.still * TICK_S > STUCK_S:
-                    self.lose(link, f"no step for {STUCK_S:g} s")
+                silence = link.silent * TICK_S
+                if link.silent > SILENT and any(other.like(link) and not other.quiet for other in self.up):
+                    self.lose(link, f"silent for {silence:.2f} s")
+                elif silence > AGAIN_S or link.still * TICK_S > STUCK_S:  # where nobody else is, it may take its time
+                    why = f"silent for {silence:.0f} s" if silence > AGAIN_S else f"no step for {STUCK_S:g} s"
+                    self.lose(link, why)
                     with suppress(OSError):
                         await asyncio.to_thread(link.handle.kill)
                 elif now - word > WORD_S:

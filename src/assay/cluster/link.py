@@ -66,6 +66,10 @@ class Link:
     def fingerprint(self) -> dict[str, Any]:
         return dict(self.hello.get("fingerprint", {}))
 
+    def like(self, other: Link) -> bool:
+        """Whether it is another one that goes on with the same streams."""
+        return self is not other and self.fingerprint == other.fingerprint
+
     async def meet(self, token: str, timeout: float) -> Channel:
         """Connect, and hear who it is."""
         channel = await connect(self.handle.host, self.handle.port, token, timeout=timeout)
