@@ -103,7 +103,7 @@ async def demo(path: Path, args: argparse.Namespace) -> int:
 
 async def kill(path: Path, args: argparse.Namespace) -> int:
     """Every kind of stream, killed at every token; one that has ended before the token is not counted."""
-    wrong = 0
+    wrong, gaps = 0, []
     for kind, request in KINDS.items():
         async with client_of(path, None, OPTIONS) as (client, _):
             whole = plain((await client.post(ROUTE, json=request)).content)
@@ -112,7 +112,7 @@ async def kill(path: Path, args: argparse.Namespace) -> int:
             for token in range(N):
                 while not fleet.up:
                     await asyncio.sleep(0.05)
-                hit = kill_at(fleet, token) if token else kill_at(fleet, 0)
+                hit = kill_at(fleet, token)
                 task = asyncio.ensure_future(client.post(ROUTE, json=request))
                 if not token:
                     while not (link := next((link for link in fleet.links if link.streams), None)):
@@ -122,8 +122,9 @@ async def kill(path: Path, args: argparse.Namespace) -> int:
                 got = plain((await task).content)
                 killed, same = killed + bool(hit), same + (bool(hit) and got == whole)
                 wrong += got != whole
-            longest = max((gap for _, gap in fleet.tally.silences), default=0.0)
-            say(what="kill", kind=kind, killed=killed, same=same, longest_silence_s=round(longest, 3))
+            say(what="kill", kind=kind, killed=killed, same=same)
+            gaps += fleet.tally.silences
+    say(what="kill", moves=len(gaps), **silence_of(gaps), load=round(os.getloadavg()[0], 1))
     return 1 if wrong else 0
 
 
@@ -216,16 +217,16 @@ async def soak(path: Path, args: argparse.Namespace) -> int:
             say(
                 what="soak", minutes=args.minutes, streams=32, requests=done, kills=kills, cuts=cuts,
                 moves=fleet.tally.moves, lost=fleet.tally.lost, errors=fleet.tally.errors, differing=differing,
-                **silence_of(fleet), load=round(os.getloadavg()[0], 1),
+                **silence_of(fleet.tally.silences), load=round(os.getloadavg()[0], 1),
             )  # fmt: skip
             return 1 if differing or fleet.tally.errors else 0
 
 
-def silence_of(fleet: Fleet) -> dict[str, float]:
+def silence_of(gaps: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Around moves, without the queue and the prefill of the next replica; and with them."""
     found = {}
     for name, i in (("silence", 1), ("with_prefill", 0)):
-        rows = sorted(gap[i] for gap in fleet.tally.silences) or [0.0]
+        rows = sorted(gap[i] for gap in gaps) or [0.0]
         for part in (50, 99, 100):
             found[f"{name}_p{part}_s"] = round(rows[min(len(rows) * part // 100, len(rows) - 1)], 3)
     return found
