@@ -1,4 +1,5 @@
 // Every kernel, for the shim. NVRTC compiles each of these files on its own.
+#include "attention_blocks.cu"
 #include "attention_halves.cu"
 #include "attention_many.cu"
 #include "attention_one.cu"
@@ -6,5 +7,8 @@
 #include "gemm_many.cu"
 #include "products.cu"
 #include "products_floats.cu"
+#include "products_wide.cu"
 #include "repack.cu"
 #include "rows.cu"
+#include "scores.cu"
+#include "steps.cu"

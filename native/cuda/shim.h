@@ -19,11 +19,12 @@
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
 
-struct uint4 { uint32_t x, y, z, w; };
-struct uint2 { uint32_t x, y; };
-struct int4 { int32_t x, y, z, w; };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
+// Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) int4 { int32_t x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 
 namespace shim {
 
@@ -128,8 +129,8 @@ inline uint16_t half_nearest(float f) {
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
-inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
-inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); }
+inline void copy_async(void* to, const void* from) { *static_cast<uint4*>(to) = *static_cast<const uint4*>(from); }
+inline void copy_async4(void* to, const void* from) { *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from); }
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}

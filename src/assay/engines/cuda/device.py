@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from assay.engines.cuda.structs import MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
 
@@ -23,6 +24,8 @@ class Launch:
     threads: int
     args: ctypes.Structure
     shared: int = 0
+    arena: int = 0  # the memory of its program, if it has one ...
+    values: tuple[tuple[int, int], ...] = ()  # ... and what it may touch of it: addresses and bytes
     prepared: Any = field(default=None, repr=False)  # what the device made of it
 
 
@@ -72,7 +75,7 @@ class Device(Protocol):
 class Driver:
     """A GPU through the CUDA driver."""
 
-    def __init__(self, cubins: Callable[[str], list[bytes]], index: int = 0) -> None:
+    def __init__(self, cubins: Callable[[str], dict[str, bytes]], index: int = 0) -> None:
         try:
             driver: Any = import_module("cuda.bindings.driver")
         except ImportError:
@@ -99,7 +102,8 @@ class Driver:
         self.early = major >= 9
         title = self._checked(driver.cuDeviceGetName(128, self.device))
         self.name = f"{title.split(bytes(1))[0].decode()} (sm_{major}{minor})"
-        self.modules = [self._checked(driver.cuModuleLoadData(code)) for code in cubins(f"sm_{major}{minor}")]
+        code = cubins(f"sm_{major}{minor}")
+        self.modules = {name: self._checked(driver.cuModuleLoadData(text)) for name, text in code.items()}
         self.stream = self._checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.functions: dict[str, Any] = {}
         self.owned: list[int] = []
@@ -151,8 +155,8 @@ class Driver:
 
     def _function(self, kernel: str) -> Any:
         if kernel not in self.functions:
-            found = [self.cu.cuModuleGetFunction(module, kernel.encode()) for module in self.modules]
-            f = next(f for error, f in found if error == self.cu.CUresult.CUDA_SUCCESS)
+            module = self.modules[next(name for name, kernels in MODULES.items() if kernel in kernels)]
+            f = self._checked(self.cu.cuModuleGetFunction(module, kernel.encode()))
             most = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._checked(self.cu.cuFuncSetAttribute(f, most, self.shared_bytes - 1024))
             carveout = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -210,6 +214,6 @@ class Driver:
         for at in self.owned:
             self.cu.cuMemFreeHost(at)
         self.owned.clear()
-        for module in self.modules:
+        for module in self.modules.values():
             self.cu.cuModuleUnload(module)
         self.cu.cuDevicePrimaryCtxRelease(self.device)

@@ -119,6 +119,7 @@ class Tensors:
         self.device, self.file, self.exact = device, file, exact
         self.matrices: dict[tuple[str, ...], Matrix] = {}
         self.vectors: dict[str, int] = {}
+        self.constants: dict[bytes, int] = {}
         self.owned: list[int] = []
 
     @property
@@ -205,11 +206,14 @@ class Tensors:
         return self.vectors[name]
 
     def constant(self, values: NDArray[Any]) -> int:
-        at = self.device.alloc(values.nbytes, "constants")
-        self.owned.append(at)
-        self.device.upload(at, values)
-        self.device.sync()
-        return at
+        """Numbers that programs share: each once."""
+        key = values.tobytes()
+        if key not in self.constants:
+            at = self.constants[key] = self.device.alloc(values.nbytes, "constants")
+            self.owned.append(at)
+            self.device.upload(at, values)
+            self.device.sync()
+        return self.constants[key]
 
     def close(self) -> None:
         for at in self.owned:
