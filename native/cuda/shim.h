@@ -106,6 +106,14 @@ inline int shuffle(int x, int from) { return shim::exchange(x, from); }
 inline float shuffle_xor(float x, int mask) { return shim::exchange(x, lane() ^ mask); }
 inline int shuffle_xor(int x, int mask) { return shim::exchange(x, lane() ^ mask); }
 inline float shuffle_down(float x, int by) { return shim::exchange(x, lane() + by < 32 ? lane() + by : lane()); }
+inline uint32_t reduce_max(uint32_t x) {
+    for (int h = 16; h; h /= 2) {
+        const uint32_t other = shim::exchange(x, lane() ^ h);
+        x = x > other ? x : other;
+    }
+    return x;
+}
+inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
 inline int fetch_add(int* p, int x) {
     const int old = *p;
     *p += x;

@@ -10,7 +10,8 @@ the prompt or the cache. `docs/gpu.md` has the figures.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from numpy.typing import NDArray
 
 from assay import _native
 from assay.engines.base import (
+    BEST,
     PAGE,
     Arithmetic,
+    Best,
     Chunk,
     Emit,
     Memory,
@@ -32,7 +35,7 @@ from assay.engines.base import (
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES
 from assay.engines.cuda.compile import compile_program
-from assay.engines.cuda.device import Device, Driver
+from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.program import Memory as Addresses
 from assay.engines.cuda.program import Program
@@ -77,17 +80,28 @@ class CudaEngine(PagedEngine):
         if self.n_pages < 1:
             raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
         self._layout = cache_layout(self.graph, kv_type)
-        self._device: Any = device or Driver(cubins)
-        self.isa = self._device.name
-        self._check_room()
+        self._loose = _loose(self.graph)
         self._busy = threading.Lock()
-        self._tensors: Tensors | None = Tensors(self._device, model.file, self.graph, precision == "exact")
         self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
         self._landed: NDArray[np.float32] | None = None
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
+        self._device: Any = device or Driver(cubins)
+        self.isa = self._device.name
+        self._tensors: Tensors | None = Tensors(self._device, model.file, precision == "exact")
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> None:
+        """Weights and cache onto the device, or one line that says why not."""
+        assert self._tensors
+        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes)
+        self._check_room(self._tensors.planned(self.graph))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
@@ -95,8 +109,6 @@ class CudaEngine(PagedEngine):
         heads = max((int(self.graph.shapes[n.name][0]) for n in self.graph if n.op == "kqv"), default=1)
         self._at.counters = self._device.alloc(4 * STEP * heads, "counters")
         self._device.zero(self._at.counters, 4 * STEP * heads)
-        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes)
-        self._loose = _loose(self.graph)
         for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
         self._device.sync()
@@ -106,15 +118,15 @@ class CudaEngine(PagedEngine):
         many = Shape(8, 8, False, 1, 8, 8, cuts, chunks=1, longest=8, keys=8 * self._loose, scores=64 * self._loose)
         return [many] if self._loose or self.graph.whole else [Shape(1, 1, True, 1, 8), many]
 
-    def _check_room(self) -> None:
+    def _check_room(self, weights: int) -> None:
         """Weights, pages and some buffers must fit what is free."""
         free, total = self._device.memory()
-        weights, pages = int(self.model.file.size * 1.06), self._layout.page_bytes * self.n_pages
+        pages = self._layout.page_bytes * self.n_pages
         if weights + pages + _SPARE > free:
             raise AssayError(
-                f"{self.model.file.path}: does not fit {self._device.name} ({weights >> 20} MB of weights and "
-                f"{pages >> 20} MB for {self.n_pages} pages, {free >> 20} of {total >> 20} MB free); "
-                "use fewer pages or --engine cpu"
+                f"{self.model.file.path}: does not fit {self._device.name} ({weights >> 20} MB of weights, "
+                f"{pages >> 20} MB for {self.n_pages} pages and {_SPARE >> 20} MB for buffers, {free >> 20} of "
+                f"{total >> 20} MB free); use fewer pages or --engine cpu"
             )
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
@@ -154,11 +166,16 @@ class CudaEngine(PagedEngine):
     def _tokens(self, batch: Sequence[Chunk]) -> list[Output]:
         """A token a sequence and nothing kept, the usual step of serving: its graph, and one copy of the logits."""
         self._note_positions(batch)
-        program = self._program(self._one(len(batch), max(c.end for c in batch)), frozenset())
+        most = max(c.best for c in batch) if all(c.best for c in batch) else 0
+        best = 0 if most > BEST else BEST if most > 1 else most
+        program = self._program(self._one(len(batch), max(c.end for c in batch), best), frozenset())
         self._play(program, batch)
         width = program.results[0][0].width
-        logits = program.landed[0][: len(batch) * width].reshape(-1, 1, width).copy()
-        return [Output(row, {}) for row in logits]
+        rows = program.landed[0][: len(batch) * width].reshape(-1, 1, width).copy()
+        if not best:
+            return [Output(row) for row in rows]
+        nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
+        return [Output(nothing, {}, Best(row[0, best:].astype(np.int64), row[0, :best])) for row in rows]
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -168,10 +185,10 @@ class CudaEngine(PagedEngine):
             if c.positions is not None and not self._shifted:
                 self._shifted = not np.array_equal(np.arange(c.start, c.end), c.positions)
 
-    def _one(self, sequences: int, longest: int) -> Shape:
+    def _one(self, sequences: int, longest: int, best: int = 0) -> Shape:
         """A token for each sequence, all of them outputs."""
         m, blocks = _power(sequences), _power(-(-longest // 256))
-        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted)
+        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted, best=best)
 
     def _shape(self, step: Step, *, exact: bool = False, together: bool = False) -> Shape:
         """`exact`: keys and scores are counted; `together`: sequences are, which are not cut."""
@@ -213,26 +230,35 @@ class CudaEngine(PagedEngine):
                 self._place(shape),
             )
             if len(self._programs) >= _PROGRAMS:
-                del self._programs[next(iter(self._programs))]  # the one used longest ago
+                self._programs.pop(next(iter(self._programs))).close()  # the one used longest ago
         self._programs[key] = found
         return found
 
-    def _place(self, shape: Shape) -> Any:
+    def _place(self, shape: Shape) -> Callable[[int], Addresses]:
         def place(arena: int) -> Addresses:
             if arena > self._arena_size or shape.words > self._step_words:
-                self._device.sync()
-                self._programs.clear()  # they hold addresses
-                if self._at.arena:
-                    self._device.free(self._at.arena)
-                    self._device.free(self._at.step)
-                self._arena_size = max(arena, self._arena_size)
-                self._step_words = max(shape.words, self._step_words, 65536)
-                self._at.arena = self._device.alloc(self._arena_size, "buffers")
-                self._at.step = self._device.alloc(4 * self._step_words, "tables of a step")
-                self._host = self._device.pinned(4 * self._step_words).view(np.int32)
+                self._grow(max(arena, self._arena_size), max(shape.words, self._step_words, 65536))
             return self._at
 
         return place
+
+    def _grow(self, arena: int, words: int) -> None:
+        """Larger buffers. Where the device has no room, there are none, and the next step asks for its own size."""
+        self._device.sync()
+        self._forget_programs()  # they hold addresses
+        for at in (self._at.arena, self._at.step):
+            if at:
+                self._device.free(at)
+        self._at.arena = self._at.step = self._arena_size = self._step_words = 0
+        self._at.arena = self._device.alloc(arena, "buffers")
+        self._at.step = self._device.alloc(4 * words, "tables of a step")
+        self._host = self._device.pinned(4 * words).view(np.int32)
+        self._arena_size, self._step_words = arena, words
+
+    def _forget_programs(self) -> None:
+        for program in self._programs.values():
+            program.close()
+        self._programs.clear()
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
@@ -264,11 +290,12 @@ class CudaEngine(PagedEngine):
     def _play(self, program: Program, chunks: Sequence[Chunk]) -> None:
         """A step of a token a sequence as one graph; its results land in pinned memory."""
         if program.play is None:
-            words, at = self._words(program), 0
+            words, at, landed = self._words(program), 0, []
             for external, _ in program.results:
-                program.landed.append(self._landing()[at : at + external.width * program.shape.tokens])
+                landed.append(self._landing()[at : at + external.width * program.shape.tokens])
                 at += external.width * program.shape.tokens
-            program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
+            program.play = self._device.capture(lambda: self._queue(program, words, landed))
+            program.landed = landed
         self._fill_one(program.tables, chunks)
         program.play()
         self._device.sync()
@@ -365,12 +392,14 @@ class CudaEngine(PagedEngine):
         with self._busy:
             if self._tensors is None:
                 return
-            self._device.use()
-            self._programs.clear()
+            with suppress(DeviceError):  # one that is lost has nothing to give back
+                self._device.use()
+            self._forget_programs()
             self._tensors.close()
             self._tensors = None
             for at in (self._at.arena, self._at.step, self._at.cache, self._at.counters):
-                self._device.free(at)
+                if at:
+                    self._device.free(at)
             self._device.close()
 
     @property

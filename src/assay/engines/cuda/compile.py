@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from assay.engines.batch import External
 from assay.engines.cuda import structs
@@ -64,6 +65,8 @@ class _Compiler(ProductSteps, AttentionSteps):
                 case Attention():
                     if self._wanted(group.kqv):
                         self._attention(group)
+        if self.shape.best:
+            self._best(self.shape.best)
         size = self._assign()
         self.memory = place(size)
         launches = [self._made(make(), used) for used, make in self.steps]
@@ -71,6 +74,21 @@ class _Compiler(ProductSteps, AttentionSteps):
         if all(e.node != self.graph.output for e, _ in results):  # nobody asked for it
             results.append((External(self.graph.output, "outputs", self._width(self.graph.output)), 0))
         return Program(self.shape, launches, size, results, self.aliases)
+
+    def _best(self, k: int) -> None:
+        """The largest values of the output and their indices in the place of the output."""
+        rows, width = self._rows("tokens"), self._width(self.graph.output)
+        x = self.values[self.graph.output, "tokens"]
+        x.pinned = False
+        n = -(-width // 512)
+        lists, out = Value(8 * rows * n * k), Value(8 * rows * k, pinned=True)
+        self.results = [(External(self.graph.output, "outputs", 2 * k), out)]
+
+        def args() -> Any:
+            return structs.BestArgs(self._at(x), self._at(lists), self._at(out), width, n, k)
+
+        self._step([x, lists], lambda: Launch("best_lists", (-(-n // 8), rows, 1), 256, args()))
+        self._step([lists, out], lambda: Launch("best_of_lists", (rows, 1, 1), 32, args(), 4 * n))
 
     def _made(self, launch: Launch, used: list[Value]) -> Launch:
         launch.arena = self.memory.arena

@@ -33,6 +33,13 @@ class DeviceError(AssayError):
     """The device refused or is lost: the work at hand ends, and says so."""
 
 
+class Played(Protocol):
+    """Queued work that can be queued again."""
+
+    def __call__(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Device(Protocol):
     name: str
     multiprocessors: int
@@ -64,7 +71,7 @@ class Device(Protocol):
         """Queue a kernel; `early`: it may begin before the one before it has ended."""
         ...
 
-    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, record: Callable[[], None]) -> Played:
         """What `record` queues, as one graph to be queued again and again."""
         ...
 
@@ -192,7 +199,7 @@ class Driver:
         if error != self.cu.CUresult.CUDA_SUCCESS:
             raise DeviceError(f"engine cuda: {launch.kernel}: the driver says {error.name}")
 
-    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, record: Callable[[], None]) -> Played:
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._checked(self.cu.cuStreamBeginCapture(self.stream, mode))
         try:
@@ -201,11 +208,7 @@ class Driver:
             graph = self._checked(self.cu.cuStreamEndCapture(self.stream))
         ready = self._checked(self.cu.cuGraphInstantiate(graph, 0))
         self._checked(self.cu.cuGraphDestroy(graph))
-
-        def play() -> None:
-            self._checked(self.cu.cuGraphLaunch(ready, self.stream))
-
-        return play
+        return _Graph(self, ready)
 
     def sync(self) -> None:
         self._checked(self.cu.cuStreamSynchronize(self.stream))
@@ -217,3 +220,17 @@ class Driver:
         for module in self.modules.values():
             self.cu.cuModuleUnload(module)
         self.cu.cuDevicePrimaryCtxRelease(self.device)
+
+
+@dataclass
+class _Graph:
+    """A CUDA graph that is ready to run."""
+
+    driver: Driver
+    ready: Any
+
+    def __call__(self) -> None:
+        self.driver._checked(self.driver.cu.cuGraphLaunch(self.ready, self.driver.stream))
+
+    def close(self) -> None:
+        self.driver.cu.cuGraphExecDestroy(self.ready)

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.engines.batch import External
 from assay.engines.cuda import structs
-from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device import Launch, Played
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.functions import rope_angles
@@ -58,9 +58,14 @@ class Program:
     arena: int
     results: list[tuple[External, int]]  # and its offset
     aliases: dict[str, str]
-    play: Callable[[], None] | None = None  # its graph
+    play: Played | None = None  # its graph
     tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
     landed: list[Any] = field(default_factory=list)  # host memory that a graph leaves its results in
+
+    def close(self) -> None:
+        if self.play:
+            self.play.close()
+            self.play = None
 
 
 @dataclass

@@ -31,6 +31,7 @@ class Shape:
     keys: int = 0  # exact, when a trace wants keys or scores
     scores: int = 0
     irregular: bool = False  # positions differ from slots
+    best: int = 0  # of a row of the output only so many largest values are wanted; 0: all
 
     def rows(self, domain: str) -> int:
         rows = {"tokens": self.tokens, "outputs": self.outputs, "keys": self.keys, "scores": self.scores}

@@ -8,13 +8,14 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device import Launch, Played
 from assay.engines.cuda.sources import folder, read_sources
 from assay.engines.cuda.structs import KERNELS
 from assay.errors import AssayError
@@ -104,11 +105,23 @@ class Shim:
         if arena:
             self._guard(arena, self.held[arena], False)
 
-    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
-        return record
+    def capture(self, record: Callable[[], None]) -> Played:
+        return _Again(record)
 
     def sync(self) -> None: ...
 
     def close(self) -> None:
         for at in list(self.held):
             self.free(at)
+
+
+@dataclass
+class _Again:
+    """What was recorded, done again."""
+
+    record: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.record()
+
+    def close(self) -> None: ...

@@ -100,6 +100,7 @@ ScoreArgs = _struct(
     ("mask", Mask),
     *_all(_I32, "heads kv_heads dim op"),
 )
+BestArgs = _struct("BestArgs", *_all(_POINTER, "x lists out"), *_all(_I32, "width n_lists k padding"))
 RepackArgs = _struct(
     "RepackArgs",
     *_all(_POINTER, "raw d m"),
@@ -145,6 +146,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "pos_scale": (PositionArgs, 256),
         "pool_rows": (StepArgs, 256),
     },
+    "best": {"best_lists": (BestArgs, 256), "best_of_lists": (BestArgs, 32)},
     "scores": {"scores": (ScoreArgs, 32)},
     "repack": {"repack": (RepackArgs, 256)},
 }
