@@ -123,7 +123,13 @@ def _choices(args: argparse.Namespace) -> int:
     found = _side(args, args.model)
     if isinstance(found, str):
         raise AssayError(f"{args.model}: questions are put to a file, not to a server; name the file")
-    result = answer_all(found.engine(), found.tokenizer, items, progress(f"of {len(items)} questions"))
+    if args.cluster is not None:
+        from assay.cli import spread
+        from assay.cluster import sweep, tasks
+
+        result = tasks.answers(items, found, spread.crew(args), sweep.folder(args.results), spread.bar())
+    else:
+        result = answer_all(found.engine(), found.tokenizer, items, progress(f"of {len(items)} questions"))
     emit(args, result.to_dict(), str(result))
     return 0
 
