@@ -19,8 +19,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from assay.evaluate.budget import Sensitivity, choose, measure
+from assay.evaluate.budget import Sensitivity, choose, measurable, sensitivity
 from assay.evaluate.evaluation import Evaluation
+from assay.evaluate.sources import EngineSource
 from assay.gguf.mixes import MIXES, is_quantizable
 from assay.gguf.quantize import Step, plan, quantize
 
@@ -39,13 +40,20 @@ def bits(steps: list[Step]) -> float:
 
 
 def sensitivities(here: Work, windows: int, window: int) -> list[Sensitivity]:
-    path = here.folder / "sensitivities.json"
-    if not path.exists():
-        importance, pieces = here.importance, here.pieces(0, windows, window)
-        with timed("sensitivities"):
-            found = measure(here.engine, pieces, importance)
-        path.write_text(json.dumps([(s.name, s.shape, dict(s.cost)) for s in found]))
-    return [Sensitivity(name, tuple(shape), cost) for name, shape, cost in json.loads(path.read_text())]
+    """A line a tensor: what was measured already is read."""
+    path = here.folder / "sensitivities.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [Sensitivity(name, tuple(shape), cost) for name, shape, cost in map(json.loads, lines)]
+    missing = [name for name in measurable(here.engine) if name not in {s.name for s in found}]
+    if missing:
+        source, pieces = EngineSource(here.engine), here.pieces(0, windows, window)
+        base = [source.rows(piece) for piece in pieces]
+        with timed("sensitivities"), path.open("a") as file:
+            for name in missing:
+                s = sensitivity(here.engine, source, name, pieces, base, here.importance)
+                print(json.dumps([s.name, s.shape, dict(s.cost)]), file=file, flush=True)
+                found.append(s)
+    return found
 
 
 def by_budget(here: Work, found: list[Sensitivity], size: float, out: Path) -> None:
