@@ -16,7 +16,7 @@ from assay.system.terminal import harmless
 if TYPE_CHECKING:
     from assay.runtime.opening import Opened
 
-HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
+HELP = "compare an engine with the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
 assay check smollm2 --engine cpu
 assay check smollm2 --engine tinygrad --lengths 1,5"""
