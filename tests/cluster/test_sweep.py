@@ -74,8 +74,8 @@ def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) ->
     show = bar()
     show(0, 4, {"node b": "windows 16 to 31", "node a": "windows 0 to 15"})
     first = terminal.getvalue()
-    assert [line.strip() for line in first.splitlines()[1:]] == ["node a: windows 0 to 15", "node b: windows 16 to 31"]
-    assert "0 of 4" in first.splitlines()[0]
+    assert first.split("\n")[1:] == ["  node a: windows 0 to 15", "  node b: windows 16 to 31", ""]
+    assert "0 of 4" in first.split("\n")[0]
     show(4, 4, {"node a": "windows 48 to 63"})
     assert terminal.getvalue().removeprefix(first) == "\r\033[3A\033[J", "it leaves nothing behind"
 
