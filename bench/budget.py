@@ -4,8 +4,8 @@
     python bench/budget.py MODEL-f16.gguf --mixes Q2_K IQ4_XS               # budgets: the sizes of these mixes
 
 Tensors of every fifth layer are measured on the first text (`--every 1`: of all); files are compared on the second (the
-texts of bench/quantize.py), all with the same importance matrix. For a budget in bits the fixed mixes just below and just
-above it are made, and what a fixed mix of that very size would have is read off between them (the logarithm of the
+texts of bench/quantize.py), all with the same importance matrix. For a budget in bits the fixed mixes just below and
+just above it are made, and what a fixed mix of that very size would have is read off between them (the logarithm of the
 divergence is nearly linear in bits).
 """
 
