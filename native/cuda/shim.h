@@ -19,11 +19,12 @@
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
 
-struct uint4 { uint32_t x, y, z, w; };
-struct uint2 { uint32_t x, y; };
-struct int4 { int32_t x, y, z, w; };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
+// Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) int4 { int32_t x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 
 namespace shim {
 
@@ -105,6 +106,14 @@ inline int shuffle(int x, int from) { return shim::exchange(x, from); }
 inline float shuffle_xor(float x, int mask) { return shim::exchange(x, lane() ^ mask); }
 inline int shuffle_xor(int x, int mask) { return shim::exchange(x, lane() ^ mask); }
 inline float shuffle_down(float x, int by) { return shim::exchange(x, lane() + by < 32 ? lane() + by : lane()); }
+inline uint32_t reduce_max(uint32_t x) {
+    for (int h = 16; h; h /= 2) {
+        const uint32_t other = shim::exchange(x, lane() ^ h);
+        x = x > other ? x : other;
+    }
+    return x;
+}
+inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
 inline int fetch_add(int* p, int x) {
     const int old = *p;
     *p += x;
@@ -128,8 +137,8 @@ inline uint16_t half_nearest(float f) {
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
-inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
-inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); }
+inline void copy_async(void* to, const void* from) { *static_cast<uint4*>(to) = *static_cast<const uint4*>(from); }
+inline void copy_async4(void* to, const void* from) { *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from); }
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}

@@ -15,6 +15,7 @@ from assay.errors import AssayError
 from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
+_ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
 class ProductSteps(Steps):
@@ -142,8 +143,16 @@ class ProductSteps(Steps):
         rest: tuple[int, int],
     ) -> Launch:
         """product_one or product_two: one row of x for each of `rest` blocks."""
-        n = self._processors()
-        found = arrange(parts, groups, bool(args.norm), n, self.shared)
+        found = arrange(
+            parts,
+            layouts,
+            groups,
+            normed=bool(args.norm),
+            several=bool(args.n_experts),
+            processors=self._processors(),
+            most=self.shared,
+            resident=self.tensors.device.resident,
+        )
         if found is None:
             columns = parts[0].matrix.columns
             raise AssayError(
@@ -151,9 +160,7 @@ class ProductSteps(Steps):
             )
         args.slots, args.team, args.together = found.slots, found.team, found.together
         args.shift = parts[0].matrix.group.bit_length() - 1
-        kernel = f"product_{'one' if found.slots == 1 else 'two'}_{layouts}"
-        blocks = min(-(-groups // found.together), n)
-        return Launch(kernel, (blocks, *rest), found.threads, args, found.shared)
+        return Launch(found.kernel, (found.blocks, *rest), found.threads, args, found.shared)
 
     def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
         """Tensor cores: tiles of rows and tokens."""
@@ -195,12 +202,15 @@ class ProductSteps(Steps):
         return "product_many", 128, 64, 256, stages, stages * size
 
     def _expert_linear(self, node: Node) -> None:
+        """A matrix a chosen expert, or a head: heads lie side by side in a row, and matrix h takes head h."""
         domain = self._domain(node.name)
-        x, idx = (self._get(name, domain) for name in node.inputs)
+        x, idx = (*(self._get(name, domain) for name in node.inputs), None)[:2]
+        assert x
         matrix, out = self.tensors.matrix(node.weights[0]), self._new(node.name)
-        choices = self._width(node.inputs[1])
+        choices = self._width(node.inputs[1]) if idx else matrix.count
         pairs = self._rows(domain) * choices
-        shared_rows = choices if self._width(node.inputs[0]) == matrix.columns else 1
+        shared_rows = choices if idx and self._width(node.inputs[0]) == matrix.columns else 1
+        rest = (min(pairs, _ROWS), -(-pairs // _ROWS))
 
         def make() -> Launch:
             array_parts = [Part(matrix, node.name, out=out)]
@@ -221,7 +231,7 @@ class ProductSteps(Steps):
             )
             if matrix.format.floats:
                 shared = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))
-                return Launch("product_floats_1", (groups, pairs, 1), 32 * warps_for(matrix.tiles), args, shared)
-            return self._one(matrix.format.name, args, array_parts, groups, (pairs, 1))
+                return Launch("product_floats_1", (groups, *rest), 32 * warps_for(matrix.tiles), args, shared)
+            return self._one(matrix.format.name, args, array_parts, groups, rest)
 
         self._step([x, idx, out], make)
