@@ -51,7 +51,7 @@ def test_results_come_in_order_and_are_kept(tmp_path: Path) -> None:
     shown: list[tuple[int, int]] = []
     expected = [i * 0.1 for i in range(12)]
     assert sweep(tasks(tmp_path), Here(3), tmp_path, lambda done, total, who: shown.append((done, total))) == expected
-    assert lines(tmp_path).count("prepared") <= 3 and sorted(shown) == [(i + 1, 12) for i in range(12)]
+    assert lines(tmp_path).count("prepared") <= 3 and sorted(set(shown)) == [(i, 12) for i in range(13)]
     (tmp_path / "log").unlink()
     assert sweep(tasks(tmp_path, 13), Here(1), tmp_path) == [*expected, 12 * 0.1]
     assert lines(tmp_path) == ["prepared", "12"], "what was there is not computed again"
@@ -129,6 +129,19 @@ def test_eval_has_the_bits_of_one_process(
     assert _eval(model, capsys, *spread) == one
     based = ["--kl", str(model[0]), "--base-engine", "reference"]
     assert _eval(model, capsys, *based, "--chunks", "20") == _eval(model, capsys, *based, "--chunks", "20", *spread)
+
+
+def test_questions_have_the_answers_of_one_process(
+    model: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    rows = [{"query": f"hello the {i}", "choices": ["word", "world on", "in a word"], "gold": i % 3} for i in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = []
+    for more in ([], ["--cluster", "local:2", "--results", str(tmp_path / "sweep")]):
+        assert cli.main(["eval", str(model[0]), "--choices", str(file), "--json", *more]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] and len(list((tmp_path / "sweep").rglob("*.json"))) == 2
 
 
 @pytest.mark.slow

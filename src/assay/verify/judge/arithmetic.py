@@ -158,11 +158,13 @@ def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: i
     return size
 
 
-def summed(a: Arithmetic, graph: Graph, node: Node, y: Array, deviation: Array | None) -> Array:
-    """The result before it is stored; `deviation` is the standard deviation of each sum."""
+def summed(a: Arithmetic, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None) -> Array:
+    """The result before it is stored; `exact` is the definition's, `deviation` the standard deviation of each sum."""
     if a.gelu_table and is_gelu(node):  # the table's value, or its product, is off by up to half a unit: all of it is
-        # allowed, because one large value of a row may outweigh the others, and chance could have spared it
-        return np.asarray(y * (1 + UNIT["f16"] * np.sign(_noise(node, 6, y.shape))), y.dtype)
+        # allowed, and away from the exact value, because one large value of a row may outweigh the others, and chance
+        # could have spared it
+        away = np.where(np.abs(y) < np.abs(exact), -1, 1)
+        return np.asarray(y * (1 + UNIT["f16"] * away), y.dtype)
     if deviation is not None:
         return np.asarray(y + deviation * _noise(node, 7, y.shape), y.dtype)
     if node.op == "rms_norm":

@@ -48,7 +48,7 @@ from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_c
 from assay.verify.judge.sweep import Last, Squares, evaluate_all
 
 Array = NDArray[Any]
-VERSION = 6  # of the noise model; part of the cache key
+VERSION = 7  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class NoiseRuns:
         values = self._slip(node, values, weights)
         sums, operands = self._variances(node, weights)
         values = [
-            summed(a, self.graph, node, v, None if s is None else np.sqrt(s))
+            summed(a, self.graph, node, v, exact, None if s is None else np.sqrt(s))
             for a, s, v in zip(ARITHMETICS, sums, values, strict=True)
         ]
         observed = self.observed.get(node.name, ())
