@@ -18,7 +18,7 @@ import pytest
 from assay.engines.base import Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine, arrange, sources, structs
-from assay.engines.cuda.layout import rows_per_group
+from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
@@ -270,6 +270,31 @@ def test_without_a_driver_one_line_says_so(make: Make) -> None:
     command = [sys.executable, "-m", "assay", "run", str(path), "-p", "a", "-n", "1", "--engine", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "engine cuda" in done.stderr
+
+
+# Of an H200, from docs/gpu.md: layout, rows, columns, gate with up; the kernel, and the warps of a block.
+SHAPES = {
+    "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, "product_one_q4_k", 24),
+    "TinyLlama down": ("Q6_K", 2048, 5632, False, "product_one_q6_k", 12),
+    "TinyLlama head": ("Q6_K", 32000, 2048, False, "product_two_q6_k", 12),
+    "TinyLlama gate and up, Q8_0": ("Q8_0", 5632, 2048, True, "product_two_q8_0", 8),
+    "7B o": ("Q4_K", 4096, 4096, False, "product_one_q4_k", 16),
+    "7B gate and up": ("Q4_K", 14336, 4096, True, "product_wide_q4_k", 8),
+    "7B down": ("Q4_K", 4096, 14336, False, "product_two_q4_k", 12),  # two groups of 28 tiles do not fit
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_kernel_of_a_product_is_chosen_by_its_shape(name: str) -> None:
+    layout, rows, columns, paired, kernel, warps = SHAPES[name]
+    units = -(-columns // 256)
+    matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, paired), 0, 1, paired)
+    found = arrange.arrange(
+        [arrange.Part(matrix, name)], layout.lower(), matrix.groups, normed=paired, several=False, processors=132,
+        most=227 << 10, resident=lambda kernel, threads, shared: max(1, (227 << 10) // shared),
+    )  # fmt: skip
+    assert found and (found.kernel, found.threads // 32) == (kernel, warps)
+    assert found.shared <= 226 << 10 and 0 < found.blocks <= 132
 
 
 def test_groups_fill_their_tiles() -> None:
