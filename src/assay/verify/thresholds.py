@@ -55,6 +55,7 @@ ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
 COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
 LEAVES = 0.9  # of the deviation at most: a fault that leaves more of it is not what happened
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
+DAMAGED_ROWS = 3  # tokens in which a damaged weight shows, where an engine rounds by a rule: one is an edge
 MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
 CLEARER_NATS = 0.05  # a value: by so much must a rule of rounding be likelier than none
