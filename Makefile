@@ -23,7 +23,7 @@ test-fast: $(VENV)/.test-installed
 SANITIZED := tests/engines/test_cuda.py -q -k "Q4_K or Q8_0 or window or kept"
 test-gpu: $(VENV)/.test-installed
 	$(BIN)/pip install -q -e ".[cuda]" --no-build-isolation
-	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py -q
+	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_serving.py -q
 	ASSAY_TEST_GPU=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest $(SANITIZED)
 	ASSAY_TEST_GPU=1 compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python -m pytest $(SANITIZED)
 
@@ -46,6 +46,8 @@ sanitize: $(VENV)/.test-installed
 	LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 	PYTHONPATH=build/sanitize/package:$$($(BIN)/python -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))') \
 	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/engines/test_extremes.py tests/engines/test_masks.py tests/engines/test_architectures.py tests/native -m "not slow" -q -p no:xdist
+	ASSAY_SHIM_SANITIZE=1 LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_serving.py -m "not slow" -q -p no:xdist
 
 # The native self-checks built for Arm and run by an emulator that has every extension: NEON, i8mm, portable code.
 CROSS ?= aarch64-linux-gnu-g++

@@ -1,34 +1,36 @@
 """Types by measured divergence beside the fixed mixes of the same size.
 
-    python bench/budget.py MODEL-f16.gguf                       # budgets: the sizes of the fixed mixes
-    python bench/budget.py MODEL-f16.gguf --bits 4.2 3.2
+    python bench/budget.py MODEL-f16.gguf --bits 4.2 3.2 --keep /tmp/b
+    python bench/budget.py MODEL-f16.gguf --mixes Q2_K IQ4_XS               # budgets: the sizes of these mixes
 
-Each tensor is measured once on the first text; files are compared on the second (the texts of bench/quantize.py), all
-with the same importance matrix.
+Tensors of every fifth layer are measured on the first text (`--every 1`: of all); files are compared on the second (the
+texts of bench/quantize.py), all with the same importance matrix. For a budget in bits the fixed mixes just below and
+just above it are made, and what a fixed mix of that very size would have is read off between them (the logarithm of the
+divergence is nearly linear in bits).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import sys
 import tempfile
-import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from assay.engines.cpu import CpuEngine
-from assay.evaluate.budget import choose, measure
+from assay.evaluate.budget import Sensitivity, choose, measurable, sensitivity
 from assay.evaluate.evaluation import Evaluation
-from assay.evaluate.imatrix import collect
-from assay.evaluate.pieces import Scores, cut
-from assay.evaluate.score import score
 from assay.evaluate.sources import EngineSource
-from assay.gguf import open_file
-from assay.gguf.mixes import MIXES, is_quantizable
-from assay.gguf.quantize import Step, quantize
-from assay.runtime.opening import Opened, Options
+from assay.gguf.mixes import MIXES, is_quantizable, layer_of
+from assay.gguf.quantize import Step, plan, quantize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from bench.quantize import Remembered, texts
+from bench.quantize import Work, arguments, by_assay, ratio, timed, work
+
+FIXED = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "Q2_K_S", "Q2_K", "IQ3_XXS", "IQ3_XS", "Q3_K_S", "IQ3_S", "IQ3_M",
+         "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K")  # fmt: skip
 
 
 def bits(steps: list[Step]) -> float:
@@ -38,50 +40,80 @@ def bits(steps: list[Step]) -> float:
     return 8 * sum(s.bytes_after for s in matrices) / weights
 
 
+def sensitivities(here: Work, windows: int, window: int, every: int) -> list[Sensitivity]:
+    """A line a tensor: what was measured already is read. A layer in between costs what the nearest measured does."""
+    path = here.folder / "sensitivities.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = [Sensitivity(name, tuple(shape), cost) for name, shape, cost in map(json.loads, lines)]
+    names = measurable(here.engine)
+    last = max(map(layer_of, names))
+    asked = [n for n in names if layer_of(n) < 0 or layer_of(n) % every == 0 or layer_of(n) == last]
+    missing = [name for name in asked if name not in {s.name for s in found}]
+    if missing:
+        source, pieces = EngineSource(here.engine), here.pieces(0, windows, window)
+        base = [source.rows(piece) for piece in pieces]
+        with timed("sensitivities"), path.open("a") as file:
+            for name in missing:
+                s = sensitivity(here.engine, source, name, pieces, base, here.importance)
+                print(json.dumps([s.name, s.shape, dict(s.cost)]), file=file, flush=True)
+                found.append(s)
+    known = {s.name: s for s in found}
+
+    def nearest(name: str) -> Sensitivity:
+        role = [s for s in found if s.name.split(".", 2)[2:] == name.split(".", 2)[2:]]
+        return min(role, key=lambda s: abs(layer_of(s.name) - layer_of(name)))
+
+    return [known[n] if n in known else replace(nearest(n), name=n) for n in names]
+
+
+def by_budget(here: Work, found: list[Sensitivity], size: float, out: Path) -> None:
+    quantize(here.opened.file, out, MIXES["Q4_K_M"], importance=here.importance, types=choose(found, size).types)
+
+
+def between(below: tuple[float, Evaluation], above: tuple[float, Evaluation], size: float) -> float:
+    (x0, a), (x1, b) = below, above
+    assert a.kl and b.kl
+    share = (size - x0) / (x1 - x0) if x1 > x0 else 0.0
+    return math.exp((1 - share) * math.log(a.kl.value) + share * math.log(b.kl.value))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--mixes", nargs="*", default=["Q2_K", "Q3_K_M", "IQ4_XS", "Q4_K_M"])
+    arguments(parser)
+    parser.set_defaults(mixes=[])
     parser.add_argument("--bits", nargs="*", type=float, default=[])
-    parser.add_argument("--windows", type=int, default=8, help="to compare on")
     parser.add_argument("--measure", type=int, default=1, help="windows to measure tensors on")
+    parser.add_argument("--every", type=int, default=5, help="layers: every fifth is measured; 1: all")
+    parser.add_argument("--measure-window", type=int, default=256, help="tokens of one of those")
     args = parser.parse_args()
-    options = Options("cpu", "exact", ctx_size=512, cache_size=0)
-    opened = Opened(open_file(args.model), options)
-    engine, tokenizer = opened.engine(), opened.tokenizer
-    assert isinstance(engine, CpuEngine)
-    bos = tokenizer.bos if tokenizer.add_bos else None
-    first, second = (tokenizer.encode(text, parse_special=False) for text in texts())
-    importance = collect(engine, cut(first, 512, bos, 16))
-    started = time.perf_counter()
-    found = measure(engine, cut(first, 512, bos, args.measure), importance)
-    print(f"measured {len(found)} tensors in {time.perf_counter() - started:.0f} s", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
-        made: dict[str, tuple[float, Path]] = {}
-
-        def make(title: str, **arguments: object) -> float:
-            path = Path(folder) / f"{title}.gguf"
-            steps = quantize(opened.file, path, importance=importance, **arguments)  # type: ignore[arg-type]
-            made[title] = bits(steps), path
-            print(title, f"{bits(steps):.3f} bits", file=sys.stderr)
-            return bits(steps)
-
-        for name in args.mixes:
-            size = make(name, mix=MIXES[name])
-            make(f"budget of {name}", mix=MIXES[name], types=choose(found, size).types)
+        here = work(args, folder)
+        sizes = {name: bits(plan(here.opened.file, MIXES[name], weighted=True)) for name in FIXED}
+        found = sensitivities(here, args.measure, args.measure_window, args.every)
+        pairs: dict[str, tuple[float, list[str]]] = {name: (sizes[name], [name]) for name in args.mixes}
         for size in args.bits:
-            choice = choose(found, size)
-            make(f"budget {size:g}", mix=MIXES["Q4_K_M"], types=choice.types)
-        base = Remembered(EngineSource(engine))
-        sources = {title: EngineSource(Opened(open_file(path), options).engine()) for title, (_, path) in made.items()}
-        scores: dict[str, list[Scores]] = {title: [] for title in sources}
-        for piece in cut(second, 512, bos, args.windows):
-            for title, source in sources.items():
-                scores[title].append(score(piece, source, base))
+            below = max((n for n in FIXED if sizes[n] <= size), key=sizes.__getitem__, default=None)
+            above = min((n for n in FIXED if sizes[n] >= size), key=sizes.__getitem__, default=None)
+            pairs[f"{size:g}"] = size, [n for n in (below, above) if n]
+        for title, (size, fixed) in pairs.items():
+            for name in fixed:
+                here.make(f"assay {name}", partial(by_assay, here, name))
+            here.make(f"budget {title}", partial(by_budget, here, found, size))
+        judged = here.evaluations()
         print("| file | bits a weight | mean KL | same best token |\n|---|---|---|---|")
-        for title in made:
-            result = Evaluation(scores[title], name=title, base=base.name)
-            print(f"| {title} | {made[title][0]:.3f} | {result.kl} | {result.same_best} |")
+        for title, (size, fixed) in pairs.items():
+            for name in fixed:
+                result = judged[f"assay {name}"]
+                print(f"| {name} | {sizes[name]:.3f} | {result.kl} | {result.same_best} |")
+            ours = judged[f"budget {title}"]
+            at = choose(found, size).bits_per_weight
+            print(f"| budget {title} | {at:.3f} | {ours.kl} | {ours.same_best} |")
+            assert ours.kl
+            if len(fixed) == 1:
+                print(f"ratio: {ratio(ours, judged[f'assay {fixed[0]}'])}")
+            else:
+                pair = [(sizes[name], judged[f"assay {name}"]) for name in fixed]
+                print(f"ratio to a fixed mix of {size:g} bits: {ours.kl.value / between(pair[0], pair[1], size):.3f}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ python bench/cluster.py soak --minutes 5       # 32 streams, kills and cut links
 python bench/cluster.py first                  # what the router adds to the time to the first token
 python bench/cluster.py scale --model M.gguf   # two replicas over one, a core each
 python bench/cluster.py affinity               # prompt tokens computed with routing by prefix over without
+python bench/cluster.py eval                   # over four processes (--cluster ADDRESS: Ray), killed half way, resumed
+python bench/cluster.py split                  # three stages, each killed once in a stream
+python bench/cluster.py audit                  # a weight's bit flipped in a replica's memory
 
 Without --model a tiny model with random weights is used: what is measured is the cluster, not the engine.
 """
@@ -30,7 +33,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.cluster.harness import client_of, fleet_of, plain  # noqa: E402
+import numpy as np  # noqa: E402
+from tests.cluster.harness import client_of, fleet_of, plain, spec_of  # noqa: E402
+from tests.cluster.test_audit import flip, reader  # noqa: E402
 from tests.cluster.test_failover import KINDS, N  # noqa: E402
 from tests.serve.conftest import TOOL_TEMPLATE  # noqa: E402
 from tests.tiny import make  # noqa: E402
@@ -39,8 +44,13 @@ from assay.cluster.entry import Cluster  # noqa: E402
 from assay.cluster.fleet import Bounds, Fleet  # noqa: E402
 from assay.cluster.link import Link, Stream  # noqa: E402
 from assay.cluster.places import Here  # noqa: E402
-from assay.engines.base import PAGE  # noqa: E402
-from assay.runtime.opening import Options  # noqa: E402
+from assay.cluster.split import SplitEngine  # noqa: E402
+from assay.engines.base import PAGE, Chunk, pages_for  # noqa: E402
+from assay.gguf import open_file  # noqa: E402
+from assay.models import load  # noqa: E402
+from assay.runtime.generate import Generator  # noqa: E402
+from assay.runtime.opening import Options, open_model  # noqa: E402
+from assay.runtime.params import SamplerParams  # noqa: E402
 from assay.runtime.sequence import Job, Update  # noqa: E402
 
 OPTIONS = Options(engine="cpu", threads=1, cache_size=8192)
@@ -93,16 +103,16 @@ async def demo(path: Path, args: argparse.Namespace) -> int:
 
 async def kill(path: Path, args: argparse.Namespace) -> int:
     """Every kind of stream, killed at every token; one that has ended before the token is not counted."""
-    wrong = 0
+    wrong, gaps = 0, []
     for kind, request in KINDS.items():
         async with client_of(path, None, OPTIONS) as (client, _):
             whole = plain((await client.post(ROUTE, json=request)).content)
         async with cluster(path, Here(), 3) as (client, fleet):
             killed = same = 0
             for token in range(N):
-                while not fleet.up:
+                while len(fleet.up) < 2:  # one to kill, and one to go on
                     await asyncio.sleep(0.05)
-                hit = kill_at(fleet, token) if token else kill_at(fleet, 0)
+                hit = kill_at(fleet, token)
                 task = asyncio.ensure_future(client.post(ROUTE, json=request))
                 if not token:
                     while not (link := next((link for link in fleet.links if link.streams), None)):
@@ -112,8 +122,9 @@ async def kill(path: Path, args: argparse.Namespace) -> int:
                 got = plain((await task).content)
                 killed, same = killed + bool(hit), same + (bool(hit) and got == whole)
                 wrong += got != whole
-            longest = max((gap for _, gap in fleet.tally.silences), default=0.0)
-            say(what="kill", kind=kind, killed=killed, same=same, longest_silence_s=round(longest, 3))
+            say(what="kill", kind=kind, killed=killed, same=same)
+            gaps += fleet.tally.silences
+    say(what="kill", moves=len(gaps), **silence_of(gaps), load=round(os.getloadavg()[0], 1))
     return 1 if wrong else 0
 
 
@@ -146,61 +157,79 @@ def namespaces(n: int, delay_ms: float) -> Iterator[list[tuple[str, Sequence[str
 
 
 async def soak(path: Path, args: argparse.Namespace) -> int:
-    """Streams of all kinds, replicas killed and links cut: nobody may notice."""
+    """Streams of all kinds, replicas killed and links cut: nobody may notice. A fault is told with what came before."""
     rng = random.Random(1)
-    requests = [
-        request | {"seed": seed, "max_tokens": 250} for seed in range(6) for kind, request in KINDS.items()
-        if kind in ("greedy", "sampled", "logprobs", "schema", "tools")
-    ]  # fmt: skip
+    requests = [request | {"seed": seed, "max_tokens": 250} for seed in range(6) for request in KINDS.values()]
     async with client_of(path, None, OPTIONS) as (client, _):
         whole = [plain((await client.post(ROUTE, json=request)).content) for request in requests]
-    done = differing = kills = cuts = 0
-    faults: list[str] = []
-    end = time.monotonic() + 60 * args.minutes
+    done = differing = 0
+    start = time.monotonic()
+    end = start + 60 * args.minutes
+    events: list[str] = []
+
+    def event(what: str) -> None:
+        events.append(f"{time.monotonic() - start:.2f} {what}")
+
     with namespaces(4, args.delay) as nodes:
         async with cluster(path, Here(nodes=nodes), 3) as (client, fleet):
+            lose = fleet.lose
+
+            def lost(link: Link, why: str) -> None:
+                if link.state == "up":
+                    event(f"{link.name} lost: {why}")
+                lose(link, why)
+
+            fleet.lose = lost  # type: ignore[method-assign]
 
             async def client_loop() -> None:
                 nonlocal done, differing
                 while time.monotonic() < end:
-                    i = rng.randrange(len(requests))
-                    got = plain((await client.post(ROUTE, json=requests[i])).content)
+                    i, began = rng.randrange(len(requests)), time.monotonic() - start
+                    reply = await client.post(ROUTE, json=requests[i])
+                    got = plain(reply.content)
                     done += 1
-                    differing += got != whole[i]
                     if got != whole[i]:
-                        faults.append(got[-200:].decode(errors="replace"))
+                        differing += 1
+                        tail = got[-300:].decode(errors="replace")
+                        say(what="fault", status=reply.status_code, began=began, tail=tail, before=events[-6:])
 
             async def killer() -> None:
-                nonlocal kills
                 while time.monotonic() < end:
                     await asyncio.sleep(10)
                     if fleet.up:
-                        kills += 1
-                        rng.choice(fleet.up).handle.kill()
+                        handle = rng.choice(fleet.up).handle
+                        event(f"kill {handle.name}")
+                        handle.kill()
 
             async def cutter() -> None:
-                nonlocal cuts
                 while time.monotonic() < end:
                     await asyncio.sleep(17)
                     if fleet.up:
-                        cuts += 1
-                        link = f"as{rng.choice(fleet.up).handle.node.removeprefix('assay')}a"
+                        handle = rng.choice(fleet.up).handle
+                        event(f"cut {handle.name}")
+                        link = f"as{handle.node.removeprefix('assay')}a"
                         subprocess.run(["ip", "link", "set", link, "down"], check=True)
                         await asyncio.sleep(3)
                         subprocess.run(["ip", "link", "set", link, "up"], check=True)
 
             await asyncio.gather(killer(), cutter(), *(client_loop() for _ in range(32)))
-            totals, silences = (sorted(gap[i] for gap in fleet.tally.silences) or [0.0] for i in (0, 1))
+            kills, cuts = (sum(row.split()[1] == what for row in events) for what in ("kill", "cut"))
             say(
                 what="soak", minutes=args.minutes, streams=32, requests=done, kills=kills, cuts=cuts,
                 moves=fleet.tally.moves, lost=fleet.tally.lost, errors=fleet.tally.errors, differing=differing,
-                silence_p50_s=round(silences[len(silences) // 2], 3),
-                silence_p99_s=round(silences[min(len(silences) * 99 // 100, len(silences) - 1)], 3),
-                silence_max_s=round(silences[-1], 3),
-                with_prefill_p99_s=round(totals[min(len(totals) * 99 // 100, len(totals) - 1)], 3),
-                load=os.getloadavg()[0], faults=faults[:3],
+                **silence_of(fleet.tally.silences), load=round(os.getloadavg()[0], 1),
             )  # fmt: skip
             return 1 if differing or fleet.tally.errors else 0
+
+
+def silence_of(gaps: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Around moves: without the time in which no replica was up and the next one's queue and prefill; and in all."""
+    found = {}
+    for name, i in (("silence", 1), ("in_all", 0)):
+        rows = sorted(gap[i] for gap in gaps) or [0.0]
+        for part in (50, 99, 100):
+            found[f"{name}_p{part}_s"] = round(rows[min(len(rows) * part // 100, len(rows) - 1)], 3)
+    return found
 
 
 async def first(path: Path, args: argparse.Namespace) -> int:
@@ -233,26 +262,47 @@ async def first(path: Path, args: argparse.Namespace) -> int:
 
 
 async def scale(path: Path, args: argparse.Namespace) -> int:
-    """Tokens per second of two replicas over one, a core each; rounds in turn, the median of the ratios."""
+    """Tokens per second of two replicas over one, a core each and as many streams each; rounds in turn, medians.
+
+    Where others use the cores too, the clock measures them. Seconds of CPU a token do not: beside the ratio stands the
+    one that they give on two cores that do nothing else, of which the router takes its part."""
     job = Job((1, *range(5, 30)), max_tokens=48, ignore_eos=True)
 
-    async def rate(fleet: Fleet) -> float:
-        done = [asyncio.get_running_loop().create_future() for _ in range(16)]
+    async def rate(fleet: Fleet) -> dict[str, float]:
+        streams = 16 * len(fleet.up)
+        done = [asyncio.get_running_loop().create_future() for _ in range(streams)]
         sinks = [lambda u, f=f: f.set_result(None) if u.finish else None for f in done]
-        started = time.perf_counter()
-        fleet.submit([job] * 16, sinks)
+        before, cpu, started = replicas(fleet), time.process_time(), time.perf_counter()
+        fleet.submit([job] * streams, sinks)
         await asyncio.gather(*done)
-        return 16 * 48 / (time.perf_counter() - started)
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        busy = replicas(fleet) - before
+        n = streams * 48
+        return {"tokens": n / seconds, "router": cpu / n, "replica": busy / n}
+
+    def replicas(fleet: Fleet) -> float:
+        """Seconds of CPU that they have taken."""
+        stats = [Path(f"/proc/{link.handle.process.pid}/stat").read_text() for link in fleet.up]  # type: ignore[attr-defined]
+        ticks = sum(int(n) for stat in stats for n in stat.rpartition(")")[2].split()[11:13])
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     cores = sorted(os.sched_getaffinity(0))
-    ratios, rates = [], []
     one_core, two_cores = Here(cpus=[[cores[0]]]), Here(cpus=[[core] for core in cores[:2]])
     async with fleet_of(path, one_core, n=1, most=1) as one, fleet_of(path, two_cores, n=2, most=2) as two:
-        for _ in range(args.rounds):
-            a, b = await rate(one), await rate(two)
-            ratios.append(b / a)
-            rates.append((round(a, 1), round(b, 1)))
-    say(what="scale", ratio=round(statistics.median(ratios), 3), rounds=rates, load=os.getloadavg()[0])
+        rounds = [(await rate(one), await rate(two)) for _ in range(args.rounds + 1)][1:]
+
+    def median(of: Any) -> float:
+        return statistics.median(of(a, b) for a, b in rounds)
+
+    one_s, two_s = median(lambda a, b: a["replica"]), median(lambda a, b: b["replica"])
+    router_s = median(lambda a, b: b["router"])
+    say(
+        what="scale", ratio=round(median(lambda a, b: b["tokens"] / a["tokens"]), 3),
+        by_cpu=round(2 * one_s / (two_s + router_s), 3), ms_of_cpu_a_token={
+            "one": round(1000 * one_s, 3), "two": round(1000 * two_s, 3), "router": round(1000 * router_s, 3)},
+        tokens_per_s=[[round(a["tokens"], 1), round(b["tokens"], 1)] for a, b in rounds],
+        load=round(os.getloadavg()[0], 1),
+    )  # fmt: skip
     return 0
 
 
@@ -293,7 +343,91 @@ async def affinity(path: Path, args: argparse.Namespace) -> int:
     return 0
 
 
-MODES = {"demo": demo, "kill": kill, "soak": soak, "first": first, "scale": scale, "affinity": affinity}
+async def evaluation(path: Path, args: argparse.Namespace) -> int:
+    """`assay eval` on one process, over four, and over four with all of it killed when half the results are there."""
+
+    def command(*more: str) -> list[str]:
+        text = ["-f", str(ROOT / "docs" / "cluster.md"), "--window", "64", "--json"]
+        return [sys.executable, "-m", "assay", "eval", str(path), *text, *more]
+
+    def perplexity(*more: str) -> dict[str, Any]:
+        done = subprocess.run(command(*more), check=True, capture_output=True, text=True)
+        return {key: json.loads(done.stdout)[key] for key in ("perplexity", "nll", "windows")}
+
+    one = perplexity()
+    with tempfile.TemporaryDirectory() as a, tempfile.TemporaryDirectory() as b:
+        four = perplexity("--cluster", args.cluster, "--results", a)
+        tasks = len(list(Path(a).rglob("*.json")))
+        process = subprocess.Popen(command("--cluster", args.cluster, "--results", b), stdout=subprocess.PIPE)
+        while len(list(Path(b).rglob("*.json"))) < tasks // 2 and process.poll() is None:
+            await asyncio.sleep(0.01)
+        killed = process.poll() is None
+        process.kill()
+        process.communicate()
+        left = len(list(Path(b).rglob("*.json")))
+        resumed = perplexity("--cluster", args.cluster, "--results", b)
+    same = one == four == resumed
+    say(what="eval", **one, tasks=tasks, killed=killed, kept=left, same=same)
+    return 0 if same and killed else 1
+
+
+async def split(path: Path, args: argparse.Namespace) -> int:
+    """Three stages: logits of a prompt, then streams of every kind while each stage is killed once."""
+    opened = open_model(path, OPTIONS)
+    spec = spec_of(path) | {"split": 3, "token": "secret", "places": Here().spec()}
+    ids = np.random.default_rng(5).integers(3, 300, 60).astype(np.int32)
+    chunk = Chunk(ids, 0, np.arange(pages_for(len(ids)), dtype=np.int32), "all")
+    staged = SplitEngine(opened, spec)
+    try:
+        logits = np.array_equal(opened.engine().forward([chunk])[0].logits, staged.forward([chunk])[0].logits)
+        results = []
+        for deaths in ({}, {5: 0, 17: 1, 30: 2}):
+            generator = Generator(staged if deaths else opened.engine(), opened.tokenizer, n_ctx=opened.n_ctx)
+            stream = generator.generate(
+                ids[:9].tolist(), SamplerParams(temp=1.2, seed=3), max_tokens=N, logprobs=2, ignore_eos=True
+            )
+            for i, _ in enumerate(stream):
+                if i in deaths:
+                    staged.stages[deaths[i]][2].kill()
+            results.append((stream.result.ids, stream.result.logprobs, stream.result.text))
+    finally:
+        staged.close()
+    same = results[0] == results[1]
+    say(what="split", stages=3, logits_equal=logits, stages_killed=3, stream_equal=same)
+    return 0 if logits and same else 1
+
+
+async def audit(path: Path, args: argparse.Namespace) -> int:
+    """Three replicas, every answer audited; then one bit of one norm's weight flips in the memory of one of them."""
+    file = open_file(path)
+    name = "blk.1.ffn_norm.weight"
+    weight, node = file.decode(name).astype("<f4").tobytes(), reader(load(file).graph, name)
+    places = Here()
+    async with client_of(path, Cluster(lambda: places, Bounds(3, 3), audit=1.0), OPTIONS) as (client, entry):
+        fleet: Any = entry.worker
+        await fleet.settled()
+        auditor = fleet.finished.__self__
+
+        async def ask(seed: int) -> None:
+            await client.post(ROUTE, json=KINDS["sampled"] | {"seed": seed})
+            await auditor.settled()
+
+        for seed in range(6):
+            await ask(seed)
+        healthy, sick = auditor.done, fleet.up[1]
+        false = len(auditor.found)
+        flip(sick.handle.process.pid, weight, 5, 6)
+        while not auditor.found[false:] and auditor.done < healthy + 12:
+            await ask(auditor.done)
+        found = auditor.found[false:]
+        right = bool(found) and found[0].replica == sick.name and found[0].first == node
+        say(what="audit", healthy=healthy, false_alarms=false, answers_until_found=auditor.done - healthy,
+            flipped_in=sick.name, weight=name, read_by=node, finding=str(found[0]) if found else None)  # fmt: skip
+    return 0 if right and not false else 1
+
+
+MODES = {"demo": demo, "kill": kill, "soak": soak, "first": first, "scale": scale, "affinity": affinity,
+         "eval": evaluation, "split": split, "audit": audit}  # fmt: skip
 
 
 def main() -> int:
@@ -304,9 +438,10 @@ def main() -> int:
     parser.add_argument("--delay", type=float, default=0.2, help="milliseconds of the links in a soak")
     parser.add_argument("--repeat", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cluster", default="local:4", metavar="ADDRESS", help="for eval")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = args.model or make(Path(folder) / "m.gguf", n_ctx=512, template=TOOL_TEMPLATE)
+        path = args.model or make(Path(folder) / "m.gguf", n_ctx=512, n_layer=3, template=TOOL_TEMPLATE)
         return asyncio.run(MODES[args.what](path, args))
 
 

@@ -20,6 +20,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -115,10 +117,16 @@ BURN = "import os\nos.sched_setaffinity(0, {max(os.sched_getaffinity(0))})\nwhil
 
 
 def build_peer(sources: Path) -> Path:
-    """llama.cpp and the worker over it, built for this machine; beside this checkout's other builds."""
+    """llama.cpp and the worker over it, built for this machine; beside this checkout's other builds.
+
+    On x86 by clang where it is installed and CXX does not say otherwise: GCC 12's `_tile_loadconfig` tells the
+    optimiser of 8 of the 64 bytes that it reads, and llama.cpp's AMX kernels then end in an illegal instruction.
+    """
     folder = HERE.parent / "build" / "peer"
+    clang = platform.machine() == "x86_64" and "CXX" not in os.environ and shutil.which("clang++")
+    compiler = ["-DCMAKE_C_COMPILER=clang", "-DCMAKE_CXX_COMPILER=clang++"] if clang else []
     for command in (
-        ["cmake", "-S", str(HERE / "peer"), "-B", str(folder), f"-DLLAMA={sources.resolve()}"],
+        ["cmake", "-S", str(HERE / "peer"), "-B", str(folder), f"-DLLAMA={sources.resolve()}", *compiler],
         ["cmake", "--build", str(folder), "--target", "peer", "-j", str(len(os.sched_getaffinity(0)))],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)

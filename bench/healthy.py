@@ -26,6 +26,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+import grading  # noqa: E402
 import numpy as np  # noqa: E402
 from tests import planting, tiny  # noqa: E402
 from tests.synthetic import make_kquant  # noqa: E402
@@ -90,13 +91,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    import score
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="forget earlier results")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth run")
+    grading.add_arguments(parser)
     parser.add_argument("--without-smollm2", action="store_true", help="the tiny models only")
     args = parser.parse_args()
     build = ROOT / "build"
@@ -104,7 +100,7 @@ def main() -> None:
     out = build / "healthy.jsonl"
     if args.again:
         out.unlink(missing_ok=True)
-    done = {(r["model"], r["kind"], r["style"], r["prompt"]) for r in score.read(out)}
+    done = {(r["model"], r["kind"], r["style"], r["prompt"]) for r in grading.read(out)}
     opened = [(name, model := load(open_file(path)), Weights(model.file)) for name, path in models(build)]
     todo = [
         partial(grade, model, weights, name, kind, style, prompt, tokens(prompt))
@@ -122,8 +118,8 @@ def main() -> None:
             if ("SmolLM2", kind, style, PROMPTS) not in done:
                 todo.append(partial(grade, model, weights, "SmolLM2", kind, style, PROMPTS, ids))
     todo = todo[:: args.every]
-    score.side_by_side(lambda i: todo[i](), len(todo), out, args.seconds, args.jobs)
-    print(table(score.read(out)))
+    grading.side_by_side(todo, out, args)
+    print(table(grading.read(out)))
 
 
 if __name__ == "__main__":

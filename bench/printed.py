@@ -25,6 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+import grading  # noqa: E402
 import numpy as np  # noqa: E402
 from tests import planting  # noqa: E402
 
@@ -115,20 +116,16 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     import healthy
-    import score
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="forget earlier results")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth run")
+    grading.add_arguments(parser)
     args = parser.parse_args()
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
     out = build / "printed.jsonl"
     if args.again:
         out.unlink(missing_ok=True)
-    done = {(r["kind"], r["style"], r["bug"]) for r in score.read(out)}
+    done = {(r["kind"], r["style"], r["bug"]) for r in grading.read(out)}
     opened = [(name, model := load(open_file(path)), Weights(model.file)) for name, path in healthy.models(build)]
     todo = []
     for i, (fmt, count, rms, rows) in enumerate(product(FORMATS, COUNTS, (True, False), ROWS)):
@@ -141,8 +138,8 @@ def main() -> None:
             if ("%.4g", style, bug) not in done:
                 todo.append(partial(grade, model, weights, name, style, bug, "%.4g", count, True, "last", layers))
     todo = todo[:: args.every]
-    score.side_by_side(lambda i: todo[i](), len(todo), out, args.seconds, args.jobs)
-    print(table(score.read(out)))
+    grading.side_by_side(todo, out, args)
+    print(table(grading.read(out)))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ Results are kept line by line in build/score-MODEL.jsonl and reused; `--again` s
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -24,8 +22,9 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # cases run side by side; threads that wait for each other cost most
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+import grading  # noqa: E402
 import small_faults  # noqa: E402
 from tests import planting  # noqa: E402
 from tests.synthetic import make_kquant  # noqa: E402
@@ -103,103 +102,28 @@ def tokens_of(name: str) -> Sequence[int]:
     return planting.TOKENS if name == "synthetic" else planting.SMOL_TOKENS
 
 
-def run(model: Model, name: str, out: Path, seconds: float, jobs: int, every: int) -> None:
+def run(model: Model, name: str, out: Path, args: argparse.Namespace) -> None:
     """Grade what is not graded yet (every so many-th case), until the time is over."""
-    done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
+    done = {(r["kind"], r["bug"], r["style"]) for r in grading.read(out)}
     weights = Weights(model.file)
     todo = [
-        (kind, bug, style, make)
-        for i, (kind, bug, style, make) in enumerate(cases(model, weights, name))
-        if i % every == 0 and (kind, bug, style) not in done and (style, bug) not in NOT_SEEN
+        partial(grade, model, weights, name, *case)
+        for i, case in enumerate(_makers(weights, name))
+        if i % args.every == 0 and case not in done and (case[2], case[1]) not in NOT_SEEN
     ]
-
-    def grade(i: int) -> dict[str, Any] | None:
-        kind, bug, style, make = todo[i]
-        case = make()
-        return None if case is None else _one(model, weights, kind, bug, style, case, tokens_of(name))
-
-    side_by_side(grade, len(todo), out, seconds, jobs)
+    grading.side_by_side(todo, out, args)
 
 
-def side_by_side(
-    grade: Callable[[int], dict[str, Any] | None], count: int, out: Path, seconds: float, jobs: int
-) -> None:
-    """Grade so many cases in several processes, and keep each result as it comes."""
-    started = time.monotonic()
-    # Forked, so that workers share the model and what grades a case need not be pickled.
-    with open(out, "a") as log, multiprocessing.get_context("fork").Pool(jobs, _inherit, (grade,)) as pool:
-        for result in pool.imap_unordered(_grade, range(count)):
-            if result is not None:
-                log.write(json.dumps(result) + "\n")
-                log.flush()
-                kind, bug, style, mark = (result[k] for k in ("kind", "bug", "style", "grade"))
-                print(f"{kind:10}{bug:60}{style:8}{mark:12}{result['seconds']:6.1f} s", flush=True)
-            if time.monotonic() - started > seconds:
-                print("out of time; run again to go on", file=sys.stderr)
-                return
+def grade(model: Model, weights: Weights, name: str, kind: str, bug: str, style: str) -> dict[str, Any] | None:
+    """One case; None where it does not show."""
+    case = _makers(weights, name)[kind, bug, style]()
+    return None if case is None else _one(model, weights, kind, bug, style, case, tokens_of(name))
 
 
-# -- on a cluster ------------------------------------------------------------------------------------------------------
-
-
-def prepare(shared: dict[str, Any], where: dict[str, Any]) -> tuple[Model, Weights, dict[tuple[str, ...], Made]]:
-    """What a worker of a sweep keeps: the model and how to make every case."""
-    model = load(open_file(Path(where["path"])))
-    weights = Weights(model.file)
-    return model, weights, {tuple(case[:3]): case[3] for case in cases(model, weights, shared["model"])}
-
-
-def graded(kept: tuple[Model, Weights, dict[tuple[str, ...], Made]], given: dict[str, Any]) -> dict[str, Any]:
-    """One case; a case that does not show has no grade."""
-    model, weights, made = kept
-    kind, bug, style = given["case"]
-    case = made[kind, bug, style]()
-    return {} if case is None else _one(model, weights, kind, bug, style, case, given["tokens"])
-
-
-def run_spread(path: Path, name: str, out: Path, every: int, address: str) -> None:
-    """As `run`, the cases shared out over a cluster's workers (`local:N`, or a Ray cluster's address)."""
-    from assay.cluster.crew import crew
-    from assay.cluster.fingerprint import file_digest
-    from assay.cluster.sweep import Task, folder, sweep
-
-    done = {(r["kind"], r["bug"], r["style"]) for r in read(out)}
-    model = load(open_file(path))
-    shared = {"model": name, "file": file_digest(path), "code": _code()}
-    todo = [
-        case[:3]
-        for i, case in enumerate(cases(model, Weights(model.file), name))
-        if i % every == 0 and case[:3] not in done and (case[2], case[1]) not in NOT_SEEN
-    ]
-    tasks = [
-        Task("bench.score:graded", shared, {"case": case, "tokens": [int(t) for t in tokens_of(name)]},
-             {"path": str(path.resolve())}, " ".join(case))
-        for case in todo
-    ]  # fmt: skip
-
-    def progress(done: int, total: int, who: Any) -> None:
-        print(f"{done} of {total}  " + "  ".join(f"{worker}: {what}" for worker, what in who.items()), file=sys.stderr)
-
-    found = sweep(tasks, crew(address), folder(None), progress)
-    with open(out, "a") as log:
-        log.writelines(json.dumps(result) + "\n" for result in found if result)
-
-
-def _code() -> str:
-    """The hash of all that grades: a result of other code is not reused."""
-    from hashlib import sha256
-
-    files = sorted([*(ROOT / "src" / "assay").rglob("*.py"), *(ROOT / "tests").glob("*.py"), Path(__file__)])
-    return sha256(b"".join(sha256(file.read_bytes()).digest() for file in files)).hexdigest()
-
-
-def _inherit(grade: Callable[[int], dict[str, Any] | None]) -> None:
-    global _grade_case
-    _grade_case = grade
-
-
-def _grade(i: int) -> dict[str, Any] | None:
-    return _grade_case(i)
+@cache
+def _makers(weights: Weights, name: str) -> dict[tuple[str, str, str], Made]:
+    model = load(weights.file)
+    return {(kind, bug, style): make for kind, bug, style, make in cases(model, weights, name)}
 
 
 def _one(
@@ -234,10 +158,6 @@ def moved(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str
     both = [(key, [r.get(k) for k in verdict]) for r in after if (key := tuple(r[k] for k in case)) in known]
     print(f"{len(both)} cases in both", file=sys.stderr)
     return [f"{' '.join(key)}: {known[key]} became {found}" for key, found in both if found != known[key]]
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 # -- the page ------------------------------------------------------------------------------------------------------------
@@ -351,12 +271,8 @@ def _cell(r: dict[str, Any] | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic", help="synthetic, or a model that assay knows")
-    parser.add_argument("--again", action="store_true", help="forget earlier results")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
-    parser.add_argument("--jobs", type=int, default=1, help="cases graded at the same time")
-    parser.add_argument("--cluster", metavar="ADDRESS", help="share the cases out: local:N, or a Ray cluster's address")
+    grading.add_arguments(parser)
     parser.add_argument("--page", action="store_true", help="only write docs/score.md")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth case")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here, and leave the page alone")
     parser.add_argument("--against", type=Path, metavar="FILE", help="exit 1 if a verdict of these results has moved")
     args = parser.parse_args()
@@ -372,18 +288,17 @@ def main() -> None:
             from assay.runtime import hub
 
             path = hub.resolve(args.model)
-        if args.cluster:
-            run_spread(path, args.model, out, args.every, args.cluster)
-        else:
-            run(load(open_file(path)), args.model, out, args.seconds, args.jobs, args.every)
+        run(load(open_file(path)), args.model, out, args)
         if args.against:
-            differ = moved(read(args.against), read(out))
+            differ = moved(grading.read(args.against), grading.read(out))
             print("\n".join(differ) or "no verdict has moved")
             raise SystemExit(bool(differ))
         if args.out:
             return
-    results = {p.stem.removeprefix("score-"): read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)}
-    text = page(results) + small_faults.section(read(build / "small-faults.jsonl"))
+    results = {
+        p.stem.removeprefix("score-"): grading.read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)
+    }
+    text = page(results) + small_faults.section(grading.read(build / "small-faults.jsonl"))
     (ROOT / "docs" / "score.md").write_text(text)
     print("\n".join(line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")))
     print("docs/score.md written", file=sys.stderr)

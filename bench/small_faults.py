@@ -25,6 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+import grading  # noqa: E402
 import numpy as np  # noqa: E402
 from tests import planting, tiny  # noqa: E402
 from tests.synthetic import make_kquant  # noqa: E402
@@ -146,14 +147,9 @@ def _share(rows: Sequence[dict[str, Any]], good: Sequence[str] = ("right", "tied
 
 
 def main() -> None:
-    import score
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny", help="tiny (three of them), or a model that assay knows")
-    parser.add_argument("--again", action="store_true", help="forget earlier results")
-    parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time; results so far are kept")
-    parser.add_argument("--jobs", type=int, default=1, help="cases graded at the same time")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="a sample: every Nth case")
+    grading.add_arguments(parser)
     parser.add_argument("--only", default="", metavar="FAULT", help="faults whose name begins so")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here")
     args = parser.parse_args()
@@ -162,7 +158,7 @@ def main() -> None:
     out = args.out or build / "small-faults.jsonl"
     if args.again:
         out.unlink(missing_ok=True)
-    done = {(r["model"], r["kind"], r["bug"], r["style"]) for r in score.read(out)}
+    done = {(r["model"], r["kind"], r["bug"], r["style"]) for r in grading.read(out)}
     todo = []
     for name, path in models(args.model, build):
         model = load(open_file(path))
@@ -173,8 +169,8 @@ def main() -> None:
             for i, case in enumerate(cases)
             if i % args.every == 0 and (name, case[1], case[0], case[2]) not in done
         ]
-    score.side_by_side(lambda i: todo[i](), len(todo), out, args.seconds, args.jobs)
-    print(section(score.read(out)))
+    grading.side_by_side(todo, out, args)
+    print(section(grading.read(out)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@
 // a chain per page of values. Bound by latency (one), by fma (tile).
 #pragma once
 #include "cache.h"
+#include "mask.h"
 
 namespace assay {
 
@@ -29,13 +30,10 @@ struct AttentionArgs {
     Cache cache;
     Pool keys, values;
     Rows rows;
+    Mask mask;
     const int32_t* query_rows;  // null, or the token of each query row (when only outputs are attended)
-    int32_t heads, window, n_rot, neox, n_tokens, splits, irregular, turn_k;
-    int32_t max_blocks, padding;
-    float scale, cap;
+    int32_t heads, n_rot, neox, n_tokens, splits, irregular, turn_k, max_blocks;  // irregular: positions differ from slots
 };
-
-DEVICE bool sees(const AttentionArgs& a, int64_t distance) { return distance >= 0 && (!a.window || distance < a.window); }
 
 DEVICE int key_position(const AttentionArgs& a, const int32_t* pages, int slot) {
     const uint8_t* page = a.cache.pages + pages[slot / kPage] * a.cache.page_bytes + a.cache.positions_at;
@@ -87,6 +85,19 @@ DEVICE void fold(float& m, float& l, float m2, float l2, float& fa, float& fb) {
     fa = exponential(m - top), fb = exponential(m2 - top);
     m = top;
     l = l * fa + l2 * fb;
+}
+
+// A sink is one more block that holds one score and no value, after all keys.
+DEVICE void add_sink(const Mask& mask, int head, float& m, float& l, float& acc) {
+    if (!mask.sinks || mask.sinks[head] == minus_infinity()) return;
+    const float sink = mask.sinks[head];
+    if (m == minus_infinity()) {
+        m = sink, l = 1.0f, acc = 0.0f;
+        return;
+    }
+    float fa, fb;
+    fold(m, l, sink, 1.0f, fa, fb);
+    acc = acc * fa + 0.0f * fb;
 }
 
 }  // namespace assay

@@ -68,7 +68,8 @@ DEVICE void attend_halves(const AttentionArgs& a) {
             *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * s) = at.position;
     }
     const int j = thread();
-    const bool seen = j < keys && at.seen(a, j);
+    const int64_t distance = j < keys ? at.distance(a, j) : 0;
+    const bool seen = j < keys && at.seen(a, j, distance);
     float s[HQ];
 #pragma unroll
     for (int h = 0; h < HQ; h++) s[h] = 0.0f;
@@ -97,8 +98,7 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         }
 #pragma unroll
         for (int h = 0; h < HQ; h++) {
-            if (a.cap != 0.0f) s[h] = softcap(s[h], a.cap);
-            s[h] = s[h] * a.scale;
+            s[h] = a.mask.score(s[h], at.first + (h < at.count ? h : 0), distance);
             float top = seen && s[h] == s[h] ? s[h] : minus_infinity();
             for (int d = 16; d; d /= 2) top = larger(top, shuffle_xor(top, d));
             const bool odd = any_lane(seen && s[h] != s[h]);
@@ -119,7 +119,7 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         for (int h = 0; h < HQ; h++) room.e[h * kBlock + j] = seen ? exponential(s[h] - largest(h)) : kUnseen;
         copies_done<0>();
         sync_warp();
-        const bool some_unseen = a.window || a.irregular;
+        const bool some_unseen = a.mask.partial() || a.irregular;
         const int in_page = mine < kPage ? mine : kPage, new_here = fresh / kPage == warp ? fresh % kPage : -1;
         for (int d = 2 * lane(); d < v_dim; d += 64) {  // two neighbouring values a lane
             const uint16_t* v = room.v + warp * kPage * v_dim + d;
@@ -156,6 +156,8 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         l = shuffle(l, 0);
         const int64_t head = int64_t(at.row) * a.heads + at.first + h;
         if (at.blocks() == 1) {
+            float m = a.mask.sinks ? largest(h) : 0.0f;
+            add_sink(a.mask, at.first + h, m, l, acc);
             if (d < v_dim) a.out[head * v_dim + d] = acc * (1.0f / l);
             continue;
         }

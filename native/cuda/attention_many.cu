@@ -46,8 +46,8 @@ DEVICE void attend_many(const AttentionArgs& a) {
     if (lane() < ROWS) states[lane()] = {minus_infinity(), 0.0f, 0.0f, 0.0f, LEFT_OUT, {0, 0, 0}};
     const bool whole = a.irregular || a.kq;
     const int low = a.rows.slots[batch_row(token_of(0))], high = a.rows.slots[batch_row(token_of(rows - 1))];
-    const int from = whole || !a.window || low + 1 < a.window ? 0 : (low + 1 - a.window) / kBlock;
-    const int end = whole ? n_keys : high + 1;
+    const int from = whole ? 0 : a.mask.from(low) / kBlock;
+    const int end = whole ? n_keys : a.mask.to(high, n_keys);
     float acc[ROWS][DPL];
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
@@ -120,9 +120,9 @@ DEVICE void attend_many(const AttentionArgs& a) {
                 x[p] = at < end ? e[r * kBlock + p * kPage + lane()] : 0.0f;
                 if (at < n_keys && a.kq && warp * ROWS + r < rows)
                     a.kq[score_at + (int64_t(head_index(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys + at] = x[p];
-                if (at < end) seen |= uint32_t(sees(a, position - (a.irregular ? key_position(a, pages, at) : at))) << p;
-                if (a.cap != 0.0f) x[p] = softcap(x[p], a.cap);
-                x[p] = x[p] * a.scale;
+                const int64_t key = a.irregular && at < end ? key_position(a, pages, at) : at;
+                if (at < end) seen |= uint32_t(!a.mask.hides(position, key)) << p;
+                x[p] = a.mask.score(x[p], head_index(row), position - key);
             }
             softmax_block(x, seen, block_m, block_l);
 #pragma unroll
@@ -150,7 +150,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
             sync_block();
             if (thread() == 0) *strange = 0;
             sync_block();
-            const bool halves = a.values.type == KV_F16 && v_dim % 8 == 0;
+            const bool halves = a.values.type == KV_F16 && !a.values.keys && v_dim % 8 == 0;
             for (int i = thread(); halves && i < STAGED * kPage * (v_dim / 8); i += threads()) {
                 const int n = i % (v_dim / 8), key = i / (v_dim / 8) % kPage, p = i / (kPage * (v_dim / 8)), at = base + (half + p) * kPage;
                 uint4 w = {0, 0, 0, 0};
@@ -217,11 +217,14 @@ DEVICE void attend_many(const AttentionArgs& a) {
         const int row = warp * ROWS + r;
         if (row >= rows) break;
         const int64_t at = int64_t(token_of(row)) * a.heads + head_index(row);
-        const float inverse = 1.0f / states[r].l;
+        float m = minus_infinity(), l = 0.0f;
 #pragma unroll
-        for (int i = 0; i < DPL; i++)
-            if (i * 32 + lane() < v_dim) a.out[at * v_dim + i * 32 + lane()] = acc[r][i] * inverse;
-        if (a.state && lane() == 0) a.state[2 * at] = states[r].m, a.state[2 * at + 1] = states[r].l;
+        for (int i = 0; i < DPL; i++) {
+            m = states[r].m, l = states[r].l;
+            add_sink(a.mask, head_index(row), m, l, acc[r][i]);
+            if (i * 32 + lane() < v_dim) a.out[at * v_dim + i * 32 + lane()] = acc[r][i] * (1.0f / l);
+        }
+        if (a.state && lane() == 0) a.state[2 * at] = m, a.state[2 * at + 1] = l;
     }
 }
 
@@ -229,5 +232,6 @@ CROWDED(attend_tile_64, AttentionArgs, 256, 2) { attend_many<8, 2, 2>(a); }  // 
 KERNEL(attend_tile_128, AttentionArgs, 256) { attend_many<8, 4, 4>(a); }
 KERNEL(attend_tile_256, AttentionArgs, 256) { attend_many<4, 8, 4>(a); }
 KERNEL(attend_tile_512, AttentionArgs, 256) { attend_many<2, 16, 4>(a); }
+KERNEL(attend_tile_512_small, AttentionArgs, 256) { attend_many<2, 16, 2>(a); }  // where four pages do not fit
 
 }  // namespace assay

@@ -85,28 +85,18 @@ DEVICE void attend_token(const AttentionArgs& a) {
     sync_block();
     for (int j = thread(); j < kBlock; j += threads()) {
         float s[HQ];
-        const bool seen = j < keys && at.seen(a, j);
+        const int64_t distance = j < keys ? at.distance(a, j) : 0;
+        const bool seen = j < keys && at.seen(a, j, distance);
         const int key = base + j;
         if (seen) scores_of<HQ>(a, room, head_of(a.cache, a.keys, pages[key / kPage], kv), key % kPage, a.k && key == slot, count, s);
 #pragma unroll
         for (int h = 0; h < HQ; h++) {
-            float x = seen ? s[h] : 0.0f;
-            if (seen && a.cap != 0.0f) x = softcap(x, a.cap);
-            room.e[h * kBlock + j] = seen ? x * a.scale : as_float(0xffc00001u);  // a NaN of our own: not seen
+            const int head = first + (h < count ? h : 0);
+            room.e[h * kBlock + j] = seen ? a.mask.score(s[h], head, distance) : as_float(kHidden);
         }
     }
     sync_block();
-    for (int h = warp; h < count; h += threads() / 32) {
-        float e[kPages], m, l;
-        uint32_t seen = 0;
-        for (int p = 0; p < kPages; p++) {
-            e[p] = room.e[h * kBlock + p * 32 + lane()];
-            seen |= uint32_t(bits(e[p]) != 0xffc00001u) << p;
-        }
-        softmax_block(e, seen, m, l);
-        for (int p = 0; p < kPages; p++) room.e[h * kBlock + p * 32 + lane()] = e[p];
-        if (lane() == 0) room.state[2 * h] = m, room.state[2 * h + 1] = l;
-    }
+    for (int h = warp; h < count; h += threads() / 32) softmax_shared(room.e + h * kBlock, room.state + 2 * h);
     sync_block();
     // A warp a page, two neighbouring values a lane.
     const int used = (keys + kPage - 1) / kPage, pairs = (v_dim + 1) / 2;
@@ -118,7 +108,7 @@ DEVICE void attend_token(const AttentionArgs& a) {
         float part[HQ][2];
 #pragma unroll
         for (int h = 0; h < HQ; h++) part[h][0] = part[h][1] = 0.0f;
-        const bool fast = a.values.type == KV_F16 && v_dim % 8 == 0, some_unseen = a.window || a.irregular;
+        const bool fast = a.values.type == KV_F16 && !a.values.keys && v_dim % 8 == 0, some_unseen = a.mask.partial() || a.irregular;
         const uint32_t* halves = reinterpret_cast<const uint32_t*>(head) + d / 2;
         const int stride = v_dim / 2;
 #pragma unroll 8
@@ -147,20 +137,7 @@ DEVICE void attend_token(const AttentionArgs& a) {
         }
     }
     sync_block();
-    for (int i = thread(); i < count * v_dim; i += threads()) {
-        const int h = i / v_dim, d = i % v_dim;
-        float acc = 0.0f;
-        for (int p = 0; p < used; p++) acc = acc + room.parts[(p * HQ + h) * v_dim + d];
-        const int64_t head = int64_t(row) * a.heads + first + h;
-        if (at.blocks() == 1) {
-            a.out[head * v_dim + d] = acc * (1.0f / room.state[2 * h + 1]);
-            continue;
-        }
-        float* to_fold = a.partial + (head * a.max_blocks + block_x()) * (2 + v_dim);
-        to_fold[2 + d] = acc;
-        if (d < 2) to_fold[d] = room.state[2 * h + d];
-    }
-    if (at.blocks() > 1) fold_blocks(a, row, first, count, at.blocks(), reinterpret_cast<int*>(room.state));
+    add_pages(a, at, room.parts, room.state, HQ, used);
 }
 
 KERNEL(attend_one_1, AttentionArgs, 256) { attend_token<1>(a); }

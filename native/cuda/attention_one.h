@@ -7,7 +7,8 @@ namespace assay {
 // block_x: 256 keys; block_y: kv head * splits + which of its query heads; block_z: row.
 struct Where {
     int row, kv, sub, first, count;      // the query heads of this block of threads: `count` from `first`
-    int slot, position, from, to, base;  // blocks of keys that the row sees; the first key of the one at hand
+    int slot, position, low;             // the first key that it sees, where positions are slots
+    int from, to, base;                  // blocks of keys that the row sees; the first key of the one at hand
     const int32_t* pages;
 
     DEVICE Where(const AttentionArgs& a, int heads) {
@@ -16,7 +17,8 @@ struct Where {
         first = kv * group + sub * heads, count = group - sub * heads < heads ? group - sub * heads : heads;
         slot = a.rows.slots[row], position = a.rows.positions[row];  // the step's tables are older than any kernel
         pages = a.rows.pages + a.rows.tables[row];
-        from = !a.irregular && a.window && slot + 1 > a.window ? (slot + 1 - a.window) / kBlock : 0;
+        low = a.irregular || slot < 0 ? 0 : a.mask.from(slot);
+        from = low / kBlock;
         to = slot < 0 ? 0 : slot / kBlock + 1;
         base = (from + block_x()) * kBlock;
     }
@@ -24,11 +26,33 @@ struct Where {
     DEVICE int blocks() const { return to - from; }
     DEVICE int keys() const { return slot + 1 - base < kBlock ? slot + 1 - base : kBlock; }
     DEVICE bool has_new_key() const { return base / kBlock == to - 1; }
-    DEVICE bool seen(const AttentionArgs& a, int j) const {  // key j of the block, one of `keys`
-        if (!a.irregular) return !a.window || slot - base - j < a.window;
-        return sees(a, int64_t(position) - (a.k && base + j == slot ? position : key_position(a, pages, base + j)));
+    // From the query to key j of the block, one of `keys`.
+    DEVICE int64_t distance(const AttentionArgs& a, int j) const {
+        if (!a.irregular) return slot - base - j;
+        return int64_t(position) - (a.k && base + j == slot ? position : key_position(a, pages, base + j));
+    }
+    DEVICE bool seen(const AttentionArgs& a, int j, int64_t away) const {
+        return a.irregular ? !a.mask.hides(position, position - away) : base + j >= low;
     }
 };
+
+constexpr int kFolded = 8;
+constexpr uint32_t kHidden = 0xffc00001u;  // a NaN of our own, in the place of a score: the key is not seen
+
+// A head's 256 scores in shared memory become exponentials, by a warp; m and l into `state`.
+DEVICE void softmax_shared(float* scores, float* state) {
+    float e[kPages], m, l;
+    uint32_t seen = 0;
+#pragma unroll
+    for (int p = 0; p < kPages; p++) {
+        e[p] = scores[p * kPage + lane()];
+        seen |= uint32_t(bits(e[p]) != kHidden) << p;
+    }
+    softmax_block(e, seen, m, l);
+#pragma unroll
+    for (int p = 0; p < kPages; p++) scores[p * kPage + lane()] = e[p];
+    if (lane() == 0) state[0] = m, state[1] = l;
+}
 
 // The last block of threads to arrive folds all blocks of keys of `count` heads, ascending. `last`: shared memory.
 OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count, int blocks, int* last) {
@@ -45,20 +69,51 @@ OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count,
         const int64_t head = int64_t(row) * a.heads + first + h;
         float m = minus_infinity(), l = 0.0f, acc = 0.0f;
         const float* at = a.partial + head * a.max_blocks * (2 + v_dim);
-        for (int b = 0; b < blocks; b++, at += 2 + v_dim) {
-            const float m2 = load_fresh(at), l2 = load_fresh(at + 1), acc2 = load_fresh(at + 2 + d);
-            if (m2 == minus_infinity()) continue;
-            if (m == minus_infinity()) {
-                m = m2, l = l2, acc = acc2;
-                continue;
+        for (int b0 = 0; b0 < blocks; b0 += kFolded) {  // as many on their way: another block's results are far away
+            float m2[kFolded], l2[kFolded], acc2[kFolded];
+#pragma unroll
+            for (int k = 0; k < kFolded; k++) {
+                const float* of = at + (b0 + k < blocks ? b0 + k : blocks - 1) * (2 + v_dim);
+                m2[k] = load_fresh(of), l2[k] = load_fresh(of + 1), acc2[k] = load_fresh(of + 2 + d);
             }
-            float fa, fb;
-            fold(m, l, m2, l2, fa, fb);
-            acc = acc * fa + acc2 * fb;
+#pragma unroll
+            for (int k = 0; k < kFolded; k++) {
+                if (b0 + k >= blocks || m2[k] == minus_infinity()) continue;
+                if (m == minus_infinity()) {
+                    m = m2[k], l = l2[k], acc = acc2[k];
+                    continue;
+                }
+                float fa, fb;
+                fold(m, l, m2[k], l2[k], fa, fb);
+                acc = acc * fa + acc2[k] * fb;
+            }
         }
+        add_sink(a.mask, first + h, m, l, acc);
         a.out[head * v_dim + d] = acc * (1.0f / l);
     }
     if (thread() == 0) *counter = 0;
+}
+
+// Weighed values of `used` pages, [page][heads][v dim], added up: the result, or what is left to fold.
+DEVICE void add_pages(const AttentionArgs& a, const Where& at, const float* parts, float* state, int heads, int used) {
+    const int v_dim = a.values.dim;
+    for (int i = thread(); i < at.count * v_dim; i += threads()) {
+        const int h = i / v_dim, d = i % v_dim;
+        float acc = 0.0f;
+#pragma unroll 4
+        for (int p = 0; p < used; p++) acc = acc + parts[(p * heads + h) * v_dim + d];
+        const int64_t head = int64_t(at.row) * a.heads + at.first + h;
+        if (at.blocks() == 1) {
+            float m = state[2 * h], l = state[2 * h + 1];
+            add_sink(a.mask, at.first + h, m, l, acc);
+            a.out[head * v_dim + d] = acc * (1.0f / l);
+            continue;
+        }
+        float* to_fold = a.partial + (head * a.max_blocks + block_x()) * (2 + v_dim);
+        to_fold[2 + d] = acc;
+        if (d < 2) to_fold[d] = state[2 * h + d];
+    }
+    if (at.blocks() > 1) fold_blocks(a, at.row, at.first, at.count, at.blocks(), reinterpret_cast<int*>(state));
 }
 
 }  // namespace assay

@@ -14,14 +14,17 @@ constexpr int kPage = 32;
 struct Pool {
     int64_t offset;  // in a page
     int32_t type, keys, heads, dim;
-    int32_t head_bytes, padding;
+    int32_t head_bytes, columns, first, padding;  // a position has `columns` values a head; those from `first` on are meant
 
     DEVICE int each() const { return type == KV_F32 ? 4 : type == KV_Q8 ? 16 : 8; }
-    DEVICE int vectors() const { return (dim + each() - 1) / each(); }
+    DEVICE int vectors() const { return (columns + each() - 1) / each(); }
     DEVICE int index(int slot, int d) const {
+        d += first;
         return keys ? (d / each() * kPage + slot) * each() + d % each() : slot * vectors() * each() + d;
     }
-    DEVICE int scale_index(int slot, int block) const { return keys ? block * kPage + slot : slot * (dim / 32) + block; }
+    DEVICE int scale_index(int slot, int d) const {
+        return keys ? (first + d) / 32 * kPage + slot : slot * (columns / 32) + (first + d) / 32;
+    }
     DEVICE int scales_at() const { return kPage * vectors() * 16; }
 };
 
@@ -39,7 +42,7 @@ DEVICE float read_value(const Pool& p, const uint8_t* head, int slot, int d) {
     if (p.type == KV_F32) return reinterpret_cast<const float*>(head)[i];
     if (p.type == KV_F16) return half_to_float(reinterpret_cast<const uint16_t*>(head)[i]);
     if (p.type == KV_BF16) return brain_to_float(reinterpret_cast<const uint16_t*>(head)[i]);
-    const uint16_t s = reinterpret_cast<const uint16_t*>(head + p.scales_at())[p.scale_index(slot, d / 32)];
+    const uint16_t s = reinterpret_cast<const uint16_t*>(head + p.scales_at())[p.scale_index(slot, d)];
     return float(reinterpret_cast<const int8_t*>(head)[i]) * half_to_float(s);
 }
 
@@ -59,7 +62,7 @@ DEVICE float write_value(const Pool& p, uint8_t* head, int slot, int d, float x,
         const int q = quantise(x, s);
         if (store && mine) {
             reinterpret_cast<int8_t*>(head)[i] = int8_t(q);
-            if (d % 32 == 0) reinterpret_cast<uint16_t*>(head + p.scales_at())[p.scale_index(slot, d / 32)] = stored;
+            if (d % 32 == 0) reinterpret_cast<uint16_t*>(head + p.scales_at())[p.scale_index(slot, d)] = stored;
         }
         return float(int8_t(q)) * half_to_float(stored);
     }

@@ -23,11 +23,11 @@ struct ProductArgs {
     Acts acts;            // GIVEN: quantised already
     const float* x;       // else rows of floats ...
     const float* norm;    // ... and the weights of their norm
-    const float* experts; // null, or the expert of each pair (token, choice): one row of x a pair, or a token
+    const float* experts; // the matrix of each pair (token, choice), or null: each token has all of them in turn (heads)
     int64_t expert_bytes;
     int32_t n_parts, groups, tokens, columns, x_stride, prologue;
     float eps;
-    int32_t rows_of_x, n_experts;    // with experts: how many pairs share a row of x
+    int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are
     int32_t slots, team, together;   // of product_one: tiles a warp has room for, warps a group, groups that a block takes at once
     int32_t shift;                   // the group is 1 << shift rows
     int32_t stages;                  // of product_many: 1, or as many as it has
@@ -88,6 +88,22 @@ DEVICE float total_of(const Matrix& w, const float* parts, int r) {
     }
     return total;
 }
+
+// With several matrices, the pair of this block of threads: its row of x, its matrix, its row of the result.
+struct Pair {
+    int64_t row = 0, matrix = 0;
+    const float* x;
+    DEVICE Pair(const ProductArgs& a) : x(a.x) {  // where `experts` are given, after the kernel that chose them
+        if (!a.n_experts) return;
+        row = int64_t(block_z()) * grid_y() + block_y();
+        x = a.x + row / a.rows_of_x * a.x_stride;
+        matrix = row % a.n_experts;
+        if (!a.experts) return;
+        const float id = a.experts[row];
+        matrix = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
+    }
+};
+DEVICE bool no_pair(const ProductArgs& a) { return a.n_experts && int64_t(block_z()) * grid_y() + block_y() >= a.tokens; }
 
 DEVICE int part_of(const ProductArgs& a, int group) {
     int p = 0;

@@ -4,63 +4,9 @@
 // kernel waits for the one that computes x; the block norms and quantises x for itself; the team multiplies, leaves the
 // partial sums of all units in shared memory, and one thread a row adds them in order. Bound by memory: the weights are read
 // once. Registers and shared memory are kept small, so that the next kernel has room to begin meanwhile.
-#include "product.h"
+#include "multiply.h"
 
 namespace assay {
-
-// The partial sum of this thread's item of a tile.
-template <class L>
-DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
-    InRegisters<L::chunks> w;
-#pragma unroll
-    for (int c = 0; c < L::chunks; c++) w.chunk[c] = reinterpret_cast<const uint4*>(tile)[c * 32 + lane()];
-    const uint32_t super = L::word ? reinterpret_cast<const uint32_t*>(tile + L::chunks * 512)[lane()] : 0;
-    float part = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int4 x = reinterpret_cast<const int4*>(q)[2 * i], y = reinterpret_cast<const int4*>(q)[2 * i + 1];
-        const float2 s = ds[i];
-        const uint32_t sums = L::offset != 0 || (L::sub16 && L::min) ? n[i] : 0;
-        const typename L::Values f = L::factors(w, super, i);
-        if constexpr (L::high_in_place) {
-            int a = int(kMagicBits) - L::offset * both_sums(sums), b = 0;
-            const int of_x[4] = {x.x, x.y, x.z, x.w}, of_y[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                a = dp4a(w(i, g) & 0x0f0f0f0fu, of_x[g], a);
-                b = dp4a(w(i, g) & 0xf0f0f0f0u, of_y[g], b);
-            }
-            part = fma((as_float(uint32_t(a + (b >> 4))) - kMagic) * f.d[0], s.x, part);
-            if constexpr (L::min) part = fma(f.m[0], s.y, part);
-            continue;
-        }
-        uint32_t c[8];
-#pragma unroll
-        for (int g = 0; g < 4; g++) L::words(w, i, g, c[g], c[g + 4]);
-        // Two chains of integers; where the halves have one scale they meet, and the second starts at nothing.
-        int a = int(kMagicBits) - L::offset * low_sum(sums), b = (L::sub16 ? int(kMagicBits) : 0) - L::offset * high_sum(sums);
-        a = dp4a(int(c[0]), x.x, a);
-        b = dp4a(int(c[4]), y.x, b);
-        a = dp4a(int(c[1]), x.y, a);
-        b = dp4a(int(c[5]), y.y, b);
-        a = dp4a(int(c[2]), x.z, a);
-        b = dp4a(int(c[6]), y.z, b);
-        a = dp4a(int(c[3]), x.w, a);
-        b = dp4a(int(c[7]), y.w, b);
-        if constexpr (L::sub16) {
-            const float low = (as_float(uint32_t(a)) - kMagic) * f.d[0];
-            part = fma(fma(as_float(uint32_t(b)) - kMagic, f.d[1], low), s.x, part);
-            if constexpr (L::min) {
-                part = fma(f.m[0], s.x * float(low_sum(sums)), part);
-                part = fma(f.m[1], s.x * float(high_sum(sums)), part);
-            }
-        } else {
-            part = fma((as_float(uint32_t(a + b)) - kMagic) * f.d[0], s.x, part);
-            if constexpr (L::min) part = fma(f.m[0], s.y, part);
-        }
-    }
-    return part;
-}
 
 // Where a block's activations, partial sums and weights lie in shared memory. The norm's weights lie over the partial sums,
 // which come later.
@@ -95,14 +41,9 @@ DEVICE void one_token(const ProductArgs& a) {
     const Room room(shared, stride, 2 * a.together * items, a.norm ? a.columns : 0);
     uint8_t* const slots = room.slots + warp * SLOTS * tile_room;
     next_may_start();
-    int64_t expert = 0;
-    const float* x = a.x;
-    if (a.experts) {  // the expert is known only when the kernel before is done
-        wait_for_previous();
-        const float id = a.experts[block_y()];
-        expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
-        x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
-    }
+    if (a.experts) wait_for_previous();  // the expert is known only when the kernel before is done
+    if (no_pair(a)) return;
+    const Pair pair(a);
     if (a.norm) copy_row(room.parts, a.norm, a.columns);
     // The tile to be fetched next: this lane's part of it, and whether it has the first layout.
     int next_group = works ? block_x() * a.together + team : a.groups, next_tile = member;
@@ -111,7 +52,7 @@ DEVICE void one_token(const ProductArgs& a) {
     const auto seek = [&] {
         const Product& p = a.parts[part_of(a, next_group)];
         next_first = alike || p.w.format == A::number;
-        from = p.w.tile(next_group - p.first_group, member) + expert * a.expert_bytes + lane() * 16;
+        from = p.w.tile(next_group - p.first_group, member) + pair.matrix * a.expert_bytes + lane() * 16;
     };
     const auto fetch = [&](int slot) {
         if (next_group < a.groups) {
@@ -141,13 +82,13 @@ DEVICE void one_token(const ProductArgs& a) {
         if (group >= a.groups || !works || (alike && mine >= rows)) return;
         const Product& of = a.parts[part_of(a, group)];
         first = of.w.format == A::number;
-        tail = mine < rows ? Tail(of, group - of.first_group, mine, a.experts ? block_y() : 0) : Tail();
+        tail = mine < rows ? Tail(of, group - of.first_group, mine, int(pair.row)) : Tail();
     };
     turn_to(block_x() * a.together + team);
     if (!a.experts) wait_for_previous();
     tail.ask();
     copies_done<SLOTS>();  // the norm's weights
-    quantise_row(x, a.norm ? room.parts : nullptr, a.eps, a.columns, stride, room.row, room.q, room.ds, room.n);
+    quantise_row(pair.x, a.norm ? room.parts : nullptr, a.eps, a.columns, stride, room.row, room.q, room.ds, room.n);
     sync_block();
     if (!works) return;
     float *sums = room.parts + team * items, *others = sums + a.together * items;
@@ -158,8 +99,8 @@ DEVICE void one_token(const ProductArgs& a) {
             const int at = tile * 32 + lane(), whole = at >> a.shift, unit = whole < last_unit ? whole : last_unit;
             const int8_t* q = room.q + unit * 256;
             const uint8_t* here = slots + slot * tile_room;
-            sums[at] = alike || first ? multiply<A>(here, q, room.ds + unit * 8, room.n + unit * 8)
-                                      : multiply<B>(here, q, room.ds + unit * 8, room.n + unit * 8);
+            sums[at] = alike || first ? multiply_one<A>(here, q, room.ds + unit * 8, room.n + unit * 8)
+                                      : multiply_one<B>(here, q, room.ds + unit * 8, room.n + unit * 8);
             sync_warp();
             fetch(slot);
         }

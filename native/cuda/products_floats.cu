@@ -51,25 +51,21 @@ DEVICE void multiply_floats(const uint8_t* tile, uint4 (&next)[ahead], const flo
 template <int M>
 DEVICE void few_tokens_floats(const ProductArgs& a) {
     SHARED;
-    const int first = a.experts ? 0 : block_y() * M, left = a.experts ? 1 : a.tokens - first, tokens = left < M ? left : M;
+    const int first = a.n_experts ? 0 : block_y() * M, left = a.n_experts ? 1 : a.tokens - first, tokens = left < M ? left : M;
     const int warp = thread() / 32, warps = threads() / 32;
     const int stride = a.parts[0].w.units * 256;
     float* rows = reinterpret_cast<float*>(shared);
     float* parts = rows + M * stride;
     next_may_start();
     uint4 next[ahead];
-    if (!a.experts && warp < a.parts[0].w.tiles && block_x() < a.groups) {
+    if (!a.n_experts && warp < a.parts[0].w.tiles && block_x() < a.groups) {
         const Product& p = a.parts[part_of(a, block_x())];
         load_ahead(p.w.tile(block_x() - p.first_group, warp), next);
     }
     wait_for_previous();
-    int64_t expert = 0;
-    const float* x = a.x + int64_t(first) * a.x_stride;
-    if (a.experts) {
-        const float id = a.experts[block_y()];
-        expert = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
-        x = a.x + int64_t(block_y() / a.rows_of_x) * a.x_stride;
-    }
+    if (no_pair(a)) return;
+    const Pair pair(a);
+    const float* x = pair.x + int64_t(first) * a.x_stride;
     for (int t = 0; t < M; t++)
         for (int c = thread(); c < stride; c += threads())
             rows[t * stride + c] = t < tokens && c < a.columns ? x[int64_t(t) * a.x_stride + c] : 0.0f;
@@ -85,9 +81,9 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
         const int local = group - p.first_group, items = p.w.tiles * 32;
         for (int tile = warp; tile < p.w.tiles; tile += warps) {
             const int at = tile * 32 + lane(), unit = at / p.w.group < p.w.units ? at / p.w.group : p.w.units - 1;
-            const uint8_t* base = p.w.tile(local, tile) + expert * a.expert_bytes;
+            const uint8_t* base = p.w.tile(local, tile) + pair.matrix * a.expert_bytes;
             float part[M];
-            if (a.experts || tile != warp || group != block_x()) load_ahead(base, next);
+            if (a.n_experts || tile != warp || group != block_x()) load_ahead(base, next);
             if (p.w.format == F32) multiply_floats<F32, M>(base, next, rows, stride, unit, part);
             else if (p.w.format == F16) multiply_floats<F16, M>(base, next, rows, stride, unit, part);
             else multiply_floats<BF16, M>(base, next, rows, stride, unit, part);
@@ -97,9 +93,9 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
         sync_block();
         for (int i = thread(); i < tokens * p.w.group; i += threads()) {
             const int t = i / p.w.group;
-            const int r = i % p.w.group, pair = p.paired ? p.w.group / 2 : 0;
+            const int r = i % p.w.group, half = p.paired ? p.w.group / 2 : 0;
             const float* mine = parts + t * items;
-            finish(p, local, r, a.experts ? block_y() : first + t, total_of(p.w, mine, r), total_of(p.w, mine, (r + pair) % p.w.group));
+            finish(p, local, r, int(pair.row) + first + t, total_of(p.w, mine, r), total_of(p.w, mine, (r + half) % p.w.group));
         }
         sync_block();
     }

@@ -1,15 +1,14 @@
-// Everything that is not a product or attention: a thread a value or a block of threads a row, any number of rows.
+// Maps and row operations: a thread a value or a block of threads a row, any number of rows.
 //
 // Values are matrices of float32 rows, [rows][width], as on the cpu engine (docs/arithmetic.md has the formulas).
 #include "activations.h"
-#include "cache.h"
-#include "formats.h"
+#include "softmax.h"
 
 namespace assay {
 
 enum MapOp {
     ADD, GLU, BIAS, SCALE, SOFTCAP, CLAMP_MIN, DIV, GATHER, EXPERT_SCALE, EXPERT_SUM, SLICE, ROW_SUM, CLAMP, ACT, GLU_SPLIT,
-    GLU_OAI, EXPERT_INPUT, EXPERT_BIAS
+    GLU_OAI, EXPERT_INPUT, EXPERT_BIAS, EXPERT_GAIN, SIGMOID, MUL, MUL_WEIGHT, CONCAT
 };
 
 struct MapArgs {
@@ -17,7 +16,8 @@ struct MapArgs {
     float* out;
     int64_t rows;
     int32_t width, x_width, y_width, op;  // width: of out
-    int32_t integer, z_rows;              // the activation; the first column of a slice
+    int32_t integer, z_rows;              // the activation, the first column of a slice, x is one head for all; rows of z
+    int32_t parts, padding;               // heads or experts of a row of out
     float number, second;                 // a bound, a factor; the upper bound, a limit
 };
 
@@ -26,7 +26,6 @@ DEVICE float glu_oai(float gate, float up, float alpha, float limit) {
     const float g = gate > limit ? limit : gate, v = clamped(up, -limit, limit);
     return (g / (1.0f + exponential(-(alpha * g)))) * (v + 1.0f);
 }
-
 
 KERNEL(map, MapArgs, 256) {
     next_may_start();
@@ -55,10 +54,27 @@ KERNEL(map, MapArgs, 256) {
                 v = x[j];
                 for (int k = 1; k < a.x_width / a.width; k++) v = v + x[k * a.width + j];
                 break;
-            case SLICE: v = x[a.integer + j]; break;
+            case SLICE: {
+                const int64_t each = a.width / a.parts;
+                v = x[j / each * (a.x_width / a.parts) + a.integer + j % each];
+                break;
+            }
             case CLAMP: v = clamped(x[j], a.number, a.second); break;
             case ACT: v = gate(a.integer, x[j]); break;
-            case GLU_SPLIT: v = gate(a.integer, x[j]) * x[a.width + j]; break;
+            case GLU_SPLIT: {
+                const int64_t each = a.width / a.parts, at = j / each * each + j;
+                v = gate(a.integer, x[at]) * x[at + each];
+                break;
+            }
+            case SIGMOID: v = 1.0f / (1.0f + exponential(-x[j])); break;
+            case MUL: v = x[j] * y[a.y_width == 1 ? 0 : j]; break;
+            case MUL_WEIGHT: v = x[j] * a.y[j % a.y_width]; break;
+            case CONCAT: {  // an operand of one head gives it to all
+                const int64_t each = a.width / a.parts, head = j / each, at = j % each;
+                const int64_t n = a.integer & 1 ? a.x_width : a.x_width / a.parts, m = each - n;
+                v = at < n ? x[(a.integer & 1 ? 0 : head * n) + at] : y[(a.integer & 2 ? 0 : head * m) + at - n];
+                break;
+            }
             case GLU_OAI: v = glu_oai(x[j], y[j], a.number, a.second); break;
             case EXPERT_INPUT: v = x[j % a.x_width] * y[j / a.x_width]; break;
             case EXPERT_BIAS: {
@@ -66,6 +82,11 @@ KERNEL(map, MapArgs, 256) {
                 const float id = y[j / each];
                 const int64_t expert = id >= 0.0f && id < float(a.z_rows) ? int64_t(id) : 0;
                 v = x[j] + a.z[expert * each + j % each];
+                break;
+            }
+            case EXPERT_GAIN: {
+                const float id = y[j / (a.width / a.y_width)];
+                v = x[j] * a.z[id >= 0.0f && id < float(a.z_rows) ? int64_t(id) : 0];
                 break;
             }
             case ROW_SUM:
@@ -146,22 +167,48 @@ KERNEL(quantise_rows, RowArgs, 256) {
                  a.acts.ds + row * blocks, a.acts.n + row * blocks);
 }
 
-// softmax of a row: the largest, exp(x - m), 32 chains; a warp a row
-DEVICE void softmax_row(const float* x, float* y, int64_t n) {
-    float m = minus_infinity();
-    for (int64_t i = lane(); i < n; i += 32) m = m < x[i] ? x[i] : m;
-    for (int h = 16; h; h /= 2) {
-        const float other = shuffle_xor(m, h);
-        m = m < other ? other : m;
+// The row, normed if there are weights, rounded to 16-bit floats and padded with zeros to the stride; w_step: to bf16
+KERNEL(halve_rows, RowArgs, 256) {
+    SHARED;
+    next_may_start();
+    wait_for_previous();
+    float* row = reinterpret_cast<float*>(shared) + 4;
+    const float* x = a.x + int64_t(block_x()) * a.width;
+    for (int i = thread(); i < a.width; i += threads()) row[i] = x[i];
+    sync_block();
+    const float f = a.w ? norm_factor(row, a.width, a.eps, row - 4) : 0.0f;
+    uint16_t* to = reinterpret_cast<uint16_t*>(a.acts.q) + int64_t(block_x()) * a.acts.stride;
+    for (int i = thread(); i < a.acts.stride; i += threads()) {
+        const float y = i >= a.width ? 0.0f : a.w ? (row[i] * f) * a.w[i] : row[i];
+        to[i] = a.w_step ? float_to_brain(y) : float_to_half(y);
     }
-    float s = 0.0f;
-    for (int64_t i = lane(); i < n; i += 32) {
-        y[i] = exponential(x[i] - m);
-        s = s + y[i];
+}
+
+// x where its group is one of the `keep` with the largest sum of their two best, ties to the lower group; else -inf.
+// parts: groups of a row; w_step: how many are kept.
+KERNEL(group_mask, RowArgs, 256) {
+    next_may_start();
+    wait_for_previous();
+    const float* x = a.x + int64_t(block_x()) * a.width;
+    const int each = a.width / a.parts;
+    const auto score = [&](int g) {
+        float best = minus_infinity(), next = minus_infinity();
+        for (int j = g * each; j < (g + 1) * each; j++) {
+            if (x[j] > best) next = best, best = x[j];
+            else if (x[j] > next) next = x[j];
+        }
+        return next + best;
+    };
+    for (int i = thread(); i < a.width; i += threads()) {
+        const int mine = i / each;
+        const float own = score(mine);
+        int before = 0;
+        for (int g = 0; g < a.parts; g++) {
+            const float other = score(g);
+            before += other > own || (!(own > other) && g < mine);
+        }
+        a.out[int64_t(block_x()) * a.width + i] = before < a.w_step ? x[i] : minus_infinity();
     }
-    for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h);
-    s = shuffle(s, 0);
-    for (int64_t i = lane(); i < n; i += 32) y[i] = y[i] / s;
 }
 
 KERNEL(softmax, RowArgs, 32) {
@@ -183,179 +230,6 @@ KERNEL(argsort, RowArgs, 256) {
             before += odd ? !other || j < i : !other && (x[j] > x[i] || (x[j] == x[i] && j < i));
         }
         a.out[int64_t(block_x()) * a.width + before] = float(i);
-    }
-}
-
-// ---- what a step begins with ----------------------------------------------------------------------------------------
-
-struct StepArgs {
-    Rows rows;
-    Cache cache;
-    Pool pool;
-    Matrix table;
-    const float* x;
-    float* out;
-    const double* frequencies;
-    const int32_t* which;  // rows to take
-    int64_t n;
-    int32_t width, n_rot, heads, neox;
-    float magnitude;
-    int32_t by_key;        // positions are those of keys
-};
-
-// out[row] = the table's row of that token
-KERNEL(embed, StepArgs, 256) {
-    next_may_start();
-    wait_for_previous();
-    const int64_t row = block_x(), token = a.rows.tokens[row];
-    float* out = a.out + row * a.width;
-    const Matrix& w = a.table;
-    for (int i = thread(); i < a.width; i += threads()) {
-        const InMemory at = item(w, token, i / 256);
-        const int c = i % 256;
-        if (w.format == F32) out[i] = as_float(at(c / 4, c % 4));
-        else if (w.format == F16) out[i] = half_to_float(uint16_t(at(c / 8, c / 2 % 4) >> 16 * (c % 2)));
-        else if (w.format == BF16) out[i] = brain_to_float(uint16_t(at(c / 8, c / 2 % 4) >> 16 * (c % 2)));
-        else
-            with_layout(w.format, [&](auto layout) {
-                using L = decltype(layout);
-                uint32_t low, high;
-                L::words(at, c / 32, c % 16 / 4, low, high);
-                const int byte = int((c % 32 < 16 ? low : high) >> 8 * (c % 4) & 255);
-                const int q = L::offset ? byte - (L::min ? 0 : L::offset) : int(int8_t(byte));
-                const typename L::Values v = L::scales(at, L::word ? at.super(L::chunks) : 0, c / 32);
-                const int h = c % 32 / 16;
-                out[i] = fma(v.d[h], float(q), L::min ? v.m[h] : 0.0f);
-            });
-    }
-}
-
-// [cosines | sines] of each row's position; angles in double
-KERNEL(rope_table, StepArgs, 128) {
-    next_may_start();
-    wait_for_previous();
-    const int half = a.n_rot / 2;
-    for (int64_t i = int64_t(block_x()) * threads() + thread(); i < a.n * half; i += int64_t(grid_x()) * threads()) {
-        const int64_t row = i / half, j = i % half;
-        double c, s;
-        turn(double(a.which[row]) * a.frequencies[j], c, s);
-        a.out[row * a.n_rot + j] = float(c * double(a.magnitude));
-        a.out[row * a.n_rot + half + j] = float(s * double(a.magnitude));
-    }
-}
-
-// heads of a row turned; x: [rows][width], the table in `frequencies`' place as floats
-struct RopeArgs {
-    const float *x, *table;
-    float* out;
-    int64_t rows;
-    int32_t width, heads, n_rot, neox;
-};
-KERNEL(rope, RopeArgs, 256) {
-    next_may_start();
-    wait_for_previous();
-    const int dim = a.width / a.heads, half = a.n_rot / 2;
-    for (int64_t i = int64_t(block_x()) * threads() + thread(); i < a.rows * a.width; i += int64_t(grid_x()) * threads()) {
-        const int64_t row = i / a.width;
-        const int d = int(i % a.width) % dim, j = a.neox ? d % half : d / 2;
-        const float* x = a.x + i - d;
-        const float* t = a.table + row * a.n_rot;
-        if (d >= a.n_rot) {
-            a.out[i] = x[d];
-            continue;
-        }
-        const float p = a.neox ? x[j] : x[2 * j], q = a.neox ? x[j + half] : x[2 * j + 1], c = t[j], s = t[half + j];
-        a.out[i] = (a.neox ? d >= half : d % 2) ? p * s + q * c : p * c - q * s;
-    }
-}
-
-// rows [which[i]] of x
-KERNEL(take_rows, StepArgs, 256) {
-    next_may_start();
-    wait_for_previous();
-    const float* from = a.x + int64_t(a.which[block_x()]) * a.width;
-    for (int i = thread(); i < a.width; i += threads()) a.out[int64_t(block_x()) * a.width + i] = from[i];
-}
-
-// block_x: row of the step; a warp a head
-KERNEL(cache_write, StepArgs, 256) {
-    next_may_start();
-    wait_for_previous();
-    const int row = block_x(), slot = a.rows.slots[row];
-    if (slot < 0) return;
-    const int page = a.rows.pages[a.rows.tables[row] + slot / kPage];
-    for (int head = thread() / 32; head < a.pool.heads; head += threads() / 32)
-        for (int at = 0; at < (a.pool.dim + 31) / 32 * 32; at += 32) {
-            const int d = at + lane();
-            const float x = d < a.pool.dim ? a.x[(int64_t(row) * a.pool.heads + head) * a.pool.dim + d] : 0.0f;
-            write_value(a.pool, head_of(a.cache, a.pool, page, head), slot % kPage, d, x, true);
-        }
-    if (thread() == 0)
-        *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * (slot % kPage)) = a.rows.positions[row];
-}
-
-// The keys of all sequences, as the cache holds them; which: [keys][2]: page, slot
-KERNEL(cache_read, StepArgs, 256) {
-    next_may_start();
-    wait_for_previous();
-    const int page = a.which[2 * block_x()], slot = a.which[2 * block_x() + 1];
-    for (int i = thread(); i < a.width; i += threads())
-        a.out[int64_t(block_x()) * a.width + i] = read_value(a.pool, head_of(a.cache, a.pool, page, i / a.pool.dim), slot, i % a.pool.dim);
-}
-
-// ---- scores, one operation at a time --------------------------------------------------------------------------------
-// For graphs that the fused pass does not fit. Values of scores lie [head][token][key], chunk after chunk.
-
-struct ScoreArgs {
-    const float *x, *y;
-    float* out;
-    const int32_t* chunks;  // [chunks][6]: first token, tokens, first key, keys, offset of scores (2 words)
-    const int32_t *positions, *key_positions;
-    int32_t heads, kv_heads, dim, window;
-    float scale, cap;
-    int32_t op, padding;
-};
-enum ScoreOp { KQ, SOFTMAX, KQV, CAPPED, WEIGHTS };
-
-// block_x: token of the chunk; block_y: head; block_z: chunk. WEIGHTS: y holds (m, l) of [token][head]
-KERNEL(scores, ScoreArgs, 32) {
-    next_may_start();
-    wait_for_previous();
-    const int32_t* c = a.chunks + block_z() * 6;
-    const int t = block_x(), head = block_y();
-    if (t >= c[1]) return;
-    const int64_t n = c[3], base = (int64_t(uint32_t(c[4])) | int64_t(c[5]) << 32) * a.heads + (int64_t(head) * c[1] + t) * n;
-    const int64_t token = c[0] + t, kv = a.kv_heads ? head / (a.heads / a.kv_heads) : 0;
-    const auto unseen = [&](int64_t s) {
-        const int64_t distance = int64_t(a.positions[token]) - a.key_positions[c[2] + s];
-        return distance < 0 || (a.window && distance >= a.window);
-    };
-    if (a.op == KQ) {
-        for (int64_t s = lane(); s < n; s += 32) {
-            float y = 0.0f;
-            for (int d = 0; d < a.dim; d++)
-                y = fma(a.x[(token * a.heads + head) * a.dim + d], a.y[((c[2] + s) * a.kv_heads + kv) * a.dim + d], y);
-            a.out[base + s] = y;
-        }
-    } else if (a.op == CAPPED) {
-        for (int64_t s = lane(); s < n; s += 32) a.out[base + s] = softcap(a.x[base + s], a.cap);
-    } else if (a.op == SOFTMAX) {
-        for (int64_t s = lane(); s < n; s += 32) a.out[base + s] = unseen(s) ? minus_infinity() : a.x[base + s] * a.scale;
-        sync_warp();
-        softmax_row(a.out + base, a.out + base, n);
-    } else if (a.op == WEIGHTS) {
-        const float m = a.y[2 * (token * a.heads + head)], l = a.y[2 * (token * a.heads + head) + 1];
-        for (int64_t s = lane(); s < n; s += 32) {
-            float x = a.x[base + s];
-            if (a.cap != 0.0f) x = softcap(x, a.cap);
-            a.out[base + s] = unseen(s) ? 0.0f : exponential(x * a.scale - m) / l;
-        }
-    } else {
-        for (int d = lane(); d < a.dim; d += 32) {
-            float y = 0.0f;
-            for (int64_t s = 0; s < n; s++) y = fma(a.x[base + s], a.y[((c[2] + s) * a.kv_heads + kv) * a.dim + d], y);
-            a.out[(token * a.heads + head) * a.dim + d] = y;
-        }
     }
 }
 

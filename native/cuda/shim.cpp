@@ -1,12 +1,37 @@
 // Coroutines for shim.h, and all kernels compiled for the host: one shared library that the tests load.
 //
 //   c++ -O2 -std=c++20 -ffp-contract=off -shared -fPIC -DASSAY_SHIM shim.cpp -o shim.so
+//
+// With -fsanitize=address,undefined every allocation ends where it says, shared memory too, and a launch may touch no
+// other part of a program's memory than the values it was given (shim_guard).
 #include "shim.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+extern "C" void* shim_alloc(size_t bytes) {
+    void* at = nullptr;
+    if (posix_memalign(&at, 256, bytes)) return nullptr;
+    std::memset(at, 0xa5, bytes);  // garbage, as on a GPU
+    return at;
+}
+extern "C" void shim_free(void* at) { std::free(at); }
+
+// Close or open memory to the kernels; nothing without the sanitizer.
+extern "C" void shim_guard(void* at, size_t bytes, int closed) {
+#if defined(__SANITIZE_ADDRESS__)
+    if (closed) ASAN_POISON_MEMORY_REGION(at, bytes);
+    else ASAN_UNPOISON_MEMORY_REGION(at, bytes);
+#else
+    (void)at, (void)bytes, (void)closed;
+#endif
+}
 
 namespace shim {
 
@@ -165,9 +190,8 @@ void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads
     slots.assign(size_t(threads) * 16, 0);
     warp_arrived.assign(threads / 32, 0);
     warp_turn.assign(threads / 32, 0);
-    // Shared memory begins as garbage; one page behind it nothing is mapped for it, so its end is at the array's end.
-    std::vector<uint8_t> memory(size_t(shared_bytes) + 64);
-    state.shared = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t(63));
+    const std::unique_ptr<void, void (*)(void*)> memory(shim_alloc(shared_bytes), shim_free);
+    state.shared = static_cast<uint8_t*>(memory.get());
     state.threads = threads;
     std::memcpy(state.grid, grid, sizeof state.grid);
     for (int z = 0; z < grid[2]; z++)

@@ -19,11 +19,12 @@
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
 
-struct uint4 { uint32_t x, y, z, w; };
-struct uint2 { uint32_t x, y; };
-struct int4 { int32_t x, y, z, w; };
-struct float2 { float x, y; };
-struct float4 { float x, y, z, w; };
+// Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.
+struct alignas(16) uint4 { uint32_t x, y, z, w; };
+struct alignas(8) uint2 { uint32_t x, y; };
+struct alignas(16) int4 { int32_t x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 
 namespace shim {
 
@@ -105,6 +106,14 @@ inline int shuffle(int x, int from) { return shim::exchange(x, from); }
 inline float shuffle_xor(float x, int mask) { return shim::exchange(x, lane() ^ mask); }
 inline int shuffle_xor(int x, int mask) { return shim::exchange(x, lane() ^ mask); }
 inline float shuffle_down(float x, int by) { return shim::exchange(x, lane() + by < 32 ? lane() + by : lane()); }
+inline uint32_t reduce_max(uint32_t x) {
+    for (int h = 16; h; h /= 2) {
+        const uint32_t other = shim::exchange(x, lane() ^ h);
+        x = x > other ? x : other;
+    }
+    return x;
+}
+inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
 inline int fetch_add(int* p, int x) {
     const int old = *p;
     *p += x;
@@ -128,8 +137,8 @@ inline uint16_t half_nearest(float f) {
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
-inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
-inline void copy_async4(void* to, const void* from) { std::memcpy(to, from, 4); }
+inline void copy_async(void* to, const void* from) { *static_cast<uint4*>(to) = *static_cast<const uint4*>(from); }
+inline void copy_async4(void* to, const void* from) { *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from); }
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
@@ -157,4 +166,32 @@ inline void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
 inline void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     const uint32_t a[2] = {a0, a1};
     shim::multiply<4>(d, a, &b);
+}
+
+namespace shim {
+// The order of the sums is the shim's own: exact products, ascending, in double.
+template <class ToFloat>
+inline void multiply_floats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat value) {
+    const int me = lane(), g = me / 4, t = me % 4;
+    for (int i = 0; i < 4; i++) warp_slots(me)[i] = a[i];
+    warp_slots(me)[8] = b0, warp_slots(me)[9] = b1;
+    barrier_warp();
+    for (int i = 0; i < 4; i++) {
+        double sum = d[i];
+        for (int k = 0; k < 16; k++) {
+            const int from = k % 8 / 2, high = 16 * (k % 2);
+            const float x = value(uint16_t(warp_slots(4 * g + from)[k / 8 * 2 + i / 2] >> high));
+            const float y = value(uint16_t(warp_slots(4 * (2 * t + i % 2) + from)[8 + k / 8] >> high));
+            sum += double(x) * double(y);
+        }
+        d[i] = float(sum);
+    }
+    barrier_warp();
+}
+}  // namespace shim
+inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    shim::multiply_floats(d, a, b0, b1, [](uint16_t h) { return half_to_float(h); });
+}
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    shim::multiply_floats(d, a, b0, b1, [](uint16_t h) { return as_float(uint32_t(h) << 16); });
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from assay import __version__
-from assay.cli import VERBS, main, overview, verb_parser, verbs
+from assay.cli import VERBS, main, overview, parse, verb_parser, verbs
 from tests import tiny
 from tests.cli.conftest import Assay, environment
 
@@ -107,7 +107,10 @@ def test_the_table_is_the_design() -> None:
         (["model.gguf"], "did you mean `assay run` before it?"),
         (["run", "--zork"], "unrecognized arguments: --zork; see `assay run --help`"),
         (["run", "--tempp", "0"], "unrecognized arguments: --tempp; did you mean --temp?"),
-        (["run", "-ngl", "99", "-p", "x"], "-ngl: no such option; --engine cuda puts the whole model on the GPU"),
+        (["run", "--lora", "a.gguf", "-p", "x"], "--lora: no such option; adapters are not read"),
+        (["quantize", "a.gguf", "b.gguf"], "name a TYPE such as Q4_K_M"),
+        (["quantize", "a.gguf", "b.gguf", "Q4_0", "--type", "Q4_0"], "the type is given twice"),
+        (["tokenize", "-m", "smollm2"], "no text after the model"),
         (["run", "smolm2", "x"], "smolm2: no such file; did you mean smollm2?"),
         (["run", "owner/repo:Q4_0", "x"], "did you mean hf:owner/repo:Q4_0?"),
         (["run", "a", "-m", "b", "-p", "c"], "a: a second prompt"),
@@ -130,6 +133,53 @@ def test_the_table_is_the_design() -> None:
 )
 def test_bad_arguments(args: list[str], message: str, assay: Assay) -> None:
     assert message in fault(assay(*args))
+
+
+# --- what people type who come from elsewhere
+
+
+_NEEDED = {"imatrix": ["-f", "a.txt", "-o", "b.gguf"], "tokenize": ["-p", "x"], "serve": ["--port", "0"]}
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "run",
+        "chat",
+        "serve",
+        "pull",
+        "show",
+        "inspect",
+        "tokenize",
+        "embed",
+        "trace",
+        "check",
+        "diagnose",
+        "kit",
+        "bench",
+        "eval",
+        "imatrix",
+    ],
+)
+def test_the_model_may_stand_alone_or_behind_m(verb: str) -> None:
+    """Ollama's MODEL behind the verb, and llama.cpp's `-m MODEL` before other options."""
+    for words in (["m.gguf"], ["-m", "m.gguf"]):
+        found = vars(parse(verb, [*words, *_NEEDED.get(verb, [])]))
+        named = [found.get("model"), *(found.get("words") or []), *(found.get("models") or [])]
+        assert "m.gguf" in named or ["m.gguf"] in named
+
+
+def test_habits_of_llama_cpp_and_ollama(assay: Assay, model: Path, tmp_path: Path) -> None:
+    done = assay("run", "-m", model, "-p", "hello", "-n", "1", "-ngl", "99", "-fa", "on", "-st", "--temp", "0")
+    assert done.returncode == 0
+    assert "-ngl: left out" in done.stderr and "-st: left out" in done.stderr
+    out = tmp_path / "q.gguf"
+    assert assay("quantize", model, out, "Q8_0").returncode == 0
+    assert out.stat().st_size < model.stat().st_size
+    same = assay("tokenize", model, "hello").stdout
+    assert (
+        assay("tokenize", "-m", model, "-p", "hello").stdout == same == assay("tokenize", "-m", model, "hello").stdout
+    )
 
 
 # --- bad files

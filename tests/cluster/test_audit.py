@@ -56,7 +56,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, n: int) -> None:
     path = make(tmp_path / "m.gguf", n_ctx=256, n_layer=3)
     file = open_file(path)
     weight = file.decode("blk.1.ffn_norm.weight").astype("<f4").tobytes()
-    node = _reader(load(file).graph, "blk.1.ffn_norm.weight")
+    node = reader(load(file).graph, "blk.1.ffn_norm.weight")
 
     async def main() -> None:
         places = Here()
@@ -87,7 +87,7 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, n: int) -> None:
     asyncio.run(main())
 
 
-def _reader(graph: Graph, weight: str) -> str:
+def reader(graph: Graph, weight: str) -> str:
     """The first node that reads a weight."""
     return next(node.name for node in graph if weight in node.weights)
 

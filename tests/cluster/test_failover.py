@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ pytest.importorskip("httpx")
 
 from assay.cluster.entry import Cluster
 from assay.cluster.fleet import MOVES, Bounds, Fleet
-from assay.cluster.link import Stream
+from assay.cluster.link import SILENT, Stream
 from assay.cluster.places import Here
 from assay.runtime.errors import EngineFailed
 from assay.runtime.sequence import Job, Update
@@ -110,8 +112,9 @@ def test_killed_at_every_token(path: Path, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_process_dies(path: Path, how: str) -> None:
+def test_a_process_dies(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL is seen at once, SIGSTOP by its silence."""
+    monkeypatch.setattr("assay.cluster.fleet.AGAIN_S", 1.0)
 
     async def main() -> None:
         expected = {kind: plain(await whole(path, kind)) for kind in KINDS}
@@ -159,6 +162,84 @@ def test_a_request_that_kills_is_not_moved_for_ever(path: Path) -> None:
             update = await asyncio.wait_for(over, 30)
             assert isinstance(update.error, EngineFailed) and "not moved again" in str(update.error)
             assert deaths == MOVES + 1
+
+    asyncio.run(main())
+
+
+def test_who_travels_with_a_killer_does_not_pay_for_it(path: Path) -> None:
+    """All are lost together, again and again before their first token; one is the cause."""
+
+    async def main() -> None:
+        async with fleet_of(path, n=2) as fleet:
+            fleet._choose = lambda links, names, n: links[0]
+            job = Job((1, 5, 6), max_tokens=8, ignore_eos=True)
+            poison = Job((1, 9, 9), max_tokens=8)
+            inner = fleet.place
+
+            def place(stream: Stream, avoid: Any = None) -> None:
+                inner(stream, avoid)
+                if stream.job is poison and (link := stream.link):
+                    asyncio.get_running_loop().call_soon(lambda: fleet.lose(link, "poisoned"))
+
+            fleet.place = place  # type: ignore[method-assign]
+            over: list[asyncio.Future[Update]] = [asyncio.get_running_loop().create_future() for _ in range(6)]
+            sinks = [lambda u, f=f: f.set_result(u) if u.finish else None for f in over]
+            killer, *others = fleet.submit([poison, *[job] * 5], sinks)
+            updates = await asyncio.wait_for(asyncio.gather(*over), 60)
+            assert [update.finish for update in updates] == ["error", *["length"] * 5]
+            assert killer.moves == MOVES + 1 and fleet.tally.lost == MOVES + 1
+            assert max(stream.moves for stream in others) >= MOVES, "they did travel with it"
+            assert len({tuple(stream.ids) for stream in others}) == 1
+
+    asyncio.run(main())
+
+
+def test_who_came_when_it_was_silent_already_is_not_blamed(path: Path) -> None:
+    """Two replicas fall silent together: nobody goes from one to the other, or is blamed for it who must."""
+
+    async def main() -> None:
+        async with fleet_of(path, n=3) as fleet:
+            first, second, third = fleet.up
+            fleet._choose = lambda links, names, n: links[0]
+            over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
+            job = Job((1, 5, 6), max_tokens=8)
+            (stream,) = fleet.submit([job], [lambda u: over.set_result(u) if u.finish else None])
+            first.silent = second.silent = SILENT + 1
+            fleet.lose(first, "silent")
+            assert stream.link is third and stream.blamed == [first]
+            late = Stream(job, lambda update: None)
+            second.send(late, 999, [])
+            fleet.lose(second, "silent")
+            assert late.moves == 1 and not late.blamed
+            assert (await asyncio.wait_for(over, 30)).finish
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stood", [False, True], ids=["cut", "hung"])
+def test_a_cut_is_told_from_a_hang_by_the_replica_itself(path: Path, stood: bool) -> None:
+    """Silent, and back again: a replica that never stood still was cut off, and nobody is blamed for that."""
+    times = 2 * MOVES
+
+    async def main() -> None:
+        places = Threads()
+        async with fleet_of(path, places, n=1) as fleet:
+            replica: Any = places.started[0].service
+            replica._stood = deque([(math.inf, 1.0)] if stood else [], maxlen=int(stood))
+            inner = fleet.place
+
+            def place(stream: Stream, avoid: Any = None) -> None:
+                inner(stream, avoid)
+                if (link := stream.link) and fleet.tally.lost < times:
+                    link.silent = SILENT + 1
+                    fleet.lose(link, "silent")
+
+            fleet.place = place  # type: ignore[method-assign]
+            over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
+            fleet.submit([Job((1, 5, 6), max_tokens=8)], [lambda u: over.set_result(u) if u.finish else None])
+            update = await asyncio.wait_for(over, 60)
+            assert (update.finish == "error") == stood
+            assert fleet.tally.lost == (MOVES + 1 if stood else times)
 
     asyncio.run(main())
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("llguidance")
 
+from assay import cli
 from assay.cluster.affinity import Known, cost
 from assay.cluster.entry import Cluster
 from assay.cluster.fleet import Bounds
@@ -126,11 +127,12 @@ def test_replicas_come_when_streams_wait_and_go_when_they_do_not(path: Path) -> 
         async with fleet_of(path, bounds=bounds, spec={"running": 1}, waiting=64) as fleet:
             sinks = [follow() for _ in range(24)]
             fleet.submit([Job((1, 5, 6), max_tokens=200, ignore_eos=True)] * 24, [sink for sink, _ in sinks])
-            most = 1
+            most = shared = 1
             while not all(done.done() for _, done in sinks):
                 most = max(most, len(fleet.up))
+                shared = max(shared, sum(bool(link.decoding) for link in fleet.up))
                 await asyncio.sleep(0.02)
-            assert most > 1
+            assert most > 1 and shared > 1, "who comes takes from those who wait"
             end = time.monotonic() + 30
             while len(fleet.links) > 1:
                 assert time.monotonic() < end, "nobody went"
@@ -166,6 +168,20 @@ def test_a_fleet_that_cannot_start_says_why(path: Path, tmp_path: Path) -> None:
 
     with pytest.raises(AssayError, match=r"absent\.gguf"):
         asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--host", "0.0.0.0"], "give --api-key-file, or say --insecure-cluster"),
+        (["--audit", "0.5"], "say --replicas 2 or more"),
+        (["--cluster", "local:2", "--replicas", "3"], "and so does --replicas"),
+        (["--cluster", "local:none"], "expected local:N"),
+    ],
+)
+def test_what_a_router_refuses(path: Path, given: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", str(path), "--cluster", "local", "--port", "0", *given]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_second_router_takes_over_by_last_event_id(path: Path) -> None:

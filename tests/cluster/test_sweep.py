@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from assay import cli
+from assay.cli.spread import bar
 from assay.cluster.crew import Here, Process, crew
 from assay.cluster.sweep import Lost, Task, sweep
 from assay.errors import AssayError
@@ -51,7 +54,7 @@ def test_results_come_in_order_and_are_kept(tmp_path: Path) -> None:
     shown: list[tuple[int, int]] = []
     expected = [i * 0.1 for i in range(12)]
     assert sweep(tasks(tmp_path), Here(3), tmp_path, lambda done, total, who: shown.append((done, total))) == expected
-    assert lines(tmp_path).count("prepared") <= 3 and sorted(shown) == [(i + 1, 12) for i in range(12)]
+    assert lines(tmp_path).count("prepared") <= 3 and sorted(set(shown)) == [(i, 12) for i in range(13)]
     (tmp_path / "log").unlink()
     assert sweep(tasks(tmp_path, 13), Here(1), tmp_path) == [*expected, 12 * 0.1]
     assert lines(tmp_path) == ["prepared", "12"], "what was there is not computed again"
@@ -59,6 +62,22 @@ def test_results_come_in_order_and_are_kept(tmp_path: Path) -> None:
         file.write_text("{")
         break
     assert sweep(tasks(tmp_path), Here(1), tmp_path) == expected, "a torn result is computed again"
+
+
+def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    show = bar()
+    show(0, 4, {"node b": "windows 16 to 31", "node a": "windows 0 to 15"})
+    first = terminal.getvalue()
+    assert first.split("\n")[1:] == ["  node a: windows 0 to 15", "  node b: windows 16 to 31", ""]
+    assert "0 of 4" in first.split("\n")[0]
+    show(4, 4, {"node a": "windows 48 to 63"})
+    assert terminal.getvalue().removeprefix(first) == "\r\033[3A\033[J", "it leaves nothing behind"
 
 
 def test_a_task_that_kills_is_not_tried_for_ever(tmp_path: Path) -> None:
@@ -129,6 +148,19 @@ def test_eval_has_the_bits_of_one_process(
     assert _eval(model, capsys, *spread) == one
     based = ["--kl", str(model[0]), "--base-engine", "reference"]
     assert _eval(model, capsys, *based, "--chunks", "20") == _eval(model, capsys, *based, "--chunks", "20", *spread)
+
+
+def test_questions_have_the_answers_of_one_process(
+    model: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "questions.jsonl"
+    rows = [{"query": f"hello the {i}", "choices": ["word", "world on", "in a word"], "gold": i % 3} for i in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = []
+    for more in ([], ["--cluster", "local:2", "--results", str(tmp_path / "sweep")]):
+        assert cli.main(["eval", str(model[0]), "--choices", str(file), "--json", *more]) == 0
+        found.append(capsys.readouterr().out)
+    assert found[0] == found[1] and len(list((tmp_path / "sweep").rglob("*.json"))) == 2
 
 
 @pytest.mark.slow

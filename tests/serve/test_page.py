@@ -305,6 +305,12 @@ def test_diagnose_shows_the_map_and_the_cause(tab: Tab, chatty: Server, tmp_path
     page.click("#examine")
     expect(page.locator("#map .node").first).to_be_visible(timeout=120_000)
     expect(page.locator("#cause")).not_to_be_empty()
+    at = next(i for i, line in enumerate(lines) if line.get("name") == "l_out-2")
+    lines[at] = lines[at] | {"first": [-x for x in lines[at]["first"]]}
+    page.fill("#lines", "\n".join(map(json.dumps, lines)))
+    page.click("#examine")
+    expect(page.locator("#map .node.wrong").first).to_be_visible(timeout=120_000)
+    expect(page.locator("#diagnose-note")).to_contain_text("wrong on their own inputs")
     dump = tmp_path / "dump.jsonl"
     dump.write_text("not a dump at all")
     page.set_input_files("#dump", dump)

@@ -141,7 +141,7 @@ def test_two_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("diff", "MODEL", "nothing.npz"), "cannot be opened"),
         (("diff", "MODEL", "MODEL@nobody"), "no engine"),
         (("diff", "MODEL@reference", "MODEL@reference"), "both are the definition"),
-        (("check", "MODEL", "--lengths", "0"), "must be 1 or more"),
+        (("check", "MODEL", "--lengths", "0"), "must be 1 to "),
     ],
 )
 def test_faults_are_one_line(

@@ -16,7 +16,7 @@ from assay.system.terminal import harmless
 if TYPE_CHECKING:
     from assay.runtime.opening import Opened
 
-HELP = "hold an engine against the definition: every node, several lengths, prefill and decode"
+HELP = "compare an engine with the definition: every node, several lengths, prefill and decode"
 EXAMPLE = """\
 assay check smollm2 --engine cpu
 assay check smollm2 --engine tinygrad --lengths 1,5"""
@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.library.verdicts import checks, verdict_of
-    from assay.verify.conformance.check import LENGTHS
     from assay.verify.report import write_html
 
     on = opened(args)
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     done = []
     page = None
     with counting("checking") as progress:
-        for check in checks(on, args.engine, lengths=args.lengths or LENGTHS, progress=progress, **options):
+        for check in checks(on, args.engine, lengths=args.lengths or (), progress=progress, **options):
             done.append(replace(check, dump=None))
             if check.diff is not None and check.dump is not None and (page is None or page.passed):
                 page = check if args.html else None
@@ -64,9 +63,9 @@ def _passes_elsewhere(args: argparse.Namespace, on: Opened, options: dict[str, A
     from assay.cli import spread
     from assay.cluster import sweep, tasks
     from assay.library.verdicts import verdict_of
-    from assay.verify.conformance.check import LENGTHS, Check
+    from assay.verify.conformance.check import Check, lengths_for
 
-    lengths = args.lengths or LENGTHS
+    lengths = args.lengths or lengths_for(on.model)
     where = sweep.folder(args.results)
     rows = tasks.check(on, args.engine, lengths, options, spread.crew(args), where, spread.bar())
     if args.html or not all(passed for _, passed, _ in rows):

@@ -38,10 +38,12 @@ MODEL_HELP = (
 )
 
 
-class _Once(argparse.Action):
+class Once(argparse.Action):
     """A value that has two places on the command line, and may stand in one of them."""
 
     def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: object) -> None:
+        if value is None:  # argparse hands over the default of a place that stayed empty
+            return
         if getattr(namespace, self.dest, None) is not None:
             parser.error(f"{value}: the {self.dest} is given twice")
         setattr(namespace, self.dest, value)
@@ -50,14 +52,14 @@ class _Once(argparse.Action):
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     """MODEL, or `-m MODEL` as llama.cpp and llm have it."""
     parser.set_defaults(model=None)
-    parser.add_argument("model", nargs="?", metavar="MODEL", action=_Once, default=argparse.SUPPRESS, help=MODEL_HELP)
+    parser.add_argument("model", nargs="?", metavar="MODEL", action=Once, default=argparse.SUPPRESS, help=MODEL_HELP)
     add_model_option(parser)
 
 
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(model=None)
     parser.add_argument(
-        "-m", "--model", dest="model", metavar="MODEL", action=_Once, default=argparse.SUPPRESS, help="the same"
+        "-m", "--model", dest="model", metavar="MODEL", action=Once, default=argparse.SUPPRESS, help="the same"
     )
 
 
@@ -138,7 +140,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling, as in llama.cpp")
     group.add_argument("-n", "--predict", "--n-predict", type=whole(-1), default=-1, metavar="N",
                        help="tokens to generate; -1 (default): until the end of the answer or the context")  # fmt: skip
-    group.add_argument("-s", "--seed", type=whole(-1), default=-1, metavar="N", help="-1 (default): a fresh one")
+    group.add_argument("-s", "--seed", type=whole(-1), default=-1, metavar="N", help="-1 (default): random")
     for name, flags, text in SAMPLING:
         default = defaults[name]
         kind = whole(-(2**31)) if isinstance(default, int) else number

@@ -24,6 +24,7 @@ assay eval smollm2 -f wiki.txt                          # perplexity, windows of
 assay eval q4.gguf --kl f16.gguf -f wiki.txt            # KL divergence of q4 from f16, worst tokens shown
 assay eval q4.gguf --kl q4.gguf --base-engine reference -f wiki.txt     # an engine against the definition
 assay eval http://localhost:8080 --kl f16.gguf -f wiki.txt              # a server against a file
+assay eval q4.gguf --kl base.kld                        # against what llama-perplexity --kl-divergence-base wrote
 assay eval smollm2 --choices hellaswag.jsonl --limit 200"""
 
 
@@ -32,13 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from assay.cli.spread import add_cluster_argument
 
     add_model_argument(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
+    what = parser.add_mutually_exclusive_group()
     what.add_argument("-f", "--file", metavar="FILE", help="the text, - for standard input")
     what.add_argument("--choices", metavar="FILE", help="questions: HellaSwag, ARC, MMLU or a harness's samples, JSON")
-    parser.add_argument("--kl", metavar="BASE", help="divergence from this model: a file, a name, or http://host:port")
+    parser.add_argument(
+        "--kl",
+        metavar="BASE",
+        help="divergence from this model: a file, a name, http://host:port, or what llama-perplexity wrote with "
+        "--kl-divergence-base (no -f then)",
+    )
     parser.add_argument("--base-engine", metavar="NAME", help="engine of BASE; default: the model's")
     parser.add_argument("--base-precision", metavar="NAME", help="arithmetic of BASE; default: the model's")
-    parser.add_argument("--window", type=whole(4), default=512, metavar="N", help="tokens read together; default: 512")
+    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens read together; default: -c, else 512")
     parser.add_argument("--chunks", type=whole(1), metavar="N", help="stop after this many windows; default: all")
     parser.add_argument("--max-tokens", type=whole(4), metavar="N", help="stop after this many tokens; default: all")
     parser.add_argument("--worst", type=whole(0), default=5, metavar="N", help="worst tokens to show; default: 5")
@@ -56,24 +62,37 @@ def run(args: argparse.Namespace) -> int:
 def _text(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, read_text
     from assay.evaluate.evaluation import evaluate
+    from assay.evaluate.logits_file import LogitsFile, is_logits_file
     from assay.evaluate.page import page
-    from assay.evaluate.pieces import cut
+    from assay.evaluate.pieces import WINDOW, cut
     from assay.runtime.opening import Opened
     from assay.system.files import write
 
+    stored = LogitsFile(args.kl) if args.kl and is_logits_file(args.kl) else None
+    if stored and args.file:
+        raise AssayError(f"-f: {args.kl} has its own tokens; leave -f out")
+    if not stored and not args.file:
+        raise AssayError("eval: nothing to read; name a text with -f, or questions with --choices")
     model = _side(args, args.model)
-    other = _side(args, args.kl, base=True) if args.kl else None
+    other = _side(args, args.kl, base=True) if args.kl and not stored else None
     found = next((side for side in (model, other) if isinstance(side, Opened)), None)
     if found is None:
         raise AssayError("eval: a server has no tokenizer to read; name the file of its model as MODEL or with --kl")
     tokenizer = found.tokenizer
-    ids = tokenizer.encode(read_text(args.file), parse_special=False)[: args.max_tokens]
-    pieces = cut(ids, args.window, tokenizer.bos if tokenizer.add_bos else None, args.chunks)
+    bos = tokenizer.bos if tokenizer.add_bos else None
+    if stored:
+        pieces = stored.pieces(bos, args.chunks)
+    else:
+        ids = tokenizer.encode(read_text(args.file), parse_special=False)[: args.max_tokens]
+        pieces = cut(ids, args.window or args.ctx_size or WINDOW, bos, args.chunks)
     if args.cluster is not None:
+        if stored:
+            raise AssayError("--cluster: workers open models; a file of log-probabilities is read from here alone")
         result = _spread(args, pieces, model, other)
     else:
-        source = _source(model, tokenizer, args.window)
-        base = _source(other, tokenizer, args.window) if other is not None else None
+        window = len(pieces[0].tokens)
+        source = _source(model, tokenizer, window)
+        base = stored if other is None else _source(other, tokenizer, window)
         result = evaluate(pieces, source, base, progress(f"of {len(pieces)} windows"))
     worst = result.worst(pieces, tokenizer, args.worst)
     if args.html:
@@ -104,7 +123,13 @@ def _choices(args: argparse.Namespace) -> int:
     found = _side(args, args.model)
     if isinstance(found, str):
         raise AssayError(f"{args.model}: questions are put to a file, not to a server; name the file")
-    result = answer_all(found.engine(), found.tokenizer, items, progress(f"of {len(items)} questions"))
+    if args.cluster is not None:
+        from assay.cli import spread
+        from assay.cluster import sweep, tasks
+
+        result = tasks.answers(items, found, spread.crew(args), sweep.folder(args.results), spread.bar())
+    else:
+        result = answer_all(found.engine(), found.tokenizer, items, progress(f"of {len(items)} questions"))
     emit(args, result.to_dict(), str(result))
     return 0
 

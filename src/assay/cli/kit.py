@@ -7,8 +7,8 @@ from pathlib import Path
 
 HELP = "write a conformance kit for a model, or grade an engine's answers to one"
 EXAMPLE = """\
-  assay kit smollm2 -o kit            # probes, unit vectors, block vectors, text cases
-  assay kit --score kit results       # exit 1 if anything is wrong"""
+assay kit smollm2 -o kit            # probes, unit vectors, block vectors, text cases
+assay kit --score kit results       # exit 1 if anything is wrong"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ assay pull --list
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_model_argument(parser)
-    parser.add_argument("--list", action="store_true", help="the models known by name, and whether they are here")
+    parser.add_argument("--list", action="store_true", help="the models of the catalogue, and whether they are here")
     common.add_json_argument(parser)
 
 

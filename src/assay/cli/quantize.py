@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.cli.common import add_json_argument, emit, model_path, number, read_text, say, whole
+from assay.cli.common import Once, add_json_argument, emit, model_path, number, read_text, say, whole
 from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.system.terminal import printable
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from assay.gguf.types import GGMLType
 
 HELP = "write a model in another quantisation"
+TYPE_HELP = "such as F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M; a wrong one lists all"
 EXAMPLE = """\
-assay quantize model-f16.gguf model-q4_k_m.gguf --type Q4_K_M
+assay quantize model-f16.gguf model-q4_k_m.gguf Q4_K_M
 assay quantize model-f16.gguf model-iq3_s.gguf --type IQ3_S --imatrix imatrix.gguf
 assay quantize model-f16.gguf model-4.2.gguf --budget 4.2 -f calibration.txt --html where.html"""
 
@@ -30,9 +31,9 @@ assay quantize model-f16.gguf model-4.2.gguf --budget 4.2 -f calibration.txt --h
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="a path, a catalogue name, hf:owner/repo[:file] or ollama:name")
     parser.add_argument("output", metavar="OUT", nargs="?", help="file to write (not needed with --dry-run)")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--type", metavar="TYPE", help="such as F16, Q8_0, Q6_K, Q5_K_M, Q4_K_M; a wrong one lists all")
-    what.add_argument(
+    parser.add_argument("type", metavar="TYPE", nargs="?", action=Once, default=argparse.SUPPRESS, help=TYPE_HELP)
+    parser.add_argument("--type", dest="type", metavar="TYPE", action=Once, default=None, help="the same")
+    parser.add_argument(
         "--budget", type=number, metavar="BITS", help="bits a weight: types are chosen tensor by tensor, by measured KL"
     )
     parser.add_argument("-f", "--file", metavar="FILE", help="text to measure on, for --budget")
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     from assay.gguf.mixes import mix_by_name
     from assay.gguf.quantize import plan, quantize
 
+    if (args.type is None) == (args.budget is None):
+        raise AssayError("quantize: name a TYPE such as Q4_K_M, or a --budget in bits a weight; one of them")
     mix = mix_by_name(args.type) if args.type else None
     if args.output is None and not args.dry_run:
         raise AssayError("OUT: no output file named; name one, or pass --dry-run")

@@ -136,10 +136,22 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
         return config
     from assay.cluster.entry import Cluster, Elsewhere
     from assay.cluster.fleet import Bounds
+    from assay.cluster.places import local
+    from assay.serve.http.connection import is_loopback
 
-    bounds = args.replicas or Bounds()
+    if config.key is None and not is_loopback(config.host) and not args.insecure_cluster:
+        raise AssayError(
+            f"--host {config.host}: whoever reaches this router could use the cluster; give --api-key-file, or say "
+            "--insecure-cluster"
+        )
+    here = local(args.cluster)
+    if here and args.replicas:
+        raise AssayError(f"--cluster {args.cluster}: says how many replicas there are, and so does --replicas")
+    bounds = args.replicas or Bounds(here or 1, here or 1)
+    if args.audit and bounds.most < 2:
+        raise AssayError("--audit: answers are computed again on another replica; say --replicas 2 or more")
     threads = config.options.threads
-    if args.cluster.startswith("local") and threads is None:  # together they have the cores of this machine
+    if here is not None and threads is None:  # together they have the cores of this machine
         cores = machine.cores()
         threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
     found = Cluster(spread.places(args), bounds, args.split or 0, args.audit)

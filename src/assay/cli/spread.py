@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from assay.errors import AssayError
 from assay.system import machine
+from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.cluster.fleet import Bounds
@@ -33,7 +35,7 @@ def add_cluster_argument(parser: argparse.ArgumentParser | argparse._ArgumentGro
 
 
 def address(args: argparse.Namespace) -> str | None:
-    """The Ray cluster's address; None: one of this machine."""
+    """`local`, or a Ray cluster's address; None: a Ray of this machine."""
     return args.cluster or os.environ.get("RAY_ADDRESS") or None
 
 
@@ -42,9 +44,7 @@ def crew(args: argparse.Namespace) -> Crew:
     from assay.cluster.crew import Here
     from assay.cluster.crew import crew as found
 
-    made = found(
-        args.cluster if args.cluster.startswith("local") else address(args) or "", insecure=args.insecure_cluster
-    )
+    made = found(address(args) or "", insecure=args.insecure_cluster)
     if isinstance(made, Here):  # together they have the cores of this machine
         os.environ.setdefault("ASSAY_SWEEP_THREADS", str(max(1, machine.cores() // made.n)))
     return made
@@ -52,9 +52,9 @@ def crew(args: argparse.Namespace) -> Crew:
 
 def places(args: argparse.Namespace) -> Callable[[], Places]:
     """Where replicas run."""
-    if args.cluster.startswith("local"):
-        from assay.cluster.places import Here
+    from assay.cluster.places import Here, local
 
+    if local(args.cluster) is not None:
         return Here
     from assay.cluster.rays import RayPlaces, join
 
@@ -84,18 +84,23 @@ def share(text: str) -> float:
 
 
 def bar() -> Callable[[int, int, Mapping[str, str]], None]:
-    """Progress of a sweep on stderr: how much is done, and what each worker does."""
-    drawn = 0.0
+    """Progress of a sweep on stderr: how much is done, and a line for what each worker does. Gone when all is."""
+    drawn, lines, begun = 0.0, 0, time.monotonic()
 
     def show(done: int, total: int, who: Mapping[str, str]) -> None:
-        nonlocal drawn
-        if not sys.stderr.isatty() or (done < total and time.monotonic() - drawn < 0.1):
+        nonlocal drawn, lines
+        now = time.monotonic()
+        if not sys.stderr.isatty() or (done < total and now - drawn < 0.1):
             return
-        drawn = time.monotonic()
-        filled = "█" * round(20 * done / max(total, 1))
-        rows = "  ".join(f"{name}: {what}" for name, what in who.items())
-        end = "" if done < total else "\r\033[K"
-        print(f"\r\033[K{filled:·<20} {done} of {total}  {rows[:90]}{end}", end="", file=sys.stderr, flush=True)
+        drawn = now
+        width, height = shutil.get_terminal_size()
+        left = f", {(now - begun) / done * (total - done):.0f} s left" if done else ""
+        rows = [f"{'█' * round(20 * done / total):·<20} {done} of {total}{left}"]
+        rows += [f"  {harmless(f'{name}: {what}')}" for name, what in sorted(who.items())][: height - 2]
+        up = f"\033[{lines}A" if lines else ""
+        lines = len(rows) if done < total else 0
+        text = "".join(f"{row[: width - 1]}\n" for row in rows) if done < total else ""
+        print(f"\r{up}\033[J{text}", end="", file=sys.stderr, flush=True)
 
     return show
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.cli.common import (
     add_json_argument,
+    add_model_option,
     add_template_variables,
     emit,
     model_path,
@@ -40,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[MODEL] TEXT",
         help="the model (default: smollm2) and the text; - reads the text from stdin, byte for byte",
     )
+    add_model_option(parser)
+    parser.add_argument("-p", "--prompt", metavar="TEXT", help="the same as TEXT")
     parser.add_argument("--ids", type=token_ids, metavar="IDS", help="decode these ids instead")
     parser.add_argument("--no-bos", action="store_true", help="leave BOS out")
     parser.add_argument("--no-special", action="store_true", help="take special tokens in the text for plain text")
@@ -93,13 +96,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _operands(args: argparse.Namespace) -> str | bytes | None:
     """Sort the positional arguments into MODEL and TEXT; the text, or None where ids are decoded."""
-    words: list[str] = args.words
+    words: list[str] = [*([] if args.model is None else [args.model]), *args.words]
+    words += [] if args.prompt is None else [args.prompt]
     wanted = 0 if args.ids is not None else 1
     if len(words) > wanted + 1:
         raise AssayError(f"{words[wanted + 1]}: one argument too many; put the text in quotes")
     if len(words) < wanted:
         raise AssayError("no text given; see `assay tokenize --help`")
-    if wanted and len(words) == 1 and _names_a_model(words[0]):
+    if wanted and len(words) == 1 and (args.model is not None or _names_a_model(words[0])):
         raise AssayError(f"{words[0]}: no text after the model; give one, or - for standard input")
     args.model = words[0] if len(words) > wanted else None
     if not wanted:

@@ -162,7 +162,7 @@ class Auditor:
         stream = self._fleet.only(job, sink, link)
         update = await over
         if update.error or update.finish == "cancelled":
-            raise update.error or EngineFailed("cancelled")
+            raise EngineFailed(str(update.error or "cancelled"))
         return stream
 
 

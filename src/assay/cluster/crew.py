@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from assay.cluster.fingerprint import sampling_digest
+from assay.cluster.places import local
 from assay.cluster.sweep import Crew, Lost
 from assay.errors import AssayError
 from assay.system import machine
@@ -143,11 +144,8 @@ class Nodes:
 
 def crew(address: str, *, insecure: bool = False) -> Crew:
     """The workers that `--cluster ADDRESS` names: `local`, `local:N`, a Ray cluster's address, or none for its own."""
-    if address == "local" or address.startswith("local:"):
-        count = address[6:]
-        if count and not (count.isdigit() and 1 <= int(count) <= 1024):
-            raise AssayError(f"--cluster: expected local:N with a number of processes (found {address})")
-        return Here(int(count) if count else None)
+    if (n := local(address)) is not None:
+        return Here(n or None)
     from assay.cluster.rays import join
 
     return Nodes(join(address or None, insecure=insecure))

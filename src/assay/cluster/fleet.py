@@ -1,10 +1,14 @@
 """The router: streams on replicas, and their move when one dies. It is what a server's handlers submit jobs to.
 
-A replica is lost when its connection breaks, when it has said nothing for half a second, or when its engine stands
-still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed are all that another replica
-needs, and because bits depend on nothing else, the client receives what it would have received. Only replicas with the
-same fingerprint go on with a stream. A stream whose replicas die one after the other, while they compute it and without
-it coming any further, is suspected of killing them: after MOVES in a row it gets an error.
+A replica is lost when its connection breaks, when it has said nothing for half a second (and another one could go on),
+or when its engine stands still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed
+are all that another replica needs, and because bits depend on nothing else, the client receives what it would have
+received. Only replicas with the same fingerprint go on with a stream.
+
+Who killed it? A request that kills replicas must not go through all of them, and one that was only there must not pay
+for it. A stream is blamed for a loss if the replica may have begun with it. Its next token clears it; so does a replica
+that was silent, comes back and says that it never stood still: only the way was cut. Blamed MOVES times in a row, it is
+tried alone: where it goes nobody else comes until it has a token. If that replica is lost too, it gets an error.
 
 Everything here runs on one event loop. A frame that comes for a stream which has moved meanwhile finds nobody.
 """
@@ -33,7 +37,7 @@ from assay.runtime.scheduler import Meter
 from assay.runtime.sequence import Job, Progress, Sink, Update
 
 log = logging.getLogger("assay.cluster")
-MOVES = 2  # in a row
+MOVES = 2  # in a row, without a token between
 AGAIN_S = 5.0  # a replica that was lost but lives may come back for so long
 STUCK_S = 60.0  # with work and without a step
 SPAWN_S = 30.0  # between two attempts to start a replica, at most
@@ -58,7 +62,8 @@ class Tally:
     lost: int = 0
     errors: int = 0
     silences: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=10_000))
-    """Seconds around a move: from token to token, and of these what was not the new replica's queue and prefill."""
+    """Seconds around a move: from token to token, and of these what was neither the time in which no replica was up nor
+    the new replica's queue and prefill."""
 
 
 class Fleet:
@@ -173,29 +178,38 @@ class Fleet:
 
     def place(self, stream: Stream, avoid: Link | None = None) -> None:
         """Send a stream to the replica where it costs least, or keep it until there is one."""
-        equal = [link for link in self.up if stream.fingerprint in (None, link.fingerprint)]
+        equal = [link for link in self.up if not link.trial and stream.fingerprint in (None, link.fingerprint)]
         links = [link for link in equal if link is not avoid] or equal
+        links = [link for link in links if not link.quiet] or links
         if not links:
+            stream.homeless = stream.homeless or time.monotonic()
             self._homeless.append(stream)
             return
+        if stream.homeless:
+            stream.homeless_s += time.monotonic() - stream.homeless
+            stream.homeless = 0.0
         names = page_names(stream.ids)
-        link = self._choose(links, names, len(stream.ids))
+        if len(stream.blamed) >= MOVES:
+            link = min(links, key=lambda link: len(link.streams))
+            link.trial = stream
+        else:
+            link = self._choose(links, names, len(stream.ids))
         stream.fingerprint = link.fingerprint
         link.send(stream, next(self._numbers), names)
 
     def move(self, stream: Stream, why: str, *, strike: bool) -> None:
         """Go on elsewhere."""
-        link, further = stream.link, stream.generated > stream.moved_at
+        link = stream.link
         if link:
-            strike = strike and not link.waits(stream)
+            if strike and link.accuses(stream):
+                stream.blamed.append(link)
             link.leave(stream)
         stream.moves += 1
         self.tally.moves += 1
         stream.moved_at = stream.generated
-        stream.strikes = (0 if further else stream.strikes) + strike
         if stream.pinned:
             self._end(stream, Update(finish="error", error=EngineFailed(why)))
-        elif stream.strikes > MOVES:
+        elif len(stream.blamed) > MOVES:
             message = f"{why}; the request was moved {MOVES} times without coming further, and is not moved again"
             self._end(stream, Update(finish="error", error=EngineFailed(message)))
         else:
@@ -230,8 +244,10 @@ class Fleet:
         if update.choice is not None:
             if stream.moves and stream.generated == stream.moved_at and stream.times.last:
                 silence = now - stream.times.last
-                self.tally.silences.append((silence, silence - found.get("took_s", 0.0)))
+                self.tally.silences.append((silence, silence - stream.homeless_s - found.get("took_s", 0.0)))
+                stream.homeless_s = 0.0
             stream.ids.append(update.choice.id)
+            stream.blamed.clear()
             if not stream.pinned:
                 self.meter.token(stream, now)
             stream.times.first = stream.times.first or now
@@ -264,6 +280,19 @@ class Fleet:
         for stream in waiting:
             self.place(stream)
         self._changed.set()
+
+    def _relieve(self, fresh: Link) -> None:
+        """Of the streams that wait elsewhere, one that has just come takes its share, those first that wait longest."""
+        waiting = [
+            stream for link in self.up if link.like(fresh)
+            for number in link.beat.get("queue", ()) if (stream := link.streams.get(number))
+            and not (stream.began or stream.pinned or link.trial is stream)
+        ]  # fmt: skip
+        for stream in sorted(waiting, key=lambda stream: stream.times.arrived)[:: len(self.up)]:
+            if stream.link:
+                stream.link.cancel([stream.number])
+                stream.link.leave(stream)
+            fresh.send(stream, next(self._numbers), page_names(stream.ids))
 
     # --- replicas
 
@@ -355,7 +384,12 @@ class Fleet:
                 await asyncio.sleep(0.2)
                 continue
             link.state, link.idle_since = "up", time.monotonic()
+            if link.cut_off:
+                for stream in self._homeless + [s for other in self.links for s in other.streams.values()]:
+                    stream.blamed = [other for other in stream.blamed if other is not link]
             self._settle()
+            if link.state == "up":
+                self._relieve(link)
             try:
                 while True:
                     link.hear(await channel.receive(), self._news)
@@ -401,15 +435,19 @@ class Fleet:
                     continue
                 link.silent += 1
                 link.still += bool(link.beat.get("running"))
-                if link.silent > SILENT:
-                    self.lose(link, f"silent for {link.silent * TICK_S:.2f} s")
-                elif link.still * TICK_S > STUCK_S:
-                    self.lose(link, f"no step for {STUCK_S:g} s")
+                silence = link.silent * TICK_S
+                if link.silent > SILENT and any(other.like(link) and not other.quiet for other in self.up):
+                    self.lose(link, f"silent for {silence:.2f} s")
+                elif silence > AGAIN_S or link.still * TICK_S > STUCK_S:  # where nobody else is, it may take its time
+                    why = f"silent for {silence:.0f} s" if silence > AGAIN_S else f"no step for {STUCK_S:g} s"
+                    self.lose(link, why)
                     with suppress(OSError):
                         await asyncio.to_thread(link.handle.kill)
                 elif now - word > WORD_S:
                     link.channel.send({"op": "beat"})
             word = now if now - word > WORD_S else word
+            if self._homeless and self.up:  # somebody was tried there, and is cleared
+                self._settle()
             for stream in [s for s in self._homeless if now > s.job.deadline]:
                 message = f"no replica could take the request in time ({stream.generated} tokens generated)"
                 self._end(stream, Update(finish="error", error=DeadlinePassed(message)))

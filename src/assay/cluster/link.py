@@ -16,6 +16,7 @@ from assay.runtime.sequence import Job, Progress, Sink
 
 TICK_S = 0.05
 SILENT = 9  # ticks of our own event loop without a word: a loop that was busy itself does not blame others
+QUIET = 4  # ticks after which a beat is late
 WORD_S = 1.0  # that a router leaves between two words of its own
 
 
@@ -28,12 +29,15 @@ class Stream(Progress):
         self.number = 0  # under which its replica knows it
         self.fingerprint: dict[str, Any] | None = None  # of those that may go on with it
         self.pinned = False  # to one replica: it does not move
-        self.strikes = 0  # moves in a row without progress
+        self.blamed: list[Link] = []  # those that were lost while they computed it, since its last token
         self.moved_at = 0  # tokens at the last move
         self.moves = 0
         self.names: list[str] = []  # of the pages of what it was sent with
         self.owed = 0
         self.began = False  # since it was sent
+        self.homeless = 0.0  # since when no replica can take it
+        self.homeless_s = 0.0  # in all, since its last token
+        self.late = False  # it was sent when the replica was quiet already
 
 
 @dataclass(eq=False)
@@ -52,6 +56,8 @@ class Link:
     still: int = 0  # ticks without a step though there is work
     idle_since: float = 0.0
     lost: int = 0  # times
+    cut_off: bool = False  # it was silent and is back, and by its own word it never stood still: the way was cut
+    trial: Stream | None = None  # a stream that is tried here: until its next token nobody else comes
     suspect: str = ""  # what an audit found
 
     @property
@@ -62,6 +68,10 @@ class Link:
     def fingerprint(self) -> dict[str, Any]:
         return dict(self.hello.get("fingerprint", {}))
 
+    def like(self, other: Link) -> bool:
+        """Whether it is another one that goes on with the same streams."""
+        return self is not other and self.fingerprint == other.fingerprint
+
     async def meet(self, token: str, timeout: float) -> Channel:
         """Connect, and hear who it is."""
         channel = await connect(self.handle.host, self.handle.port, token, timeout=timeout)
@@ -71,6 +81,7 @@ class Link:
         except TimeoutError:
             channel.close()
             raise Broken(f"{self.name}: no hello within {timeout:g} s") from None
+        self.cut_off = self.silent > SILENT and hello.head["stood_s"] < SILENT * TICK_S / 2
         self.hello, self.channel, self.silent, self.still = hello.head, channel, 0, 0
         self.known.reset(hello.head["held"])
         return channel
@@ -82,7 +93,7 @@ class Link:
         scored = None if stream.prompt_choices else stream.job.prompt_logprobs  # once is enough
         job = replace(stream.job, answered=answered, prompt_logprobs=scored)
         head, arrays = jobs.from_job(job, stream.seed)
-        stream.link, stream.number, stream.began = self, number, False
+        stream.link, stream.number, stream.began, stream.late = self, number, False, self.quiet
         stream.names, stream.owed = names, self.known.send(names, len(stream.ids))
         self.streams[number] = stream
         self.channel.send({"op": "submit", "id": number, "job": head}, arrays)
@@ -100,10 +111,18 @@ class Link:
             stream.began = True
             self.decoding += 1
             self.known.began(stream.names, stream.owed)
+        if self.trial is stream:
+            self.trial = None
 
-    def waits(self, stream: Stream) -> bool:
-        """Whether the replica had not begun with it when it last spoke: then it has done the replica no harm."""
-        return stream.number in self.beat.get("queue", ())
+    @property
+    def quiet(self) -> bool:
+        """It should have said something: perhaps it is lost, and nobody is sent there who can go elsewhere."""
+        return self.silent > QUIET
+
+    def accuses(self, stream: Stream) -> bool:
+        """Whether a stream may be why it was lost: not one that waited when it last spoke, nor one that came when it
+        was silent already."""
+        return stream.number not in self.beat.get("queue", ()) and not (stream.late and self.silent > SILENT)
 
     def cancel(self, numbers: list[int]) -> None:
         if self.channel and numbers:

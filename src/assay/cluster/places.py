@@ -54,6 +54,16 @@ class Places(Protocol):
         ...
 
 
+def local(address: str) -> int | None:
+    """What `local` or `local:N` names: N processes of this machine, 0 where the number is open. None: a Ray cluster."""
+    name, colon, n = address.partition(":")
+    if name != "local":
+        return None
+    if colon and not (n.isdigit() and 1 <= int(n) <= 1024):
+        raise AssayError(f"--cluster: expected local:N with a number of processes (found {address})")
+    return int(n or 0)
+
+
 def places(spec: Mapping[str, Any]) -> Places:
     """The places that a `spec()` describes."""
     if spec["where"] == "ray":

@@ -46,7 +46,8 @@ def join(address: str | None, *, insecure: bool = False) -> Any:
     try:
         found.init(logging_level="ERROR", log_to_driver=False, configure_logging=False, **given)
     except Exception as error:  # Ray raises many kinds for one thing: no cluster there
-        raise AssayError(f"--cluster: no Ray cluster at {address or 'this machine'} ({_line(error)})") from None
+        where, words = address or "this machine", "is it running, and is RAY_AUTH_TOKEN its token?"
+        raise AssayError(f"--cluster: no Ray cluster at {where} ({_line(error)}); {words}") from None
     return found
 
 

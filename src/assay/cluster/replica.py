@@ -14,6 +14,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -36,6 +37,7 @@ from assay.runtime.worker import Worker
 log = logging.getLogger("assay.cluster")
 BEAT_S = 0.1
 ALONE_S = 5.0  # without a frame from a router: it is gone
+LATELY_S = 10.0  # for how long it knows that its event loop has stood still
 MANY = 1 << 20  # sequences that may wait: the router bounds them
 
 
@@ -114,6 +116,8 @@ class Replica:
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outboxes: set[_Outbox] = set()
+        self._pulse: asyncio.Task[None] | None = None
+        self._stood: deque[tuple[float, float]] = deque(maxlen=16)  # when the event loop stood still, and how long
 
     def _engine(self, spec: Mapping[str, Any]) -> PagedEngine:
         if spec.get("split"):
@@ -131,6 +135,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         outbox = _Outbox(channel)
         self._outboxes.add(outbox)
+        self._pulse = self._pulse or asyncio.ensure_future(self._feel())
         held = self.held.listen(outbox)
         channel.send(
             {
@@ -140,6 +145,7 @@ class Replica:
                 "isa": self.engine.isa,
                 "pages": self.scheduler.pages.n_pages,
                 "held": held,
+                "stood_s": max((gap for when, gap in self._stood if time.monotonic() - when < LATELY_S), default=0.0),
             }
         )
         beats = asyncio.ensure_future(self._beats(outbox))
@@ -206,6 +212,15 @@ class Replica:
         deliver(news)
         for outbox in self._outboxes:
             outbox.flush()
+
+    async def _feel(self) -> None:
+        """Note when this event loop stands still. A router that comes back asks: was it you, or was it the way?"""
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(BEAT_S)
+            now = time.monotonic()
+            if now - before > 2 * BEAT_S:
+                self._stood.append((now, now - before))
 
     async def _beats(self, outbox: _Outbox) -> None:
         while True:

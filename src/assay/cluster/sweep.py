@@ -103,6 +103,9 @@ def sweep(
     errors: list[BaseException] = []
     doing: dict[str, str] = {}
 
+    def tell() -> None:
+        progress(len(tasks) - left, len(tasks), dict(doing))
+
     def finish(i: int, result: Any) -> None:
         nonlocal left
         path = where / keys[i][:2] / f"{keys[i]}.json"
@@ -110,7 +113,7 @@ def sweep(
         with lock:
             results[i] = result
             left -= 1
-            progress(len(tasks) - left, len(tasks), dict(doing))
+            tell()
             if not left:
                 over.set()
 
@@ -124,9 +127,13 @@ def sweep(
                     continue
                 try:
                     worker = worker or crew.hire(number)
-                    doing[worker.name] = tasks[i].label
+                    with lock:
+                        doing[worker.name] = tasks[i].label
+                        tell()
                     finish(i, worker.ask(tasks[i].to_dict()))
                 except Lost as error:
+                    if worker:
+                        doing.pop(worker.name, None)
                     worker = None
                     deaths[i] += 1
                     if deaths[i] >= TRIES:

@@ -1,4 +1,4 @@
-"""What a sweep's workers do: windows of a text, lengths of a check, sections of a kit.
+"""What a sweep's workers do: windows of a text, questions, lengths of a check, sections of a kit.
 
 `prepare` makes what all tasks of a sweep share; the functions take that and their own part, and give JSON. A task says
 which bytes it is about by their digest, not by their path: the same file elsewhere is the same task.
@@ -20,7 +20,9 @@ from assay import __version__
 from assay.cluster.fingerprint import file_digest, sampling_digest
 from assay.cluster.sweep import Crew, Progress, Task, sweep
 from assay.engines import default_name
+from assay.engines.base import PagedEngine
 from assay.errors import AssayError
+from assay.evaluate.choices import Answer, Item, Result, answer
 from assay.evaluate.evaluation import Evaluation
 from assay.evaluate.pieces import Piece, Scores
 from assay.evaluate.score import score
@@ -47,7 +49,7 @@ class Models:
     def __init__(self, shared: Mapping[str, Any], where: Mapping[str, Any]) -> None:
         self._shared, self.where = shared, where
         self._opened: dict[str, Opened] = {}
-        self._sources: dict[str, EngineSource] = {}
+        self._engines: dict[str, PagedEngine] = {}
 
     def opened(self, name: str) -> Opened:
         if name not in self._opened:
@@ -62,10 +64,10 @@ class Models:
             self._opened[name] = found
         return self._opened[name]
 
-    def source(self, name: str) -> EngineSource:
-        if name not in self._sources:
-            self._sources[name] = EngineSource(self.opened(name).engine())
-        return self._sources[name]
+    def engine(self, name: str) -> PagedEngine:
+        if name not in self._engines:
+            self._engines[name] = self.opened(name).engine()
+        return self._engines[name]
 
 
 def prepare(shared: Mapping[str, Any], where: Mapping[str, Any]) -> Models:
@@ -86,8 +88,8 @@ def side(opened: Opened) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def windows(models: Models, given: Mapping[str, Any]) -> list[dict[str, object]]:
     """The scores of some windows."""
-    source = models.source("model")
-    base = models.source("base") if given["base"] else None
+    source = EngineSource(models.engine("model"))
+    base = EngineSource(models.engine("base")) if given["base"] else None
     pieces = [Piece(i, np.array(tokens, np.int32), start, first) for i, tokens, start, first in given["pieces"]]
     return [score(piece, source, base).to_dict() for piece in pieces]
 
@@ -110,6 +112,25 @@ def evaluate(
     names = [f"{s.file.path.name} on {s.options.engine or default_name()}" for s in (model, base) if s]
     seconds = time.perf_counter() - started
     return Evaluation(found, name=names[0], base=names[1] if base else None, seconds=seconds)
+
+
+def questions(models: Models, given: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The answers to some questions."""
+    engine, tokenizer = models.engine("model"), models.opened("model").tokenizer
+    return [asdict(answer(engine, tokenizer, Item(**row))) for row in given["items"]]
+
+
+def answers(items: Sequence[Item], model: Opened, crew: Crew, where: Path, progress: Progress) -> Result:
+    """The answers to all of them, in their order."""
+    what, found_at = side(model)
+    shared = {"model": what, "sampling": sampling_digest()}
+    parts = [(at, items[at : at + WINDOWS]) for at in range(0, len(items), WINDOWS)]
+    tasks = [
+        Task(f"{_ME}:questions", shared, {"items": [asdict(it) for it in part]}, {"model": found_at},
+             f"questions {at} to {at + len(part) - 1}")
+        for at, part in parts
+    ]  # fmt: skip
+    return Result(tuple(Answer(**row) for rows in sweep(tasks, crew, where, progress) for row in rows))
 
 
 # --- check

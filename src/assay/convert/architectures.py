@@ -38,6 +38,8 @@ LAYER: dict[str, str] = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
 }
 TOP: dict[str, str] = {
     "model.embed_tokens": "token_embd",
@@ -48,11 +50,9 @@ EXPERTS: dict[str, str] = {  # of one expert, below `experts.N.`
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
 }  # fmt: skip
-GEMMA_LAYER = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
+AFTER = {"post_attention_layernorm": "post_attention_norm"}  # where this norm does come after the attention
+OLMO2_LAYER = {**AFTER, "post_feedforward_layernorm": "post_ffw_norm"}
+GEMMA_LAYER = {**OLMO2_LAYER, "pre_feedforward_layernorm": "ffn_norm"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def common(folder: Folder) -> Keys:
     }
     keys: Keys = {key: folder.setting(*found, kind=int) for key, found in names.items()}
     keys["attention.layer_norm_rms_epsilon"] = _real(folder.setting("rms_norm_eps", "norm_eps"))
-    keys["attention.layer_norm_epsilon"] = _real(folder.setting("layer_norm_eps", "layer_norm_epsilon"))
+    keys["attention.layer_norm_epsilon"] = _real(folder.setting("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"))
     keys["rope.freq_base"] = _real(rope(folder).get("rope_theta"))
     return keys | _scaling(folder)
 
@@ -242,6 +242,37 @@ def _phi3_factors(folder: Folder) -> dict[str, Array]:
     return {f"rope_factors_{kind}.weight": np.array(found[f"{kind}_factor"], np.float32) for kind in ("long", "short")}
 
 
+def _granite(folder: Folder) -> Keys:
+    names = {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
+             "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}  # fmt: skip
+    return {**_mixtral(folder), **{key: _real(folder.setting(name)) for key, name in names.items()}}
+
+
+def _olmoe(folder: Folder) -> Keys:
+    return {"attention.layer_norm_rms_epsilon": 1e-5}
+
+
+def _stablelm(folder: Folder) -> Keys:
+    shared = common(folder)
+    share = float(rope(folder).get("partial_rotary_factor", folder.setting("partial_rotary_factor", default=0.25)))
+    names = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
+             "attention.head_count_kv")  # fmt: skip
+    return {
+        **{name: shared[name] for name in names},
+        "rope.dimension_count": int(share * (folder.need("hidden_size") // folder.need("num_attention_heads"))),
+        "use_parallel_residual": bool(folder.setting("use_parallel_residual", default=False, kind=bool)),
+        "attention.layer_norm_epsilon": float(folder.need("layer_norm_eps", "norm_eps")),
+    }
+
+
+def _cohere(folder: Folder) -> Keys:
+    return {
+        "context_length": folder.need("model_max_length", "max_position_embeddings"),
+        "logit_scale": float(folder.need("logit_scale")),
+        "rope.scaling.type": "none",
+    }
+
+
 LLAMA = Architecture("llama", keys=_llama, pairs=True, extra=_llama3_factors)
 MIXTRAL = Architecture("llama", keys=_mixtral, pairs=True)
 GEMMA3 = Architecture("gemma3", GEMMA_LAYER, _gemma3, shifted_norms=True)
@@ -258,5 +289,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma2ForCausalLM": Architecture("gemma2", GEMMA_LAYER, _gemma2, shifted_norms=True, tied=True, common=False),
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3,
+    "SmolLM3ForCausalLM": Architecture("smollm3", keys=_mixtral, pairs=True, extra=_llama3_factors),
+    "GraniteForCausalLM": Architecture("granite", keys=_granite, pairs=True, extra=_llama3_factors),
+    "SeedOssForCausalLM": Architecture("seed_oss", AFTER),
+    "Olmo2ForCausalLM": Architecture("olmo2", OLMO2_LAYER),
+    "OlmoeForCausalLM": Architecture("olmoe", keys=_olmoe),
+    "Starcoder2ForCausalLM": Architecture("starcoder2"),
+    "StableLmForCausalLM": Architecture("stablelm", keys=_stablelm, common=False),
+    "CohereForCausalLM": Architecture("command-r", keys=_cohere),
     "Phi3ForCausalLM": Architecture("phi3", keys=_phi3, extra=_phi3_factors, common=False),
 }

@@ -169,7 +169,7 @@ def metadata(folder: Folder, architecture: Architecture, kind: str) -> dict[str,
         "general.file_type": Typed(ValueType.UINT32, mix_by_name(kind).file_type),
         "general.quantization_version": Typed(ValueType.UINT32, QUANTIZATION_VERSION),
     }
-    kinds = {int: ValueType.UINT32, float: ValueType.FLOAT32, str: ValueType.STRING}
+    kinds = {int: ValueType.UINT32, float: ValueType.FLOAT32, str: ValueType.STRING, bool: ValueType.BOOL}
     for key, value in found.items():
         if value is not None:
             whole = key[1:] if key.startswith(".") else f"{architecture.name}.{key}"

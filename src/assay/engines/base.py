@@ -24,6 +24,7 @@ try:  # positions per page, the same in every engine: the native code lays its m
 except ImportError:  # not built: the reference alone, to which any size is the same
     PAGE = 32
 
+BEST = 64  # values of a row that an engine may be asked for in the place of the row
 Array = NDArray[Any]
 Emit = Callable[[int, str, Array], None]  # place in the batch, node, value
 
@@ -49,6 +50,7 @@ class Chunk:
     outputs: str = "last"  # "last" | "all" | "none"
     positions: NDArray[np.int32] | None = None
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
+    best: int = 0  # of the last row only so many largest values are wanted; an engine may give the row all the same
 
     @cached_property
     def n_tokens(self) -> int:
@@ -75,11 +77,21 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The largest values of a row, falling, equal ones by lower id. One that is NaN comes first."""
+
+    ids: NDArray[np.int64]
+    logits: Array
+
+
+@dataclass(frozen=True)
 class Output:
-    """What a step gives for one chunk: rows of the graph's output (a whole model's logits) and kept nodes by name."""
+    """What a step gives for one chunk: rows of the graph's output (a whole model's logits) and kept nodes by name; or
+    no rows, and the best values of the last."""
 
     logits: Array
     nodes: dict[str, Array] = field(default_factory=dict)
+    best: Best | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,7 @@ class Arithmetic:
     """What the bits of the results depend on beside file, tokens and positions: two engines that say the same of
     themselves give the same bits."""
 
-    name: str  # whose sums and roundings: "native" is the compiled engine's, on any machine that has its bits
+    name: str  # whose sums and roundings: "native" is the compiled engine's, on any machine; "cuda" are tensor cores'
     precision: str
     kv_type: str
     version: int = 1  # of the definition; a change of any bit is another version
@@ -95,7 +107,7 @@ class Arithmetic:
     @property
     def steady(self) -> bool:
         """Whether a sequence has the same bits however it is cut into steps and whoever shares them."""
-        return self.name == "native"
+        return self.name in ("native", "cuda")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The definition of every operation: one textbook function each, in the float type it is given.
 
 Shapes: T tokens of this step, S keys, H query heads, G key/value heads, D head width, E features.
-Nobody optimises these; every other engine and every stranger's dump is held against them.
+Nobody optimises these; every other engine and every stranger's dump is compared with them.
 """
 
 from __future__ import annotations

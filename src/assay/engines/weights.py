@@ -32,6 +32,10 @@ class Table:
         self._file.check()
         return found
 
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """All of it, for an operation that takes it whole: the gains of a norm per head are a matrix, too."""
+        return np.asarray(self[:], dtype)
+
 
 class Weights:
     """The tensors of a file as numbers of one float type."""

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.evaluate.pieces import Piece, Scores
-from assay.evaluate.sources import Rows, Source, Told
+from assay.evaluate.sources import Rows, Source, Stored, Told
 
 BLOCK = 1 << 20  # logits taken at a time: 8 MiB of float64
 LEAST = 1e-12  # a probability of all unlisted tokens below this is rounding
+CUT = -16.0  # ln p of the base below which llama-perplexity leaves a token out of the sum
 
 Doubles = NDArray[np.float64]
 
@@ -37,6 +38,10 @@ def single(rows: Rows, tokens: NDArray[np.int32]) -> tuple[Doubles, NDArray[np.i
         best = [max(row.items(), key=lambda item: item[1]) for row in rows.rows]
         nll = np.array([-row[int(token)] for row, token in zip(rows.rows, tokens, strict=True)])
         return nll, np.array([b[0] for b in best], np.int32), np.exp([b[1] for b in best])
+    if isinstance(rows, Stored):
+        at = np.arange(len(tokens))
+        best_of = rows.logp.argmax(axis=1).astype(np.int32)
+        return -rows.logp[at, tokens].astype(np.float64), best_of, np.exp(rows.logp[at, best_of].astype(np.float64))
     nll, best_of, p_best = np.empty(len(rows)), np.empty(len(rows), np.int32), np.empty(len(rows))
     for part in blocks(rows):
         logp = log_softmax(rows[part])
@@ -51,15 +56,21 @@ def divergence(base: Rows, rows: Rows) -> Doubles:
     """KL(base || rows) of every row.
 
     Where a server tells only some probabilities, all others count as one outcome: what comes out is at most the
-    divergence itself.
+    divergence itself. Against stored log-probabilities the sum is llama-perplexity's: unlikely tokens are left out.
     """
     if isinstance(base, Told) or isinstance(rows, Told):
         return np.array([_grouped(p, q) for p, q in zip(_told(base, rows), _told(rows, base), strict=True)])
-    if base.shape != rows.shape:
-        raise AssayError(f"two vocabularies: no divergence between {base.shape[1]} and {rows.shape[1]} tokens")
+    known = base.logp if isinstance(base, Stored) else base
+    if isinstance(rows, Stored):
+        raise AssayError("a file of log-probabilities is a base; it cannot be what is judged")
+    if known.shape != rows.shape:
+        raise AssayError(f"two vocabularies: no divergence between {known.shape[1]} and {rows.shape[1]} tokens")
     kl = np.empty(len(rows))
     for part in blocks(rows):
-        p, q = log_softmax(base[part]), log_softmax(rows[part])
+        q = log_softmax(rows[part])
+        p = known[part].astype(np.float64) if isinstance(base, Stored) else log_softmax(known[part])
+        if isinstance(base, Stored):
+            p[p <= CUT] = -np.inf
         q -= p
         np.exp(p, out=p)
         kl[part] = -np.einsum("ij,ij->i", p, np.where(p > 0, q, 0))
@@ -81,14 +92,15 @@ def log_softmax(logits: NDArray[np.floating]) -> Doubles:
 
 def _told(rows: Rows, other: Rows) -> Iterator[tuple[Doubles, float]]:
     """For every row: the log-probabilities of the tokens that both can tell, and of all the rest together."""
-    n = len(rows.rows) if isinstance(rows, Told) else len(rows)
+    known = rows.logp if isinstance(rows, Stored) else rows
+    n = len(known.rows) if isinstance(known, Told) else len(known)
     for i in range(n):
         listed = [set(r.rows[i]) for r in (rows, other) if isinstance(r, Told)]
         ids = sorted(set.intersection(*listed))
-        if isinstance(rows, Told):
-            logp = np.array([rows.rows[i][token] for token in ids])
+        if isinstance(known, Told):
+            logp = np.array([known.rows[i][token] for token in ids])
         else:
-            logp = log_softmax(rows[i : i + 1])[0, ids]
+            logp = log_softmax(known[i : i + 1])[0, ids]
         yield logp, 1 - float(np.exp(logp).sum())
 
 

@@ -24,8 +24,15 @@ class Told:
     rows: Sequence[Mapping[int, float]]
 
 
-Rows = NDArray[np.float32] | NDArray[np.float64] | Told
-"""Predictions for the scored tokens of a piece: whole rows of logits `[n, n_vocab]`, or what a server tells."""
+@dataclass(frozen=True)
+class Stored:
+    """Log-probabilities `[n, n_vocab]` as llama-perplexity stores them: 16 bits each, the least ones cut off."""
+
+    logp: NDArray[np.float32]
+
+
+Rows = NDArray[np.float32] | NDArray[np.float64] | Told | Stored
+"""Predictions for the scored tokens of a piece: whole rows of logits `[n, n_vocab]`, what a server tells, or a file."""
 
 
 class Source(Protocol):

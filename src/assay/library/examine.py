@@ -22,7 +22,7 @@ def examine(model: str, dump: str, prompt: str | None) -> dict[str, Any]:
     diff = getattr(found.result, "diff", None)
     nodes = [
         {"name": n.name, "verdict": n.verdict, "own": n.own, "explained_by": n.explained_by, "nmse": n.evidence.nmse}
-        for n in (diff.nodes if diff else ())
+        for n in (() if diff is None else diff.nodes)  # a diff is false where something is wrong
     ]
     return {"verdict": found.verdict, "words": repr(found), "nodes": nodes, "diagnosis": found.to_dict()}
 

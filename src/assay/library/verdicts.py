@@ -23,7 +23,7 @@ from assay.models import Model
 from assay.runtime.catalogue import CATALOGUE
 from assay.runtime.opening import Opened, open_model
 from assay.system.files import write
-from assay.verify.conformance.check import LENGTHS, Check, check_engine
+from assay.verify.conformance.check import Check, check_engine, lengths_for
 from assay.verify.conformance.sample import PROMPT, sample_ids
 from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import Dump
@@ -337,7 +337,7 @@ def checks(
     model: ModelLike = None,
     engine: str = "cpu",
     *,
-    lengths: Sequence[int] = LENGTHS,
+    lengths: Sequence[int] = (),
     progress: Nodes | None = None,
     **options: Any,
 ) -> Iterator[Check]:
@@ -345,9 +345,11 @@ def checks(
 
     What fails is diagnosed at the end, and so is another's engine that passes: a mistake may hide below its noise.
     """
-    if min(lengths) < 1:
-        raise AssayError(f"--lengths: must be 1 or more (found {min(lengths)})")
     on = opened(model)
+    lengths = lengths or lengths_for(on.model)
+    most = on.model.hparams.n_ctx_train
+    if not 1 <= min(lengths) <= max(lengths) <= most:
+        raise AssayError(f"--lengths: must be 1 to {most}, the model's context (found {', '.join(map(str, lengths))})")
     if engine in talkers():
         yield _asked(on, engine, options)
         return
@@ -397,7 +399,7 @@ def _asked(on: Opened, engine: str, options: Mapping[str, Any]) -> Check:
     return Check("its log-probabilities", bool(result), said.split("\n", 1)[0], answer="" if result else said)
 
 
-def check(model: ModelLike = None, engine: str = "cpu", *, lengths: Sequence[int] = LENGTHS, **options: Any) -> Finding:
+def check(model: ModelLike = None, engine: str = "cpu", *, lengths: Sequence[int] = (), **options: Any) -> Finding:
     """Is this engine right on this model? Every node, several lengths, prefill and decode."""
     on = opened(model)
     return verdict_of(on.model, list(checks(on, engine, lengths=lengths, **options)))

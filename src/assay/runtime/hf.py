@@ -1,7 +1,7 @@
 """Models from the Hugging Face Hub: `hf:owner/repo[:file-or-quant]`.
 
 What huggingface_hub has in its cache is used from there, read only; the rest is fetched over HTTPS into assay's own
-folder, resumed where it was cut off, and held against the size and the hash that the hub states. The environment is
+folder, resumed where it was cut off, and checked against the size and the hash that the hub states. The environment is
 the hub's own: HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE. Offline, or when the hub cannot be reached,
 the choice is among the files that are here.
 """

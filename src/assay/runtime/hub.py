@@ -27,8 +27,8 @@ def resolve(
         return hf.fetch(argument, progress=progress)
     if argument.startswith("ollama:"):
         return ollama.find(argument)
-    if argument in catalogue:  # a file of that name is reached as ./name
-        return pull(catalogue[argument], progress=progress)
+    if argument.removesuffix(":latest") in catalogue:  # a file of that name is reached as ./name
+        return pull(catalogue[argument.removesuffix(":latest")], progress=progress)
     path = Path(argument)
     if path.is_dir():
         found = sorted(item.name for item in path.glob("*.gguf"))

@@ -15,7 +15,7 @@ DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's default strings
 
 @dataclass(frozen=True)
 class SamplerParams:
-    """One field a setting; `seed` None draws a fresh one."""
+    """One field a setting; `seed` None draws one."""
 
     temp: float = 0.8  # 0 or less: greedy
     top_k: int = 40  # 0 or less: all

@@ -19,10 +19,22 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from assay.engines.base import BEST, Best
 from assay.errors import AssayError
 from assay.runtime.params import GREEDY, Breakers, SamplerParams
 
-__all__ = ["GREEDY", "Candidates", "Choice", "Ranked", "SamplerParams", "dry_breakers", "sample", "scores"]
+__all__ = [
+    "GREEDY",
+    "Candidates",
+    "Choice",
+    "Ranked",
+    "SamplerParams",
+    "dry_breakers",
+    "largest_needed",
+    "sample",
+    "sample_best",
+    "scores",
+]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -116,6 +128,29 @@ def sample(
     return Choice(token) if logprobs is None else scores(raw, token, logprobs)
 
 
+def largest_needed(params: SamplerParams) -> int:
+    """How many of the largest logits a choice depends on, where they are few; 0: the whole row."""
+    if not _is_plain(params):
+        return 0
+    if _is_argmax(params):
+        return 1
+    return params.top_k if params.top_n_sigma <= 0 and 0 < params.top_k <= BEST else 0
+
+
+def sample_best(best: Best, params: SamplerParams, rng: Random) -> int:
+    """The same choice as `sample` makes of the whole row, from the largest of it (at least `largest_needed`)."""
+    if np.isnan(best.logits[0]) or best.logits[0] == np.inf:
+        raise AssayError(
+            f"logits: NaN or infinite, the first at id {best.ids[0]}; the forward pass is broken, no token can be drawn"
+        )
+    if best.logits[0] == -np.inf:
+        raise AssayError("logits: every one is -inf; no token can be drawn")
+    if _is_argmax(params):
+        return int(best.ids[0])
+    here = best.logits > -np.inf
+    return _choose(Candidates(best.ids[here], best.logits[here].astype(np.float64), sorted=True), params, rng)
+
+
 def scores(logits: ArrayLike, token: int, n: int) -> Choice:
     """The token with its log-probability in the model's own distribution, and the n best there."""
     raw = check_logits(logits)
@@ -164,7 +199,10 @@ def _greedy(values: Floats) -> int:
 
 def _draw(values: Floats, params: SamplerParams, rng: Random) -> int:
     allowed = np.arange(len(values)) if values.min() > -np.inf else np.flatnonzero(values > -np.inf)
-    candidates = Candidates(allowed, values if len(allowed) == len(values) else values[allowed])
+    return _choose(Candidates(allowed, values if len(allowed) == len(values) else values[allowed]), params, rng)
+
+
+def _choose(candidates: Candidates, params: SamplerParams, rng: Random) -> int:
     for stage in FILTERS:
         candidates = stage(candidates, params, rng)
     if params.temp <= 0:

@@ -149,7 +149,9 @@ class Scheduler:
 
     def _compute(self, plan: dict[Sequence, int]) -> None:
         chunks = {
-            sequence: Chunk(sequence.part(n), sequence.computed, sequence.lease.pages, sequence.outputs(n))
+            sequence: Chunk(
+                sequence.part(n), sequence.computed, sequence.lease.pages, sequence.outputs(n), best=sequence.best
+            )
             for sequence, n in plan.items()
             if sequence.lease
         }
@@ -352,7 +354,7 @@ class Scheduler:
             return
         draft, sequence.draft = sequence.draft, []
         known = len(sequence.ids)
-        for i, row in enumerate(output.logits[-1 - len(draft) :]):
+        for i, row in enumerate([output.best] if output.best else output.logits[-1 - len(draft) :]):
             update = sequence.draw(row)
             self._tell(sequence, update)
             if sequence.finished or i == len(draft) or sequence.ids[-1] != draft[i]:

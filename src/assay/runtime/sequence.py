@@ -14,14 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
-from assay.engines.base import Array
+from assay.engines.base import Array, Best
 from assay.errors import AssayError
 from assay.runtime.draws import Draws, fresh_seed
 from assay.runtime.lookahead import Guesses
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.pooling import Pool
-from assay.runtime.sampler import Choice, sample, scores
+from assay.runtime.sampler import Choice, largest_needed, sample, sample_best, scores
 from assay.runtime.stops import StopStrings
 from assay.text import Tokenizer
 
@@ -166,6 +166,12 @@ class Sequence(Progress):
         return "last" if n == self.pending and self.job.max_tokens != 0 else "none"
 
     @property
+    def best(self) -> int:
+        """How many of the largest logits of the last row are all that is read of it; 0: the whole row."""
+        whole = self._constraint or self.draft or self.job.logprobs is not None or self.job.prompt_logprobs is not None
+        return 0 if whole else largest_needed(self.job.params)
+
+    @property
     def room(self) -> int:
         """How many tokens may follow the next one, at most."""
         left = self._n_ctx - len(self.ids)
@@ -186,13 +192,19 @@ class Sequence(Progress):
         if self.pool:
             self.pool.clear()
 
-    def draw(self, logits: Array) -> Update:
+    def draw(self, logits: Array | Best) -> Update:
         """The next token, its text, and whether it is the last. A function of logits, tokens so far and seed."""
         job, constraint = self.job, self._constraint
         self.times.prompted = self.times.prompted or time.monotonic()
-        allowed = constraint.mask(logits) if constraint else logits
-        token = sample(allowed, self.ids, job.params, Draws(self.seed, len(self.ids))).id
-        choice = Choice(token) if job.logprobs is None else scores(logits, token, job.logprobs)
+        numbers = Draws(self.seed, len(self.ids))
+        if isinstance(logits, Best):
+            choice = Choice(sample_best(logits, job.params, numbers))
+        else:
+            allowed = constraint.mask(logits) if constraint else logits
+            choice = sample(allowed, self.ids, job.params, numbers)
+            if job.logprobs is not None:
+                choice = scores(logits, choice.id, job.logprobs)
+        token = choice.id
         text, finish = self._take(token)
         return Update(choice, text, finish)
 

@@ -49,7 +49,8 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
     """What the page shows."""
     nodes = diff.nodes if diff is not None else ()
     samples = _samples(model, dump, nodes) if diff is not None else {}
-    verdict = diagnosis.verdict if diagnosis is not None else (diff.verdict if diff is not None else "")
+    said = diagnosis if diagnosis is not None else diff
+    verdict = said.verdict if said is not None else ""
     return {
         "title": f"{model.file.path.name} against {dump.source}",
         "verdict": verdict,
@@ -66,7 +67,7 @@ def content(model: Model, dump: Dump, diff: Diff | None, diagnosis: Diagnosis | 
         "unexplained": list(diagnosis.unexplained) if diagnosis is not None else [],
         "relations": [r.text for r in diagnosis.relations] if diagnosis is not None else [],
         "next": diagnosis.next_observation if diagnosis is not None else "",
-        "notes": list(dict.fromkeys(diagnosis.notes if diagnosis is not None else (diff.notes if diff else ()))),
+        "notes": list(dict.fromkeys(said.notes if said is not None else ())),
     }
 
 

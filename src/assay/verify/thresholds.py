@@ -91,3 +91,4 @@ PRINTED = 0.001  # nats: digits that servers print
 CHANCE = 1e-7  # that right draws look wrong
 RARE = 0.08  # share of draws below which a token is too rare to wait for
 SWAPPED = 0.1  # nats: two tokens this near may change places by a server's noise
+FILTERED = 0.5  # nats: a log-probability this far from the definition's was taken after a filter, not before

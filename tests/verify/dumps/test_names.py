@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from assay.models import Model
+from assay.gguf import open_file
+from assay.models import Model, load
 from assay.verify.dumps.names import RULES, translate
+from tests.models import golden
 
 
 def test_foreign_names_of_one_node(model: Model) -> None:
@@ -23,3 +25,12 @@ def test_foreign_names_of_one_node(model: Model) -> None:
     for name, op in (("norm", "RMS_NORM"), ("Qcur-0", "RESHAPE"), ("Kcur-9", "ROPE"), ("something", "")):
         assert translate(name, op, model.graph) is None
     assert len(RULES) > 40
+
+
+def test_a_matrix_product_is_a_product_whatever_it_is_called() -> None:
+    """llama.cpp names `attn_out` of llama4 `ffn_norm`, and the K product of gemma4 `Vcur` where V is made of it."""
+    for name, said, node in (
+        ("llama4", "ffn_norm-1", "attn_out-1"), ("gemma4-moe", "Vcur-2", "Kcur_proj-2"),
+        ("gemma4-moe", "Vcur-0", "Vcur_proj-0"),
+    ):  # fmt: skip
+        assert translate(said, "MUL_MAT", load(open_file(golden.path(name))).graph) == (node, "gguf")

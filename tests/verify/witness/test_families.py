@@ -14,7 +14,9 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from assay.verify.witness.llamacpp import LlamaCppEngine
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma3", "glm4moe"])
+@pytest.mark.parametrize(
+    "name", ["qwen2", "qwen3", "gemma3", "glm4moe", "gpt-oss", "qwen2moe", "llama4", "stablelm-12b"]
+)
 def test_every_node_is_seen(name: str) -> None:
     """Products without a name by their matrix, scaled queries by what was scaled."""
     model = load(open_file(golden.path(name)))
@@ -24,7 +26,19 @@ def test_every_node_is_seen(name: str) -> None:
     assert seen == set(choose(model.graph, None, engine.unseen))
 
 
-@pytest.mark.parametrize("name", ["qwen2", "falcon"])
+# What they have: experts in MXFP4, whose activations alone are rounded; a product called a norm; V made of the
+# K product; norms with a gain per head; a gate of one row; GELU by a table; an encoder.
+SLOW = ("llama4", "gemma4-moe", "stablelm-12b", "qwen2moe", "gemma4", "bert")
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2", "falcon", "gpt-oss", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_the_check_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["check", str(golden.path(name)), "--engine", "llamacpp", "--lengths", "1,4"]
     assert main(given) == 0, capsys.readouterr().out
+
+
+def test_lengths_stay_within_the_context(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(golden.path("bert")), "--engine", "cpu"]) == 0
+    assert "\npass  32 tokens, prefill" in capsys.readouterr().out

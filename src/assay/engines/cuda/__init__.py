@@ -2,6 +2,8 @@
 
     precision fast    the cpu engine's bits: int8 activations for quantised weights, cache in float16
     precision exact   the cpu engine's exact bits: every weight as float32, cache in float32
+    precision tensor  as fast, but F16 and BF16 weights go through tensor cores, with activations of their type: bits of
+                      their own, the same whatever the batch, the cut of the prompt or the cache
 
 It computes docs/arithmetic.md, as the cpu engine does, so its logits are the same bits, whatever the batch, the cut of
 the prompt or the cache. `docs/gpu.md` has the figures.
@@ -10,7 +12,8 @@ the prompt or the cache. `docs/gpu.md` has the figures.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,8 +21,10 @@ from numpy.typing import NDArray
 
 from assay import _native
 from assay.engines.base import (
+    BEST,
     PAGE,
     Arithmetic,
+    Best,
     Chunk,
     Emit,
     Memory,
@@ -32,17 +37,18 @@ from assay.engines.base import (
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES
 from assay.engines.cuda.compile import compile_program
-from assay.engines.cuda.device import Device, Driver
+from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.program import Memory as Addresses
 from assay.engines.cuda.program import Program
-from assay.engines.cuda.shapes import Shape, cache_layout, tile_rows
+from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import cubins
+from assay.engines.fuse import Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 
-PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
+PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # and the type of the cache that goes with it
 STEP = 1024  # most tokens computed at once
 _PROGRAMS = 64
 _GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
@@ -66,49 +72,64 @@ class CudaEngine(PagedEngine):
         threads: int | None = None,
     ) -> None:
         if precision not in PRECISIONS:
-            raise AssayError(f"engine cuda: no such precision (found {precision}, expected {' or '.join(PRECISIONS)})")
+            raise AssayError(f"engine cuda: no such precision (found {precision}, expected {', '.join(PRECISIONS)})")
         kv_type = kv_type or PRECISIONS[precision]
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cuda: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
         self.model, self.graph = model, graph or model.graph
-        self.arithmetic = Arithmetic("native", precision, kv_type, _native.ARITHMETIC)
+        name = "cuda" if precision == "tensor" else "native"
+        self.arithmetic = Arithmetic(name, precision, kv_type, _native.ARITHMETIC)
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         if self.n_pages < 1:
             raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
         self._layout = cache_layout(self.graph, kv_type)
-        self._device: Any = device or Driver(cubins)
-        self.isa = self._device.name
-        self._check_room()
+        self._loose = _loose(self.graph)
         self._busy = threading.Lock()
-        self._tensors: Tensors | None = Tensors(self._device, model.file, self.graph, precision == "exact")
         self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
         self._landed: NDArray[np.float32] | None = None
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
+        self._device: Any = device or Driver(cubins)
+        self.isa = self._device.name
+        self._tensors: Tensors | None = Tensors(self._device, model.file, precision)
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self) -> None:
+        """Weights and cache onto the device, or one line that says why not."""
+        assert self._tensors
+        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes)
+        self._check_room(self._tensors.planned(self.graph))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
         self._device.zero(self._at.cache, size)
-        self._at.counters = self._device.alloc(4 * 65536, "counters")
-        self._device.zero(self._at.counters, 4 * 65536)
-        self._tokens_a_tile = self._tile_tokens()
-        if len(self._tokens_a_tile) > 1:
-            raise AssayError("engine cuda: it runs graphs whose heads are grouped alike; use --engine cpu")
-        for shape in (Shape(1, 1, True, 1, 8), Shape(8, 8, False, 1, 8, 8)):  # loads every weight, or refuses the graph
+        heads = max((int(self.graph.shapes[n.name][0]) for n in self.graph if n.op == "kqv"), default=1)
+        self._at.counters = self._device.alloc(4 * STEP * heads, "counters")
+        self._device.zero(self._at.counters, 4 * STEP * heads)
+        for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
         self._device.sync()
 
-    def _check_room(self) -> None:
+    def _first_shapes(self) -> list[Shape]:
+        cuts = max(1, len(self._cuts))
+        many = Shape(8, 8, False, 1, 8, 8, cuts, chunks=1, longest=8, keys=8 * self._loose, scores=64 * self._loose)
+        return [many] if self._loose or self.graph.whole else [Shape(1, 1, True, 1, 8), many]
+
+    def _check_room(self, weights: int) -> None:
         """Weights, pages and some buffers must fit what is free."""
         free, total = self._device.memory()
-        weights, pages = int(self.model.file.size * 1.06), self._layout.page_bytes * self.n_pages
+        pages = self._layout.page_bytes * self.n_pages
         if weights + pages + _SPARE > free:
             raise AssayError(
-                f"{self.model.file.path}: does not fit {self._device.name} ({weights >> 20} MB of weights and "
-                f"{pages >> 20} MB for {self.n_pages} pages, {free >> 20} of {total >> 20} MB free); "
-                "use fewer pages or --engine cpu"
+                f"{self.model.file.path}: does not fit {self._device.name} ({weights >> 20} MB of weights, "
+                f"{pages >> 20} MB for {self.n_pages} pages and {_SPARE >> 20} MB for buffers, {free >> 20} of "
+                f"{total >> 20} MB free); use fewer pages or --engine cpu"
             )
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
@@ -124,17 +145,17 @@ class CudaEngine(PagedEngine):
             return outputs
 
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
-        if self.graph.given:
-            raise AssayError("engine cuda: it runs whole graphs only; use --engine cpu")
-        if not keep and len(batch) <= _GRAPHED and all(c.n_tokens == 1 == c.n_outputs for c in batch):
+        whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
+        plain = not (keep or whole_text or self._loose or self.graph.given)
+        if plain and len(batch) <= _GRAPHED and all(c.n_tokens == 1 == c.n_outputs for c in batch):
             return self._tokens(batch)
-        scored = any("S" in self.graph.shapes[name] for name in keep)
+        scored = any("S" in self.graph.shapes[name] or self._is_scores(name) for name in keep)
         results: Results | None = None
         found: list[Output] = []
         program = None
-        for step in whole(batch) if scored else steps(batch, STEP):
+        for step in whole(batch) if scored else steps(batch, STEP, cut=not (whole_text or pooled)):
             self._note_positions([p.chunk for p in step.pieces])
-            shape = self._shape(step, keep, exact=scored)
+            shape = self._shape(step, exact=scored or self._loose, together=whole_text or pooled)
             program = self._program(shape, keep)
             if results is None:
                 results = Results([e for e, _ in program.results], batch)
@@ -146,26 +167,18 @@ class CudaEngine(PagedEngine):
     def _tokens(self, batch: Sequence[Chunk]) -> list[Output]:
         """A token a sequence and nothing kept, the usual step of serving: its graph, and one copy of the logits."""
         self._note_positions(batch)
-        program = self._program(self._one(len(batch), max(c.end for c in batch)), frozenset())
+        most = max(c.best for c in batch) if all(c.best for c in batch) else 0
+        best = 0 if most > BEST else BEST if most > 1 else most
+        program = self._program(self._one(len(batch), max(c.end for c in batch), best), frozenset())
         self._play(program, batch)
         width = program.results[0][0].width
-        logits = program.landed[0][: len(batch) * width].reshape(-1, 1, width).copy()
-        return [Output(row, {}) for row in logits]
+        rows = program.landed[0][: len(batch) * width].reshape(-1, 1, width).copy()
+        if not best:
+            return [Output(row) for row in rows]
+        nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
+        return [Output(nothing, {}, Best(row[0, best:].astype(np.int64), row[0, :best])) for row in rows]
 
     # -- shapes ----------------------------------------------------------------------------------------------------
-
-    def _tile_tokens(self) -> dict[int, int]:
-        """Query rows of a tile by group size: every attention of a graph must agree on how tiles are cut."""
-        found: dict[int, int] = {}
-        pools = self._layout.pools
-        for node in self.graph:
-            if node.op == "kqv" and node.inputs[1] in pools:
-                heads, _, dim = self.graph.shapes[node.name]
-                group = int(heads) // pools[node.inputs[1]].heads
-                k_dim = max(p.dim for p in pools.values())
-                rows = tile_rows(int(dim), k_dim, self._device.shared_bytes)[1]
-                found[group] = min(found.get(group, rows), rows)
-        return found
 
     def _note_positions(self, chunks: Sequence[Chunk]) -> None:
         """Whether positions differ from slots: masks go by positions then, and from then on."""
@@ -173,31 +186,34 @@ class CudaEngine(PagedEngine):
             if c.positions is not None and not self._shifted:
                 self._shifted = not np.array_equal(np.arange(c.start, c.end), c.positions)
 
-    def _one(self, sequences: int, longest: int) -> Shape:
+    def _one(self, sequences: int, longest: int, best: int = 0) -> Shape:
         """A token for each sequence, all of them outputs."""
         m, blocks = _power(sequences), _power(-(-longest // 256))
-        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted)
+        return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted, best=best)
 
-    def _shape(self, step: Step, keep: frozenset[str], *, exact: bool = False) -> Shape:
+    def _shape(self, step: Step, *, exact: bool = False, together: bool = False) -> Shape:
+        """`exact`: keys and scores are counted; `together`: sequences are, which are not cut."""
         sizes = [p.end - p.begin for p in step.pieces]
         ends = [p.chunk.start + p.end for p in step.pieces]
-        m, n = step.n_tokens, step.n_outputs
+        m, n, cuts, pieces = step.n_tokens, step.n_outputs, max(1, len(self._cuts)), len(sizes)
         blocks = _power(max(-(-end // 256) for end in ends))
         tables = sum(pages_for(end) for end in ends)
-        one = max(sizes) == 1 and n == m and not exact
+        tiles = sum(self._tiles(size) for size in sizes)
         if exact:
             keys, scores = sum(ends), sum(a * b for a, b in zip(sizes, ends, strict=True))
-            tiles = sum(self._tiles(size) for size in sizes)
-            return Shape(m, n, False, blocks, tables, tiles, len(sizes), max(sizes), keys, scores, self._shifted)
-        if one:
+            return Shape(m, n, False, blocks, tables, tiles, cuts, pieces, max(sizes), keys, scores, self._shifted)
+        if max(sizes) == 1 and n == m and not together:
             return self._one(m, max(ends))
         m = _power(m) if m <= 64 else -(-m // 64) * 64
-        tiles = sum(self._tiles(size) for size in sizes)
         outputs = 0 if n == 0 else min(m, _power(n))
-        return Shape(m, outputs, False, blocks, _power(tables), _power(tiles), irregular=self._shifted)
+        chunks = _power(pieces) if together else 0
+        return Shape(m, outputs, False, blocks, _power(tables), _power(tiles), cuts, chunks, irregular=self._shifted)
 
     def _tiles(self, tokens: int) -> int:
-        return max((-(-tokens * group // rows) for group, rows in self._tokens_a_tile.items()), default=1)
+        return max((-(-tokens * group // rows) for group, rows in self._cuts), default=1)
+
+    def _is_scores(self, name: str) -> bool:
+        return sum(isinstance(d, str) for d in self.graph.shapes[name]) == 2
 
     def _program(self, shape: Shape, keep: frozenset[str]) -> Program:
         key = shape, keep
@@ -205,37 +221,55 @@ class CudaEngine(PagedEngine):
         if found is None:
             assert self._tensors is not None
             found = compile_program(
-                self.graph, self._tensors, self._layout, shape, keep, self._device.shared_bytes, self._place(shape)
+                self.graph,
+                self._tensors,
+                self._layout,
+                shape,
+                keep,
+                self._device.shared_bytes,
+                self._cuts,
+                self._place(shape),
             )
             if len(self._programs) >= _PROGRAMS:
-                del self._programs[next(iter(self._programs))]  # the one used longest ago
+                self._programs.pop(next(iter(self._programs))).close()  # the one used longest ago
         self._programs[key] = found
         return found
 
-    def _place(self, shape: Shape) -> Any:
+    def _place(self, shape: Shape) -> Callable[[int], Addresses]:
         def place(arena: int) -> Addresses:
             if arena > self._arena_size or shape.words > self._step_words:
-                self._device.sync()
-                self._programs.clear()  # they hold addresses
-                if self._at.arena:
-                    self._device.free(self._at.arena)
-                    self._device.free(self._at.step)
-                self._arena_size = max(arena, self._arena_size)
-                self._step_words = max(shape.words, self._step_words, 65536)
-                self._at.arena = self._device.alloc(self._arena_size, "buffers")
-                self._at.step = self._device.alloc(4 * self._step_words, "tables of a step")
-                self._host = self._device.pinned(4 * self._step_words).view(np.int32)
+                self._grow(max(arena, self._arena_size), max(shape.words, self._step_words, 65536))
             return self._at
 
         return place
+
+    def _grow(self, arena: int, words: int) -> None:
+        """Larger buffers. Where the device has no room, there are none, and the next step asks for its own size."""
+        self._device.sync()
+        self._forget_programs()  # they hold addresses
+        for at in (self._at.arena, self._at.step):
+            if at:
+                self._device.free(at)
+        self._at.arena = self._at.step = self._arena_size = self._step_words = 0
+        self._at.arena = self._device.alloc(arena, "buffers")
+        self._at.step = self._device.alloc(4 * words, "tables of a step")
+        self._host = self._device.pinned(4 * words).view(np.int32)
+        self._arena_size, self._step_words = arena, words
+
+    def _forget_programs(self) -> None:
+        for program in self._programs.values():
+            program.close()
+        self._programs.clear()
 
     # -- a run -----------------------------------------------------------------------------------------------------
 
     def _run(self, program: Program, step: Step, arrays: list[NDArray[np.float32]]) -> None:
         shape = program.shape
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
+        rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
-        if shape.one and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
+        at_once = shape.one and not self.graph.given
+        if at_once and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
             self._play(program, [p.chunk for p in step.pieces])
             for size, array, landed in zip(sizes, arrays, program.landed, strict=True):
                 array[:size] = landed[:size]
@@ -258,11 +292,12 @@ class CudaEngine(PagedEngine):
     def _play(self, program: Program, chunks: Sequence[Chunk]) -> None:
         """A step of a token a sequence as one graph; its results land in pinned memory."""
         if program.play is None:
-            words, at = self._words(program), 0
+            words, at, landed = self._words(program), 0, []
             for external, _ in program.results:
-                program.landed.append(self._landing()[at : at + external.width * program.shape.tokens])
+                landed.append(self._landing()[at : at + external.width * program.shape.tokens])
                 at += external.width * program.shape.tokens
-            program.play = self._device.capture(lambda: self._queue(program, words, program.landed))
+            program.play = self._device.capture(lambda: self._queue(program, words, landed))
+            program.landed = landed
         self._fill_one(program.tables, chunks)
         program.play()
         self._device.sync()
@@ -276,20 +311,26 @@ class CudaEngine(PagedEngine):
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)
+        for (external, offset), array in zip(program.results, results, strict=True):
+            if external.given:
+                self._device.upload(self._at.arena + offset, array)
         for i, launch in enumerate(program.launches):
             self._device.launch(launch, early=i > 0)
-        for (_, offset), array in zip(program.results, results, strict=True):
-            if array.size:
+        for (external, offset), array in zip(program.results, results, strict=True):
+            if array.size and not external.given:
                 self._device.download(array, self._at.arena + offset)
 
     def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> None:
         """The tables of a step in which every sequence has one token."""
         page = 0
+        for name in ("tokens", "positions", "tables"):  # rows of padding
+            at[name][len(chunks) :] = 0
         at["slots"][len(chunks) :] = -1
         for i, c in enumerate(chunks):
             slot = c.start
             position = slot if c.positions is None else int(c.positions[0])
-            at["tokens"][i], at["slots"][i], at["positions"][i], at["tables"][i] = c.tokens[0], slot, position, page
+            token = c.tokens[0] if c.tokens.size else 0  # rows may be given in the place of tokens
+            at["tokens"][i], at["slots"][i], at["positions"][i], at["tables"][i] = token, slot, position, page
             used = slot // PAGE + 1
             at["pages"][page : page + used] = c.pages[:used]
             self._positions[c.pages[used - 1], slot % PAGE] = position
@@ -297,14 +338,13 @@ class CudaEngine(PagedEngine):
 
     def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
         """The tables of any other step."""
-        at["slots"][:] = -1
-        for name in ("tokens", "positions", "tables", "outputs", "output_positions", "tiles", "output_tiles"):
-            at[name][:] = 0
+        for name, words in at.items():
+            words[:] = -1 if name == "slots" else 0
         row = output = page = tile = output_tile = key = score = 0
         for i, p in enumerate(step.pieces):
             n, start, end = p.end - p.begin, p.chunk.start + p.begin, p.chunk.start + p.end
             positions, slots = p.chunk.all_positions()[p.begin : p.end], np.arange(start, end)
-            at["tokens"][row : row + n] = p.chunk.tokens[p.begin : p.end]
+            at["tokens"][row : row + n] = p.chunk.tokens[p.begin : p.end] if p.chunk.tokens.size else 0
             at["positions"][row : row + n] = positions
             at["slots"][row : row + n] = slots
             at["tables"][row : row + n] = page
@@ -314,32 +354,34 @@ class CudaEngine(PagedEngine):
             at["output_positions"][output : output + len(outs)] = positions[n - len(outs) :]
             table = p.chunk.pages[: pages_for(end)]
             at["pages"][page : page + len(table)] = table
-            made = self._cut(row, n, end, score)
-            at["tiles"].reshape(-1, 8)[tile : tile + len(made)] = made
-            tile += len(made)
-            made = self._cut(output, len(outs), end, score)
-            at["output_tiles"].reshape(-1, 8)[output_tile : output_tile + len(made)] = made
-            output_tile += len(made)
+            tile += self._cut(at["tiles"], shape, tile, row, n, end, score)
+            output_tile += self._cut(at["output_tiles"], shape, output_tile, output, len(outs), end, score)
+            if shape.chunks:
+                words = np.array((row, n, key, end, score & 0xFFFFFFFF, score >> 32), np.int64)
+                at["chunks"].reshape(-1, 6)[i] = words.astype(np.uint32).view(np.int32)
             if shape.keys:
                 of_keys = np.arange(end)
                 pages = p.chunk.pages[of_keys // PAGE]
                 at["keys"].reshape(-1, 2)[key : key + end] = np.stack([pages, of_keys % PAGE], 1)
                 at["key_positions"][key : key + end] = self._positions[pages, of_keys % PAGE]
-                at["chunks"].reshape(-1, 6)[i] = (row, n, key, end, score & 0xFFFFFFFF, score >> 32)
             row, output, page, key, score = row + n, output + len(outs), page + len(table), key + end, score + n * end
 
-    def _cut(self, first: int, tokens: int, keys: int, score: int) -> NDArray[np.int32]:
-        """Tiles of a piece's query rows, 8 words each (attention.h, AttentionArgs::tiles)."""
-        if not tokens or not self._tokens_a_tile:
-            return np.zeros((0, 8), np.int32)
-        ((group, size),) = self._tokens_a_tile.items()
-        rows = tokens * group
-        begins = np.arange(0, rows, size)
-        made = np.zeros((len(begins), 8), np.int64)
-        made[:, 0], made[:, 1], made[:, 2] = first, begins, np.minimum(size, rows - begins)
-        made[:, 3], made[:, 4], made[:, 7] = keys, tokens, first
-        made[:, 5], made[:, 6] = score & 0xFFFFFFFF, score >> 32
-        return made.astype(np.uint32).view(np.int32)
+    def _cut(
+        self, words: NDArray[np.int32], shape: Shape, at: int, first: int, tokens: int, keys: int, score: int
+    ) -> int:
+        """Tiles of a piece's query rows, 8 words each (attention.h, AttentionArgs::tiles), from place `at` of every cut
+        on; how many places they take."""
+        most = 0
+        for (group, size), table in zip(self._cuts, words.reshape(shape.cuts, -1, 8), strict=False):
+            rows = tokens * group
+            begins = np.arange(0, rows, size)
+            made = np.zeros((len(begins), 8), np.int64)
+            made[:, 0], made[:, 1], made[:, 2] = first, begins, np.minimum(size, rows - begins)
+            made[:, 3], made[:, 4], made[:, 7] = keys, tokens, first
+            made[:, 5], made[:, 6] = score & 0xFFFFFFFF, score >> 32
+            table[at : at + len(made)] = made.astype(np.uint32).view(np.int32)
+            most = max(most, len(made))
+        return most
 
     def copy_page(self, source: int, to: int) -> None:
         for page in (source, to):
@@ -356,18 +398,26 @@ class CudaEngine(PagedEngine):
         with self._busy:
             if self._tensors is None:
                 return
-            self._device.use()
-            self._programs.clear()
+            with suppress(DeviceError):  # one that is lost has nothing to give back
+                self._device.use()
+            self._forget_programs()
             self._tensors.close()
             self._tensors = None
             for at in (self._at.arena, self._at.step, self._at.cache, self._at.counters):
-                self._device.free(at)
+                if at:
+                    self._device.free(at)
             self._device.close()
 
     @property
     def memory(self) -> Memory:
         weights = self._tensors.bytes if self._tensors else 0
         return Memory(weights, self._arena_size + 4 * self._step_words, self._layout.page_bytes)
+
+
+def _loose(graph: Graph) -> bool:
+    """Whether scores are computed one operation at a time: their number is part of a program then."""
+    plan = fuse(graph)
+    return any(isinstance(g, Single) and plan.domains[g.node.name] == "scores" for g in plan.groups)
 
 
 def _power(n: int) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import numpy as np
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.program import Steps, Value
-from assay.engines.cuda.shapes import BLOCK, tile_rows
+from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, tile_rows
+from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
 from assay.errors import AssayError
 from assay.graph import Node
@@ -22,21 +26,16 @@ class AttentionSteps(Steps):
 
     def _attention(self, group: Attention) -> None:
         kq, capped, softmax, kqv = group.kq, group.capped, group.softmax, group.kqv
-        for attr, plain in (("causal", True), ("chunk", 0), ("max_bias", 0.0)):
-            if attr in softmax.all_attrs() and softmax.attr(attr) != plain:
-                raise AssayError(f"node {softmax.name}: the cuda engine has no {attr}; use --engine cpu")
-        if softmax.weights:
-            raise AssayError(f"node {softmax.name}: the cuda engine has no sinks; use --engine cpu")
         domain = self._domain(kqv.name)
+        heads, _, v_dim = (int(n) if isinstance(n, int) else 0 for n in self.graph.shapes[kqv.name])
         k_name, v_name = kq.inputs[1], kqv.inputs[1]
-        k_pool, v_pool = self.layout.pool(k_name), self.layout.pool(v_name)
-        heads = int(self.graph.shapes[kqv.name][0])
+        k_pool, v_pool = self.layout.pool(group.keys), self.layout.pool(group.values, group.first, v_dim)
+        for name in dict.fromkeys((group.keys, group.values)):
+            self._fill(name)
         folded = self.fused_attention.get(kqv.name, ())
         fields: dict[str, Any] = {
             "heads": heads,
-            "window": int(softmax.attr("window")),
-            "scale": float(softmax.attr("scale")),
-            "cap": float(capped.attr("cap")) if capped else 0.0,
+            "mask": self._mask(softmax, capped),
             "irregular": int(self.shape.irregular),
             "n_tokens": self._rows(domain),
             "max_blocks": self.shape.blocks,
@@ -75,7 +74,7 @@ class AttentionSteps(Steps):
     ) -> None:
         rows, blocks, group = self.shape.tokens, self.shape.blocks, heads // k_pool.heads
         staged = 2 * BLOCK * (k_pool.dim + v_pool.dim)  # keys and values of a block, as halves
-        halves = self.layout.kv_type == "f16" and k_pool.dim % 8 == v_pool.dim % 8 == 0 and (
+        halves = k_pool.type == KV_NUMBERS["f16"] and not v_pool.keys and k_pool.dim % 8 == v_pool.dim % 8 == 0 and (
             v_pool.dim <= 2 * k_pool.dim and staged + 32768 < self.shared)  # fmt: skip
         at_once = 1
         sizes = (1, 2, 4, 8) if halves else (1, 4)
@@ -84,13 +83,16 @@ class AttentionSteps(Steps):
                 break
         splits = -(-group // at_once)
         partial = Value(4 * rows * heads * blocks * (2 + v_pool.dim)) if blocks > 1 else None
-        shared = 4 * at_once * (k_pool.dim + BLOCK)
-        if halves:
-            shared += staged + 2 * (k_pool.dim + v_pool.dim) + 64 * at_once
-        else:
-            shared += 4 * (2 * at_once + k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
-        kernel = f"attend_{'halves' if halves else 'one'}_{at_once}"
         grid = (blocks, k_pool.heads * splits, rows)
+        shared = 4 * at_once * (k_pool.dim + BLOCK + 2)
+        kernel = "one"
+        if halves:
+            shared += staged
+            at_a_time = self._processors() * max(1, self.shared // shared)
+            kernel = "blocks" if math.prod(grid) > at_a_time else "halves"
+            shared += (2 * (k_pool.dim + v_pool.dim) + 56 * at_once) * (kernel == "halves")
+        else:
+            shared += 4 * (k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
 
         def make() -> Launch:
             args = structs.AttentionArgs(
@@ -108,7 +110,7 @@ class AttentionSteps(Steps):
                 splits=splits,
                 **fields,
             )
-            return Launch(kernel, grid, 256, args, shared)
+            return Launch(f"attend_{kernel}_{at_once}", grid, 256, args, shared)
 
         self._step([q, k, v, turn, out, partial], make)
 
@@ -124,7 +126,7 @@ class AttentionSteps(Steps):
         kept: dict[str, Value | None],
     ) -> None:
         kernel, rows, shared = tile_rows(v_pool.dim, k_pool.dim, self.shared)
-        assert rows
+        cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         traced = any(kept.values())
         raw = (kept["kq"] or Value(4 * heads * self.shape.scores)) if traced else None
         state = Value(8 * heads * self._rows(domain)) if traced else None
@@ -133,7 +135,7 @@ class AttentionSteps(Steps):
             args = structs.AttentionArgs(
                 q=self._at(q),
                 out=self._at(out),
-                tiles=self._table("tiles" if domain == "tokens" else "output_tiles"),
+                tiles=self._table("tiles" if domain == "tokens" else "output_tiles") + cut,
                 kq=self._at(raw),
                 state=self._at(state),
                 query_rows=0 if domain == "tokens" else self._table("outputs"),
@@ -147,12 +149,29 @@ class AttentionSteps(Steps):
             return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), 256, args, shared)
 
         self._step([q, out, raw, state], make)
-        if traced:
-            cap, scale, window = fields["cap"], fields["scale"], fields["window"]
-            if kept["capped"]:
-                self._scores(_CAPPED, raw, None, kept["capped"], heads, cap=cap)
-            if kept["soft_max"]:
-                self._scores(_WEIGHTS, raw, state, kept["soft_max"], heads, cap=cap, scale=scale, window=window)
+        if kept["capped"]:
+            self._scores(_CAPPED, raw, None, kept["capped"], heads, fields["mask"])
+        if kept["soft_max"]:
+            self._scores(_WEIGHTS, raw, state, kept["soft_max"], heads, fields["mask"])
+
+    def _mask(self, softmax: Node, capped: Node | None = None) -> Any:
+        if softmax.inputs[1:] not in (("inp_pos", "inp_kpos"), ("inp_pos", "inp_pos")):
+            raise AssayError(
+                f"node {softmax.name}: the cuda engine masks by inp_pos and inp_kpos only; use --engine cpu"
+            )
+        slopes, max_bias = 0, float(softmax.attr("max_bias"))
+        if max_bias:
+            heads = int(self.graph.shapes[softmax.name][0])
+            slopes = self.tensors.constant(alibi_slopes(heads, max_bias).astype(np.float32))
+        return structs.Mask(
+            sinks=self.tensors.vector(softmax.weights[0]) if softmax.weights else 0,
+            slopes=slopes,
+            window=int(softmax.attr("window")),
+            chunk=int(softmax.attr("chunk")),
+            causal=int(softmax.attr("causal")),
+            scale=float(softmax.attr("scale")),
+            cap=float(capped.attr("cap")) if capped else 0.0,
+        )
 
     def _scores(
         self,
@@ -161,12 +180,10 @@ class AttentionSteps(Steps):
         y: Value | None,
         out: Value,
         heads: int,
+        mask: Any = None,
         *,
         kv_heads: int = 0,
         dim: int = 0,
-        cap: float = 0.0,
-        scale: float = 1.0,
-        window: int = 0,
     ) -> None:
         def make() -> Launch:
             args = structs.ScoreArgs(
@@ -176,12 +193,10 @@ class AttentionSteps(Steps):
                 self._table("chunks"),
                 self._table("positions"),
                 self._table("key_positions"),
+                mask or structs.Mask(),
                 heads,
                 kv_heads,
                 dim,
-                window,
-                scale,
-                cap,
                 op,
             )
             return Launch("scores", (self.shape.longest, heads, self.shape.chunks), 32, args)
@@ -190,19 +205,21 @@ class AttentionSteps(Steps):
 
     def _kq(self, node: Node) -> None:
         q, k = self._get(node.inputs[0], "tokens"), self._get(node.inputs[1], "keys")
-        heads, kv_heads = (int(self.graph.shapes[name][1]) for name in node.inputs)
-        dim = int(self.graph.shapes[node.inputs[0]][2])
-        self._scores(_KQ, q, k, self._new(node.name), heads, kv_heads=kv_heads, dim=dim)
+        heads, kv_heads = int(self.graph.shapes[node.name][0]), self._kv_heads(node)
+        self._scores(
+            _KQ, q, k, self._new(node.name), heads, kv_heads=kv_heads, dim=self._width(node.inputs[0]) // heads
+        )
+
+    def _kv_heads(self, node: Node) -> int:
+        shape = self.graph.shapes[node.inputs[1]]
+        return int(shape[1]) if len(shape) == 3 else int(node.attr("n_head_kv"))
 
     def _attn_softmax(self, node: Node) -> None:
-        if node.inputs[1:] != ("inp_pos", "inp_kpos"):
-            raise AssayError(f"node {node.name}: the cuda engine masks by inp_pos and inp_kpos only; use --engine cpu")
-        heads, window = self._width(node.name), int(node.attr("window"))
         x = self._get(node.inputs[0], "scores")
-        self._scores(_SOFTMAX, x, None, self._new(node.name), heads, scale=float(node.attr("scale")), window=window)
+        self._scores(_SOFTMAX, x, None, self._new(node.name), self._width(node.name), self._mask(node))
 
     def _kqv(self, node: Node) -> None:
         p, v = self._get(node.inputs[0], "scores"), self._get(node.inputs[1], "keys")
-        heads, _, dim = self.graph.shapes[node.name]
-        kv_heads = int(self.graph.shapes[node.inputs[1]][1])
-        self._scores(_KQV, p, v, self._new(node.name), int(heads), kv_heads=kv_heads, dim=int(dim))
+        heads, kv_heads = int(self.graph.shapes[node.name][0]), self._kv_heads(node)
+        dim = self._width(node.inputs[1]) // kv_heads
+        self._scores(_KQV, p, v, self._new(node.name), heads, kv_heads=kv_heads, dim=dim)

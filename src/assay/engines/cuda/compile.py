@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from assay.engines.batch import External
 from assay.engines.cuda import structs
@@ -21,7 +22,7 @@ from assay.engines.cuda.attention import AttentionSteps
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.products import ProductSteps
-from assay.engines.cuda.program import MAP, Memory, Program
+from assay.engines.cuda.program import MAP, Memory, Program, Value
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.fuse import Attention, Gated, Products, Single, fuse
 from assay.errors import AssayError
@@ -37,10 +38,11 @@ def compile_program(
     shape: Shape,
     keep: frozenset[str],
     shared: int,
+    cuts: tuple[tuple[int, int], ...],
     place: Callable[[int], Memory],
 ) -> Program:
     """The program for a shape; `place` gives the addresses once the arena's size is known."""
-    return _Compiler(graph, tensors, layout, shape, keep, shared).compile(place)
+    return _Compiler(graph, tensors, layout, shape, keep, shared, cuts).compile(place)
 
 
 class _Compiler(ProductSteps, AttentionSteps):
@@ -49,6 +51,8 @@ class _Compiler(ProductSteps, AttentionSteps):
         self.fused_norms = self._norms()
         self.fused_attention = self._attentions() if self.shape.one else {}
         skip = set(self.fused_norms.values()) | {n for names in self.fused_attention.values() for n in names}
+        for name in self.graph.given:
+            self._bring(name)
         for group in self.plan.groups:
             match group:
                 case Single(node):
@@ -63,13 +67,35 @@ class _Compiler(ProductSteps, AttentionSteps):
                 case Attention():
                     if self._wanted(group.kqv):
                         self._attention(group)
+        if self.shape.best:
+            self._best(self.shape.best)
         size = self._assign()
         self.memory = place(size)
-        launches = [make() for _, make in self.steps]
+        launches = [self._made(make(), used) for used, make in self.steps]
         results = [(e, v.offset) for e, v in self.results]
         if all(e.node != self.graph.output for e, _ in results):  # nobody asked for it
             results.append((External(self.graph.output, "outputs", self._width(self.graph.output)), 0))
         return Program(self.shape, launches, size, results, self.aliases)
+
+    def _best(self, k: int) -> None:
+        """The largest values of the output and their indices in the place of the output."""
+        rows, width = self._rows("tokens"), self._width(self.graph.output)
+        x = self.values[self.graph.output, "tokens"]
+        x.pinned = False
+        n = -(-width // 512)
+        lists, out = Value(8 * rows * n * k), Value(8 * rows * k, pinned=True)
+        self.results = [(External(self.graph.output, "outputs", 2 * k), out)]
+
+        def args() -> Any:
+            return structs.BestArgs(self._at(x), self._at(lists), self._at(out), width, n, k)
+
+        self._step([x, lists], lambda: Launch("best_lists", (-(-n // 8), rows, 1), 256, args()))
+        self._step([lists, out], lambda: Launch("best_of_lists", (rows, 1, 1), 32, args(), 4 * n))
+
+    def _made(self, launch: Launch, used: list[Value]) -> Launch:
+        launch.arena = self.memory.arena
+        launch.values = tuple((self._at(value), value.size) for value in used)
+        return launch
 
     # -- what is folded ------------------------------------------------------------------------------------------
 
@@ -104,12 +130,13 @@ class _Compiler(ProductSteps, AttentionSteps):
             k, v = self.graph[group.kq.inputs[1]], self.graph[group.kqv.inputs[1]]
             q, turned = (self.graph.by_name.get(n) for n in (group.kq.inputs[0], k.inputs[0]))
             inner = {k.name, v.name}
-            if not q or not turned or self.keep & {k.name, v.name}:
+            if not q or not turned or self.keep & {k.name, v.name} or k.op != "cache" or v.op != "cache":
                 continue
             if self._readers(k.name) != [group.kq.name] or self._readers(v.name) != [group.kqv.name]:
                 continue
             ropes = [n for n in (q, turned) if n.op == "rope"]
-            if len(ropes) == 2 and self._turn_key(q) == self._turn_key(turned):
+            from_start = not any(n.attr("offset") for n in ropes)
+            if len(ropes) == 2 and from_start and self._turn_key(q) == self._turn_key(turned):
                 if self._readers(q.name) != [group.kq.name] or self._readers(turned.name) != [k.name]:
                     continue
                 if {q.name, turned.name} & self.keep:
@@ -127,21 +154,29 @@ class _Compiler(ProductSteps, AttentionSteps):
             "layer_norm": self._norm,
             "rope": self._rope,
             "cache": self._cache,
-            "merge_heads": self._merge_heads,
+            "merge_heads": self._relabel,
+            "split_heads": self._relabel,
+            "head_linear": self._expert_linear,
+            "pos_scale": self._pos_scale,
+            "pool": self._pool_rows,
+            "group_mask": self._by_row,
             "expert_linear": self._expert_linear,
             "kq": self._kq,
             "attn_softmax": self._attn_softmax,
             "kqv": self._kqv,
             "bias": lambda n: self._map(n, [n.inputs[0]], vector=n.weights[0]),
-            "slice": lambda n: self._map(n, n.inputs, integer=int(n.attr("start"))),
+            "mul_weight": lambda n: self._map(n, [n.inputs[0]], vector=n.weights[0]),
+            "slice": lambda n: self._map(n, n.inputs, integer=int(n.attr("start")), parts=self._parts(n, n.inputs[0])),
+            "concat": self._concat,
             "topk": lambda n: self._map(n, n.inputs, op="slice"),
             "glu": lambda n: self._map(n, n.inputs, integer=self._act(n)),
             "act": lambda n: self._map(n, n.inputs, integer=self._act(n)),
-            "glu_split": lambda n: self._map(n, n.inputs, integer=self._act(n)),
+            "glu_split": lambda n: self._map(n, n.inputs, integer=self._act(n), parts=self._parts(n, n.inputs[0])),
             "glu_oai": lambda n: self._map(n, n.inputs, number=float(n.attr("alpha")), second=float(n.attr("limit"))),
             "clamp": lambda n: self._map(n, n.inputs, number=float(n.attr("lo")), second=float(n.attr("hi"))),
             "add_row": lambda n: self._map(n, n.inputs, op="bias", vector=n.weights[0], row=int(n.attr("row"))),
             "expert_bias": lambda n: self._map(n, n.inputs, table=n.weights[0]),
+            "expert_gain": lambda n: self._map(n, n.inputs, table=n.weights[0]),
         }
         if node.op in special:
             special[node.op](node)
@@ -154,15 +189,25 @@ class _Compiler(ProductSteps, AttentionSteps):
         else:
             raise AssayError(f"node {node.name}: the cuda engine has no operation {node.op}; use --engine cpu")
 
+    def _parts(self, node: Node, name: str) -> int:
+        """How many heads (or experts) a row of the operand has: by its own axis, or as the operation cuts it."""
+        shape = self.graph.shapes[name]
+        return int(shape[1]) if len(shape) == 3 else int(node.all_attrs().get("n_head") or 1)
+
+    def _concat(self, node: Node) -> None:
+        alone = [self._parts(node, name) == 1 for name in node.inputs]
+        self._map(node, node.inputs, integer=alone[0] + 2 * alone[1], parts=int(node.attr("n_head")))
+
     def _by_row(self, node: Node) -> None:
         domain = self._domain(node.name)
         if domain in ("keys", "scores") or len(self.graph.shapes[node.inputs[0]]) != 2:
             raise AssayError(f"node {node.name}: the cuda engine has {node.op} for rows only; use --engine cpu")
         x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
         threads = structs.KERNELS[node.op][1]
+        groups, used = (int(node.all_attrs().get(key, 1)) for key in ("groups", "used"))
 
         def make() -> Launch:
-            args = structs.RowArgs(x=self._at(x), out=self._at(out), width=width, parts=1)
+            args = structs.RowArgs(x=self._at(x), out=self._at(out), width=width, parts=groups, w_step=used)
             return Launch(node.op, (self._rows(domain), 1, 1), threads, args)
 
         self._step([x, out], make)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from assay.engines.cuda.structs import MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
 
@@ -23,11 +24,20 @@ class Launch:
     threads: int
     args: ctypes.Structure
     shared: int = 0
+    arena: int = 0  # the memory of its program, if it has one ...
+    values: tuple[tuple[int, int], ...] = ()  # ... and what it may touch of it: addresses and bytes
     prepared: Any = field(default=None, repr=False)  # what the device made of it
 
 
 class DeviceError(AssayError):
     """The device refused or is lost: the work at hand ends, and says so."""
+
+
+class Played(Protocol):
+    """Queued work that can be queued again."""
+
+    def __call__(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Device(Protocol):
@@ -61,7 +71,7 @@ class Device(Protocol):
         """Queue a kernel; `early`: it may begin before the one before it has ended."""
         ...
 
-    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, record: Callable[[], None]) -> Played:
         """What `record` queues, as one graph to be queued again and again."""
         ...
 
@@ -72,7 +82,7 @@ class Device(Protocol):
 class Driver:
     """A GPU through the CUDA driver."""
 
-    def __init__(self, cubins: Callable[[str], list[bytes]], index: int = 0) -> None:
+    def __init__(self, cubins: Callable[[str], dict[str, bytes]], index: int = 0) -> None:
         try:
             driver: Any = import_module("cuda.bindings.driver")
         except ImportError:
@@ -99,7 +109,8 @@ class Driver:
         self.early = major >= 9
         title = self._checked(driver.cuDeviceGetName(128, self.device))
         self.name = f"{title.split(bytes(1))[0].decode()} (sm_{major}{minor})"
-        self.modules = [self._checked(driver.cuModuleLoadData(code)) for code in cubins(f"sm_{major}{minor}")]
+        code = cubins(f"sm_{major}{minor}")
+        self.modules = {name: self._checked(driver.cuModuleLoadData(text)) for name, text in code.items()}
         self.stream = self._checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.functions: dict[str, Any] = {}
         self.owned: list[int] = []
@@ -151,8 +162,8 @@ class Driver:
 
     def _function(self, kernel: str) -> Any:
         if kernel not in self.functions:
-            found = [self.cu.cuModuleGetFunction(module, kernel.encode()) for module in self.modules]
-            f = next(f for error, f in found if error == self.cu.CUresult.CUDA_SUCCESS)
+            module = self.modules[next(name for name, kernels in MODULES.items() if kernel in kernels)]
+            f = self._checked(self.cu.cuModuleGetFunction(module, kernel.encode()))
             most = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._checked(self.cu.cuFuncSetAttribute(f, most, self.shared_bytes - 1024))
             carveout = self.cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
@@ -188,7 +199,7 @@ class Driver:
         if error != self.cu.CUresult.CUDA_SUCCESS:
             raise DeviceError(f"engine cuda: {launch.kernel}: the driver says {error.name}")
 
-    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, record: Callable[[], None]) -> Played:
         mode = self.cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         self._checked(self.cu.cuStreamBeginCapture(self.stream, mode))
         try:
@@ -197,11 +208,7 @@ class Driver:
             graph = self._checked(self.cu.cuStreamEndCapture(self.stream))
         ready = self._checked(self.cu.cuGraphInstantiate(graph, 0))
         self._checked(self.cu.cuGraphDestroy(graph))
-
-        def play() -> None:
-            self._checked(self.cu.cuGraphLaunch(ready, self.stream))
-
-        return play
+        return _Graph(self, ready)
 
     def sync(self) -> None:
         self._checked(self.cu.cuStreamSynchronize(self.stream))
@@ -210,6 +217,20 @@ class Driver:
         for at in self.owned:
             self.cu.cuMemFreeHost(at)
         self.owned.clear()
-        for module in self.modules:
+        for module in self.modules.values():
             self.cu.cuModuleUnload(module)
         self.cu.cuDevicePrimaryCtxRelease(self.device)
+
+
+@dataclass
+class _Graph:
+    """A CUDA graph that is ready to run."""
+
+    driver: Driver
+    ready: Any
+
+    def __call__(self) -> None:
+        self.driver._checked(self.driver.cu.cuGraphLaunch(self.ready, self.driver.stream))
+
+    def close(self) -> None:
+        self.driver.cu.cuGraphExecDestroy(self.ready)

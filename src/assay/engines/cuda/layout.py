@@ -5,7 +5,8 @@ A group of G rows is dealt to tiles of 32 items, an item being 256 columns of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ WIDE = Format(14, 20, "wide16")
 WIDE_MIN = Format(15, 24, "wide16_min", sums=True)
 _WITH_MINIMA = ("Q2_K",)
 _AS_FLOATS = ("Q8_K",)
+_MATRICES = ("linear", "embed", "expert_linear", "head_linear")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,6 @@ class Matrix:
     units: int
     group: int
     data: int
-    size: int  # of one expert
     count: int = 1
     paired: bool = False
 
@@ -85,6 +86,15 @@ class Matrix:
     @property
     def groups(self) -> int:
         return -(-self.rows // (self.group // 2 if self.paired else self.group))
+
+    @property
+    def size(self) -> int:
+        """Bytes of one expert."""
+        return self.groups * self.group_bytes
+
+    @property
+    def bytes(self) -> int:
+        return self.size * self.count
 
     def struct(self) -> Any:
         return structs.Matrix(
@@ -115,19 +125,34 @@ def rows_per_group(units: int, paired: bool) -> int:
 class Tensors:
     """The weights of a graph, each loaded once."""
 
-    def __init__(self, device: Device, file: GGUFFile, graph: Graph, exact: bool) -> None:
-        self.device, self.file, self.exact = device, file, exact
+    def __init__(self, device: Device, file: GGUFFile, precision: str) -> None:
+        self.device, self.file, self.exact = device, file, precision == "exact"
+        self.halves = precision == "tensor"  # 16-bit floats go through tensor cores
         self.matrices: dict[tuple[str, ...], Matrix] = {}
         self.vectors: dict[str, int] = {}
+        self.constants: dict[bytes, int] = {}
         self.owned: list[int] = []
 
     @property
     def bytes(self) -> int:
-        return sum(m.size * m.count for m in self.matrices.values())
+        return sum(m.bytes for m in self.matrices.values())
+
+    def planned(self, graph: Graph) -> int:
+        """Bytes that the weights of a graph will take, and those of the file that are there while one is loaded."""
+        names = {name: node.op for node in graph for name in node.weights}
+        infos = self.file.tensors
+        matrices = sum(self._empty((name,)).bytes for name, op in names.items() if op in _MATRICES)
+        vectors = sum(4 * math.prod(infos[name].shape) for name, op in names.items() if op not in _MATRICES)
+        return matrices + vectors + min(max((infos[name].nbytes for name in names), default=0), _STAGED)
 
     def format(self, name: str) -> str:
         """What a product with this weight wants of its input."""
-        return "f32" if self._format(name).floats else "q8"
+        found = self._format(name)
+        return found.name if self.tensor(found) else "f32" if found.floats else "q8"
+
+    def tensor(self, form: Format) -> bool:
+        """Whether products with this format are the tensor cores' own."""
+        return self.halves and form.name in ("f16", "bf16")
 
     def _format(self, name: str) -> Format:
         kind = self.file.tensors[name].type.name
@@ -146,21 +171,22 @@ class Tensors:
             self.matrices[names] = self._load(names)
         return self.matrices[names]
 
-    def _load(self, names: tuple[str, ...]) -> Matrix:
+    def _empty(self, names: tuple[str, ...]) -> Matrix:
+        """Its layout, without memory."""
         shape, form = self.file.tensors[names[0]].shape, self._format(names[0])
         count, rows, columns = (*(1,) * (3 - len(shape)), *shape)  # one axis: one row
         units, paired = -(-columns // UNIT), len(names) == 2
-        group = rows_per_group(units, paired)
-        empty = Matrix(form, rows, columns, units, group, 0, 0, count, paired)
-        size = empty.groups * empty.group_bytes
-        data = self.device.alloc(size * count, f"{names[0]} ({count} x {rows} x {columns})")
+        return Matrix(form, rows, columns, units, rows_per_group(units, paired), 0, count, paired)
+
+    def _load(self, names: tuple[str, ...]) -> Matrix:
+        empty = self._empty(names)
+        data = self.device.alloc(empty.bytes, f"{names[0]} ({empty.count} x {empty.rows} x {empty.columns})")
         self.owned.append(data)
-        self.device.zero(data, size * count)
-        matrix = Matrix(form, rows, columns, units, group, data, size, count, paired)
-        half = group // len(names)
+        self.device.zero(data, empty.bytes)
+        matrix = replace(empty, data=data)
         for part, name in enumerate(names):
-            for expert in range(count):
-                self._fill(matrix, name, expert, half, part)
+            for expert in range(matrix.count):
+                self._fill(matrix, name, expert, matrix.group // len(names), part)
         return matrix
 
     def _fill(self, to: Matrix, name: str, expert: int, half: int, part: int) -> None:
@@ -180,20 +206,21 @@ class Tensors:
                 arrays = list(_native.unpack(np.ascontiguousarray(rows), info.type.id, to.columns))
             elif decoded:
                 arrays = [_decoded(self.file, name, to)[expert, first : first + at_once].view(np.uint8)]
-            staged = []
-            for array in arrays:
-                array = np.ascontiguousarray(array)
-                staged.append(self.device.alloc(array.nbytes, f"loading {name}"))
-                self.device.upload(staged[-1], array)
-            raw_at, d, m = (*staged, 0, 0)[:3]
-            width = to.columns if wide else row_bytes
-            args = structs.RepackArgs(raw_at, d, m, struct, first, len(rows), width, half, part)
-            blocks = len(rows) * -(-to.columns // (256 if to.format.floats else 32))
-            grid = max(1, min(-(-blocks // 256), 64 * self.device.multiprocessors))
-            self.device.launch(Launch("repack", (grid, 1, 1), 256, args), early=False)
-            self.device.sync()
-            for at in staged:
-                self.device.free(at)
+            staged: list[int] = []
+            try:
+                for array in map(np.ascontiguousarray, arrays):
+                    staged.append(self.device.alloc(array.nbytes, f"loading {name}"))
+                    self.device.upload(staged[-1], array)
+                raw_at, d, m = (*staged, 0, 0)[:3]
+                width = to.columns if wide else row_bytes
+                args = structs.RepackArgs(raw_at, d, m, struct, first, len(rows), width, half, part)
+                blocks = len(rows) * -(-to.columns // (256 if to.format.floats else 32))
+                grid = max(1, min(-(-blocks // 256), 64 * self.device.multiprocessors))
+                self.device.launch(Launch("repack", (grid, 1, 1), 256, args), early=False)
+                self.device.sync()
+            finally:
+                for at in staged:
+                    self.device.free(at)
 
     def array(self, name: str) -> NDArray[np.float32]:
         return np.ascontiguousarray(self.file.decode(name), np.float32)
@@ -205,11 +232,14 @@ class Tensors:
         return self.vectors[name]
 
     def constant(self, values: NDArray[Any]) -> int:
-        at = self.device.alloc(values.nbytes, "constants")
-        self.owned.append(at)
-        self.device.upload(at, values)
-        self.device.sync()
-        return at
+        """Numbers that programs share: each once."""
+        key = values.tobytes()
+        if key not in self.constants:
+            at = self.constants[key] = self.device.alloc(values.nbytes, "constants")
+            self.owned.append(at)
+            self.device.upload(at, values)
+            self.device.sync()
+        return self.constants[key]
 
     def close(self) -> None:
         for at in self.owned:

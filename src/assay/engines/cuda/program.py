@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.engines.batch import External
 from assay.engines.cuda import structs
-from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device import Launch, Played
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.functions import rope_angles
@@ -20,8 +20,22 @@ from assay.graph import Graph, Node
 
 ACTS = {"silu": 0, "gelu_tanh": 1, "gelu_erf": 2, "relu": 3}  # arithmetic.h
 _MAPS = ("add", "glu", "bias", "scale", "softcap", "clamp_min", "div", "gather", "expert_scale", "expert_sum", "slice",
-         "row_sum", "clamp", "act", "glu_split", "glu_oai", "expert_input", "expert_bias")  # fmt: skip
+         "row_sum", "clamp", "act", "glu_split", "glu_oai", "expert_input", "expert_bias", "expert_gain", "sigmoid",
+         "mul", "mul_weight", "concat")  # fmt: skip
 MAP = {name: i for i, name in enumerate(_MAPS)}  # rows.cu, MapOp
+_EACH = {
+    "add",
+    "glu",
+    "scale",
+    "softcap",
+    "clamp_min",
+    "clamp",
+    "act",
+    "sigmoid",
+    "mul",
+    "glu_oai",
+}  # no matter what a row is
+_POOLING = {"mean": 0, "first": 1, "last": 2}  # steps.cu, Pooling
 
 
 @dataclass
@@ -44,9 +58,14 @@ class Program:
     arena: int
     results: list[tuple[External, int]]  # and its offset
     aliases: dict[str, str]
-    play: Callable[[], None] | None = None  # its graph
+    play: Played | None = None  # its graph
     tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
     landed: list[Any] = field(default_factory=list)  # host memory that a graph leaves its results in
+
+    def close(self) -> None:
+        if self.play:
+            self.play.close()
+            self.play = None
 
 
 @dataclass
@@ -69,6 +88,7 @@ class Steps:
     shape: Shape
     keep: frozenset[str]
     shared: int
+    cuts: tuple[tuple[int, int], ...]
     steps: list[tuple[list[Value], Callable[[], Launch]]] = field(default_factory=list)
     results: list[tuple[External, Value]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -125,6 +145,12 @@ class Steps:
             self.results.append((External(name, self.plan.domains[name], width), value))
         return value
 
+    def _bring(self, name: str) -> None:
+        """A value that the caller brings: it is there before the first launch."""
+        width = self._width(name)
+        value = self.values[name, "tokens"] = Value(4 * width * self.shape.tokens, first=0, pinned=True)
+        self.results.append((External(name, "tokens", width, given=True), value))
+
     def _get(self, name: str, domain: str) -> Value:
         found = self.values.get((name, domain))
         if found is not None:
@@ -134,6 +160,7 @@ class Steps:
             value = Value(4 * self._width(name) * self._rows("outputs"))
             self._take(source, value, self._width(name), "outputs")
         elif domain == "keys" and name in self.layout.pools:
+            self._fill(name)
             value = self._read_cache(name)
         else:
             raise AssayError(f"node {name}: the cuda engine cannot use it here; use --engine cpu")
@@ -144,7 +171,7 @@ class Steps:
         """Addresses for values that live at the same time, first fit; the size of the whole."""
         placed: list[Value] = []
         end = 0
-        order = {id(v): v for used, _ in self.steps for v in used}
+        order = {id(v): v for v in [v for _, v in self.results] + [v for used, _ in self.steps for v in used]}
         for value in order.values():
             if value.pinned:
                 value.last = len(self.steps)
@@ -176,14 +203,16 @@ class Steps:
         return structs.StepArgs(rows=self._rows_struct(), cache=self._cache_struct(), **fields)
 
     def _embed(self, node: Node) -> None:
-        if node.inputs != ("inp_tokens",):
+        which = {"inp_tokens": "tokens", "inp_pos": "positions"}.get(node.inputs[0])
+        if which is None:
             raise AssayError(
-                f"node {node.name}: the cuda engine embeds inp_tokens only (found {node.inputs[0]}); use --engine cpu"
+                f"node {node.name}: the cuda engine embeds inp_tokens or inp_pos (found {node.inputs[0]}); "
+                "use --engine cpu"
             )
         table, out, width = self.tensors.matrix(node.weights[0]), self._new(node.name), self._width(node.name)
 
         def make() -> Launch:
-            args = self._step_args(table=table.struct(), out=self._at(out), width=width)
+            args = self._step_args(table=table.struct(), out=self._at(out), which=self._table(which), width=width)
             return Launch("embed", (self.shape.tokens, 1, 1), 256, args)
 
         self._step([out], make)
@@ -197,12 +226,10 @@ class Steps:
 
     def _turn_key(self, node: Node) -> tuple[Any, ...]:
         attrs = node.all_attrs()
-        heads, mode = attrs.pop("n_head"), attrs.pop("mode")
-        if attrs.pop("offset", 0):
-            raise AssayError(f"node {node.name}: the cuda engine turns heads from their start only; use --engine cpu")
+        mode = attrs.pop("mode")
+        del attrs["n_head"], attrs["offset"]
         factors = self.tensors.array(node.weights[0]) if node.weights else None
         angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
-        assert heads
         return (mode == "neox", angles.astype(np.float64).tobytes(), float(magnitude), node.inputs[1])
 
     def _turn(self, key: tuple[Any, ...], domain: str) -> Value:
@@ -236,26 +263,34 @@ class Steps:
         domain, key = self._domain(node.name), self._turn_key(node)
         table = self._turn(key, domain)
         x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
-        rows, heads = self._rows(domain), int(node.attr("n_head"))
+        rows, heads, offset = self._rows(domain), int(node.attr("n_head")), int(node.attr("offset"))
 
         def make() -> Launch:
             args = structs.RopeArgs(
-                self._at(x), self._at(table), self._at(out), rows, width, heads, len(key[1]) // 4, int(key[0])
+                self._at(x), self._at(table), self._at(out), rows, width, heads, len(key[1]) // 4, int(key[0]), offset
             )
             return Launch("rope", (max(1, min(-(-rows * width // 256), 4096)), 1, 1), 256, args)
 
         self._step([x, table, out], make)
 
     def _cache(self, node: Node) -> None:
-        x, pool = self._get(node.inputs[0], "tokens"), self.layout.pool(node.name)
+        self._write_cache(node.inputs[0], node.name)
+        if node.name in self.keep:
+            self._read_cache(node.name, self._new(node.name))
+
+    def _write_cache(self, source: str, to: str) -> None:
+        x, pool = self._get(source, "tokens"), self.layout.pool(to)
 
         def make() -> Launch:
             args = self._step_args(pool=pool, x=self._at(x))
             return Launch("cache_write", (self.shape.tokens, 1, 1), 256, args)
 
         self._step([x], make)
-        if node.name in self.keep:
-            self._read_cache(node.name, self._new(node.name))
+
+    def _fill(self, name: str) -> None:
+        """Keys or values that the graph does not cache are put into pages for the pass that reads them."""
+        if self.layout.pools[name].passing:
+            self._write_cache(name, name)
 
     def _read_cache(self, name: str, out: Value | None = None) -> Value:
         value = out or Value(4 * self._width(name) * self.shape.keys)
@@ -268,8 +303,41 @@ class Steps:
         self._step([value], make)
         return value
 
-    def _merge_heads(self, node: Node) -> None:
-        """Nothing to do: kqv is stored token by token, heads side by side."""
+    def _pos_scale(self, node: Node) -> None:
+        domain = self._domain(node.name)
+        if node.inputs[1] != "inp_pos" or domain not in ("tokens", "outputs"):
+            raise AssayError(f"node {node.name}: the cuda engine scales rows by inp_pos only; use --engine cpu")
+        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
+        table = "positions" if domain == "tokens" else "output_positions"
+
+        def make() -> Launch:
+            args = structs.PositionArgs(
+                self._at(x),
+                self._at(out),
+                self._table(table),
+                float(node.attr("beta")),
+                int(node.attr("unit")),
+                int(node.attr("offset")),
+                width,
+            )
+            return Launch("pos_scale", (self._rows(domain), 1, 1), 256, args)
+
+        self._step([x, out], make)
+
+    def _pool_rows(self, node: Node) -> None:
+        x, out, width = self._get(node.inputs[0], "tokens"), self._new(node.name), self._width(node.name)
+        kind = _POOLING[str(node.attr("kind"))]
+
+        def make() -> Launch:
+            args = self._step_args(
+                x=self._at(x), out=self._at(out), which=self._table("chunks"), width=width, kind=kind
+            )
+            return Launch("pool_rows", (self.shape.chunks, 1, 1), 256, args)
+
+        self._step([x, out], make)
+
+    def _relabel(self, node: Node) -> None:
+        """Heads first or tokens first is a matter of the graph: in memory they lie token by token, side by side."""
         domain, source = self._domain(node.name), node.inputs[0]
         if (node.name, domain) in self.values:
             return
@@ -299,11 +367,12 @@ class Steps:
         vector: str = "",
         row: int = 0,
         table: str = "",
+        parts: int = 1,
     ) -> None:
         """A value each: of one or two inputs, of a vector of weights (row `row` of it), or of a row that y chooses."""
         domain = self._domain(node.name)
-        if domain in ("keys", "scores") or (node.all_attrs().get("n_head") or 1) > 1:
-            raise AssayError(f"node {node.name}: the cuda engine has {node.op} for whole rows only; use --engine cpu")
+        if domain == "scores" and (op or node.op) not in _EACH:
+            raise AssayError(f"node {node.name}: the cuda engine has {node.op} for rows only; use --engine cpu")
         sources = [self._get(name, domain) for name in inputs]
         widths = [self._width(name) for name in inputs]
         rows, out, width = self._rows(domain), self._new(node.name), self._width(node.name)
@@ -326,6 +395,7 @@ class Steps:
                 op=MAP[op or node.op],
                 integer=integer,
                 z_rows=experts,
+                parts=parts,
                 number=number,
                 second=second,
             )

@@ -7,6 +7,7 @@ from typing import Any
 
 from assay.engines.cache import CachePool, cache_pools
 from assay.engines.cuda import structs
+from assay.engines.fuse import Attention, fuse
 from assay.errors import AssayError
 from assay.graph import Graph
 
@@ -23,21 +24,28 @@ class Shape:
     one: bool  # every sequence has one token, and every row is an output
     blocks: int  # of 256 keys, of the longest sequence; 1, 2, 4, …
     pages: int  # room for page tables
-    tiles: int = 0  # of query rows, by `tile_rows`
+    tiles: int = 0  # of query rows, of each way to cut them
+    cuts: int = 1
     chunks: int = 0
     longest: int = 0  # tokens of a chunk
     keys: int = 0  # exact, when a trace wants keys or scores
     scores: int = 0
     irregular: bool = False  # positions differ from slots
+    best: int = 0  # of a row of the output only so many largest values are wanted; 0: all
 
     def rows(self, domain: str) -> int:
-        return {"tokens": self.tokens, "outputs": self.outputs, "keys": self.keys, "scores": self.scores}[domain]
+        rows = {"tokens": self.tokens, "outputs": self.outputs, "keys": self.keys, "scores": self.scores}
+        return (rows | {"sequences": self.chunks})[domain]
 
     def tables(self) -> dict[str, tuple[int, int]]:
         """Where each table lies among the words of the step, and how many it has."""
         m = self.tokens
         sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "outputs": self.outputs}
-        sizes |= {"output_positions": self.outputs, "tiles": 8 * self.tiles, "output_tiles": 8 * self.tiles}
+        sizes |= {
+            "output_positions": self.outputs,
+            "tiles": 8 * self.tiles * self.cuts,
+            "output_tiles": 8 * self.tiles * self.cuts,
+        }
         sizes |= {"chunks": 6 * self.chunks, "keys": 2 * self.keys, "key_positions": self.keys, "pages": self.pages}
         found, at = {}, 0
         for name, size in sizes.items():
@@ -57,14 +65,17 @@ class CacheLayout:
 
     kv_type: str
     pools: dict[str, CachePool]
-    offsets: dict[str, int]
+    offsets: dict[int, int]  # by the pool's index
     positions_at: int
     page_bytes: int
 
-    def pool(self, name: str) -> Any:
+    def pool(self, name: str, first: int = 0, dim: int = 0) -> Any:
+        """A node's pool, or of each of its positions `dim` values from `first` on."""
         p = self.pools[name]
+        kv_type = p.type(self.kv_type)
+        size = head_bytes(p, kv_type)
         return structs.Pool(
-            self.offsets[name], KV_NUMBERS[self.kv_type], int(p.keys), p.heads, p.dim, head_bytes(p, self.kv_type)
+            self.offsets[p.index], KV_NUMBERS[kv_type], int(p.keys), p.heads, dim or p.dim, size, p.dim, first
         )
 
 
@@ -75,22 +86,44 @@ def head_bytes(pool: CachePool, kv_type: str) -> int:
 
 
 def cache_layout(graph: Graph, kv_type: str) -> CacheLayout:
-    pools, offsets, at = cache_pools(graph), {}, 0
-    for name, pool in pools.items():
-        if kv_type == "q8_0" and pool.dim % 32:
+    pools, at = cache_pools(graph), 0
+    offsets: dict[int, int] = {}
+    for pool in sorted(set(pools.values()), key=lambda pool: pool.index):
+        if pool.type(kv_type) == "q8_0" and pool.dim % 32:
             raise AssayError(f"engine cuda: a q8_0 cache needs heads of a multiple of 32 values (found {pool.dim})")
-        offsets[name] = at
-        at += pool.heads * head_bytes(pool, kv_type)
+        offsets[pool.index] = at
+        at += pool.heads * head_bytes(pool, pool.type(kv_type))
     return CacheLayout(kv_type, pools, offsets, at, at + 128)
+
+
+# Kernels of attention_many.cu: the widest value, query rows a warp, pages of keys at once; the first that fits.
+_TILES = (
+    ("attend_tile_64", 64, 8, 2),
+    ("attend_tile_128", 128, 8, 4),
+    ("attend_tile_256", 256, 4, 4),
+    ("attend_tile_512", 512, 2, 4),
+    ("attend_tile_512_small", 512, 2, 2),
+)
+
+
+def tile_cuts(graph: Graph, layout: CacheLayout, shared: int) -> tuple[tuple[int, int], ...]:
+    """The ways in which the attentions of a graph cut query rows into tiles: heads of a group, rows of a tile."""
+    found = set()
+    for fused in fuse(graph).groups:
+        if isinstance(fused, Attention):
+            heads, _, dim = graph.shapes[fused.kqv.name]
+            pool = layout.pools[fused.keys]
+            found.add((int(heads) // pool.heads, tile_rows(int(dim), pool.dim, shared)[1]))
+    return tuple(sorted(found))
 
 
 def tile_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int]:
     """The kernel for long chunks, its query rows a tile and its shared memory."""
     quads = -(-k_dim // 4)
-    for most, rows, staged in ((64, 8, 2), (128, 8, 4), (256, 4, 4), (512, 2, 4)):
+    for name, most, rows, staged in _TILES:
         size = 4 * (8 * rows * 4 * quads + staged * 32 * max(4 * quads, v_dim) + 8 * rows * (BLOCK + 8) + 4)
         if v_dim <= most and size <= shared - 1024:
-            return f"attend_tile_{most}", 8 * rows, size
+            return name, 8 * rows, size
     raise AssayError(
         f"engine cuda: heads of {k_dim} and {v_dim} values do not fit this GPU's shared memory; use --engine cpu"
     )

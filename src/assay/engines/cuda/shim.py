@@ -8,25 +8,28 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device import Launch, Played
 from assay.engines.cuda.sources import folder, read_sources
 from assay.engines.cuda.structs import KERNELS
 from assay.errors import AssayError
 
 
-def build() -> Path:
+def build(sanitize: bool = False) -> Path:
     """The shared library of all kernels, compiled once for each state of the sources."""
     key = hashlib.sha256(read_sources()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"assay-shim-{os.getuid()}-{key}.so"
+    path = Path(tempfile.gettempdir()) / f"assay-shim-{os.getuid()}-{key}{'-sanitize' * sanitize}.so"
     if not path.exists():
         made = path.with_suffix(f".{os.getpid()}.so")
         flags = ["-O1", "-std=c++20", "-ffp-contract=off", "-shared", "-fPIC", "-DASSAY_SHIM", "-w"]
+        if sanitize:
+            flags += ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
         if os.uname().machine == "x86_64":
             flags.append("-mfma")
         command = [os.environ.get("CXX", "c++"), *flags, str(folder() / "shim.cpp"), "-o", str(made)]
@@ -38,15 +41,20 @@ def build() -> Path:
 
 
 class Shim:
-    """A device whose memory is the host's and whose kernels run at once."""
+    """A device whose memory is the host's and whose kernels run at once.
+
+    With ASSAY_SHIM_SANITIZE in the environment its kernels are compiled with sanitizers, whose library the process must
+    have been started with (`make sanitize`).
+    """
 
     name = "shim"
     multiprocessors = 2
     shared_bytes = 227 << 10
 
     def __init__(self) -> None:
-        self.library = ctypes.CDLL(str(build()))
-        self.held: dict[int, NDArray[np.uint8]] = {}
+        self.library = ctypes.CDLL(str(build("ASSAY_SHIM_SANITIZE" in os.environ)))
+        self.library.shim_alloc.restype = ctypes.c_void_p
+        self.held: dict[int, int] = {}
 
     def use(self) -> None: ...
 
@@ -54,13 +62,16 @@ class Shim:
         return 1 << 33, 1 << 33
 
     def alloc(self, size: int, what: str) -> int:
-        room = np.full(max(size, 16) + 64, 0xA5, np.uint8)  # garbage, as on a GPU
-        at = -(-room.ctypes.data // 64) * 64
-        self.held[at] = room
+        at = int(self.library.shim_alloc(ctypes.c_size_t(size)))
+        self.held[at] = size
         return at
 
     def free(self, at: int) -> None:
-        del self.held[at]
+        self._guard(at, self.held.pop(at), False)
+        self.library.shim_free(ctypes.c_void_p(at))
+
+    def _guard(self, at: int, size: int, closed: bool) -> None:
+        self.library.shim_guard(ctypes.c_void_p(at), ctypes.c_size_t(size), int(closed))
 
     def pinned(self, size: int) -> NDArray[Any]:
         return np.empty(size, np.uint8)
@@ -84,13 +95,33 @@ class Shim:
         kind, most = KERNELS[launch.kernel]
         if not isinstance(launch.args, kind) or launch.threads > most or launch.shared > self.shared_bytes:
             raise AssayError(f"shim: {launch.kernel}: the launch does not fit the kernel")
+        arena, open_ = launch.arena, launch.values
+        if arena:  # of the memory of a program a launch may touch its own values and no other
+            self._guard(arena, self.held[arena], True)
+            for at, size in open_:
+                self._guard(at, size, False)
         run = getattr(self.library, f"shim_{launch.kernel}")
         run((ctypes.c_int * 3)(*launch.grid), launch.threads, launch.shared, ctypes.byref(launch.args))
+        if arena:
+            self._guard(arena, self.held[arena], False)
 
-    def capture(self, record: Callable[[], None]) -> Callable[[], None]:
-        return record
+    def capture(self, record: Callable[[], None]) -> Played:
+        return _Again(record)
 
     def sync(self) -> None: ...
 
     def close(self) -> None:
-        self.held.clear()
+        for at in list(self.held):
+            self.free(at)
+
+
+@dataclass
+class _Again:
+    """What was recorded, done again."""
+
+    record: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.record()
+
+    def close(self) -> None: ...

@@ -15,14 +15,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from assay.engines.cuda.structs import MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-MODULES = (
-    "attention_halves", "attention_many", "attention_one", "gemm_few", "gemm_many", "products",
-    "products_floats", "repack", "rows",
-)  # fmt: skip
 _LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
 _ROUNDING = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _SHIPPED = Path(__file__).with_name("cubins")
@@ -50,12 +47,12 @@ def target_for(arch: str) -> str:
     return fitting[-1]
 
 
-def cubins(arch: str) -> list[bytes]:
-    """Machine code for a GPU of this architecture, module by module."""
+def cubins(arch: str) -> dict[str, bytes]:
+    """Machine code for a GPU of this architecture, by module."""
     target = target_for(arch)
-    shipped = [_SHIPPED / f"{module}-{target}.cubin" for module in MODULES]
-    if all(path.is_file() for path in shipped):
-        return [path.read_bytes() for path in shipped]
+    shipped = {module: _SHIPPED / f"{module}-{target}.cubin" for module in MODULES}
+    if all(path.is_file() for path in shipped.values()):
+        return {module: path.read_bytes() for module, path in shipped.items()}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay" / "cuda"
     state = hashlib.sha256(read_sources()).hexdigest()[:16]
     kept = {module: cache / f"{module}-{target}-{state}.cubin" for module in MODULES}
@@ -67,7 +64,7 @@ def cubins(arch: str) -> list[bytes]:
                 made = kept[module].with_suffix(f".{os.getpid()}")
                 made.write_bytes(code)
                 made.rename(kept[module])
-    return [path.read_bytes() for path in kept.values()]
+    return {module: path.read_bytes() for module, path in kept.items()}
 
 
 def compile_for(module: str, target: str) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_int64, c_uint64
+from ctypes import c_double, c_float, c_int32, c_int64, c_uint64
 from typing import Any
 
 _POINTER, _I32, _I64, _F32 = c_uint64, c_int32, c_int64, c_float
@@ -40,9 +40,12 @@ ProductArgs = _struct(
     ("eps", _F32),
     *_all(_I32, "rows_of_x n_experts slots team together shift stages"),
 )
-Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes padding"))
+Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes columns first padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
 Rows = _struct("Rows", *_all(_POINTER, "tokens positions slots tables pages"))
+Mask = _struct(
+    "Mask", *_all(_POINTER, "sinks slopes"), *_all(_I32, "window chunk causal padding"), *_all(_F32, "scale cap")
+)
 AttentionArgs = _struct(
     "AttentionArgs",
     *_all(_POINTER, "q k v turn out partial arrived tiles kq state"),
@@ -50,15 +53,15 @@ AttentionArgs = _struct(
     ("keys", Pool),
     ("values", Pool),
     ("rows", Rows),
+    ("mask", Mask),
     ("query_rows", _POINTER),
-    *_all(_I32, "heads window n_rot neox n_tokens splits irregular turn_k max_blocks padding"),
-    *_all(_F32, "scale cap"),
+    *_all(_I32, "heads n_rot neox n_tokens splits irregular turn_k max_blocks"),
 )
 MapArgs = _struct(
     "MapArgs",
     *_all(_POINTER, "x y z out"),
     ("rows", _I64),
-    *_all(_I32, "width x_width y_width op integer z_rows"),
+    *_all(_I32, "width x_width y_width op integer z_rows parts padding"),
     *_all(_F32, "number second"),
 )
 RowArgs = _struct(
@@ -77,18 +80,27 @@ StepArgs = _struct(
     ("table", Matrix),
     *_all(_POINTER, "x out frequencies which"),
     ("n", _I64),
-    *_all(_I32, "width n_rot heads neox"),
+    *_all(_I32, "width n_rot"),
     ("magnitude", _F32),
-    ("by_key", _I32),
+    ("kind", _I32),
 )
-RopeArgs = _struct("RopeArgs", *_all(_POINTER, "x table out"), ("rows", _I64), *_all(_I32, "width heads n_rot neox"))
+RopeArgs = _struct(
+    "RopeArgs", *_all(_POINTER, "x table out"), ("rows", _I64), *_all(_I32, "width heads n_rot neox offset padding")
+)
+PositionArgs = _struct(
+    "PositionArgs",
+    *_all(_POINTER, "x out which"),
+    ("beta", c_double),
+    *_all(_I64, "unit offset"),
+    *_all(_I32, "width padding"),
+)
 ScoreArgs = _struct(
     "ScoreArgs",
     *_all(_POINTER, "x y out chunks positions key_positions"),
-    *_all(_I32, "heads kv_heads dim window"),
-    *_all(_F32, "scale cap"),
-    *_all(_I32, "op padding"),
+    ("mask", Mask),
+    *_all(_I32, "heads kv_heads dim op"),
 )
+BestArgs = _struct("BestArgs", *_all(_POINTER, "x lists out"), *_all(_I32, "width n_lists k padding"))
 RepackArgs = _struct(
     "RepackArgs",
     *_all(_POINTER, "raw d m"),
@@ -101,33 +113,47 @@ _LAYOUTS = (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
-KERNELS: dict[str, tuple[type[ctypes.Structure], int]] = {  # arguments, and the most threads a block
-    **{f"product_{slots}_{name}": (ProductArgs, 768) for name in _LAYOUTS for slots in ("one", "two")},
-    "product_floats_1": (ProductArgs, 512),
-    "product_floats_4": (ProductArgs, 512),
-    "product_many": (ProductArgs, 256),
-    "product_8": (ProductArgs, 256),
-    "product_16": (ProductArgs, 256),
-    "product_32": (ProductArgs, 128),
-    "attend_one_1": (AttentionArgs, 256),
-    "attend_one_4": (AttentionArgs, 256),
-    **{f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
-    "attend_tile_64": (AttentionArgs, 256),
-    "attend_tile_128": (AttentionArgs, 256),
-    "attend_tile_256": (AttentionArgs, 256),
-    "attend_tile_512": (AttentionArgs, 256),
-    "map": (MapArgs, 256),
-    "rms_norm": (RowArgs, 256),
-    "layer_norm": (RowArgs, 256),
-    "quantise_rows": (RowArgs, 256),
-    "softmax": (RowArgs, 32),
-    "argsort": (RowArgs, 256),
-    "embed": (StepArgs, 256),
-    "rope_table": (StepArgs, 128),
-    "take_rows": (StepArgs, 256),
-    "cache_write": (StepArgs, 256),
-    "cache_read": (StepArgs, 256),
-    "rope": (RopeArgs, 256),
-    "scores": (ScoreArgs, 32),
-    "repack": (RepackArgs, 256),
+WIDE_LAYOUTS = ("q4_0", "q4_1", "q4_k", "q5_k", "q6_k")  # those that products_wide.cu has
+# Each file of kernels under native/cuda: their arguments, and the most threads a block.
+MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
+    "products": {f"product_{slots}_{name}": (ProductArgs, 768) for name in _LAYOUTS for slots in ("one", "two")},
+    "products_wide": {f"product_wide_{name}": (ProductArgs, 512) for name in WIDE_LAYOUTS},
+    "products_floats": {"product_floats_1": (ProductArgs, 512), "product_floats_4": (ProductArgs, 512)},
+    "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256), "product_32": (ProductArgs, 128)},
+    "gemm_many": {"product_many": (ProductArgs, 256)},
+    "gemm_halves": {
+        "product_tensor_8": (ProductArgs, 256),
+        "product_tensor_8_small": (ProductArgs, 128),
+        "product_tensor_many": (ProductArgs, 256),
+    },
+    "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
+    "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
+    "attention_halves": {f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
+    "attention_many": {
+        f"attend_tile_{width}": (AttentionArgs, 256) for width in ("64", "128", "256", "512", "512_small")
+    },
+    "rows": {
+        "map": (MapArgs, 256),
+        "rms_norm": (RowArgs, 256),
+        "layer_norm": (RowArgs, 256),
+        "quantise_rows": (RowArgs, 256),
+        "halve_rows": (RowArgs, 256),
+        "softmax": (RowArgs, 32),
+        "argsort": (RowArgs, 256),
+        "group_mask": (RowArgs, 256),
+    },
+    "steps": {
+        "embed": (StepArgs, 256),
+        "rope_table": (StepArgs, 128),
+        "take_rows": (StepArgs, 256),
+        "cache_write": (StepArgs, 256),
+        "cache_read": (StepArgs, 256),
+        "rope": (RopeArgs, 256),
+        "pos_scale": (PositionArgs, 256),
+        "pool_rows": (StepArgs, 256),
+    },
+    "best": {"best_lists": (BestArgs, 256), "best_of_lists": (BestArgs, 32)},
+    "scores": {"scores": (ScoreArgs, 32)},
+    "repack": {"repack": (RepackArgs, 256)},
 }
+KERNELS = {name: row for kernels in MODULES.values() for name, row in kernels.items()}

@@ -38,6 +38,7 @@ async function read(dropped) {
   for (let i = 0; i < bytes.length; i += 4096) text += String.fromCharCode(...bytes.subarray(i, i + 4096));
   file = { name: dropped.name, data: btoa(text) };
   $("lines").value = "";
+  $("lines").rows = 2; // what is seen next matters more
   $("diagnose-note").textContent = `${dropped.name}, ${(dropped.size / 1e3).toFixed(0)} kB`;
 }
 

@@ -1,4 +1,4 @@
-"""The models a server has: opened at the start, loaded when wanted, put out again when memory is short and they idle.
+"""The models a server has: opened at the start, loaded when wanted, unloaded again when memory is short and they idle.
 
 An entry's file, graph, tokenizer and template are there from the start, so a file that cannot work is refused
 before the first request. What costs memory is the engine (weights and cache).
@@ -218,7 +218,7 @@ class Models:
         if worker:
             entry.loading = True  # its memory is still taken
             try:
-                await worker.end(ApiError("internal_error", "the model was put out"))
+                await worker.end(ApiError("internal_error", "the model was unloaded"))
             finally:
                 entry.loading = False
                 self._used()

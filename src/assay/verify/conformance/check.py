@@ -23,6 +23,11 @@ LENGTHS = (1, 2, 7, 33)  # a single token, the smallest with a past, a few, and 
 DECODE = 4  # tokens fed one by one, at most
 
 
+def lengths_for(model: Model) -> tuple[int, ...]:
+    """The lengths that are tried where none are named: LENGTHS, cut to the context of the model."""
+    return tuple(dict.fromkeys(min(n, model.hparams.n_ctx_train) for n in LENGTHS))
+
+
 @dataclass(frozen=True)
 class Check:
     """One line of the report."""

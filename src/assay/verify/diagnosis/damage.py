@@ -50,7 +50,7 @@ def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
 def _along_a_feature(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
     energy = np.sum(error * error, axis=0)
     row = int(energy.argmax())
-    if _product(node) and energy[row] >= _ALONG * energy.sum():
+    if _product(lab, node) and energy[row] >= _ALONG * energy.sum():
         yield from _flips(lab, unit, node, row, lambda change: change - error[:, row, None])
 
 
@@ -58,7 +58,7 @@ def _along_a_column(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[
     """One row of gate or up is wrong: the deviation is along the column of the last matrix that takes its feature."""
     last = next((lab.graph[name] for name in unit.segment if split(name)[0] in _LAST), None)
     joint = None if last is None else lab.graph.by_name.get(last.inputs[0])
-    if last is None or joint is None or not _product(node) or not _product(last) or joint.op != "glu":
+    if last is None or joint is None or not _product(lab, node) or not _product(lab, last) or joint.op != "glu":
         return
     if last.name not in lab.graph[unit.target].inputs:  # a norm between them turns the columns
         return
@@ -75,8 +75,9 @@ def _along_a_column(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[
     yield from _flips(lab, unit, node, row, lambda d: (act(gate + d) * up if first else act(gate) * (up + d)) - wanted)
 
 
-def _product(node: Node) -> bool:
-    return node.op == "linear" and len(node.weights) == 1
+def _product(lab: Lab, node: Node) -> bool:
+    """Is it a product with one matrix? A gate of one row is none."""
+    return node.op == "linear" and len(node.weights) == 1 and len(lab.graph.weights[node.weights[0]]) == 2
 
 
 def _flips(lab: Lab, unit: Unit, node: Node, row: int, left: Callable[[Array], Array]) -> Iterator[Hypothesis]:

@@ -165,7 +165,7 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
     labs = _rules(lab, diff, first)
     if (ruled and labs[0].rule == EXACT) or _nothing_left(labs[0], places):
         return None
-    say(f"small faults: the catalogue is held against {first[0].unit.target}, as computed with {labs[0].rule.name}")
+    say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
     covered = diff.verdict == "noise"

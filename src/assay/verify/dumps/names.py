@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 from assay.graph import Graph, join, split
 
-# llama.cpp: one name, several values; ggml's operation tells them apart. Empty: a view of a value named before.
+# llama.cpp: one name, several values; ggml's operation tells them apart. Empty: a view of a value named before. A
+# matrix product denotes the first of the nodes that is one: `gemma4` calls its K product `Vcur` where V is made of it,
+# and `llama4` renames `attn_out` where it means to name the norm.
 BY_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("Qcur", "MUL_MAT"): ("Qcur_proj",), ("Kcur", "MUL_MAT"): ("Kcur_proj",),
-    ("Vcur", "MUL_MAT"): ("Vcur_proj", "Vcur"),
+    ("Vcur", "MUL_MAT"): ("Vcur_proj", "Vcur", "Kcur_proj"), ("ffn_norm", "MUL_MAT"): ("attn_out",),
+    ("Qcur", "MUL"): ("Qcur_normed", "Qcur_attn_temp_scaled"), ("Kcur", "MUL"): ("Kcur_normed",),
+    ("ffn_norm", "GET_ROWS"): (),
     ("Qcur", "ADD"): ("Qcur_biased",), ("Kcur", "ADD"): ("Kcur_biased",), ("Vcur", "ADD"): ("Vcur",),
     ("Qcur", "ROPE"): ("Qcur",), ("Kcur", "ROPE"): ("Kcur",), ("Qcur", "SCALE"): ("Qcur_scaled",),
     ("attn_out", "ADD"): ("sa_out", "attn_out"), ("ffn_norm", "ADD"): (),
@@ -27,10 +31,11 @@ IGNORED = re.compile(
     r"^norm(-\d+)?$|^(leaf|node)_\d+ \(.*\)|.* \((view|reshaped|permuted|copy|copy of.*|cont|transposed)\)"
     r"|^(cache_[kv]_l\d+|[kqv])(-\d+)? \(|^inp_(tokens|pos|out_ids)$|^(KQ_mask|attn_inp_).*"
 )
-# Earlier spellings of llama.cpp.
+# Other spellings of llama.cpp: of earlier versions, and of gemma4.
 OLD = {
     "inp_embd": "embd", "kq_soft_max_ext": "kq_soft_max", "kqv_merged_cont": "kqv_out", "ffn_gate_par": "ffn_swiglu",
-    "bqkv": "wqkv_b", "kqv_wo": "attn_out", "ffn_par": "ffn_swiglu",
+    "bqkv": "wqkv_b", "kqv_wo": "attn_out", "ffn_par": "ffn_swiglu", "Qcur_pos": "Qcur",
+    "Kcur_pos": "Kcur", "Vcur_normed": "Vcur",
 }  # fmt: skip
 
 _HF = r"(?:model\.|transformer\.|base_model\.model\.)*"
@@ -117,7 +122,10 @@ def translate(name: str, op: str, graph: Graph) -> tuple[str, str] | None:
     """(node, order) that a foreign name denotes, or None."""
     role, layer = split(name)
     if op and (role, op) in BY_OP:
-        return _first(graph, [join(found, layer) for found in BY_OP[role, op]], "gguf")
+        nodes = [join(found, layer) for found in BY_OP[role, op]]
+        if op == "MUL_MAT":
+            nodes = [node for node in nodes if node in graph and graph[node].op == "linear"]
+        return _first(graph, nodes, "gguf")
     plain = name if name in graph else join(OLD.get(role, role), layer)
     if plain in graph:
         return plain, "gguf"
@@ -160,7 +168,7 @@ def page() -> list[str]:
     for (role, op), nodes in BY_OP.items():
         if nodes:
             out.append(f"| `{role}-N` | {op} | {' or '.join(f'`{n}-N`' for n in nodes)} |")
-    out += ["", "Its earlier names: " + ", ".join(f"`{a}` is `{b}`" for a, b in OLD.items()) + ".\n"]
+    out += ["", "Its other spellings: " + ", ".join(f"`{a}` is `{b}`" for a, b in OLD.items()) + ".\n"]
     out += ["Other people's names, each for the first of the nodes that the model has:\n"]
     out += ["| whose | name | node |", "|---|---|---|"]
     for rule in RULES:

@@ -177,15 +177,19 @@ def halved(a: Arithmetic, file: GGUFFile, node: Node) -> bool:
     return a.f16_weights and any(file.tensors[name].type.name != "F16" for name in node.weights)
 
 
-def summed(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, deviation: Array | None) -> Array:
-    """The result before it is stored; `deviation` is the standard deviation of each sum."""
+def summed(
+    a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None
+) -> Array:
+    """The result before it is stored; `exact` is the definition's, `deviation` the standard deviation of each sum."""
     if node.op not in SUMS and halved(a, file, node):
         if node.op == "embed":
             return round_to(y, "f16")
         y = np.asarray(y * (1 + UNIT["f16"] * _noise(node, 5, y.shape)), y.dtype)
     if a.gelu_table and is_gelu(node):  # the table's value, or its product, is off by up to half a unit: all of it is
-        # allowed, because one large value of a row may outweigh the others, and chance could have spared it
-        return np.asarray(y * (1 + UNIT["f16"] * np.sign(_noise(node, 6, y.shape))), y.dtype)
+        # allowed, and away from the exact value, because one large value of a row may outweigh the others, and chance
+        # could have spared it
+        away = np.where(np.abs(y) < np.abs(exact), -1, 1)
+        return np.asarray(y * (1 + UNIT["f16"] * away), y.dtype)
     if deviation is not None:
         return np.asarray(y + deviation * _noise(node, 7, y.shape), y.dtype)
     if node.op == "rms_norm":

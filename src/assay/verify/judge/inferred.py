@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.models import Model
-from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu
+from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, quantise_for
 from assay.verify.judge.evidence import Evidence
 from assay.verify.thresholds import DISTURBS, FEW_DISTURBED, RUN, TOO_GOOD
 
@@ -82,7 +82,10 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
     storage = explained(of(*MATRIX, *EXACT, "kq", "kqv", "cache", others=True), [table, half, f16, bf16])
     if storage in (f16, bf16):
         return storage
-    operands = explained(of(*MATRIX), [table, half, q8])
+    # Files mix types: of float matrices, and of those whose products no operand is rounded for, nothing can be learnt
+    # of rounded operands.
+    rounded = [e for e in of(*MATRIX) if quantise_for(model.file, model.graph[e.name].weights[0]) is not None]
+    operands = explained(rounded, [table, half, q8]) if rounded else explained(of(*MATRIX), [table, half])
     scores = of("kq", "kqv") or [  # flash attention shows neither scores nor probabilities
         e for e in longer if any(model.graph[part].op in ("kq", "kqv") for part in e.segment)
     ]

@@ -49,7 +49,7 @@ from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_c
 from assay.verify.judge.sweep import Last, Squares, evaluate_all
 
 Array = NDArray[Any]
-VERSION = 6  # of the noise model; part of the cache key
+VERSION = 7  # of the noise model; part of the cache key
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ class NoiseRuns:
         sums = self._sums(node, weights)
         root = None if sums is None else np.sqrt(sums.squares)
         values = [
-            summed(a, self.file, self.graph, node, v, None if root is None or sums is None else root * sums.sizes[i])
+            summed(
+                a, self.file, self.graph, node, v, exact, None if root is None or sums is None else root * sums.sizes[i]
+            )
             for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True))
         ]
         observed = self.observed.get(node.name, ())

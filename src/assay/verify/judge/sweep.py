@@ -20,7 +20,7 @@ from assay.graph import INPUTS, Graph, Node
 from assay.models import Model
 
 Array = NDArray[Any]
-LARGEST = 256 << 20  # bytes of one decoded tensor; a larger one is decoded by rows
+LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, again for every visitor
 
 
 class Visitor(Protocol):

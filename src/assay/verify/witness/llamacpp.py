@@ -25,6 +25,7 @@ from assay.verify.witness.base import packages
 Array = NDArray[Any]
 KV_TYPES = {"f32": 0, "f16": 1}  # ggml's numbers
 _SCALARS: dict[int, np.dtype[Any]] = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 26: np.dtype("<i4")}
+_BY_WEIGHT = ("linear", "rms_norm", "layer_norm")  # what they compute is known by the one weight that they take
 MAX_CTX = 4096
 
 
@@ -66,7 +67,7 @@ class LlamaCppEngine(Engine):
         n_ctx = min(model.hparams.n_ctx_train, MAX_CTX, n_pages * PAGE if n_pages else MAX_CTX)
         self.n_pages = pages_for(n_ctx)
         self._ggml = _ggml(Path(llama_cpp.__file__ or "").parent / "lib")
-        self._products = {n.weights[0]: n.name for n in model.graph if n.op == "linear"}
+        self._products = {n.weights[0]: n.name for n in model.graph if n.op in _BY_WEIGHT and len(n.weights) == 1}
         self._scaled = {n.inputs[0]: n.name for n in model.graph if n.op == "scale"}
         self._wanted: set[str] = set()
         self._kept: dict[str, Array] = {}
@@ -136,12 +137,12 @@ class LlamaCppEngine(Engine):
         return True
 
     def _nameless(self, pointer: int, op: str) -> str | None:
-        """A value that llama.cpp does not name: a product by its matrix, a scaled value by what was scaled."""
-        source = _Tensor.from_address(pointer).src[0]
-        if not source or op not in ("MUL_MAT", "SCALE"):
+        """A value without a name: a product is known by its matrix, a norm by its gain, a scaled one by its source."""
+        source = _Tensor.from_address(pointer).src[1 if op == "MUL" else 0]
+        if not source or op not in ("MUL_MAT", "MUL", "SCALE"):
             return None
         name = self._ggml.ggml_get_name(source).decode("utf-8", "replace")
-        if op == "MUL_MAT":
+        if op != "SCALE":
             return self._products.get(name)
         found = translate(name, self._ggml.ggml_op_desc(source).decode(), self.model.graph)
         return self._scaled.get(found[0]) if found else None

@@ -1,0 +1,95 @@
+// The k largest values of each row, falling, equal ones by lower index; a NaN counts as larger than all, so that it shows.
+//
+// A warp takes 512 values and lists its k best; then a warp a row picks the k best of all lists. The host reads k pairs of
+// a row instead of the row. Bound by latency: k rounds of two reductions over a warp, twice.
+#include "arithmetic.h"
+
+namespace assay {
+
+struct BestArgs {
+    const float* x;    // [rows][width]
+    uint2* lists;      // [rows][n_lists][k]: order and index
+    float* out;        // [rows][2 k]: values, then indices
+    int32_t width, n_lists, k, padding;
+};
+
+constexpr int kEach = 16;                 // values of a lane
+constexpr uint32_t kNobody = 0xffffffffu;
+
+DEVICE uint32_t order_of(float x) {       // as unsigned integers compare
+    if (x != x) return 0xffffffffu;
+    const uint32_t b = bits(x + 0.0f);    // one zero
+    return b & 0x80000000u ? ~b : b | 0x80000000u;
+}
+DEVICE float value_of(uint32_t order) {
+    if (order == 0xffffffffu) return not_a_number();
+    return as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
+}
+DEVICE bool before(uint2 a, uint2 b) { return a.x > b.x || (a.x == b.x && a.y < b.y); }
+
+// The best of all lanes' candidates; nobody's has index kNobody.
+DEVICE uint2 best_of_warp(uint2 mine) {
+    const uint32_t top = reduce_max(mine.y == kNobody ? 0u : mine.x);
+    return {top, reduce_min(mine.y != kNobody && mine.x == top ? mine.y : kNobody)};
+}
+
+// block_x: 8 lists; block_y: row
+KERNEL(best_lists, BestArgs, 256) {
+    next_may_start();
+    wait_for_previous();
+    const int list = block_x() * 8 + thread() / 32, first = list * 32 * kEach + lane();
+    if (list >= a.n_lists) return;
+    const float* row = a.x + int64_t(block_y()) * a.width;
+    uint32_t order[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; i++) order[i] = first + 32 * i < a.width ? order_of(row[first + 32 * i]) : 0u;
+    uint2 taken = {0u, kNobody}, mine = {0u, kNobody};
+    bool stale = true;
+    for (int n = 0; n < a.k; n++) {
+        if (stale) {  // the lane's best of those that come after what it gave last
+            mine = {0u, kNobody};
+#pragma unroll
+            for (int i = 0; i < kEach; i++) {
+                const uint2 other = {order[i], uint32_t(first + 32 * i)};
+                const bool left = int(other.y) < a.width && (taken.y == kNobody || before(taken, other));
+                if (left && (mine.y == kNobody || before(other, mine))) mine = other;
+            }
+        }
+        const uint2 found = best_of_warp(mine);
+        stale = found.y != kNobody && found.y == mine.y;
+        if (stale) taken = mine;
+        if (lane() == 0) a.lists[(int64_t(block_y()) * a.n_lists + list) * a.k + n] = found;
+    }
+}
+
+// block_x: row; a lane has every 32nd list
+KERNEL(best_of_lists, BestArgs, 32) {
+    SHARED;
+    next_may_start();
+    wait_for_previous();
+    int32_t* used = reinterpret_cast<int32_t*>(shared);  // of each list
+    const uint2* lists = a.lists + int64_t(block_x()) * a.n_lists * a.k;
+    for (int i = lane(); i < a.n_lists; i += 32) used[i] = 0;
+    uint2 mine = {0u, kNobody};
+    int from = 0;
+    bool stale = true;
+    for (int n = 0; n < a.k; n++) {
+        if (stale) {
+            mine = {0u, kNobody};
+            for (int i = lane(); i < a.n_lists; i += 32) {
+                if (used[i] >= a.k) continue;
+                const uint2 head = lists[i * a.k + used[i]];
+                if (head.y != kNobody && (mine.y == kNobody || before(head, mine))) mine = head, from = i;
+            }
+        }
+        const uint2 found = best_of_warp(mine);
+        stale = found.y != kNobody && found.y == mine.y;
+        if (stale) used[from]++;
+        if (lane() == 0) {
+            a.out[int64_t(block_x()) * 2 * a.k + n] = found.y == kNobody ? minus_infinity() : value_of(found.x);
+            a.out[int64_t(block_x()) * 2 * a.k + a.k + n] = found.y == kNobody ? -1.0f : float(found.y);
+        }
+    }
+}
+
+}  // namespace assay

@@ -1,0 +1,242 @@
+"""The cuda engine under the scheduler and the server: the cpu engine's tokens; a fault ends requests and no more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.engines.base import BEST, PAGE, Best, Chunk
+from assay.engines.cpu import CpuEngine
+from assay.engines.cuda import CudaEngine
+from assay.engines.cuda.device import DeviceError, Launch
+from assay.engines.cuda.shim import Shim
+from assay.errors import AssayError
+from assay.gguf import open_file
+from assay.models import Model, load
+from assay.runtime.errors import EngineFailed
+from assay.runtime.generate import Generator
+from assay.runtime.params import GREEDY, SamplerParams
+from assay.runtime.sampler import largest_needed, sample, sample_best
+from assay.runtime.scheduler import Scheduler
+from assay.runtime.sequence import Job
+from assay.runtime.worker import Worker
+from assay.text import Tokenizer
+from tests import tiny
+from tests.engines.on_cuda import ON_GPU, device, pages
+from tests.runtime.test_scheduler import Collector
+
+IDS = np.random.default_rng(5).integers(259, 290, 200).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("cuda") / "tiny.gguf", n_ctx=512, type="Q8_0")
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Model:
+    return load(open_file(path))
+
+
+@pytest.fixture
+def work() -> Iterator[list[Worker]]:
+    """Workers that end with the test, with every page free again."""
+    started: list[Worker] = []
+    yield started
+    for worker in started:
+        worker.stop(AssayError("the test is over"))
+        worker.join()
+        worker.scheduler.pages.check()
+        assert worker.scheduler.pages.available == worker.scheduler.pages.n_pages
+        worker.scheduler.close()
+
+
+def jobs_of() -> list[Job]:
+    """Greedy and drawn, with a common start that ends inside a page; together more than eight pages hold."""
+    start = tuple(int(i) for i in IDS[:20])
+    params = [GREEDY, SamplerParams(temp=1.0, top_k=5, seed=3), SamplerParams(temp=0.8, top_p=0.9, top_k=0, seed=4)]
+    return [Job((*start, 260 + i), p, 2 * PAGE, ignore_eos=True) for i, p in enumerate(params * 2)]
+
+
+def test_the_scheduler_gets_the_cpu_engines_tokens(model: Model, work: list[Worker]) -> None:
+    """Preempted, from cached prefixes and copied pages, with the best values of a row in its place: the same tokens."""
+    tokenizer, jobs = Tokenizer.from_gguf(model.file), jobs_of()
+    alone = Generator(CpuEngine(model, threads=1, n_pages=64), tokenizer)
+    expected = [alone.generate(j.ids, j.params, max_tokens=j.max_tokens, ignore_eos=True).run().ids for j in jobs]
+    worker = Worker(Scheduler(CudaEngine(model, n_pages=8, device=device()), tokenizer, running=6))
+    work.append(worker)
+    found = Collector(worker, jobs).wait()
+    assert found.ids == expected and sum(s.preempted for s in found.sequences) > 0
+    again = Collector(worker, jobs[2:3]).wait()
+    assert again.ids == expected[2:3] and again.sequences[0].cached > 0
+
+
+@pytest.mark.parametrize("k", [1, 5, BEST])
+def test_the_best_of_a_row_are_the_rows_largest(model: Model, k: int) -> None:
+    engine = CudaEngine(model, n_pages=8, device=device())
+    batch = [Chunk(IDS[i : i + 1], 0, pages(i, 1)) for i in range(3)]
+    rows = [o.logits[0] for o in engine.forward(batch)]
+    outputs = engine.forward([Chunk(c.tokens, 0, c.pages, best=k) for c in batch])
+    for row, output in zip(rows, outputs, strict=True):
+        assert output.best is not None and not len(output.logits)
+        order = np.argsort(-row, kind="stable")[: len(output.best.ids)]
+        assert len(order) >= k
+        assert np.array_equal(output.best.ids, order) and np.array_equal(output.best.logits, row[order])
+    mixed = engine.forward([Chunk(batch[0].tokens, 0, batch[0].pages, best=k), batch[1]])  # somebody wants all of it
+    assert [len(o.logits) for o in mixed] == [1, 1]
+
+
+FLOATS = st.sampled_from([0.0, -0.0, 1.0, 1.0, -1.0, 2.5, -np.inf, 3e38, 1e-40])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(FLOATS, min_size=1, max_size=1100), st.integers(0, 3))
+def test_ties_zeros_and_infinities_stand_as_numpy_sorts_them(values: list[float], odd: int) -> None:
+    """The kernels alone, on rows of any length; a NaN shows first."""
+    from assay.engines.cuda import structs
+
+    row = np.array(values, np.float32)
+    if odd == 3:
+        row[len(row) // 2] = np.nan
+    gpu, k, n = device(), 7, -(-len(row) // 512)
+    x, lists, out = gpu.alloc(row.nbytes, ""), gpu.alloc(8 * n * k, ""), gpu.alloc(8 * k, "")
+    gpu.upload(x, row)
+    args = structs.BestArgs(x, lists, out, len(row), n, k)
+    gpu.launch(Launch("best_lists", (-(-n // 8), 1, 1), 256, args), False)
+    gpu.launch(Launch("best_of_lists", (1, 1, 1), 32, args, 4 * n), False)
+    found = np.empty(2 * k, np.float32)
+    gpu.download(found, out)
+    gpu.sync()
+    order = np.argsort(-row + 0.0, kind="stable")[:k]
+    if odd == 3:
+        assert np.isnan(found[0]) and found[k] == len(row) // 2
+    else:
+        assert np.array_equal(found[k:][: len(order)], order) and np.array_equal(found[: len(order)], row[order])
+        assert (found[k:][len(order) :] == -1).all()
+    gpu.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**31), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, BEST), st.floats(0.1, 1), st.floats(0, 0.3)
+)
+def test_a_choice_from_the_best_is_the_choice_from_the_row(
+    seed: int, temp: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    row = np.round(rng.normal(0, 2, 300), 1).astype(np.float32)  # with ties
+    params = SamplerParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
+    if k := largest_needed(params):
+        order = np.argsort(-row, kind="stable")[: 1 if k == 1 else BEST]
+        best = Best(order, row[order])
+        expected = sample(row, [], params, np.random.default_rng(seed)).id
+        assert sample_best(best, params, np.random.default_rng(seed)) == expected
+
+
+def test_broken_rows_are_not_drawn_from() -> None:
+    with pytest.raises(AssayError, match="NaN or infinite, the first at id 4"):
+        sample_best(Best(np.array([4]), np.array([np.nan], np.float32)), GREEDY, np.random.default_rng(1))
+    with pytest.raises(AssayError, match="every one is -inf"):
+        sample_best(Best(np.array([0]), np.array([-np.inf], np.float32)), GREEDY, np.random.default_rng(1))
+
+
+# -- faults: the shim refuses what a GPU would -------------------------------------------------------------------------
+
+
+class Fragile(Shim):
+    """A device whose memory ends, or that is lost at a launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocations = self.launches = -1  # that still succeed; -1: all
+
+    def alloc(self, size: int, what: str) -> int:
+        if self.allocations == 0:
+            raise DeviceError(f"engine cuda: no memory for {what} ({size >> 20} MB, 0 MB free on {self.name})")
+        self.allocations -= self.allocations > 0
+        return super().alloc(size, what)
+
+    def launch(self, launch: Launch, early: bool) -> None:
+        if self.launches == 0:
+            raise DeviceError(f"engine cuda: {launch.kernel}: the driver says CUDA_ERROR_DEVICE_UNAVAILABLE")
+        self.launches -= self.launches > 0
+        super().launch(launch, early)
+
+
+@pytest.mark.skipif(ON_GPU, reason="memory of the host stands in for a GPU's")
+def test_memory_that_ends_while_loading_leaves_nothing_behind(model: Model) -> None:
+    """At every allocation in turn: one line that says what there was no memory for, and all of it is given back."""
+    whole = Fragile()
+    whole.allocations = 10**6
+    CudaEngine(model, n_pages=8, device=whole).close()
+    needed = 10**6 - whole.allocations
+    assert needed > 10 and not whole.held
+    for n in range(needed):
+        gpu = Fragile()
+        gpu.allocations = n
+        with pytest.raises(AssayError, match="no memory for"):
+            CudaEngine(model, n_pages=8, device=gpu)
+        assert not gpu.held
+
+
+@pytest.mark.skipif(ON_GPU, reason="memory of the host stands in for a GPU's")
+def test_faults_end_the_requests_and_the_next_one_is_served(model: Model, work: list[Worker]) -> None:
+    """Buffers that do not fit a longer prompt, and a launch that fails at any place of a step."""
+    tokenizer, gpu = Tokenizer.from_gguf(model.file), Fragile()
+    worker = Worker(Scheduler(CudaEngine(model, n_pages=16, device=gpu), tokenizer))
+    work.append(worker)
+    short, long = (Job(tuple(int(i) for i in IDS[:n]), GREEDY, 4, ignore_eos=True) for n in (9, 150))
+    expected = Collector(worker, [short]).wait().ids
+    for fault in ({"allocations": 0}, {"launches": 0}, {"launches": 7}):
+        for name, value in fault.items():
+            setattr(gpu, name, value)
+        failed = Collector(worker, [long]).wait()
+        assert isinstance(failed.updates[0][-1].error, EngineFailed)
+        assert "engine cuda" in str(failed.updates[0][-1].error)
+        gpu.allocations = gpu.launches = -1
+        assert Collector(worker, [short]).wait().ids == expected
+    assert Collector(worker, [long]).wait().ends == ["length"]
+
+
+SERVE = """
+import asyncio, sys
+from pathlib import Path
+from assay import engines
+from assay.engines.cuda import CudaEngine
+from assay.runtime.opening import Options
+from assay.serve.server import Config, run
+from tests.engines.on_cuda import device
+engines.ENGINES["cuda"] = lambda model, **options: CudaEngine(model, device=device(), **options)
+config = Config(models=[("tiny", Path(sys.argv[1]))], port=0, options=Options(engine=sys.argv[2]))
+asyncio.run(run(config, lambda url: print(url, flush=True)))
+"""
+
+
+def ask(url: str, prompts: Sequence[str]) -> list[str]:
+    httpx = pytest.importorskip("httpx", reason="httpx is not installed: the extra `serve` is not tested")
+    body = {"model": "tiny", "prompt": list(prompts), "max_tokens": 12, "temperature": 0.7, "top_k": 20, "seed": 5}
+    reply = httpx.post(f"{url}/v1/completions", content=json.dumps(body), timeout=120)
+    assert reply.status_code == 200, reply.text
+    return [choice["text"] for choice in reply.json()["choices"]]
+
+
+def test_the_server_gives_the_same_text_on_either_engine(path: Path) -> None:
+    found = []
+    for engine in ("cpu", "cuda"):
+        process = subprocess.Popen([sys.executable, "-c", SERVE, str(path), engine], stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout
+            url = process.stdout.readline().strip()
+            found.append([ask(url, ["hello world", "the in on"]), ask(url, ["hello world a"])])
+        finally:
+            process.terminate()
+            assert process.wait(60) == 0
+    assert found[0] == found[1]
