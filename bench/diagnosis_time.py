@@ -1,0 +1,54 @@
+"""What a diagnosis costs: CPU seconds until the first verdict and until the last, by what was dumped.
+
+python bench/diagnosis_time.py                                  # SmolLM2
+python bench/diagnosis_time.py --model stories260k full:rope-type layers::q8
+
+A case is a style, a fault of the second engine (nothing: healthy) and an arithmetic, joined by colons. The noise of the
+tokens is simulated anew, as it is for a stranger's first dump.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests import planting  # noqa: E402
+
+from assay.gguf import open_file  # noqa: E402
+from assay.models import load  # noqa: E402
+from assay.runtime import hub  # noqa: E402
+from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+
+CASES = ("full:rope-type", "layers:rope-type", "last:rope-type", "last:rope-base", "layers::q8", "last::q8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2", help="a file, or a model that assay knows")
+    parser.add_argument("cases", nargs="*", default=CASES, metavar="CASE")
+    args = parser.parse_args()
+    model = load(open_file(hub.resolve(args.model)))
+    tokens = tuple(t % model.hparams.n_vocab for t in planting.SMOL_TOKENS)
+    print(f"{'case':32}{'first':>8}{'last':>8}  verdict")
+    for case in args.cases:
+        style, bug, arithmetic = (*case.split(":"), "", "")[:3]
+        bugs = (bug,) if bug else ()
+        run = planting.second(model.file.path, *bugs, tokens=tokens, arithmetic=arithmetic or "f32")
+        with tempfile.TemporaryDirectory() as folder:
+            dump = planting.dump(run, style, model, Path(folder), tokens)
+            said: list[float] = []
+            begun = time.process_time()
+            found = diagnose(model, dump, cache=False, progress=lambda _, s=said: s.append(time.process_time()))
+            ended = time.process_time()
+        first = said[0] if said else ended
+        print(f"{case:32}{first - begun:7.1f}s{ended - begun:7.1f}s  {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
