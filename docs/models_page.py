@@ -32,8 +32,8 @@ angles are off by 1e-9.
 """
 
 CHECKED = """\
-`assay check FILE --engine llamacpp` gives exit code 0 on the last two as they are and on the 37 tiny models, all nodes at
-the lengths 1, 2, 7 and 33, prefill and decode (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma 4.4 minutes of
+`assay check FILE --engine llamacpp` gives exit code 0 on the last two as they are and on the 37 tiny models, all nodes
+at the lengths 1, 2, 7 and 33, prefill and decode (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma 4.4 minutes of
 processor time, Qwen 6).
 """
 

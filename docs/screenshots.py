@@ -95,7 +95,8 @@ def busy(url: str) -> None:
     """Three people who ask for a story, so that the server has something to show."""
 
     def ask(topic: str) -> None:
-        body = {"messages": [{"role": "user", "content": f"Tell me a long story about {topic}."}], "max_tokens": 400}
+        asked = {"role": "user", "content": f"Tell me a long story about {topic}."}
+        body = {"messages": [asked], "max_tokens": 3000, "ignore_eos": True}
         request = urllib.request.Request(
             f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--base-engine", metavar="NAME", help="engine of BASE; default: the model's")
     parser.add_argument("--base-precision", metavar="NAME", help="arithmetic of BASE; default: the model's")
-    parser.add_argument("--window", type=whole(4), default=512, metavar="N", help="tokens read together; default: 512")
+    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens read together; default: -c, else 512")
     parser.add_argument("--chunks", type=whole(1), metavar="N", help="stop after this many windows; default: all")
     parser.add_argument("--max-tokens", type=whole(4), metavar="N", help="stop after this many tokens; default: all")
     parser.add_argument("--worst", type=whole(0), default=5, metavar="N", help="worst tokens to show; default: 5")
@@ -64,7 +64,7 @@ def _text(args: argparse.Namespace) -> int:
     from assay.evaluate.evaluation import evaluate
     from assay.evaluate.logits_file import LogitsFile, is_logits_file
     from assay.evaluate.page import page
-    from assay.evaluate.pieces import cut
+    from assay.evaluate.pieces import WINDOW, cut
     from assay.runtime.opening import Opened
     from assay.system.files import write
 
@@ -84,7 +84,7 @@ def _text(args: argparse.Namespace) -> int:
         pieces = stored.pieces(bos, args.chunks)
     else:
         ids = tokenizer.encode(read_text(args.file), parse_special=False)[: args.max_tokens]
-        pieces = cut(ids, args.window, bos, args.chunks)
+        pieces = cut(ids, args.window or args.ctx_size or WINDOW, bos, args.chunks)
     if args.cluster is not None:
         if stored:
             raise AssayError("--cluster: workers open models; a file of log-probabilities is read from here alone")

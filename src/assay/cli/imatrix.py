@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument("-f", "--file", metavar="FILE", required=True, help="the text, - for standard input")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="file to write; .dat is the older form")
-    parser.add_argument("--window", type=whole(4), default=512, metavar="N", help="tokens read together; default: 512")
+    parser.add_argument("--window", type=whole(4), metavar="N", help="tokens read together; default: -c, else 512")
     parser.add_argument("--chunks", type=whole(1), metavar="N", help="stop after this many windows; default: all")
     parser.add_argument("--process-output", action="store_true", help="also the output matrix")
     add_engine_arguments(parser)
@@ -27,13 +27,13 @@ def run(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, opened, read_text
     from assay.cli.eval import progress
     from assay.evaluate.imatrix import collect
-    from assay.evaluate.pieces import cut
+    from assay.evaluate.pieces import WINDOW, cut
     from assay.gguf.importance import write
 
     found = opened(args)
     tokenizer = found.tokenizer
     ids = tokenizer.encode(read_text(args.file), parse_special=False)
-    pieces = cut(ids, args.window, tokenizer.bos if tokenizer.add_bos else None, args.chunks)
+    pieces = cut(ids, args.window or args.ctx_size or WINDOW, tokenizer.bos if tokenizer.add_bos else None, args.chunks)
     told = progress(f"of {len(pieces)} windows")
     matrix = collect(found.engine(), pieces, output=args.process_output, dataset=args.file, progress=told)
     write(args.output, matrix)

@@ -64,22 +64,28 @@ def measure(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Sensitivity]:
     """Round every tensor of the engine's file alone, and see."""
+    names = measurable(engine)
+    source = EngineSource(engine)
+    base = [source.rows(piece) for piece in pieces]
+    found = []
+    for done, name in enumerate(names):
+        found.append(sensitivity(engine, source, name, pieces, base, importance))
+        progress(done + 1, len(names))
+    return found
+
+
+def measurable(engine: CpuEngine) -> list[str]:
+    """The matrices of the engine's file; all must be floats."""
     file = engine.model.file
     names = [n for n, t in file.tensors.items() if is_quantizable(n, t.shape) and n in engine.graph.weights]
     coarse = [n for n in names if file.tensors[n].type.name not in FLOATS]
     if coarse:
         kind = file.tensors[coarse[0]].type
         raise AssayError(f"{file.path.name}: {coarse[0]} is {kind} already; measure on the F16 or F32 original")
-    source = EngineSource(engine)
-    base = [source.rows(piece) for piece in pieces]
-    found = []
-    for done, name in enumerate(names):
-        found.append(_one(engine, source, name, pieces, base, importance))
-        progress(done + 1, len(names))
-    return found
+    return names
 
 
-def _one(
+def sensitivity(
     engine: CpuEngine,
     source: EngineSource,
     name: str,
@@ -87,6 +93,7 @@ def _one(
     base: Sequence[Rows],
     importance: Importance | None,
 ) -> Sensitivity:
+    """What one tensor's rounding does to the predictions `base` for the pieces."""
     file = engine.model.file
     info = file.tensors[name]
     shape, row = info.shape, info.shape[-1]
