@@ -32,14 +32,14 @@ angles are off by 1e-9.
 """
 
 CHECKED = """\
-`assay check FILE --engine llamacpp` gives exit code 0 on the last two as they are and on the 37 tiny models, all nodes
-at the lengths 1, 2, 7 and 33, prefill and decode (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma 4.4 minutes of
-processor time, Qwen 6).
+`assay check FILE --engine llamacpp` gives exit code 0 on the last two as they are, all nodes at the lengths 1, 2, 7 and
+33, prefill and decode (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma 4.4 minutes of processor time, Qwen 6).
+The 37 tiny models pass as well; `command-r-plus`, of 64 layers, was run at the lengths 1 and 7.
 """
 
 GREEDY = """\
-Greedy text beside llama.cpp's, 20 prompts (`python bench/greedy.py FILE`, 2 cores of a Sapphire Rapids server), at every
-position of llama.cpp's text where its two best tokens are more than 0.05 apart:
+Greedy text beside llama.cpp's, 20 prompts (`python bench/greedy.py FILE -n TOKENS`, 2 cores of a Sapphire Rapids
+server), at every position of llama.cpp's text where its two best tokens are more than 0.05 apart:
 
 | file | tokens a prompt | the same | of the others, the exact gap has assay's token at | llama.cpp's at |
 |---|---:|---:|---|---|
@@ -47,10 +47,10 @@ position of llama.cpp's text where its two best tokens are more than 0.05 apart:
 | qwen2.5-coder-0.5b-instruct-Q4_K_M, 2026-11-15 | 24 | 447 of 452 | 3, by 0.07 to 0.12 | 2, by 0.01 and 0.02 |
 
 The exact gap is the float64 definition's for Gemma, and that of `--precision exact` for Qwen. A bound of 0.05 is below
-the rounding of both engines: over all positions of Gemma's texts the gap is off by 0.187 (rms) in llama.cpp and by 0.148
-in assay. The definition with llama.cpp's rules of rounding (eight-bit activations, a half cache, GELU by a table) is off
-by 0.178, so those rules alone give an error of that size. It is 0.197 away from llama.cpp itself: roundings that fall
-otherwise in the first layers grow, and nobody else's arithmetic makes the same calls at this closeness.
+the rounding of both engines: over all positions of Gemma's texts the gap is off by 0.187 (rms) in llama.cpp and by
+0.148 in assay. The definition with llama.cpp's rules of rounding (eight-bit activations, a half cache, GELU by a
+table) is off by 0.178, so those rules alone give an error of that size. It is 0.197 away from llama.cpp itself: even
+the same rules, with sums in another order, do not make the same calls at this closeness.
 """
 
 VECTORS = """\
