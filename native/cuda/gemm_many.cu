@@ -3,6 +3,6 @@
 
 namespace assay {
 
-CROWDED(product_many, ProductArgs, 256, 2) { many_tokens<4, 2, 4, 2>(a); }
+CROWDED(product_many, ProductArgs, 256, 2) { many_tokens<Integers, 4, 2, 4, 2>(a); }
 
 }  // namespace assay

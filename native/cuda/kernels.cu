@@ -5,6 +5,7 @@
 #include "attention_one.cu"
 #include "best.cu"
 #include "gemm_few.cu"
+#include "gemm_halves.cu"
 #include "gemm_many.cu"
 #include "products.cu"
 #include "products_floats.cu"

@@ -167,6 +167,23 @@ KERNEL(quantise_rows, RowArgs, 256) {
                  a.acts.ds + row * blocks, a.acts.n + row * blocks);
 }
 
+// The row, normed if there are weights, rounded to 16-bit floats and padded with zeros to the stride; w_step: to bf16
+KERNEL(halve_rows, RowArgs, 256) {
+    SHARED;
+    next_may_start();
+    wait_for_previous();
+    float* row = reinterpret_cast<float*>(shared) + 4;
+    const float* x = a.x + int64_t(block_x()) * a.width;
+    for (int i = thread(); i < a.width; i += threads()) row[i] = x[i];
+    sync_block();
+    const float f = a.w ? norm_factor(row, a.width, a.eps, row - 4) : 0.0f;
+    uint16_t* to = reinterpret_cast<uint16_t*>(a.acts.q) + int64_t(block_x()) * a.acts.stride;
+    for (int i = thread(); i < a.acts.stride; i += threads()) {
+        const float y = i >= a.width ? 0.0f : a.w ? (row[i] * f) * a.w[i] : row[i];
+        to[i] = a.w_step ? float_to_brain(y) : float_to_half(y);
+    }
+}
+
 // x where its group is one of the `keep` with the largest sum of their two best, ties to the lower group; else -inf.
 // parts: groups of a row; w_step: how many are kept.
 KERNEL(group_mask, RowArgs, 256) {

@@ -167,3 +167,31 @@ inline void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
     const uint32_t a[2] = {a0, a1};
     shim::multiply<4>(d, a, &b);
 }
+
+namespace shim {
+// The order of the sums is the shim's own: exact products, ascending, in double.
+template <class ToFloat>
+inline void multiply_floats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat value) {
+    const int me = lane(), g = me / 4, t = me % 4;
+    for (int i = 0; i < 4; i++) warp_slots(me)[i] = a[i];
+    warp_slots(me)[8] = b0, warp_slots(me)[9] = b1;
+    barrier_warp();
+    for (int i = 0; i < 4; i++) {
+        double sum = d[i];
+        for (int k = 0; k < 16; k++) {
+            const int from = k % 8 / 2, high = 16 * (k % 2);
+            const float x = value(uint16_t(warp_slots(4 * g + from)[k / 8 * 2 + i / 2] >> high));
+            const float y = value(uint16_t(warp_slots(4 * (2 * t + i % 2) + from)[8 + k / 8] >> high));
+            sum += double(x) * double(y);
+        }
+        d[i] = float(sum);
+    }
+    barrier_warp();
+}
+}  // namespace shim
+inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    shim::multiply_floats(d, a, b0, b1, [](uint16_t h) { return half_to_float(h); });
+}
+inline void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    shim::multiply_floats(d, a, b0, b1, [](uint16_t h) { return as_float(uint32_t(h) << 16); });
+}

@@ -18,13 +18,14 @@ import pytest
 from assay.engines.base import Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine, arrange, sources, structs
-from assay.engines.cuda.layout import rows_per_group
+from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
 from tests import tiny
 from tests.engines import bits
 from tests.engines.on_cuda import ON_GPU, device, pages
+from tests.engines.test_architectures import halves
 
 Make = Callable[..., Model]
 IDS = np.random.default_rng(3).integers(3, 300, 600).astype(np.int32)
@@ -92,6 +93,37 @@ def test_exact_gives_the_cpu_engines_bits(make: Make) -> None:
     model = make(type="Q4_K", **WIDE)
     options = {"precision": "exact", "n_pages": 16}
     same(CpuEngine(model, threads=1, **options), CudaEngine(model, device=device(), **options))
+
+
+@pytest.mark.parametrize("type_name", ["F16", "BF16"])
+def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, type_name: str) -> None:
+    model = make(type=type_name, n_head=4, n_head_kv=2, **WIDE)
+    cuda = CudaEngine(model, precision="tensor", n_pages=16, device=device())
+    whole = cuda.forward([Chunk(IDS[:70], 0, pages(0, 70), "all")])[0].logits
+    for begin, end in ((0, 3), (3, 33), (33, 34), (34, 70)):  # in pieces, over a page's edge
+        piece = cuda.forward([Chunk(IDS[begin:end], begin, pages(4, 70), "all")])[0].logits
+        assert np.array_equal(piece, whole[begin:end])
+    batch = [
+        Chunk(IDS[40:41], 40, pages(0, 70)),
+        Chunk(IDS[:20], 0, pages(8, 20), "all"),
+        Chunk(IDS[:1], 0, pages(9, 1)),
+    ]
+    found = [o.logits for o in cuda.forward(batch)]
+    assert all(np.array_equal(a, b) for a, b in zip(found, (whole[40:41], whole[:20], whole[:1]), strict=True))
+    fast = CpuEngine(model, threads=1, n_pages=16)
+    expected = fast.forward([Chunk(IDS[:70], 0, pages(0, 70), "all")])[0].logits
+    assert cuda.arithmetic != fast.arithmetic and not np.array_equal(whole, expected)
+    error = np.abs(whole - expected).max() / np.abs(expected).max()
+    assert error < (0.01 if type_name == "F16" else 0.05)
+
+
+def test_tensor_leaves_quantised_weights_as_they_are(make: Make) -> None:
+    model = make(type="Q4_K", **WIDE)
+    cpu, cuda = (
+        CpuEngine(model, threads=1, n_pages=16),
+        CudaEngine(model, precision="tensor", n_pages=16, device=device()),
+    )
+    same(cpu, cuda)
 
 
 @pytest.mark.parametrize("variant", ["untied", "experts", "window"])
@@ -176,6 +208,21 @@ def test_more_sequences_than_the_gpu_runs_at_once(make: Make, heads: dict[str, i
         assert any(k.startswith("attend_blocks") for k in kernels)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_layers_in_two_parts_give_the_bits_of_the_whole(tmp_path: Path, name: str) -> None:
+    """A part of a graph reads rows that the caller brings: a prompt, then token by token."""
+    model = bits.make(bits.CASES[f"arch {name}"], tmp_path / "model.gguf")
+    cpu = CpuEngine(model, threads=1, n_pages=8)
+    first, second = (CudaEngine(model, n_pages=8, device=device(), graph=g) for g in halves(model.graph))
+    keep = [name for name in second.graph.given if name != first.graph.output]
+    for begin, end in ((0, 9), (9, 10), (10, 11)):
+        ids = IDS[begin:end] % model.hparams.n_vocab
+        out = first.forward([Chunk(ids, begin, pages(0, 11), "all")], keep)[0]
+        rows = {n: out.logits if n == first.graph.output else out.nodes[n] for n in second.graph.given}
+        found = second.forward([Chunk(ids, begin, pages(0, 11), "last", rows=rows)])[0].logits
+        assert np.array_equal(found, cpu.forward([Chunk(ids, begin, pages(0, 11))])[0].logits)
+
+
 @pytest.mark.slow
 def test_more_keys_than_a_block(make: Make) -> None:
     """Two blocks of 256 keys, folded; a prompt longer than a step; a window that begins in the second block."""
@@ -223,6 +270,31 @@ def test_without_a_driver_one_line_says_so(make: Make) -> None:
     command = [sys.executable, "-m", "assay", "run", str(path), "-p", "a", "-n", "1", "--engine", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "engine cuda" in done.stderr
+
+
+# Of an H200, from docs/gpu.md: layout, rows, columns, gate with up; the kernel, and the warps of a block.
+SHAPES = {
+    "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, "product_one_q4_k", 24),
+    "TinyLlama down": ("Q6_K", 2048, 5632, False, "product_one_q6_k", 12),
+    "TinyLlama head": ("Q6_K", 32000, 2048, False, "product_two_q6_k", 12),
+    "TinyLlama gate and up, Q8_0": ("Q8_0", 5632, 2048, True, "product_two_q8_0", 8),
+    "7B o": ("Q4_K", 4096, 4096, False, "product_one_q4_k", 16),
+    "7B gate and up": ("Q4_K", 14336, 4096, True, "product_wide_q4_k", 8),
+    "7B down": ("Q4_K", 4096, 14336, False, "product_two_q4_k", 12),  # two groups of 28 tiles do not fit
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_kernel_of_a_product_is_chosen_by_its_shape(name: str) -> None:
+    layout, rows, columns, paired, kernel, warps = SHAPES[name]
+    units = -(-columns // 256)
+    matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, paired), 0, 1, paired)
+    found = arrange.arrange(
+        [arrange.Part(matrix, name)], layout.lower(), matrix.groups, normed=paired, several=False, processors=132,
+        most=227 << 10, resident=lambda kernel, threads, shared: max(1, (227 << 10) // shared),
+    )  # fmt: skip
+    assert found and (found.kernel, found.threads // 32) == (kernel, warps)
+    assert found.shared <= 226 << 10 and 0 < found.blocks <= 132
 
 
 def test_groups_fill_their_tiles() -> None:

@@ -99,7 +99,7 @@ class Arithmetic:
     """What the bits of the results depend on beside file, tokens and positions: two engines that say the same of
     themselves give the same bits."""
 
-    name: str  # whose sums and roundings: "native" is the compiled engine's, on any machine that has its bits
+    name: str  # whose sums and roundings: "native" is the compiled engine's, on any machine; "cuda" are tensor cores'
     precision: str
     kv_type: str
     version: int = 1  # of the definition; a change of any bit is another version
@@ -107,7 +107,7 @@ class Arithmetic:
     @property
     def steady(self) -> bool:
         """Whether a sequence has the same bits however it is cut into steps and whoever shares them."""
-        return self.name == "native"
+        return self.name in ("native", "cuda")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
     precision fast    the cpu engine's bits: int8 activations for quantised weights, cache in float16
     precision exact   the cpu engine's exact bits: every weight as float32, cache in float32
+    precision tensor  as fast, but F16 and BF16 weights go through tensor cores, with activations of their type: bits of
+                      their own, the same whatever the batch, the cut of the prompt or the cache
 
 It computes docs/arithmetic.md, as the cpu engine does, so its logits are the same bits, whatever the batch, the cut of
 the prompt or the cache. `docs/gpu.md` has the figures.
@@ -46,7 +48,7 @@ from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 
-PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
+PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # and the type of the cache that goes with it
 STEP = 1024  # most tokens computed at once
 _PROGRAMS = 64
 _GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
@@ -70,12 +72,13 @@ class CudaEngine(PagedEngine):
         threads: int | None = None,
     ) -> None:
         if precision not in PRECISIONS:
-            raise AssayError(f"engine cuda: no such precision (found {precision}, expected {' or '.join(PRECISIONS)})")
+            raise AssayError(f"engine cuda: no such precision (found {precision}, expected {', '.join(PRECISIONS)})")
         kv_type = kv_type or PRECISIONS[precision]
         if kv_type not in KV_TYPES:
             raise AssayError(f"engine cuda: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
         self.model, self.graph = model, graph or model.graph
-        self.arithmetic = Arithmetic("native", precision, kv_type, _native.ARITHMETIC)
+        name = "cuda" if precision == "tensor" else "native"
+        self.arithmetic = Arithmetic(name, precision, kv_type, _native.ARITHMETIC)
         self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
         if self.n_pages < 1:
             raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
@@ -90,7 +93,7 @@ class CudaEngine(PagedEngine):
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._device: Any = device or Driver(cubins)
         self.isa = self._device.name
-        self._tensors: Tensors | None = Tensors(self._device, model.file, precision == "exact")
+        self._tensors: Tensors | None = Tensors(self._device, model.file, precision)
         try:
             self._load()
         except BaseException:
@@ -142,10 +145,8 @@ class CudaEngine(PagedEngine):
             return outputs
 
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
-        if self.graph.given:
-            raise AssayError("engine cuda: it runs whole graphs only; use --engine cpu")
         whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
-        plain = not (keep or whole_text or self._loose)
+        plain = not (keep or whole_text or self._loose or self.graph.given)
         if plain and len(batch) <= _GRAPHED and all(c.n_tokens == 1 == c.n_outputs for c in batch):
             return self._tokens(batch)
         scored = any("S" in self.graph.shapes[name] or self._is_scores(name) for name in keep)
@@ -267,7 +268,8 @@ class CudaEngine(PagedEngine):
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
         rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
-        if shape.one and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
+        at_once = shape.one and not self.graph.given
+        if at_once and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
             self._play(program, [p.chunk for p in step.pieces])
             for size, array, landed in zip(sizes, arrays, program.landed, strict=True):
                 array[:size] = landed[:size]
@@ -309,10 +311,13 @@ class CudaEngine(PagedEngine):
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)
+        for (external, offset), array in zip(program.results, results, strict=True):
+            if external.given:
+                self._device.upload(self._at.arena + offset, array)
         for i, launch in enumerate(program.launches):
             self._device.launch(launch, early=i > 0)
-        for (_, offset), array in zip(program.results, results, strict=True):
-            if array.size:
+        for (external, offset), array in zip(program.results, results, strict=True):
+            if array.size and not external.given:
                 self._device.download(array, self._at.arena + offset)
 
     def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> None:
@@ -324,7 +329,8 @@ class CudaEngine(PagedEngine):
         for i, c in enumerate(chunks):
             slot = c.start
             position = slot if c.positions is None else int(c.positions[0])
-            at["tokens"][i], at["slots"][i], at["positions"][i], at["tables"][i] = c.tokens[0], slot, position, page
+            token = c.tokens[0] if c.tokens.size else 0  # rows may be given in the place of tokens
+            at["tokens"][i], at["slots"][i], at["positions"][i], at["tables"][i] = token, slot, position, page
             used = slot // PAGE + 1
             at["pages"][page : page + used] = c.pages[:used]
             self._positions[c.pages[used - 1], slot % PAGE] = position
@@ -338,7 +344,7 @@ class CudaEngine(PagedEngine):
         for i, p in enumerate(step.pieces):
             n, start, end = p.end - p.begin, p.chunk.start + p.begin, p.chunk.start + p.end
             positions, slots = p.chunk.all_positions()[p.begin : p.end], np.arange(start, end)
-            at["tokens"][row : row + n] = p.chunk.tokens[p.begin : p.end]
+            at["tokens"][row : row + n] = p.chunk.tokens[p.begin : p.end] if p.chunk.tokens.size else 0
             at["positions"][row : row + n] = positions
             at["slots"][row : row + n] = slots
             at["tables"][row : row + n] = page

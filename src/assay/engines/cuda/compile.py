@@ -51,6 +51,8 @@ class _Compiler(ProductSteps, AttentionSteps):
         self.fused_norms = self._norms()
         self.fused_attention = self._attentions() if self.shape.one else {}
         skip = set(self.fused_norms.values()) | {n for names in self.fused_attention.values() for n in names}
+        for name in self.graph.given:
+            self._bring(name)
         for group in self.plan.groups:
             match group:
                 case Single(node):

@@ -125,8 +125,9 @@ def rows_per_group(units: int, paired: bool) -> int:
 class Tensors:
     """The weights of a graph, each loaded once."""
 
-    def __init__(self, device: Device, file: GGUFFile, exact: bool) -> None:
-        self.device, self.file, self.exact = device, file, exact
+    def __init__(self, device: Device, file: GGUFFile, precision: str) -> None:
+        self.device, self.file, self.exact = device, file, precision == "exact"
+        self.halves = precision == "tensor"  # 16-bit floats go through tensor cores
         self.matrices: dict[tuple[str, ...], Matrix] = {}
         self.vectors: dict[str, int] = {}
         self.constants: dict[bytes, int] = {}
@@ -146,7 +147,12 @@ class Tensors:
 
     def format(self, name: str) -> str:
         """What a product with this weight wants of its input."""
-        return "f32" if self._format(name).floats else "q8"
+        found = self._format(name)
+        return found.name if self.tensor(found) else "f32" if found.floats else "q8"
+
+    def tensor(self, form: Format) -> bool:
+        """Whether products with this format are the tensor cores' own."""
+        return self.halves and form.name in ("f16", "bf16")
 
     def _format(self, name: str) -> Format:
         kind = self.file.tensors[name].type.name

@@ -47,6 +47,27 @@ class ProductSteps(Steps):
             self.prepared[name, domain] = acts
         return self.prepared[name, domain]
 
+    def _halved(self, name: str, norm: str | None, domain: str, matrix: Matrix) -> Value:
+        """Rows of a value as 16-bit floats of the matrix's type, normed on the way if `norm` names a node."""
+        node = self.graph[norm] if norm else None
+        x, rows, stride = self._get(node.inputs[0] if node else name, domain), self._rows(domain), matrix.units * UNIT
+        out, width = Value(2 * rows * stride), matrix.columns
+
+        def make() -> Launch:
+            args = structs.RowArgs(
+                x=self._at(x),
+                w=self.tensors.vector(node.weights[0]) if node else 0,
+                acts=structs.Acts(self._at(out), 0, 0, stride),
+                width=width,
+                parts=1,
+                eps=float(node.attr("eps")) if node else 0.0,
+                w_step=int(matrix.format.name == "bf16"),
+            )
+            return Launch("halve_rows", (rows, 1, 1), 256, args, 16 + 4 * width)
+
+        self._step([x, out], make)
+        return out
+
     def _products(self, group: Products) -> None:
         first = group.products[0].linear
         domain = self._domain(first.name)
@@ -75,16 +96,21 @@ class ProductSteps(Steps):
 
     def _multiply(self, linear: Node, domain: str, parts: list[Part]) -> None:
         rows, norm = self._rows(domain), self.fused_norms.get(linear.name)
-        floats = parts[0].matrix.format.floats
+        form = parts[0].matrix.format
         for p in parts:
             p.out = self._new(p.name)
-        if rows == 1 or floats:
+        if self.tensors.tensor(form):
+            halves = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
+            for i in range(0, len(parts), 4):
+                self._many((halves, None, None), rows, parts[i : i + 4], self._tensor_tiles(rows, parts[i : i + 4]))
+            return
+        if rows == 1 or form.floats:
             for layouts, chosen in by_kernel(parts):
                 self._few(layouts, linear.inputs[0], norm, domain, chosen)
             return
         acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
         for i in range(0, len(parts), 4):
-            self._many(acts, rows, parts[i : i + 4])
+            self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
 
     def _part_structs(self, parts: Sequence[Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
         array, first = (structs.Product * 4)(), 0
@@ -162,9 +188,15 @@ class ProductSteps(Steps):
         args.shift = parts[0].matrix.group.bit_length() - 1
         return Launch(found.kernel, (found.blocks, *rest), found.threads, args, found.shared)
 
-    def _many(self, acts: tuple[Value, Value, Value], rows: int, parts: Sequence[Part]) -> None:
+    def _many(
+        self,
+        acts: tuple[Value, Value | None, Value | None],
+        rows: int,
+        parts: Sequence[Part],
+        tiles_of: tuple[str, int, int, int, int, int],
+    ) -> None:
         """Tensor cores: tiles of rows and tokens."""
-        kernel, tile, tokens, threads, stages, shared = self._tiles_for(rows, parts)
+        kernel, tile, tokens, threads, stages, shared = tiles_of
 
         def make() -> Launch:
             array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
@@ -200,6 +232,19 @@ class ProductSteps(Steps):
         size = stage(128, 64)
         stages = 2 if 2 * size <= self.shared - 1024 else 1
         return "product_many", 128, 64, 256, stages, stages * size
+
+    def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
+        """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""
+        total = sum(p.matrix.groups * p.matrix.group for p in parts)
+        size = 8 * 528 + 32 * 512
+        if rows <= 64 or -(-total // 128) * -(-rows // 64) < self._processors():
+            for name, splits in (("product_tensor_8", 8), ("product_tensor_8_small", 4)):
+                shared = splits * (size + 2 * 32 * 8 * 4)
+                if shared <= self.shared - 1024:
+                    return name, 32, 8, 32 * splits, size, shared
+        size = 64 * 528 + 128 * 512
+        stages = 2 if 2 * size <= self.shared - 1024 else 1
+        return "product_tensor_many", 128, 64, 256, stages, stages * size
 
     def _expert_linear(self, node: Node) -> None:
         """A matrix a chosen expert, or a head: heads lie side by side in a row, and matrix h takes head h."""

@@ -145,6 +145,12 @@ class Steps:
             self.results.append((External(name, self.plan.domains[name], width), value))
         return value
 
+    def _bring(self, name: str) -> None:
+        """A value that the caller brings: it is there before the first launch."""
+        width = self._width(name)
+        value = self.values[name, "tokens"] = Value(4 * width * self.shape.tokens, first=0, pinned=True)
+        self.results.append((External(name, "tokens", width, given=True), value))
+
     def _get(self, name: str, domain: str) -> Value:
         found = self.values.get((name, domain))
         if found is not None:
@@ -165,7 +171,7 @@ class Steps:
         """Addresses for values that live at the same time, first fit; the size of the whole."""
         placed: list[Value] = []
         end = 0
-        order = {id(v): v for used, _ in self.steps for v in used}
+        order = {id(v): v for v in [v for _, v in self.results] + [v for used, _ in self.steps for v in used]}
         for value in order.values():
             if value.pinned:
                 value.last = len(self.steps)
