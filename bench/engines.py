@@ -106,7 +106,7 @@ def page(kept: dict[str, Any]) -> str:
             continue
         found = kept[name]
         models = {label: found["models"][label] for label in (ORDINARY, FACTORED) if label in found["models"]}
-        verdicts = (cell(models[label]) if label in models else "not tried" for label in (ORDINARY, FACTORED))
+        verdicts = (cell(models[label]) if label in models else "no answer kept" for label in (ORDINARY, FACTORED))
         cells = (f"[{witness.title}](#{name})", found["packages"], witness.shows, *verdicts)
         rows.append("| " + " | ".join(cells) + " |")
         why.append(f"\n## {name}\n")
