@@ -18,7 +18,7 @@ import assay
 from assay.cli import main
 from assay.library.bisect import bisect
 from assay.library.watch import watch
-from tests import tiny
+from tests import planting, tiny
 from tests.verify.endpoint.faulty_server import serving
 
 TOKENS = [1, 300, 297, 12, 300, 77]
@@ -60,6 +60,17 @@ def test_watch_once(path: Path, values: Path, tmp_path: Path, capsys: pytest.Cap
     assert main(["watch", str(path), "--once", "--json", "--", *engine(tmp_path, values, 1.5)]) == 1
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert told[-1]["event"] == "verdict" and told[-1]["first_wrong"] == "l_out-0"
+
+
+def test_watch_names_the_mistake(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict first, then why; the second engine is the author's."""
+    case = planting.second(path, "rope-base", tokens=TOKENS, steps=(6,))
+    out = tmp_path / "out.npz"
+    np.savez(out, tokens=np.array(TOKENS), **case.parts[0])
+    command = [sys.executable, "-c", f"import os; os.utime({str(out)!r})"]
+    assert main(["watch", str(path), "--once", "--diagnose", "--dump", str(out), "--", *command]) == 1
+    verdict, _, why = capsys.readouterr().out.partition("\n\nfault: ")
+    assert verdict.startswith("wrong: Qcur-0") and why.startswith("rope-base at Qcur-0: your base is")
 
 
 def test_watch_tells_while_the_engine_runs(path: Path, values: Path, tmp_path: Path) -> None:
@@ -156,6 +167,9 @@ def test_bisect_commands(path: Path, values: Path, tmp_path: Path) -> None:
     found = bisect(sides[0], sides[1], path)
     assert found.first is not None and found.first.name == "l_out-0" and found.first.tokens == (5,)
     assert found.right.startswith("B is right, A is wrong")
+    alone = bisect(sides[0], sides[1])  # without a model nobody knows which row a line printed
+    assert alone.first is not None and alone.first.name == found.first.name and alone.first.tokens == ()
+    assert repr(alone).startswith("they part at l_out-0 (nmse")
 
 
 def test_bisect_servers(path: Path) -> None:

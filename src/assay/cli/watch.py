@@ -15,6 +15,7 @@ HELP = "run your engine, show its first wrong node, and again on every change"
 EXAMPLE = """\
 assay watch smollm2 -p "The capital of France is" -- ./my-engine --dump
 assay watch smollm2 --tokens 504,3575,282 --on src -- make run     # exit with Ctrl-C; --once: 0 right, 1 wrong
+assay watch smollm2 --once --diagnose -- ./my-engine --dump        # and why: the known mistake that gives these values
 assay watch smollm2 --dump out.npz -- python engine.py             # a file that it writes, not what it prints"""
 COMMAND = True  # what follows `--` is a command of the user's
 
@@ -31,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pattern", action="append", default=[], metavar="P", help="of log lines; docs/dump-format.md")
     parser.add_argument("--interval", type=number, default=0.5, metavar="S", help="seconds between looks for a change")
     parser.add_argument("--once", action="store_true", help="do not wait for a change")
+    parser.add_argument("--diagnose", action="store_true", help="also name the known mistake that gives these values")
+    parser.add_argument("--all", action="store_true", help="show every node, not only those around the first wrong one")
     add_json_argument(parser)
 
 
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     good = True
     for seen in watch(
         args.model, args.command, dump=Path(args.dump) if args.dump else None, on=[Path(p) for p in args.on],
-        once=args.once, interval=args.interval, tokens=args.tokens, prompt=args.prompt,
+        once=args.once, why=args.diagnose, interval=args.interval, tokens=args.tokens, prompt=args.prompt,
         names=read_map(Path(args.map)) if args.map else None, patterns=args.pattern,
     ):  # fmt: skip
         if seen.finding is None:
@@ -53,6 +56,9 @@ def run(args: argparse.Namespace) -> int:
         elif args.json:
             print(json.dumps(plain({"event": seen.kind, **seen.finding.to_dict()}), allow_nan=False), flush=True)
         else:
-            print(harmless(seen.text if seen.kind == "first" else seen.finding.words(6)), flush=True)
-        good = bool(seen.finding) if seen.kind == "verdict" else good
+            rows = 10**9 if args.all else 6
+            told = seen.text if seen.kind == "first" else seen.finding.words(rows)
+            print(harmless("\n" * (seen.kind == "cause") + told), flush=True)
+        if seen.kind in ("verdict", "cause"):
+            good = bool(seen.finding) and (good or seen.kind == "verdict")
     return 0 if good else 1

@@ -33,18 +33,15 @@ _ASKED = 16  # tokens that a server is asked for
 
 @dataclass(frozen=True)
 class Parting:
-    """How far two runs are apart at one node; `tokens` are the rows that differ."""
+    """How far two runs are apart at one node; `tokens` are the rows that differ, where it is known which they are."""
 
     name: str
     nmse: float
     equal: bool  # to the bit, or to the printed digit
+    parted: bool
     tokens: tuple[int, ...]
     n_tokens: int
     example: tuple[float, float]  # of A and of B, where they are furthest apart
-
-    @property
-    def parted(self) -> bool:
-        return bool(self.tokens)
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,16 +67,18 @@ class Bisection:
     def _lines(self) -> list[str]:
         first, equal = self.first, sum(n.equal for n in self.nodes)
         if first is None:
-            lines = [f"they do not part: {len(self.nodes)} nodes agree, {equal} of them to the last digit"]
+            lines = [f"they do not part: {_nodes(self.nodes)} agree, {equal} of them to the last digit"]
         else:
-            before = self.nodes[: self.nodes.index(first)]
+            at = self.nodes.index(first)
+            before, after = self.nodes[:at], self.nodes[at + 1 :]
+            agree = f"{_nodes(before)} before it agree, {sum(n.equal for n in before)} of them to the last digit"
+            differ = f"of {_nodes(after)} after it {sum(n.parted for n in after)} differ"
             lines = [
-                f"they part at {first.name}, on {_tokens(first)} (nmse {first.nmse:.2e}, for example "
+                f"they part at {first.name}{_tokens(first)} (nmse {first.nmse:.2e}, for example "
                 f"{first.example[0]:.7g} and {first.example[1]:.7g})",
                 f"  A  {self.a}",
                 f"  B  {self.b}",
-                f"  {len(before)} nodes before it agree, {sum(n.equal for n in before)} of them to the last digit; "
-                f"after it {sum(n.parted for n in self.nodes)} of {len(self.nodes)} differ",
+                f"  {agree if at else 'nothing before it was shown'}; {differ if after else 'nothing after it was'}",
             ]
         if self.right:
             lines.append(f"  {self.right}")
@@ -187,7 +186,7 @@ def _partings(a: Dump, b: Dump, on: Opened | None, n: int) -> list[Parting]:
 
 def _parting(name: str, pairs: Sequence[tuple[Observation, Observation]], on: Opened | None, n: int) -> Parting:
     squares = base = 0.0
-    equal, rows, worst, example = True, set[int](), -1.0, (0.0, 0.0)
+    equal, parted, rows, worst, example = True, False, set[int](), -1.0, (0.0, 0.0)
     for one, other in pairs:
         x, y = (np.asarray(o.target(), np.float64) for o in (one, other))
         printed = np.maximum(*(np.asarray(o.printed or 0.0) for o in (one, other)))
@@ -203,15 +202,16 @@ def _parting(name: str, pairs: Sequence[tuple[Observation, Observation]], on: Op
             worst, example = float(off[at]), (float(x[at]), float(y[at]))
         if one.kind != "values":
             if np.sum(off**2) > _ALIKE * np.sum(finite**2):
-                start, stop = one.rows or (0, n)
-                rows |= set(range(start, max(stop, start + 1)))
+                parted = True
+                rows |= set(range(*(one.rows or ((0, n) if on is not None else (0, 0)))))  # a bare print tells no row
             continue
         axis = _token_axis(name, x.shape, on, n)
         for t in range(x.shape[axis] if x.ndim else 1):
             part = [rows_of(v, axis, (t, t + 1)) if x.ndim else v for v in (off, finite)]
             if np.sum(part[0] ** 2) > _ALIKE * np.sum(part[1] ** 2):
+                parted = True
                 rows.add(t + (one.rows[0] if one.rows else 0))
-    return Parting(name, squares / (base + 1e-30), equal, tuple(sorted(rows)), n, example)
+    return Parting(name, squares / (base + 1e-30), equal, parted, tuple(sorted(rows)), n, example)
 
 
 def _token_axis(name: str, shape: tuple[int, ...], on: Opened | None, n: int) -> int:
@@ -220,11 +220,18 @@ def _token_axis(name: str, shape: tuple[int, ...], on: Opened | None, n: int) ->
     return 1 if len(shape) == 3 and shape[0] != n and shape[1] == n else 0
 
 
+def _nodes(some: Sequence[Parting]) -> str:
+    return f"{len(some)} node{'s' if len(some) != 1 else ''}"
+
+
 def _tokens(first: Parting) -> str:
+    if not first.tokens:
+        return ""
     if first.n_tokens and len(first.tokens) >= first.n_tokens:
-        return f"all {first.n_tokens} tokens"
+        return f", on all {first.n_tokens} tokens"
     listed = ", ".join(map(str, first.tokens[:8])) + (" …" if len(first.tokens) > 8 else "")
-    return f"token{'s' if len(first.tokens) > 1 else ''} {listed}" + (f" of {first.n_tokens}" if first.n_tokens else "")
+    of = f" of {first.n_tokens}" if first.n_tokens else ""
+    return f", on token{'s' if len(first.tokens) > 1 else ''} {listed}{of}"
 
 
 def _who(judged: Sequence[Finding]) -> str:
@@ -269,7 +276,9 @@ def _servers(a: str, b: str, on: Opened, prompt: str | None, say: Progress) -> B
         parted = gap > _SERVERS_ALIKE or (x.id, x.text) != (y.id, y.text)
         example = (x.scores[at], y.scores[at]) if at is not None else (float("nan"), float("nan"))
         name = f"generated token {i} ({x.text!r} and {y.text!r})"
-        nodes.append(Parting(name, gap**2, gap == 0 and not parted, (len(ids) + i,) if parted else (), 0, example))
+        nodes.append(
+            Parting(name, gap**2, gap == 0 and not parted, parted, (len(ids) + i,) if parted else (), 0, example)
+        )
         if parted:
             fed = [*ids, *(s.id for s, _ in steps[:i] if s.id is not None)]
             logits = interpret(

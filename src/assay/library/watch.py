@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.library.command import as_dump, check_size, run_to_dump, running, stamp, whole_lines
-from assay.library.verdicts import Finding, ModelLike, diff, opened
+from assay.library.verdicts import Finding, ModelLike, diagnose, diff, opened
 from assay.runtime.opening import Opened
 from assay.verify.dumps.observation import Dump
 
@@ -22,7 +22,8 @@ _PAUSE_S = 0.2  # between two looks at what was printed
 
 @dataclass(frozen=True)
 class Seen:
-    """One thing that happened: `run`, `read`, `first` (the first wrong node is known), `verdict`, `fault` or `wait`."""
+    """One thing that happened: `run`, `read`, `first` (the first wrong node is known), `verdict`, `cause`, `fault` or
+    `wait`."""
 
     kind: str
     text: str
@@ -36,6 +37,7 @@ def watch(
     dump: Path | None = None,
     on: Sequence[Path] = (),
     once: bool = False,
+    why: bool = False,
     interval: float = 0.5,
     tokens: Sequence[int] = (),
     prompt: str | None = None,
@@ -44,7 +46,8 @@ def watch(
 ) -> Iterator[Seen]:
     """Run the command and judge its output, or the `dump` file that it writes; again when it or `on` changes.
 
-    The command's program and the files among its arguments are looked at as well.
+    The command's program and the files among its arguments are looked at as well. With `why`, each verdict is followed
+    by its diagnosis, which also hears mistakes that are smaller than noise.
     """
     model = opened(model)
     how: dict[str, Any] = {"tokens": tokens, "prompt": prompt, "names": names}
@@ -54,7 +57,11 @@ def watch(
         before = [stamp(p) for p in paths]
         yield Seen("run", shlex.join(command))
         try:
-            yield from _once(model, command, dump, patterns, how)
+            for seen in _once(model, command, dump, patterns, how):
+                yield seen
+                if why and seen.kind == "verdict" and seen.finding is not None and seen.finding.dump is not None:
+                    found = diagnose(model, seen.finding.dump)
+                    yield Seen("cause", found.verdict, found)
         except AssayError as error:
             if once:
                 raise
