@@ -3,10 +3,10 @@
     python bench/budget.py MODEL-f16.gguf --bits 4.2 3.2 --keep /tmp/b
     python bench/budget.py MODEL-f16.gguf --mixes Q2_K IQ4_XS               # budgets: the sizes of these mixes
 
-Each tensor is measured once on the first text; files are compared on the second (the texts of bench/quantize.py), all
-with the same importance matrix. For a budget in bits the fixed mixes just below and just above it are made, and what a
-fixed mix of that very size would have is read off between them (the logarithm of the divergence is nearly linear in
-bits).
+Tensors of every fifth layer are measured on the first text (`--every 1`: of all); files are compared on the second (the
+texts of bench/quantize.py), all with the same importance matrix. For a budget in bits the fixed mixes just below and
+just above it are made, and what a fixed mix of that very size would have is read off between them (the logarithm of the
+divergence is nearly linear in bits).
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import json
 import math
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from assay.evaluate.budget import Sensitivity, choose, measurable, sensitivity
 from assay.evaluate.evaluation import Evaluation
 from assay.evaluate.sources import EngineSource
-from assay.gguf.mixes import MIXES, is_quantizable
+from assay.gguf.mixes import MIXES, is_quantizable, layer_of
 from assay.gguf.quantize import Step, plan, quantize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -39,12 +40,15 @@ def bits(steps: list[Step]) -> float:
     return 8 * sum(s.bytes_after for s in matrices) / weights
 
 
-def sensitivities(here: Work, windows: int, window: int) -> list[Sensitivity]:
-    """A line a tensor: what was measured already is read."""
+def sensitivities(here: Work, windows: int, window: int, every: int) -> list[Sensitivity]:
+    """A line a tensor: what was measured already is read. A layer in between costs what the nearest measured does."""
     path = here.folder / "sensitivities.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     found = [Sensitivity(name, tuple(shape), cost) for name, shape, cost in map(json.loads, lines)]
-    missing = [name for name in measurable(here.engine) if name not in {s.name for s in found}]
+    names = measurable(here.engine)
+    last = max(map(layer_of, names))
+    asked = [n for n in names if layer_of(n) < 0 or layer_of(n) % every == 0 or layer_of(n) == last]
+    missing = [name for name in asked if name not in {s.name for s in found}]
     if missing:
         source, pieces = EngineSource(here.engine), here.pieces(0, windows, window)
         base = [source.rows(piece) for piece in pieces]
@@ -53,7 +57,13 @@ def sensitivities(here: Work, windows: int, window: int) -> list[Sensitivity]:
                 s = sensitivity(here.engine, source, name, pieces, base, here.importance)
                 print(json.dumps([s.name, s.shape, dict(s.cost)]), file=file, flush=True)
                 found.append(s)
-    return found
+    known = {s.name: s for s in found}
+
+    def nearest(name: str) -> Sensitivity:
+        role = [s for s in found if s.name.split(".", 2)[2:] == name.split(".", 2)[2:]]
+        return min(role, key=lambda s: abs(layer_of(s.name) - layer_of(name)))
+
+    return [known[n] if n in known else replace(nearest(n), name=n) for n in names]
 
 
 def by_budget(here: Work, found: list[Sensitivity], size: float, out: Path) -> None:
@@ -73,12 +83,13 @@ def main() -> None:
     parser.set_defaults(mixes=[])
     parser.add_argument("--bits", nargs="*", type=float, default=[])
     parser.add_argument("--measure", type=int, default=1, help="windows to measure tensors on")
+    parser.add_argument("--every", type=int, default=5, help="layers: every fifth is measured; 1: all")
     parser.add_argument("--measure-window", type=int, default=256, help="tokens of one of those")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         here = work(args, folder)
         sizes = {name: bits(plan(here.opened.file, MIXES[name], weighted=True)) for name in FIXED}
-        found = sensitivities(here, args.measure, args.measure_window)
+        found = sensitivities(here, args.measure, args.measure_window, args.every)
         pairs: dict[str, tuple[float, list[str]]] = {name: (sizes[name], [name]) for name in args.mixes}
         for size in args.bits:
             below = max((n for n in FIXED if sizes[n] <= size), key=sizes.__getitem__, default=None)

@@ -1,6 +1,6 @@
 """Is a right engine ever called wrong? Every arithmetic and mixture, on four models, on whole and on little evidence.
 
-python bench/healthy.py                 # three tiny models, four prompts each, and SmolLM2: 407 runs
+python bench/healthy.py                 # three tiny models, four prompts each, and SmolLM2: 481 runs
 python bench/healthy.py --every 10      # a sample
 
 The engine is the second one (tests/second_engine.py), which shares no code with assay: float32, halves, bfloat16, 8-bit
@@ -38,7 +38,8 @@ from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
 
 ARITHMETICS = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8": "Q8 activations", "kv16": "f16 cache",
-    "kvq8": "q8 cache", "q8+kv16": "Q8 activations, f16 cache", "q8+kvq8": "Q8 activations, q8 cache",
+    "kvq8": "q8 cache", "w16": "weights in halves", "w16+kv16": "weights in halves, f16 cache",
+    "q8+kv16": "Q8 activations, f16 cache", "q8+kvq8": "Q8 activations, q8 cache",
     "flash": "flash attention's order", "flash+kv16": "flash attention, f16 cache",
     "f16+fused": "float16, fused kernels",
 }  # fmt: skip

@@ -293,8 +293,8 @@ class Engine:
     def __init__(self, path, bugs=(), only=None, arithmetic="f32", limit=0.0):
         """`only`: names of tensors that the decoding bugs are limited to (None: all). `arithmetic`: f32, f16 or bf16
         (every result rounded), q8 (operands of products quantised), kv16 and kvq8 (the cache in halves or blocks of
-        eight bits), flash (attention by tiles, no scores), fused (values inside a kernel neither rounded nor seen);
-        several joined by +. `limit`: what `clamp-silent` clips activations to."""
+        eight bits), w16 (weights in halves), flash (attention by tiles, no scores), fused (values inside a kernel
+        neither rounded nor seen); several joined by +. `limit`: what `clamp-silent` clips activations to."""
         self.file, self.bugs, self.only, self.arithmetic = File(path), set(bugs), only, arithmetic.split("+")
         self.limit = f32(limit)
         meta = self.file.meta
@@ -326,7 +326,8 @@ class Engine:
 
     def weight(self, name):
         if name not in self.kept:
-            self.kept[name] = self.load(name)
+            loaded = self.load(name)
+            self.kept[name] = loaded.astype(np.float16).astype(f32) if "w16" in self.arithmetic else loaded
         return self.kept[name]
 
     def load(self, name):

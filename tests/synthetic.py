@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from assay.gguf import open_file
 from assay.gguf.codecs import encode
 from assay.gguf.types import by_name
 from assay.gguf.writer import Tensor, write
@@ -74,4 +75,18 @@ def make_kquant(path: Path, seed: int = 7) -> Path:
         "tokenizer.ggml.unknown_token_id": 0,
     }
     write(path, metadata, tensors)
+    return path
+
+
+def with_factors(source: Path, path: Path) -> Path:
+    """A Llama's file as Llama 3.1 and later are: with factors for its rotation, none for the fast pairs, 2 to 8 for the
+    slow ones."""
+    with open_file(source) as file:
+        tensors = [Tensor(n, t.shape, t.type, np.asarray(file.raw(n)).tobytes()) for n, t in file.tensors.items()]
+        pairs = int(file.metadata["llama.rope.dimension_count"]) // 2
+        factors = np.ones(pairs, np.float32)
+        factors[pairs // 2 :] = np.linspace(2, 8, pairs - pairs // 2)
+        tensors.append(Tensor("rope_freqs.weight", (pairs,), by_name("F32"), factors))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, dict(file.metadata), tensors)
     return path

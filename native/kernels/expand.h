@@ -77,7 +77,7 @@ void expand(const uint8_t* unit, int64_t blocks, uint8_t* tile) {  // chunks are
 
 // The same from rows as they lie in the file; any quantised type. The integers of Centre types are centred here too.
 template <bool SUB16, bool MIN>
-using RowsTile = Tile<SUB16, MIN, V::template bits<N8>, V::template offset<N8>, V::template multiple<N8>>;
+using RowsTile = Tile<SUB16, MIN, V::template bits<N8>, tile_offset<N8>, V::template multiple<N8>>;
 using AnyTile = RowsTile<true, true>;
 
 template <class T>

@@ -2,8 +2,8 @@
 //
 // A tile product adds, for 16 tokens and 16 rows, the products of up to 64 columns. Scales belong to 32 columns or to
 // 16, so that many are multiplied at a time: half or a quarter of the unit's peak. What bounds the loop is what
-// surrounds it: two tiles are loaded and one is stored for each product, and 3 vector operations convert, scale and add
-// 16 sums. A block of a panel's vector, as it is expanded, is a tile as it lies.
+// surrounds it: beside tile instructions one port is left for multiplications, two of them for 16 sums (docs/kernels.md
+// has the budget). A block of a panel's vector, as it is expanded, is a tile as it lies.
 #include "isa.h"
 
 #if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
@@ -12,6 +12,7 @@
 #endif
 #include <immintrin.h>
 
+#include <array>
 #include <utility>
 
 #include "blocks.h"
@@ -26,7 +27,7 @@ namespace {
 
 struct Amx : Avx512 {
     static constexpr Order order = VECTORS;
-    static constexpr int64_t matrix_from = 8, chunk = 16;
+    static constexpr int64_t matrix_from = 8, chunk = 8;
     static const Isa& base() { return *isa_avx512vnni(); }
     static INLINE Q minus(Q x, int offset) { return _mm512_sub_epi8(x, _mm512_set1_epi8(char(offset))); }
 
@@ -52,77 +53,129 @@ using V = Amx;
 
 #include "expand.h"
 
-// Tiles 0 and 1 take sums, 2 and 3 activations (a row a token), 4 and 5 weights (a row four columns of 16 rows).
+// Products run ahead of the float sums that use them: a tile is stored when its register is needed again, four products
+// later, and loaded when the store has long reached the cache. Nothing waits for the 52 cycles of a product.
+//
+// Sums start at the bits of 1.5 * 2^23, so that the sum *is* a float: no conversion, which would take the one port that
+// the unit leaves to multiplications.
+constexpr float MAGIC = 0x1.8p23f;
+alignas(64) constexpr auto magics = [] {
+    std::array<float, 16 * 16> sums{};
+    for (float& x : sums) x = MAGIC;
+    return sums;
+}();
+
 class Amx::Session {
 public:
     ~Session() { asm volatile("tilerelease"); }
 
-    void configure(int tokens, int columns) {
-        if (tokens == tokens_ && columns == columns_) return;
-        tokens_ = tokens, columns_ = columns;
+    // Tiles 0 to 3 take sums, 4 and 5 activations (a row a token), 6 and 7 weights (a row four columns of 16 rows).
+    void configure(int columns) {
+        if (columns == columns_) return;
+        columns_ = columns;
         struct alignas(64) {
             uint8_t palette = 1, start = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {};
             uint8_t rows[16] = {};
         } shape;
-        for (int i = 0; i < 6; i++) {
-            shape.row_bytes[i] = uint16_t(i / 2 == 1 ? columns : 64);
-            shape.rows[i] = uint8_t(i / 2 == 2 ? columns / 4 : tokens);
+        for (int i = 0; i < 8; i++) {
+            shape.row_bytes[i] = uint16_t(i / 2 == 2 ? columns : 64);
+            shape.rows[i] = uint8_t(i / 2 == 3 ? columns / 4 : 16);
         }
         asm volatile("ldtilecfg %0" ::"m"(shape));
     }
 
-    // A tile that was stored cannot be loaded before it has reached the cache, long after its product began: sums are
-    // added a few blocks behind.
-    template <class Tile, int T>
-    void product(const uint8_t* tile, int64_t blocks, const Block* a, bool carry, float (*total)[R]) {
-        configure(T, Tile::sub16 ? 16 : 32);
-        Sums<Tile, T> sums[RING];
-        const int n = int(blocks);
-        for (int v = 0; v < PV; v++) {
-            const auto multiply = [&](int b) INLINE_LAMBDA {
-                const uint8_t* w = tile + b * Tile::unit_bytes + Tile::quants_at + tile_at(L * v, 0);
-                if constexpr (Tile::sub16) {
-                    tile_product<0>(a[b].q[0], w, sums[b % RING].s[0]);
-                    tile_product<1>(a[b].q[0] + 16, w + tile_at(0, 4), sums[b % RING].s[1]);
-                } else if (b % 2 == 0) {
-                    tile_product<0>(a[b].q[0], w, sums[b % RING].s[0]);
-                } else {
-                    tile_product<1>(a[b].q[0], w, sums[b % RING].s[0]);
+    // The activations of a group are `stride` blocks apart.
+    template <class Tile>
+    void product(const uint8_t* tile, int64_t blocks, const Block* a, int64_t stride, int64_t groups, bool carry,
+                 float (*total)[R]) {
+        configure(Tile::sub16 ? 16 : 32);
+        constexpr int STEP = QUAD / halves<Tile>;  // blocks
+        alignas(64) Sums ring[2][QUAD];
+        Ahead<Tile> ahead{a, tile, blocks, stride, groups};
+        for (int i = 0; i < 2; i++, ahead.advance())
+            unroll<QUAD>([&](auto p) INLINE_LAMBDA { ahead.template multiply<p>(ring[i ^ 1]); });
+        int now = 0;
+        for (int64_t g = 0; g < groups; g++, a += stride, total += T)
+            for (int v = 0; v < PV; v++)
+                for (int64_t first = 0; first < blocks; first += SUM) {
+                    const int64_t last = blocks - first < SUM ? blocks : first + SUM;
+                    __m512 acc[T];
+                    unroll<T>([&](auto t) INLINE_LAMBDA { acc[t] = _mm512_setzero_ps(); });
+                    for (int64_t b = first; b < last; b += STEP, now ^= 1, ahead.advance())
+                        unroll<QUAD>([&](auto p) INLINE_LAMBDA {
+                            ahead.template multiply<p>(ring[now ^ 1]);
+                            constexpr int j = p / halves<Tile>;
+                            if (p % halves<Tile> == halves<Tile> - 1 && b + j < last)
+                                add<Tile>(acc, ring[now] + j * halves<Tile>,
+                                          tile + (b + j) * Tile::unit_bytes + 4 * L * v, a[b + j]);
+                        });
+                    unroll<T>([&](auto t) INLINE_LAMBDA {
+                        float* to = total[t] + v * L;
+                        V::store(to, carry || first > 0 ? V::add(V::load(to), acc[t]) : acc[t]);
+                    });
                 }
-            };
-            __m512 acc[T];
-            for (int b = 0; b < n && b < BEHIND; b++) multiply(b);
-            for (int first = 0; first < n; first += SUM) {
-                unroll<T>([&](auto t) INLINE_LAMBDA { acc[t] = _mm512_setzero_ps(); });
-                for (int b = first; b < n && b < first + SUM; b++) {
-                    if (b + BEHIND < n) multiply(b + BEHIND);
-                    add<Tile, T>(acc, sums[b % RING], tile + b * Tile::unit_bytes + 4 * L * v, a[b]);
-                }
-                unroll<T>([&](auto t) INLINE_LAMBDA {
-                    float* to = total[t] + v * L;
-                    V::store(to, carry || first > 0 ? V::add(V::load(to), acc[t]) : acc[t]);
-                });
-            }
-        }
     }
 
 private:
-    static constexpr int BEHIND = 2, RING = 4;  // blocks
-    template <class Tile, int T>
-    struct Sums {
-        alignas(64) int32_t s[Tile::sub16 ? 2 : 1][T][L];
+    static constexpr int T = Block::tokens, QUAD = 4;  // products, a register for sums each
+    template <class Tile>
+    static constexpr int halves = Tile::sub16 ? 2 : 1;
+    using Sums = float[T][L];  // each MAGIC more than it stands for
+
+    // Four products at a time, over blocks, then vectors of rows, then groups of tokens. A quad that the blocks do not
+    // fill, and what comes after the last, only store.
+    template <class Tile>
+    struct Ahead {
+        const Block* a;
+        const uint8_t* tile;
+        int64_t blocks, stride, groups, left = blocks;
+        int v = 0;
+        const Block* x = a;
+        const uint8_t* w = tile;
+
+        template <int P>
+        INLINE void multiply(Sums* before) const {
+            constexpr int j = P / halves<Tile>, h = P % halves<Tile>;
+            step<P, 4 + P % 2, 6 + P % 2, j * sizeof(Block) + 16 * h,
+                 j * Tile::unit_bytes + Tile::quants_at + tile_at(0, 4 * h)>(x, w, j < left, before);
+        }
+        INLINE void advance() {
+            constexpr int blocks_a_quad = QUAD / halves<Tile>;
+            x += blocks_a_quad, w += blocks_a_quad * Tile::unit_bytes, left -= blocks_a_quad;
+            if (left <= 0) next_vector();
+        }
+        void next_vector() {
+            if (++v == PV) v = 0, a += stride, groups--;
+            x = a, w = tile + tile_at(L * v, 0), left = groups > 0 ? blocks : 0;
+        }
     };
 
-    template <class Tile, int T>
-    static INLINE void add(__m512 (&acc)[T], const Sums<Tile, T>& sums, const uint8_t* scales, const Block& a) {
+    // before[C] = what tile C holds; C = activations at `a + AT_A`, 32 bytes apart, times weights, 64 bytes apart
+    template <int C, int A, int B, int AT_A, int AT_W>
+    static INLINE void step(const Block* a, const uint8_t* w, bool more, Sums* before) {
+        if (more)
+            asm volatile(
+                "tileloadd %c9(%0,%4,1), %%tmm%c7\ntileloadd %c10(%1,%5,1), %%tmm%c8\n"
+                "tilestored %%tmm%c6, %c11(%2,%5,1)\n"
+                "tileloadd (%3,%5,1), %%tmm%c6\ntdpbssd %%tmm%c8, %%tmm%c7, %%tmm%c6" ::"r"(a),
+                "r"(w), "r"(before), "r"(magics.data()), "r"(32l), "r"(64l), "i"(C), "i"(A), "i"(B), "i"(AT_A),
+                "i"(AT_W), "i"(C * sizeof(Sums))
+                : "memory");
+        else
+            asm volatile("tilestored %%tmm%c2, %c3(%0,%1,1)" ::"r"(before), "r"(64l), "i"(C), "i"(C * sizeof(Sums))
+                         : "memory");
+    }
+
+    template <class Tile>
+    static INLINE void add(__m512 (&acc)[T], const Sums* sums, const uint8_t* scales, const Block& a) {
         constexpr int last = Tile::sub16 ? 1 : 0;
         const auto row = [&](int at) INLINE_LAMBDA { return V::load(reinterpret_cast<const float*>(scales + at)); };
         const __m512 d0 = row(Tile::scale_at(0)), d1 = row(Tile::scale_at(last));
+        const __m512 none = mul(d0, set(-MAGIC));  // exact: scales have 20 bits at most
         unroll<T>([&](auto t) INLINE_LAMBDA {
-            const auto sum = [&](int h) INLINE_LAMBDA { return to_float<1>(_mm512_load_si512(sums.s[h][t])); };
-            __m512 x = mul(sum(0), d0);
-            if constexpr (Tile::sub16) x = fma(sum(last), d1, x);
+            __m512 x = fma(V::load(sums[0][t]), d0, none);
+            if constexpr (Tile::sub16) x = fma(_mm512_sub_ps(V::load(sums[1][t]), set(MAGIC)), d1, x);
             acc[t] = fma(x, set(a.d[t]), acc[t]);
         });
         if constexpr (Tile::min)
@@ -132,33 +185,16 @@ private:
             });
     }
 
-    // sums[t][r] = over one K: activations, 32 bytes apart, times weights, 64 bytes apart
-    template <int SLOT>
-    static INLINE void tile_product(const int8_t* a, const uint8_t* w, int32_t (*sums)[L]) {
-        if constexpr (SLOT == 0)
-            asm volatile(
-                "tileloadd (%0,%3,1), %%tmm2\ntileloadd (%1,%4,1), %%tmm4\ntilezero %%tmm0\n"
-                "tdpbssd %%tmm4, %%tmm2, %%tmm0\ntilestored %%tmm0, (%2,%4,1)" ::"r"(a),
-                "r"(w), "r"(sums), "r"(32l), "r"(64l)
-                : "memory");
-        else
-            asm volatile(
-                "tileloadd (%0,%3,1), %%tmm3\ntileloadd (%1,%4,1), %%tmm5\ntilezero %%tmm1\n"
-                "tdpbssd %%tmm5, %%tmm3, %%tmm1\ntilestored %%tmm1, (%2,%4,1)" ::"r"(a),
-                "r"(w), "r"(sums), "r"(32l), "r"(64l)
-                : "memory");
-    }
-
-    int tokens_ = 0, columns_ = 0;
+    int columns_ = 0;
 };
 
 // Four tiles of sums in turn.
 void Amx::dot_loop(int64_t iterations) {
     Session session;
-    session.configure(16, 64);
-    asm volatile("tilezero %%tmm2\ntilezero %%tmm4" ::);
-#define DOT(n) "tdpbssd %%tmm4, %%tmm2, %%tmm" #n "\n"
-#define DOTS DOT(0) DOT(1) DOT(3) DOT(5) DOT(0) DOT(1) DOT(3) DOT(5)
+    session.configure(64);
+    asm volatile("tilezero %%tmm4\ntilezero %%tmm6" ::);
+#define DOT(n) "tdpbssd %%tmm6, %%tmm4, %%tmm" #n "\n"
+#define DOTS DOT(0) DOT(1) DOT(2) DOT(3) DOT(0) DOT(1) DOT(2) DOT(3)
     for (int64_t n = 0; n < iterations; n++) asm volatile(DOTS DOTS DOTS DOTS DOTS DOTS DOTS DOTS ::);
 #undef DOT
 #undef DOTS

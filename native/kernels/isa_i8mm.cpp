@@ -57,8 +57,16 @@ struct I8mm::Session {
     // Sums and results of two tokens and two rows: [t, r], [t, r + 1], [t + 1, r], [t + 1, r + 1].
     using Square = F[2][4];
 
-    template <class Tile, int T>
-    void product(const uint8_t* unit, int64_t blocks, const Block* a, bool carry, float (*total)[R]) {
+    template <class Tile>
+    void product(const uint8_t* tile, int64_t blocks, const Block* acts, int64_t stride, int64_t groups, bool carry,
+                 float (*total)[R]) {
+        for (int64_t g = 0; g < groups; g++)
+            group<Tile>(tile, blocks, acts + g * stride, carry, total + g * Block::tokens);
+    }
+
+private:
+    template <class Tile>
+    void group(const uint8_t* unit, int64_t blocks, const Block* a, bool carry, float (*total)[R]) {
         static_assert(R == 8);
         for (int64_t b = 0; b < blocks; b += SUM) {
             Square acc;
@@ -73,7 +81,6 @@ struct I8mm::Session {
         }
     }
 
-private:
     template <class Tile>
     static INLINE void add(Square& acc, const uint8_t* unit, const Block* a) {
         constexpr int M = Tile::multiple;

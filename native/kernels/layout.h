@@ -117,13 +117,14 @@ INLINE void store_tile(uint8_t* quants, int h, int v, const V::Q (&w)[4]) {
 }
 
 // Plain bytes and float scales: what panels are expanded to when many tokens share them. Matrix units take signed
-// codes.
+// codes, and so one type of tile serves many types of weights.
+template <Kind KIND>
+constexpr int tile_offset = V::order == HALVES ? V::template offset<KIND> : 0;
 template <bool SUB16, bool MIN, int BITS, int OFFSET, int MULTIPLE>
 struct Tile {
     static constexpr Kind kind = N8;
     static constexpr bool is_tile = true, sub16 = SUB16, min = MIN;
-    static constexpr int bits = BITS, offset = V::order == HALVES ? OFFSET : 0, multiple = MULTIPLE, unit_blocks = 1,
-                         centre = 0;
+    static constexpr int bits = BITS, offset = OFFSET, multiple = MULTIPLE, unit_blocks = 1, centre = 0;
     static constexpr int vectors = (SUB16 ? 2 : 1) * (MIN ? 2 : 1) + V::tile_bias;
     static constexpr int quants_at = 4 * R * vectors, unit_bytes = quants_at + 32 * R;
     static constexpr int scale_at(int h) { return 4 * R * h; }
@@ -145,7 +146,7 @@ struct Tile {
     }
 };
 template <class F>
-using TileOf = Tile<F::sub16, F::min, F::bits, F::offset, F::multiple>;
+using TileOf = Tile<F::sub16, F::min, F::bits, tile_offset<F::kind>, F::multiple>;
 
 using Q4_0 = Layout<Type::Q4_0, N4S, false, false, false>;
 using Q4_1 = Layout<Type::Q4_1, N4U, false, false, true>;

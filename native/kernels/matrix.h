@@ -6,7 +6,7 @@
 //   Block                   32 columns of prepared activations of Block::tokens tokens: set(token, integers, quantised)
 //   Session                 lives while a thread uses the unit
 //   dot_loop, dot_ops       the unit's peak (kernels.h)
-//   Session::product<Tile, T>  total[t][r] (+)= over `blocks` blocks, for the R rows of a tile and T tokens of a group
+//   Session::product<Tile>  total[t][r] (+)= over `blocks` blocks, for the R rows of a tile and whole groups of tokens
 //
 // The float operations and their order are panel.h's; only the exact integer sums come from elsewhere.
 
@@ -25,7 +25,7 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
         }
     if (end != m) return;
     __builtin_memset(q, 0, sizeof q);  // what is computed beside the last tokens must not be slow
-    for (int64_t t = m; t < round_up(m, 4); t++)
+    for (int64_t t = m; t < round_up(m, Block::tokens); t++)
         for (int64_t b = 0; b < k / 32; b++) row(t)[b].set(int(t % Block::tokens), q, Quantised{});
 }
 
@@ -46,22 +46,10 @@ void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* 
     const auto panel = [&](const Rows& rows, int64_t t0, int64_t tokens) {
         expand_panels(w, rows.first, rows.first + 1, V::chunk, room,
                       [&](auto tile, int64_t b, int64_t blocks, const Rows&) {
-                          for (int64_t t = 0; t < tokens; t += Block::tokens) {
-                              const int64_t group = (t0 + t) / Block::tokens * (w.k / 32);
-                              const Block* a = static_cast<const Block*>(acts) + group + b;
-                              const auto some = [&](auto T) {
-                                  session.template product<decltype(tile), T>(room, blocks, a, b > 0, total + t);
-                              };
-                              const int64_t fours = (tokens - t + 3) / 4;  // the last group may be smaller
-                              if (Block::tokens == 4 || fours == 1)
-                                  some(std::integral_constant<int, 4>{});
-                              else if (fours == 2)
-                                  some(std::integral_constant<int, 8>{});
-                              else if (fours == 3)
-                                  some(std::integral_constant<int, 12>{});
-                              else
-                                  some(std::integral_constant<int, 16>{});
-                          }
+                          const int64_t stride = w.k / 32;
+                          const Block* a = static_cast<const Block*>(acts) + t0 / Block::tokens * stride + b;
+                          session.template product<decltype(tile)>(
+                              room, blocks, a, stride, (tokens + Block::tokens - 1) / Block::tokens, b > 0, total);
                       });
         for (int64_t t = 0; t < tokens; t++)
             __builtin_memcpy(out + (t0 + t) * ldo + rows.first + rows.from(), total[t] + rows.from(),

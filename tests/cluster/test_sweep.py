@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from assay import cli
+from assay.cli.spread import bar
 from assay.cluster.crew import Here, Process, crew
 from assay.cluster.sweep import Lost, Task, sweep
 from assay.errors import AssayError
@@ -59,6 +62,22 @@ def test_results_come_in_order_and_are_kept(tmp_path: Path) -> None:
         file.write_text("{")
         break
     assert sweep(tasks(tmp_path), Here(1), tmp_path) == expected, "a torn result is computed again"
+
+
+def test_the_bar_has_a_line_for_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    show = bar()
+    show(0, 4, {"node b": "windows 16 to 31", "node a": "windows 0 to 15"})
+    first = terminal.getvalue()
+    assert first.split("\n")[1:] == ["  node a: windows 0 to 15", "  node b: windows 16 to 31", ""]
+    assert "0 of 4" in first.split("\n")[0]
+    show(4, 4, {"node a": "windows 48 to 63"})
+    assert terminal.getvalue().removeprefix(first) == "\r\033[3A\033[J", "it leaves nothing behind"
 
 
 def test_a_task_that_kills_is_not_tried_for_ever(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class Tally:
     lost: int = 0
     errors: int = 0
     silences: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=10_000))
-    """Seconds around a move: from token to token, and of these what was not the new replica's queue and prefill."""
+    """Seconds around a move: from token to token, and of these what was neither the time in which no replica was up nor
+    the new replica's queue and prefill."""
 
 
 class Fleet:
@@ -181,8 +182,12 @@ class Fleet:
         links = [link for link in equal if link is not avoid] or equal
         links = [link for link in links if not link.quiet] or links
         if not links:
+            stream.homeless = stream.homeless or time.monotonic()
             self._homeless.append(stream)
             return
+        if stream.homeless:
+            stream.homeless_s += time.monotonic() - stream.homeless
+            stream.homeless = 0.0
         names = page_names(stream.ids)
         if len(stream.blamed) >= MOVES:
             link = min(links, key=lambda link: len(link.streams))
@@ -239,7 +244,8 @@ class Fleet:
         if update.choice is not None:
             if stream.moves and stream.generated == stream.moved_at and stream.times.last:
                 silence = now - stream.times.last
-                self.tally.silences.append((silence, silence - found.get("took_s", 0.0)))
+                self.tally.silences.append((silence, silence - stream.homeless_s - found.get("took_s", 0.0)))
+                stream.homeless_s = 0.0
             stream.ids.append(update.choice.id)
             stream.blamed.clear()
             if not stream.pinned:

@@ -35,6 +35,8 @@ class Stream(Progress):
         self.names: list[str] = []  # of the pages of what it was sent with
         self.owed = 0
         self.began = False  # since it was sent
+        self.homeless = 0.0  # since when no replica can take it
+        self.homeless_s = 0.0  # in all, since its last token
         self.late = False  # it was sent when the replica was quiet already
 
 

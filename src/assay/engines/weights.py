@@ -6,6 +6,7 @@ need not know which it was given. `variants` puts other values under a name: a f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,7 +51,7 @@ class Weights:
         self._variants = dict(variants or {})
         self._kept: dict[str, Array] = {}
         self._room = budget
-        total = sum(int(np.prod(t.shape)) for t in file.tensors.values())
+        total = sum(math.prod(t.shape) for t in file.tensors.values())
         # Decoded values are exact in float32, so a model too large for its float64 form is kept in half the room.
         self._store = self.dtype if total * self.dtype.itemsize <= budget else np.dtype(np.float32)
 

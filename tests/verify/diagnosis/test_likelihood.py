@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,17 @@ from assay.verify.dumps.load import load_dump
 from tests import planting
 
 
-def printed(case: planting.Case, path: Path, fmt: str, first: int, rms: bool, row: int) -> Path:
+def printed(
+    case: planting.Case,
+    path: Path,
+    fmt: str,
+    first: int,
+    rms: bool,
+    row: int,
+    tokens: Sequence[int] = planting.TOKENS,
+) -> Path:
     """A line a layer: some values of one row, and its rms, in a printf format."""
-    lines = [json.dumps({"assay_dump": 1, "engine": "x", "tokens": list(planting.TOKENS)})]
+    lines = [json.dumps({"assay_dump": 1, "engine": "x", "tokens": list(tokens)})]
     for name, value in case.parts[0].items():
         if name.split("-")[0] in ("embd", "l_out", "result_norm", "result_output"):
             x = value[row].astype(np.float64)

@@ -23,7 +23,7 @@ SAMPLE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("arithmetic", ["f32", "f16", "q8", "kv16"])
+@pytest.mark.parametrize("arithmetic", ["f32", "f16", "q8", "kv16", "w16", "w16+kv16"])
 def test_healthy_engines_are_healthy(model: Model, weights: Weights, tmp_path: Path, arithmetic: str) -> None:
     case = planting.second(model.file.path, arithmetic=arithmetic)
     found = diagnose(model, planting.dump(case, "full", model, tmp_path), weights=weights)
@@ -31,7 +31,7 @@ def test_healthy_engines_are_healthy(model: Model, weights: Weights, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arithmetic", ["f32", "f16", "q8", "kv16"])
+@pytest.mark.parametrize("arithmetic", ["f32", "f16", "q8", "kv16", "w16", "w16+kv16"])
 def test_healthy_engines_are_healthy_on_little_evidence(
     model: Model, weights: Weights, tmp_path: Path, arithmetic: str
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from assay.gguf import open_file
@@ -11,6 +13,7 @@ from assay.models import Model, load
 from assay.text import Tokenizer
 from assay.verify.endpoint.blackbox import diagnose_endpoint
 from assay.verify.endpoint.client import Client
+from assay.verify.endpoint.draws import Draw, _judge_draws, _nucleus
 from tests.synthetic import make_kquant
 from tests.verify.endpoint.faulty_server import serving
 
@@ -40,6 +43,28 @@ def test_endpoint(path: Path, model: Model, faults: tuple[str, ...]) -> None:
 )  # fmt: skip
 def test_endpoint_more(path: Path, model: Model, fault: str) -> None:
     _ask(path, model, (fault,))
+
+
+# After "The capital of France is Paris. The capital of", by SmolLM2's definition and by mistral.rs: " France", " the",
+# " Italy", " Spain", " England". Below the second, the server's noise has another order.
+DEFINED, SERVED = (-1.5130, -2.2586, -2.4569, -2.5002, -2.5811), (-1.5846, -2.1608, -2.5331, -2.5597, -2.4787)
+ITALY, ENGLAND, RARE = 2, 4, 5
+
+
+def judged(drawn: Sequence[int], served: Sequence[float]) -> list[str]:
+    logits = np.array([*DEFINED, np.log(1 - np.exp(DEFINED).sum())])
+    plan = Draw("", 0.3676, (0, 1, ITALY), (0.537, 0.255, 0.209), logits, len(drawn))
+    own = _nucleus(plan, dict(enumerate(served)))
+    return [cause.fault for cause in _judge_draws(plan, drawn, own)]
+
+
+def test_a_server_ranks_near_tokens_as_it_likes() -> None:
+    """By its own numbers it keeps another third token. Numbers from after its filter, of 0 nats, prove nothing."""
+    drawn = [0] * 43 + [1] * 25 + [ENGLAND] * 21
+    assert judged(drawn, SERVED) == []
+    assert judged(drawn, DEFINED) == ["samp-topp-order"]
+    assert judged([RARE if i == ENGLAND else i for i in drawn], SERVED) == ["samp-topp-order"]
+    assert judged(drawn, (-9.0, -9.0, -9.0, -9.0, 0.0)) == ["samp-topp-order"]
 
 
 def test_a_text_cut_otherwise(path: Path, model: Model) -> None:

@@ -28,8 +28,11 @@ def test_every_node_is_seen(name: str) -> None:
 
 # What they have: experts in MXFP4, whose activations alone are rounded; a product called a norm; V made of the
 # K product; norms with a gain per head; a gate of one row; GELU by a table; an encoder.
+SLOW = ("llama4", "gemma4-moe", "stablelm-12b", "qwen2moe", "gemma4", "bert")
+
+
 @pytest.mark.parametrize(
-    "name", ["qwen2", "falcon", "gpt-oss", "llama4", "gemma4-moe", "stablelm-12b", "qwen2moe", "gemma4", "bert"]
+    "name", ["qwen2", "falcon", "gpt-oss", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_the_check_passes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = ["check", str(golden.path(name)), "--engine", "llamacpp", "--lengths", "1,4"]

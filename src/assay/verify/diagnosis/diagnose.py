@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from assay.engines.blas import one_thread
 from assay.engines.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis.by_feeds import other_feed
@@ -46,7 +47,7 @@ def diagnose(
 
     `share` tries hypotheses elsewhere where each is a run of the model (`tried_here` is what is done there).
     """
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), one_thread(model.graph):
         return _accepted(_diagnose(model, dump, weights, progress or (lambda _: None), cache, share))
 
 

@@ -27,7 +27,7 @@ from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level
-from assay.verify.judge.rounding import EXACT, Rounding, hooks
+from assay.verify.judge.rounding import EXACT, Rounding, hooks, weights_of
 from assay.verify.thresholds import ACCEPT, AMPLIFIED, ARITHMETIC_GUESSED, NEAR_Q8, NEAR_UNITS, RUN, STEP
 
 Array = NDArray[Any]
@@ -130,7 +130,7 @@ class Lab:
     def rounding(self, rule: Rounding) -> Lab:
         """The same bench, on which every computation rounds by this rule."""
         return self if rule == self.rule else Lab(
-            self.model, self.dump, self.diff, self.weights, self.terms, self.theirs, rule
+            self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule
         )  # fmt: skip
 
     def from_tokens(self) -> Lab:

@@ -41,6 +41,7 @@ from assay.verify.thresholds import (
     ALIKE_NATS,
     CLEARER_NATS,
     COEFFICIENT,
+    DAMAGED_ROWS,
     FIRST_OBSERVED,
     FLOAT32_LEFT,
     FLOOR_UNITS,
@@ -82,6 +83,7 @@ class Voice:
     before: float  # deviation over the floor, as rms over the touched groups
     after: float
     left: float  # as `after`, in the usual group: where an engine rounds by a rule, a few values lie on an edge
+    touched: int  # groups in which it shows
     nodes: tuple[str, ...]  # observed nodes where it leaves less
     rule: Rounding = EXACT
     near: float = np.inf  # as `left`, in the places where it shows first: later ones add up what fell otherwise
@@ -102,6 +104,8 @@ class Voice:
         low, high = COEFFICIENT
         if self.hypothesis.fault == DAMAGE and self.left > FLOAT32_LEFT:
             return False  # one of thousands of bits resembles anything; the right one leaves nothing
+        if self.hypothesis.fault == DAMAGE and self.rule != EXACT and self.touched < DAMAGED_ROWS:
+            return False  # one token's value that was rounded the other way looks the same
         if Kind.PRECISION in FAULTS[self.hypothesis.fault].kinds and self.left > max(
             FLOAT32_LEFT, HARDLY_LEFT * self.before
         ):
@@ -211,25 +215,28 @@ def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
 def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
     """The mistakes that speak everywhere, under the rule that leaves least of the best of them.
 
-    What is heard in a few places under the likeliest rule is held against all places under each: a fault that hides
-    which rule is the engine's is heard under any of them.
+    What is heard in a few places under one of the rules is held against all places under each: a fault may hide which
+    rule is the engine's, and the roundings of the right rule a fault that is as small as they are.
     """
-    lab, best, tried = labs[0], list[Voice](), 0
+    likeliest, best, tried = labs[0], list[Voice](), 0
     kinds = (
-        (_mistakes(lab, places, wide=wide), first),
-        (_solved(lab, places, first), first),
-        (_damage(lab, places), places),
+        (_mistakes(likeliest, places, wide=wide), first),
+        (_solved(likeliest, places, first), first),
+        (_damage(likeliest, places), places),
     )
     for mistakes, where in kinds:  # generators: what comes later is made if it is needed
         some = list(mistakes)
         tried += len(some)
-        heard = [v.hypothesis for v in _listen(lab, some, where) if v.nats > HEARD]
-        for bench in labs:
-            spoken = _speaking(bench, heard, where, places, tried)
-            if spoken and (not best or spoken[0].rest < best[0].rest):
-                best = spoken
-            if best and best[0].exact:
-                return best
+        for lab in labs:
+            voices = _listen(lab, some, where)
+            heard = [v.hypothesis for v in voices if v.nats > HEARD]
+            some = [v.hypothesis for v in voices if v.nats <= HEARD]
+            for bench in labs:
+                spoken = _speaking(bench, heard, where, places, tried)
+                if spoken and (not best or spoken[0].rest < best[0].rest):
+                    best = spoken
+                if best and best[0].exact:
+                    return best
     return best
 
 
@@ -336,7 +343,7 @@ class _Tally:
         coefficient = self.dots / self.squares if self.squares else 0.0
         nats = self.nats if self.possible else -np.inf
         left = float(np.sqrt(np.median(self.after))) if self.after else 0.0
-        return Voice(h, nats, share, coefficient, before, after, left, tuple(self.nodes), rule)
+        return Voice(h, nats, share, coefficient, before, after, left, self.touched, tuple(self.nodes), rule)
 
 
 def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:

@@ -1,8 +1,12 @@
-"""Many draws under top-p: do they come from the tokens they may come from?"""
+"""Many draws under top-p: do they come from the tokens they may come from?
+
+Those are the smallest set whose mass reaches p, by the definition or by the server's own log-probabilities, which come
+with each draw: its arithmetic may rank two near tokens the other way round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +19,7 @@ from assay.verify.diagnosis.result import Cause
 from assay.verify.endpoint.box import Box, cause_of
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.prompts import TEXT
-from assay.verify.thresholds import CHANCE, RARE, SWAPPED
+from assay.verify.thresholds import CHANCE, FILTERED, RARE, SWAPPED
 
 Array = NDArray[Any]
 Progress = Callable[[str], None]
@@ -78,6 +82,7 @@ def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[
         return []
     say(f"drawing {plan.draws} tokens at top-p {plan.top_p:g}: {len(plan.kept)} may come")
     drawn: list[int] = []
+    own: set[int] = set()
     alone: dict[str, Any] = dict(ALONE)
     for seed in range(plan.draws):
         try:
@@ -96,15 +101,28 @@ def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[
             return []
         token = reply.steps[0].id
         drawn.append(-1 if token is None else token)  # those that may come are told by their text
-    return _judge_draws(plan, drawn)
+        own |= _nucleus(plan, reply.steps[0].scores)
+    return _judge_draws(plan, drawn, own)
 
 
-def _judge_draws(plan: Draw, drawn: Sequence[int]) -> list[Cause]:
+def _nucleus(plan: Draw, scores: Mapping[int, float]) -> set[int]:
+    """The tokens that a server keeps by its own log-probabilities, as far as it shows them.
+
+    Some servers give them as they are after the filter: those say nothing about it.
+    """
+    order = sorted(scores, key=lambda token: -scores[token])
+    mass = np.cumsum(np.exp([scores[token] for token in order]))
+    total = np.logaddexp.reduce(plan.logits)
+    kept = order[: int(np.searchsorted(mass, plan.top_p)) + 1]
+    return {token for token in kept if abs(plan.logits[token] - total - scores[token]) < FILTERED}
+
+
+def _judge_draws(plan: Draw, drawn: Sequence[int], own: Set[int]) -> list[Cause]:
     def named(fault: str, how: str, certainty: float) -> list[Cause]:
         cause = cause_of(fault, "sampled", how, Fit(100.0, 1.0, len(drawn)), Fit(0.5, 0, 1), 1)
         return [replace(cause, confidence=certainty)]
 
-    outside = [i for i in drawn if i not in plan.kept]
+    outside = [i for i in drawn if i not in plan.kept and i not in own]
     if len(outside) > 0.05 * len(drawn):
         tail = np.argsort(plan.logits)[: len(plan.logits) // 2]
         rare = bool(np.isin(drawn, tail).sum() > 0.3 * len(drawn))

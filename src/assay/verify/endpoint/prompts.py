@@ -65,8 +65,9 @@ def _other_ids(box: Box, tokenizer: Tokenizer, right: list[int]) -> Iterator[tup
     bos = tokenizer.bos
     if tokenizer.vocab.model == SENTENCEPIECE and tokenizer.vocab.scores is not None:
         begin = right[:1] if right[:1] == [bos] else []
-        how = "cut where the sum of scores is highest, which is another kind of vocabulary's rule"
-        yield "spm-merge-order", how, begin + Unigram(box.model.file, tokenizer.vocab).encode(TEXT)
+        cut = begin + Unigram(box.model.file, tokenizer.vocab).encode(TEXT)
+        how = "cut where the sum of scores is highest, which is another kind of vocabulary's rule: "
+        yield "spm-merge-order", f"{how}{len(cut)} tokens, not {len(right)}, of {TEXT!r}", cut
     if bos is not None and right[:1] == [bos]:
         yield "bos-missing", "no BOS", right[1:]
         yield "bos-double", "BOS twice", [bos, *right]

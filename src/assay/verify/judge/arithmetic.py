@@ -11,6 +11,7 @@ Each is a set of roundings applied while the definition runs. They are models of
   f16 KV  keys and values kept in float16, queries and probabilities rounded to it before they meet them, and products
           of halves added up in 32 lanes of halves, as ggml does where the processor can
   q8 KV   keys and values kept in Q8_0 blocks, queries quantised to meet them
+  f16 weights   every tensor of the file decoded to halves and kept so; everything else in float32
 
 Errors of summation are drawn from a generator seeded by the node's name: the same on every run.
 """
@@ -21,6 +22,7 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,7 +43,7 @@ _ANGLE = 8  # half-units by which a rotary angle may be off: frequencies are oft
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Where it rounds: every result (`storage`), operands of quantised products, the cache, GELU."""
+    """Where it rounds: every result (`storage`), operands of quantised products, weights, the cache, GELU."""
 
     name: str
     storage: str = "f32"
@@ -49,6 +51,7 @@ class Arithmetic:
     f16_cache: bool = False
     q8_cache: bool = False
     gelu_table: bool = False
+    f16_weights: bool = False
 
     @property
     def unit(self) -> float:
@@ -60,6 +63,8 @@ ARITHMETICS: tuple[Arithmetic, ...] = (
     Arithmetic("f32"),
     Arithmetic("f32, GELU table", gelu_table=True),
     Arithmetic("f16 KV", f16_cache=True, gelu_table=True),
+    Arithmetic("f16 weights", f16_weights=True, gelu_table=True),
+    Arithmetic("f16 weights, f16 KV", f16_weights=True, f16_cache=True, gelu_table=True),
     Arithmetic("Q8 activations", q8=True, gelu_table=True),
     Arithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
     Arithmetic("Q8 activations, q8 KV", q8=True, f16_cache=True, q8_cache=True, gelu_table=True),
@@ -93,6 +98,15 @@ def q8_1_slip(x: Array) -> Array:
     d = np.abs(blocks).max(-1) / 127
     total = np.round(blocks / np.where(d == 0, 1, d)[..., None]).sum(-1)
     return np.asarray((d * total).astype(np.float16).astype(x.dtype) - d.astype(np.float16).astype(x.dtype) * total)
+
+
+def block_minima(matrix: Array) -> Array:
+    """The least value of every 32, [O, blocks]: by halves, for NumPy is slow along a short axis."""
+    least = matrix.reshape(matrix.shape[0], -1, 32)
+    while least.shape[-1] > 1:
+        half = least.shape[-1] // 2
+        least = np.minimum(least[..., :half], least[..., half:])
+    return np.asarray(least[..., 0])
 
 
 def q8_k(x: Array) -> Array:
@@ -150,16 +164,27 @@ def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: i
     """Error of a sum, over the root of its terms' squares' sum; weights in the storage type count as well."""
     n = _terms(graph, node, n_keys)
     size = math.sqrt(n) * UNIT["f32"]
-    if a.storage != "f32" and node.op in MATRIX:
-        size += a.unit
+    if (a.storage != "f32" and node.op in MATRIX) or halved(a, file, node):
+        size += a.unit if a.storage != "f32" else UNIT["f16"]
     half = node.op in MATRIX and a.q8 and file.tensors[node.weights[0]].type.name == "F16"
     if half or (a.f16_cache and node.op in ("kq", "kqv")):  # ggml adds halves in 32 half-precision lanes on ARM
         size += UNIT["f16"] * math.sqrt(max(2, n / 32))
     return size
 
 
-def summed(a: Arithmetic, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None) -> Array:
+def halved(a: Arithmetic, file: GGUFFile, node: Node) -> bool:
+    """Does it lose digits of this node's weights?"""
+    return a.f16_weights and any(file.tensors[name].type.name != "F16" for name in node.weights)
+
+
+def summed(
+    a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None
+) -> Array:
     """The result before it is stored; `exact` is the definition's, `deviation` the standard deviation of each sum."""
+    if node.op not in SUMS and halved(a, file, node):
+        if node.op == "embed":
+            return round_to(y, "f16")
+        y = np.asarray(y * (1 + UNIT["f16"] * _noise(node, 5, y.shape)), y.dtype)
     if a.gelu_table and is_gelu(node):  # the table's value, or its product, is off by up to half a unit: all of it is
         # allowed, and away from the exact value, because one large value of a row may outweigh the others, and chance
         # could have spared it
@@ -211,5 +236,11 @@ def norm_terms(node: Node, x: Array, w: Array, b: Array | None = None) -> Array:
 
 
 def _noise(node: Node, salt: int, shape: tuple[int, ...]) -> Array:
-    rng = np.random.default_rng(zlib.crc32(f"{node.name}/{salt}".encode()))
-    return rng.standard_normal(shape, np.float32)
+    return _drawn(node.name, salt, shape)
+
+
+@lru_cache(maxsize=4)  # every arithmetic draws the same at a node
+def _drawn(name: str, salt: int, shape: tuple[int, ...]) -> Array:
+    drawn = np.random.default_rng(zlib.crc32(f"{name}/{salt}".encode())).standard_normal(shape, np.float32)
+    drawn.flags.writeable = False
+    return drawn

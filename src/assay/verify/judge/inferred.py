@@ -78,13 +78,14 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
     def of(*ops: str, others: bool = False) -> list[Evidence]:
         return [e for e in whole if (model.graph[e.name].op in ops) != others]
 
-    plain, table, kv, q8, both, coarse, f16, bf16 = ARITHMETICS
-    storage = explained(of(*MATRIX, *EXACT, "kq", "kqv", "cache", others=True), [table, f16, bf16])
-    if storage is not table:
+    plain, table, kv, half, half_kv, q8, both, coarse, f16, bf16 = ARITHMETICS
+    storage = explained(of(*MATRIX, *EXACT, "kq", "kqv", "cache", others=True), [table, half, f16, bf16])
+    if storage in (f16, bf16):
         return storage
-    # Files mix types: of float matrices, and of those whose products no operand is rounded for, nothing can be learnt.
+    # Files mix types: of float matrices, and of those whose products no operand is rounded for, nothing can be learnt
+    # of rounded operands.
     rounded = [e for e in of(*MATRIX) if quantise_for(model.file, model.graph[e.name].weights[0]) is not None]
-    quantised = explained(rounded, [table, q8]) is q8
+    operands = explained(rounded, [table, half, q8]) if rounded else explained(of(*MATRIX), [table, half])
     scores = of("kq", "kqv") or [  # flash attention shows neither scores nor probabilities
         e for e in longer if any(model.graph[part].op in ("kq", "kqv") for part in e.segment)
     ]
@@ -92,4 +93,4 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
         return coarse
     cached = kv in (explained(scores, [table, kv]), explained(of("cache"), [table, kv]))
     gelu = explained([e for e in whole if any(is_gelu(model.graph[part]) for part in e.segment)], [plain, table])
-    return {(False, False): gelu, (False, True): kv, (True, False): q8, (True, True): both}[quantised, cached]
+    return {table: (gelu, kv), half: (half, half_kv), q8: (q8, both)}[operands][cached]

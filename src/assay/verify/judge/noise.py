@@ -36,6 +36,7 @@ from assay.verify.judge.arithmetic import (
     SUMS,
     WITH_MINIMUM,
     Arithmetic,
+    block_minima,
     norm_terms,
     operand,
     q8_1_slip,
@@ -81,6 +82,16 @@ def by_rows(value: Array, axis: int) -> Array:
     return moved.reshape(len(moved), -1)
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Of each value of a sum: the sum of its terms' squares, the error of summing over its root for each arithmetic,
+    and the variance by quantising a matrix's operand."""
+
+    squares: Array
+    sizes: Sequence[float]
+    operands: Array | None
+
+
 class NoiseRuns:
     """Visitor: the definition beside one run per arithmetic, all in float32.
 
@@ -119,21 +130,20 @@ class NoiseRuns:
             values = [np.where(np.isneginf(exact), exact, lane[0]) for lane in lanes[1:n]]
             others |= self._regroup(node, exact)
         values = self._slip(node, values, weights)
-        sums, operands = self._variances(node, weights)
+        sums = self._sums(node, weights)
+        root = None if sums is None else np.sqrt(sums.squares)
         values = [
-            summed(a, self.graph, node, v, exact, None if s is None else np.sqrt(s))
-            for a, s, v in zip(ARITHMETICS, sums, values, strict=True)
+            summed(
+                a, self.file, self.graph, node, v, exact, None if root is None or sums is None else root * sums.sizes[i]
+            )
+            for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True))
         ]
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
         if not whole or node.op == "cache":  # else rounding the result is allowed for where it is judged
             values = [stored(a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)]
-        spread = [
-            None if s is None else s + operands if a.q8 and operands is not None else s
-            for a, s in zip(ARITHMETICS, sums, strict=True)
-        ]
         self.levels[node.name] = self._level(
-            node, exact, values, observed, spread, {} if node.op == "group_mask" else others
+            node, exact, values, observed, self._spread(node, sums), {} if node.op == "group_mask" else others
         )
         axis = token_axis(self.graph, node.name)
         self.exact[node.name] = _narrow(patch(observed, exact, axis))
@@ -171,10 +181,10 @@ class NoiseRuns:
                 found[i] = np.where(is_open[:, None], other, others.get(i, chosen))
         return found
 
-    def _variances(self, node: Node, weights: Weights) -> tuple[list[Array | None], Array | None]:
-        """Of each value of a sum: by summing, for each arithmetic, and by quantising a matrix's operand."""
+    def _sums(self, node: Node, weights: Weights) -> _Sums | None:
+        """What is known of a node that sums."""
         if node.op not in SUMS:
-            return [None] * len(ARITHMETICS), None
+            return None
         operands: Array | None = None
         inputs = [self.exact[name] for name in node.inputs]
         if node.op in MATRIX:
@@ -193,8 +203,24 @@ class NoiseRuns:
             squares = evaluate_all(node, [[inputs[0] ** 2 / len(inputs[0])]], weights)[0]
         else:
             squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
-        size = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
-        return [squares * s**2 for s in size], operands
+        sizes = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
+        return _Sums(squares, sizes, operands)
+
+    def _spread(self, node: Node, sums: _Sums | None) -> list[tuple[Array, Array] | None]:
+        """For each arithmetic the rms and the largest error that rows of such sums show."""
+        if sums is None:
+            return [None] * len(ARITHMETICS)
+        axis = token_axis(self.graph, node.name)
+        squares = by_rows(self._shown(node, sums.squares.copy()), axis)
+        usual, largest = _expected(squares)
+        quantised: dict[float, tuple[Array, Array]] = {}
+        for a, s in zip(ARITHMETICS, sums.sizes, strict=True):
+            if a.q8 and sums.operands is not None and s not in quantised:
+                quantised[s] = _expected(squares * s**2 + by_rows(sums.operands, axis))
+        return [
+            quantised[s] if a.q8 and s in quantised else (usual * s, largest * s)
+            for a, s in zip(ARITHMETICS, sums.sizes, strict=True)
+        ]
 
     def _slip(self, node: Node, values: list[Array], weights: Weights) -> list[Array]:
         """Q8_1: the blocks' minima times the rounding of the operand's block sums."""
@@ -203,7 +229,7 @@ class NoiseRuns:
         matrix = weights[node.weights[0]]
         if not isinstance(matrix, np.ndarray):
             return values
-        least = matrix.reshape(matrix.shape[0], -1, 32).min(-1)
+        least = block_minima(matrix)
         out, seen = [], dict[int, Array]()
         for a, run, value in zip(ARITHMETICS, self.runs, values, strict=True):
             x = run[node.inputs[0]]
@@ -224,7 +250,7 @@ class NoiseRuns:
         exact: Array,
         values: list[Array],
         observed: Sequence[Observation],
-        variances: Sequence[Array | None],
+        spreads: Sequence[tuple[Array, Array] | None],
         others: Mapping[int, Array],
     ) -> Level:
         """Noise of each row; at least what rows of this size show on average, for one row may have been lucky.
@@ -235,13 +261,12 @@ class NoiseRuns:
         rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
         rms, top = [], []
-        for value, variance in zip(values, variances, strict=True):
-            difference = by_rows(self._shown(node, apart(value.astype(np.float32), exact)), axis)
+        for value, spread in zip(values, spreads, strict=True):
+            difference = by_rows(self._shown(node, apart(value.astype(np.float32, copy=False), exact)), axis)
             one = np.sqrt(np.mean(difference * difference, axis=1))
-            peak = np.abs(difference).max(axis=1)
-            if variance is not None:
-                usual, largest = _expected(by_rows(self._shown(node, variance.copy()), axis))
-                one, peak = np.maximum(one, usual), np.maximum(peak, largest)
+            peak = np.abs(difference, out=difference).max(axis=1)
+            if spread is not None:
+                one, peak = np.maximum(one, spread[0]), np.maximum(peak, spread[1])
             rms.append(np.maximum(one, scale * np.sqrt(np.mean((one / scale) ** 2))))
             top.append(np.maximum(peak, scale * np.sqrt(np.mean((peak / scale) ** 2))))
         for i, value in others.items():

@@ -8,6 +8,7 @@ a fault beneath that noise is seen. The rules are those that engines follow:
   Q8            as llama.cpp: blocks of integers from a float32 scale, which is kept as a half; GELU by a table
   Q8, half      the scale is a half before anything is divided by it
   f16, bf16     every result
+  f16 weights   every tensor of the file
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import Hooks
+from assay.engines.weights import Table, Weights
 from assay.gguf import GGUFFile
 from assay.graph import Node
 from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, quantise_for, round_to
@@ -37,11 +39,14 @@ class Rounding:
     q8: bool = False
     half_scale: bool = False
     table: bool = False
+    half_weights: bool = False
 
 
 EXACT = Rounding("float32", "f32")
 _RULES = (
     Rounding("a half cache", "f16 KV", half_cache=True),
+    Rounding("weights in half precision", "f16 weights", half_weights=True),
+    Rounding("weights in half precision and a half cache", "f16 weights, f16 KV", half_cache=True, half_weights=True),
     Rounding("Q8 activations", "Q8 activations", q8=True, table=True),
     Rounding("Q8 activations with half scales", "Q8 activations", q8=True, half_scale=True),
     Rounding("Q8 activations and a half cache", "Q8 activations, f16 KV", half_cache=True, q8=True, table=True),
@@ -58,9 +63,47 @@ _RULES = (
 
 
 def roundings(most: Arithmetic) -> list[Rounding]:
-    """The rules that are no coarser than this arithmetic."""
+    """The rules that are no coarser than this arithmetic; beneath the noise of halved weights or quantised operands a
+    half cache hides, so it may be there as well."""
     names = [a.name for a in ARITHMETICS]
+    if (most.q8 or most.f16_weights) and not most.f16_cache:
+        most = next(a for a in ARITHMETICS if a.f16_cache and (a.q8, a.f16_weights) == (most.q8, most.f16_weights))
     return [EXACT, *(r for r in _RULES if names.index(r.as_coarse) <= names.index(most.name))]
+
+
+class Halved(Weights):
+    """Other weights, each rounded to a half."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights.file, weights.dtype, budget=0)
+        self._whole = weights
+        self._halves: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._halves:
+            whole = self._whole[name]
+            if not isinstance(whole, np.ndarray):
+                return _Rows(whole)
+            self._halves[name] = whole.astype(np.float16)
+        return self._halves[name].astype(self.dtype)
+
+    def rows(self, name: str) -> Any:
+        return _Rows(self._whole.rows(name))
+
+
+class _Rows:
+    """A matrix of which the rows that are read are rounded."""
+
+    def __init__(self, matrix: Array | Table) -> None:
+        self._matrix, self.shape = matrix, matrix.shape
+
+    def __getitem__(self, rows: Any) -> Array:
+        return round_to(self._matrix[rows], "f16")
+
+
+def weights_of(rule: Rounding, weights: Weights) -> Weights:
+    """The weights as a run that obeys the rule reads them."""
+    return Halved(weights) if rule.half_weights else weights
 
 
 def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:

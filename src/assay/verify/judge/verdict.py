@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from assay.engines.blas import one_thread
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.contradictions import contradictions
@@ -27,7 +28,8 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
-    evidence, routes = examine(model, dump, progress, cache) if dump.by_name else ([], [])
+    with one_thread(model.graph):
+        evidence, routes = examine(model, dump, progress, cache) if dump.by_name else ([], [])
     arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
     nodes = tuple(decide(model, dump, evidence, arithmetic))
     return Diff(

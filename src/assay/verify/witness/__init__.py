@@ -20,7 +20,7 @@ class Witness:
 WITNESSES: dict[str, Witness] = {
     "llamacpp": Witness("llama.cpp", ("llama-cpp-python",), "llamacpp:LlamaCppEngine", "every node"),
     "transformers": Witness(
-        "transformers", ("transformers", "torch", "gguf"), "transformers:TransformersEngine",
+        "transformers", ("transformers", "torch", "gguf", "accelerate"), "transformers:TransformersEngine",
         "what its modules take and give, attention's probabilities",
     ),
     "tinygrad": Witness("tinygrad", ("tinygrad",), "tinygrad:TinygradEngine", "what its modules take and give"),

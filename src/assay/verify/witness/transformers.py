@@ -1,7 +1,7 @@
 """The witness `transformers`: Hugging Face's implementation, fed with the GGUF file, seen through module hooks.
 
-Needs `transformers`, `torch` and `gguf`. Its modules give what they return, under the names of `names`. Scores are not
-among the modules' results: attention is run in its `eager` form, whose probabilities are returned.
+Needs `transformers`, `torch`, `gguf` and `accelerate`. Its modules give what they return, under the names of `names`.
+Scores are not among the modules' results: attention is run in its `eager` form, whose probabilities are returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TransformersEngine(Follower):
     def __init__(
         self, model: Model, *, n_pages: int | None = None, threads: int | None = None, precision: str | None = None
     ) -> None:
-        transformers, self._torch, _ = packages("transformers", "transformers", "torch", "gguf")
+        transformers, self._torch, *_ = packages("transformers", "transformers", "torch", "gguf", "accelerate")
         if precision not in (None, "f32"):
             raise AssayError("engine transformers: computes in f32 only; leave --precision out")
         if threads:
