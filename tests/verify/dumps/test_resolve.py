@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import zipfile
 from collections.abc import Callable
@@ -178,3 +179,12 @@ def test_other_model_other_tokens_duplicate_names(model: Model, truth: Dump, tmp
     np.savez(tmp_path / "none.npz", embd=arrays(truth)["embd"])
     with pytest.raises(AssayError, match="which tokens were fed"):
         load_dump(tmp_path / "none.npz", model)
+
+
+def test_an_index_beyond_the_values_is_one_line(model: Model, tmp_path: Path) -> None:
+    """In a dump whose row is open, too: the values are asked before the index is checked."""
+    path = tmp_path / "d.jsonl"
+    said = [{"assay_dump": 1, "tokens": [1, 5, 6]}, {"name": "result_output", "top": [[2**31 - 1, -1.0], [6, 1.5]]}]
+    path.write_text("\n".join(map(json.dumps, said)))
+    with pytest.raises(AssayError, match="index 2147483647 is outside"):
+        load_dump(path, model)

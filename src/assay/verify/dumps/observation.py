@@ -209,5 +209,5 @@ def measure(obs: Observation, value: Array, axis: int, head_width: int = 0) -> A
     if obs.kind == "last":
         return flat[max(0, flat.size - len(obs.data)) :]
     if obs.kind in ("at", "top"):
-        return flat[[index for index, _ in obs.data]]
+        return flat[[index for index, _ in obs.data if index < flat.size]]
     return np.array([STATISTICS[obs.kind](flat)])
