@@ -1,0 +1,5 @@
+"""Planting: what engine authors get wrong in the families beside Llama, in the order of the computation."""
+
+from assay.verify.faults.families import attention, inputs, outputs
+
+__all__ = ["attention", "inputs", "outputs"]
