@@ -255,7 +255,7 @@ def test_command_dry_run_writes_nothing(model: Path, tmp_path: Path, capsys: pyt
     [
         (["OUT", "--type", "Q9_9"], "Q9_9: no such quantisation; known are F32"),
         (["--type", "Q8_0"], "OUT: no output file named"),
-        (["OUT"], "--type"),
+        (["OUT"], "name a TYPE such as Q4_K_M"),
         (["OUT/no/such/folder.gguf", "--type", "Q8_0"], "cannot be written"),
         (["FOLDER", "--type", "Q8_0"], "is a directory"),
         (["IN", "--type", "Q8_0"], "is the input itself"),

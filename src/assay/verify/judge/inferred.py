@@ -79,8 +79,11 @@ def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) ->
         return [e for e in whole if (model.graph[e.name].op in ops) != others]
 
     plain, table, kv, half, half_kv, q8, both, coarse, f16, bf16 = ARITHMETICS
-    storage = explained(of(*MATRIX, *EXACT, "kq", "kqv", "cache", others=True), [table, half, f16, bf16])
-    if storage in (f16, bf16):
+    results = of(*MATRIX, *EXACT, "kq", "kqv", "cache", others=True)
+    storage = explained(results, [table, f16, bf16])
+    # Halves of a norm's weights look like halves of its result: then what has no weights is not rounded.
+    free = [e for e in results if not any(model.graph[part].weights for part in e.segment)]
+    if storage is not table and not (most(results, half) and 4 * share(free, table) >= 3 * len(free)):
         return storage
     # Files mix types: of float matrices, and of those whose products no operand is rounded for, nothing can be learnt
     # of rounded operands.
