@@ -130,7 +130,7 @@ def test_ctrl_c_keeps_what_is_written(model: Path, tmp_path: Path) -> None:
     path, out = write(tmp_path / "many.jsonl", ["hello"] * 20_000), tmp_path / "out.jsonl"
     process = subprocess.Popen(
         [sys.executable, "-m", "assay", "run", str(model), "--batch", str(path), "-o", "-", *OPTIONS],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), bufsize=0,  # `communicate` sees no buffer
     )  # fmt: skip
     assert process.stdout
     first = [process.stdout.readline() for _ in range(3)]
