@@ -70,11 +70,31 @@ class Said:
 
 def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     line = Said([], [], [], [])
-    _walk(list(cut), line, [])
+    line.layer, skip = _numbered(cut)
+    _walk(list(cut[skip:]), line, [])
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
+
+
+def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
+    """A layer's number before the word: "[0] layer output", "0: block", "#0 layer"; and how many pieces that was."""
+    at = 1 if cut and isinstance(cut[0], Mark) else 0
+    first = cut[at] if len(cut) > at else None
+    number = first
+    if isinstance(first, Group):
+        number = first.items[0] if len(first.items) == 1 else None
+    if not isinstance(number, Number) or not number.whole:
+        return None, 0
+    rest = at + 1
+    if len(cut) > rest and cut[rest] is ASSIGN:
+        rest += 1
+    elif isinstance(first, Number) and not at:
+        return None, 0  # "12 layers loaded"
+    word = cut[rest] if len(cut) > rest else None
+    told = isinstance(word, Word) and set(split_words([word.text])) & LAYER
+    return (int(number.value), rest) if told else (None, 0)
 
 
 def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
@@ -183,6 +203,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole:
         value = after[1] if len(after) == 2 and after[0] is ASSIGN else None
         named = bool(key) and ("_" in key[-1] or (words and words[-1] in LAYER | {"hidden", "states"}))
+        named = named or (line.layer is None and bool(set(words) & LAYER))  # "layer output [0]: ..."
         if isinstance(value, Number) and not value.whole and not named and not set(words) & _SHAPE:
             line.pairs.append(("at", ((int(index[0].value), value),)))
         elif named and not set(words) & _SHAPE:

@@ -180,8 +180,8 @@ def _what(observations: Sequence[Observation]) -> str:
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
 
 
-_LIST = re.compile(r"[\[({]\s{0,20}[-+.\d][^\[\](){}a-df-zA-Z]{0,4000}[\])}]")
-_NAMED = re.compile(r"\b(layer|block|blk|l)([\s_.:#-]{0,3})\d{1,4}\b", re.IGNORECASE)
+_LIST = re.compile(r"[\[({](?!\d{1,6}[\])}])\s{0,20}[-+.\d][^\[\](){}a-df-zA-Z]{0,4000}[\])}]")
+_NAMED = re.compile(r"\b(layer|block|blk|l)([\s_.:#-]{0,3})\d{1,4}\b(?!\.\d)", re.IGNORECASE)
 _FLOAT = re.compile(r"(?<![\w.])[-+]?\d{1,40}\.\d{0,40}(?:[eE][-+]?\d{1,4})?")
 
 
