@@ -12,6 +12,7 @@ from assay.cli.common import add_json_argument, add_model_argument, emit, opened
 from assay.cli.progress import counting
 from assay.errors import AssayError
 from assay.system.files import write
+from assay.system.words import counted
 from assay.verify.conformance.sample import PROMPT
 from assay.verify.witness import WITNESSES
 
@@ -95,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         done = {"path": args.output, "engine": engine.name, "tokens": tokens, "steps": steps, "nodes": len(names)}
         emit(
             args, done | {"bytes": size},
-            f"{args.output}: {len(names)} nodes of {len(tokens)} tokens in {len(steps)} steps, {size / 1e6:.1f} MB",
+            f"{args.output}: {counted(len(names), 'node')} of {counted(len(tokens), 'token')} in "
+            f"{counted(len(steps), 'step')}, {size / 1e6:.1f} MB",
         )  # fmt: skip
     return 0

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from assay.evaluate.page import cell, render, shade, table
 from assay.graph import Graph
 from assay.library.notebook import inline
+from assay.system.words import counted
 from assay.verify.dumps.observation import Dump
 
 _SHOWN = 12  # nodes of a printed trace
@@ -36,7 +37,7 @@ class Trace(Mapping[str, NDArray[Any]]):
         return len(self._values)
 
     def __repr__(self) -> str:
-        lines = [f"<Trace of {len(self.tokens)} tokens on {self.dump.engine}, {len(self)} nodes:"]
+        lines = [f"<Trace of {counted(len(self.tokens), 'token')} on {self.dump.engine}, {counted(len(self), 'node')}:"]
         for name, value in list(self._values.items())[:_SHOWN]:
             rms = float(np.sqrt(np.mean(np.square(value, dtype=np.float64)))) if value.size else 0.0
             lines.append(f"  {name:<20} {' × '.join(map(str, value.shape)):>14}  rms {rms:.6g}")
@@ -57,7 +58,7 @@ class Trace(Mapping[str, NDArray[Any]]):
             )
             for name, value in self.items()
         ]
-        said = [f"{len(self.tokens)} tokens on {self.dump.engine}, {len(self)} nodes"]
+        said = [f"{counted(len(self.tokens), 'token')} on {self.dump.engine}, {counted(len(self), 'node')}"]
         return inline(render("trace", said, [("Nodes", table(("node", "is", "shape", "rms", "begins with"), rows))]))
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.models import Model
+from assay.system.words import counted
 from assay.verify.judge.diff import Diff, NodeVerdict
 from assay.verify.judge.overflow import Broken
 
@@ -17,10 +18,10 @@ def text(diff: Diff, model: Model | None = None, rows: int = 12) -> str:
     if diff.broken is not None:
         lines += broken_lines(diff.broken, len(diff.nodes))
     if first is None and diff.broken is not None:
-        lines.append(f"  before it, {len(diff.nodes)} nodes are {_before(diff)}")
+        lines.append(f"  before it, {len(diff.nodes)} judged: {_before(diff)}")
     elif first is None:
         excuse = f" (explained by {diff.arithmetic.name})" if diff.verdict == "noise" else ""
-        lines.append(f"{diff.verdict}{excuse}: {len(diff.nodes)} nodes of {diff.b} against {diff.a}")
+        lines.append(f"{diff.verdict}{excuse}: {counted(len(diff.nodes), 'node')} of {diff.b} against {diff.a}")
     else:
         lines.append(f"wrong: {first.name} is the first wrong node of {diff.b}; {_blame(first)}")
         e = first.evidence
