@@ -7,6 +7,7 @@ gets an error, exit code 0. A second signal ends at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Entry, Make, Models, open_models
 from assay.system import machine
 
-SWITCH_S = 0.0005  # that a thread waits for another's Python: a long text must not slow every step of the engine
+SWITCH_S = 0.0001  # that a thread waits for another's Python: a long text must not slow every step of the engine
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -
     """Serve until told to end. `ready` hears the address when the first model is loaded."""
     limits = config.limits
     sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # modules live as long as the server: no collection, which stops every thread, need look at them
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     entries = open_models(config.models, config.options, limits, config.make)

@@ -59,9 +59,13 @@ class SpecialTokens:
         if not text or not any(prefix in text for prefix in self._lengths):
             return [text] if text else []
         taken = bytearray(len(text))
+        places: dict[tuple[int, int, int], list[tuple[int, str]]] = {}  # by rank, each in the order of the text
+        for rank, at, token in self._occurrences(text, parse_special):
+            places.setdefault(rank, []).append((at, token))
         cuts = [
-            _take(text, taken, at, len(token), token_id, kind)
-            for (_, token_id, kind), at, token in sorted(self._occurrences(text, parse_special))
+            _take(text, taken, at, len(token), *rank[1:])
+            for rank in sorted(places)
+            for at, token in places[rank]
             if taken.find(1, at, at + len(token)) < 0
         ]
         fragments: list[Fragment] = []
