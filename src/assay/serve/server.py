@@ -47,9 +47,16 @@ class Config:
 
 async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve until told to end. `ready` hears the address when the first model is loaded."""
-    limits = config.limits
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # modules live as long as the server: no collection, which stops every thread, need look at them
+    try:
+        await _run(config, ready)
+    finally:
+        gc.unfreeze()
+
+
+async def _run(config: Config, ready: Callable[[str], None]) -> None:
+    limits = config.limits
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     entries = open_models(config.models, config.options, limits, config.make)
