@@ -15,7 +15,7 @@ from assay.cluster.places import Handle
 from assay.runtime.sequence import Job, Progress, Sink
 
 TICK_S = 0.05
-SILENT = 9  # ticks of our own event loop without a word: a loop that was busy itself does not blame others
+SILENT = 8  # ticks of our own event loop without a word: a loop that was busy itself does not blame others
 QUIET = 4  # ticks after which a beat is late
 WORD_S = 1.0  # that a router leaves between two words of its own
 
