@@ -1,6 +1,6 @@
 """The router: streams on replicas, and their move when one dies. It is what a server's handlers submit jobs to.
 
-A replica is lost when its connection breaks, when it has said nothing for half a second (and another one could go on),
+A replica is lost when its connection breaks, when it has said nothing for 0.45 s (and another one could go on),
 or when its engine stands still with work before it. Its streams go elsewhere at once: prompt, tokens so far and seed
 are all that another replica needs, and because bits depend on nothing else, the client receives what it would have
 received. Only replicas with the same fingerprint go on with a stream.
