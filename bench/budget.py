@@ -114,7 +114,8 @@ def main() -> None:
                 print(f"ratio: {ratio(ours, judged[f'assay {fixed[0]}'])}")
             else:
                 pair = [(sizes[name], judged[f"assay {name}"]) for name in fixed]
-                print(f"ratio to the best fixed mix of {size:g} bits: {ours.kl.value / between(pair[0], pair[1], size):.3f}")
+                best = between(pair[0], pair[1], size)
+                print(f"ratio to the best fixed mix of {size:g} bits: {ours.kl.value / best:.3f}")
 
 
 if __name__ == "__main__":
