@@ -5,8 +5,8 @@
 
 Tensors of every fifth layer are measured on the first text (`--every 1`: of all); files are compared on the second (the
 texts of bench/quantize.py), all with the same importance matrix. For a budget in bits the fixed mixes just below and
-just above it are made, and what a fixed mix of that very size would have is read off between them (the logarithm of the
-divergence is nearly linear in bits).
+just above it are made, and what the best fixed mix of that very size would have is read off between them (the logarithm
+of the divergence is nearly linear in bits).
 """
 
 from __future__ import annotations
@@ -71,10 +71,11 @@ def by_budget(here: Work, found: list[Sensitivity], size: float, out: Path) -> N
 
 
 def between(below: tuple[float, Evaluation], above: tuple[float, Evaluation], size: float) -> float:
+    """What the best fixed mix of this size has: read off, or the smaller mix's own, where the larger is the worse."""
     (x0, a), (x1, b) = below, above
     assert a.kl and b.kl
     share = (size - x0) / (x1 - x0) if x1 > x0 else 0.0
-    return math.exp((1 - share) * math.log(a.kl.value) + share * math.log(b.kl.value))
+    return min(a.kl.value, math.exp((1 - share) * math.log(a.kl.value) + share * math.log(b.kl.value)))
 
 
 def main() -> None:
@@ -113,7 +114,8 @@ def main() -> None:
                 print(f"ratio: {ratio(ours, judged[f'assay {fixed[0]}'])}")
             else:
                 pair = [(sizes[name], judged[f"assay {name}"]) for name in fixed]
-                print(f"ratio to a fixed mix of {size:g} bits: {ours.kl.value / between(pair[0], pair[1], size):.3f}")
+                best = between(pair[0], pair[1], size)
+                print(f"ratio to the best fixed mix of {size:g} bits: {ours.kl.value / best:.3f}")
 
 
 if __name__ == "__main__":

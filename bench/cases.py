@@ -214,7 +214,7 @@ def note_002() -> list[str]:
         "([q4_0-interleave](faults.md#q4_0-interleave)) and the engine is right, or the engine skips every second element. The notes'",
         "own bytes speak for the first: the table begins `20 00 0b 1a da 9d`, a scale of 0.0000019073 and low nibbles 11, 10, 10, so",
         "element 1 is (10 - 8) × 0.0000019073 = 0.00000381 only with all low nibbles first, and 0.00000381 is what the engine printed",
-        "in note 000. The reference it was held against was the faulty one. (And block 0 is token 0, `<unk>`; BOS is token 1.)\n",
+        "in note 000. The reference it was compared with was the faulty one. (And block 0 is token 0, `<unk>`; BOS is token 1.)\n",
     ]
 
 

@@ -56,7 +56,7 @@ the same rules, with sums in another order, do not make the same calls at this c
 VECTORS = """\
 ## Vectors
 
-Embedding models are held against llama.cpp's pooled vectors of length 1, and against those of `transformers`
+Embedding models are compared with llama.cpp's pooled vectors of length 1, and with those of `transformers`
 (`tests/library/test_embed.py`). The cpu engine in precision `exact` is within 2e-7 of the definition. What is left to
 llama.cpp is its table of halves for GELU: the definition with that table is within 4e-5 of it on every file. The table
 moves a value by up to 1.8e-4 in the tiny random models (`bert`, first token) and by up to 6e-5 in all-MiniLM-L6-v2, so

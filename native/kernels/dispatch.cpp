@@ -10,10 +10,12 @@
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
-#elif defined(__x86_64__) && defined(__linux__)
+#elif defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 #endif
 
 namespace assay::kernels {
@@ -38,23 +40,30 @@ bool has_dotprod() {
 #endif
 }
 
-bool has_avx2() {
+constexpr unsigned bit(int n) { return 1u << n; }
+
+// Whether the processor has these bits of CPUID's leaves 1 (ecx) and 7 (ebx, ecx), and the system keeps these registers
+// of a thread (XCR0). __builtin_cpu_supports says the same, out of a library that Windows does not have.
+bool x86_has([[maybe_unused]] unsigned ecx1, [[maybe_unused]] unsigned ebx7, [[maybe_unused]] unsigned ecx7,
+             [[maybe_unused]] unsigned kept) {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");  // F16C came with FMA on every such machine
+    unsigned a, b, c, d;
+    ecx1 |= bit(27);  // XGETBV may be asked
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & ecx1) != ecx1) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & ebx7) != ebx7 || (c & ecx7) != ecx7) return false;
+    asm("xgetbv" : "=a"(a), "=d"(d) : "c"(0));
+    return (a & kept) == kept;
 #else
     return false;
 #endif
 }
 
-bool has_avx512vnni() {
-#if defined(__x86_64__)
-    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vnni");
-#else
-    return false;
-#endif
-}
+constexpr unsigned kFma = bit(12), kF16c = bit(29), kAvx2 = bit(5);
+constexpr unsigned kAvx512 = bit(16) | bit(17) | bit(30) | bit(31), kVnni = bit(11);  // F, DQ, BW, VL
+
+bool has_avx2() { return x86_has(kFma | kF16c, kAvx2, 0, 0x06); }
+
+bool has_avx512vnni() { return x86_has(kFma | kF16c, kAvx2 | kAvx512, kVnni, 0xe6); }
 
 bool has_i8mm() {
 #if defined(__aarch64__) && defined(__linux__)
@@ -70,7 +79,7 @@ bool has_amx() {
 #if defined(__x86_64__) && defined(__linux__)
     unsigned a, b, c, d;
     if (!has_avx512vnni() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    constexpr unsigned amx_tile = 1u << 24, amx_int8 = 1u << 25;
+    constexpr unsigned amx_tile = bit(24), amx_int8 = bit(25);
     constexpr int ask = 0x1023 /* ARCH_REQ_XCOMP_PERM */, tile_data = 18;
     return (d & (amx_tile | amx_int8)) == (amx_tile | amx_int8) && syscall(SYS_arch_prctl, ask, tile_data) == 0;
 #else

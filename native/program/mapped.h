@@ -1,21 +1,33 @@
 // Files that are mapped and shrink. Reading past the new end raises SIGBUS, which ends a process that does not answer.
 //
 // Contract: while a Guard of a map exists, such a read gives zeros, from that page to the end of the map, and `lost`
-// says so; whoever read must ask and throw the result away. Reads elsewhere raise SIGBUS as before.
+// says so; whoever read must ask and throw the result away. Reads elsewhere raise SIGBUS as before. Windows lets nobody
+// shorten a file that is mapped.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
+#include "system.h"
+#if !defined(_WIN32)
 #include <signal.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <mutex>
+#endif
 
 namespace assay {
 
+#if defined(_WIN32)
+class Guard {
+public:
+    Guard(const void*, size_t) {}
+    Guard(const Guard&) = delete;
+    Guard& operator=(const Guard&) = delete;
+    bool lost() const { return false; }
+};
+#else
 class Guard {
 public:
     Guard(const void* data, size_t bytes) {
@@ -52,13 +64,9 @@ private:
         static struct sigaction kept;
         return kept;
     }
-    static uintptr_t page_size() {
-        static const uintptr_t size = uintptr_t(sysconf(_SC_PAGESIZE));
-        return size;
-    }
     static void install() {
         ranges();
-        page_size();
+        machine::page_size();
         struct sigaction action = {};
         action.sa_sigaction = answer;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -71,7 +79,7 @@ private:
         for (Range& range : ranges()) {
             const uintptr_t end = range.end;
             if (at < range.begin || at >= end) continue;
-            const uintptr_t page = at / page_size() * page_size();
+            const uintptr_t page = at / machine::page_size() * machine::page_size();
             void* zeros = mmap(reinterpret_cast<void*>(page), end - page, PROT_READ,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
             if (zeros == MAP_FAILED) break;
@@ -83,5 +91,6 @@ private:
 
     Range* range_ = nullptr;
 };
+#endif
 
 }  // namespace assay

@@ -1,8 +1,6 @@
 // Large zeroed memory straight from the system, and errors that say what was asked for.
 #pragma once
 
-#include <sys/mman.h>
-#include <unistd.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
 #endif
@@ -16,6 +14,8 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+
+#include "system.h"
 
 namespace assay {
 
@@ -55,19 +55,17 @@ public:
     Pages(size_t bytes, const std::string& purpose) : bytes_(bytes) {
         if (bytes == 0) return;
         // More than the machine has can be promised but never filled; some systems promise anything.
-        const size_t page = size_t(sysconf(_SC_PAGESIZE)), present = size_t(sysconf(_SC_PHYS_PAGES)) * page;
-        const size_t whole = (bytes + page - 1) / page * page, spare = bytes > kHuge ? kHuge : 0;
-        void* p = MAP_FAILED;
-        if (bytes <= present)
-            p = mmap(nullptr, whole + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED)
+        const size_t page = machine::page_size(), whole = (bytes + page - 1) / page * page;
+        const size_t spare = machine::kTrims && bytes > kHuge ? kHuge : 0;
+        void* p = bytes <= machine::memory() ? machine::take(whole + spare) : nullptr;
+        if (!p)
             throw OutOfMemory(purpose + ": the system has no room for " + std::to_string(bytes) + " bytes");
         data_ = static_cast<uint8_t*>(p);
         if (!spare) return;
         const size_t skip = -reinterpret_cast<uintptr_t>(p) % kHuge;
-        if (skip) munmap(data_, skip);
+        if (skip) machine::give_back(data_, skip);
         data_ += skip;
-        if (spare - skip) munmap(data_ + whole, spare - skip);
+        if (spare - skip) machine::give_back(data_ + whole, spare - skip);
 #if defined(MADV_HUGEPAGE)
         madvise(data_, whole, MADV_HUGEPAGE);
 #endif
@@ -85,7 +83,7 @@ public:
         return *this;
     }
     ~Pages() {
-        if (data_) munmap(data_, bytes_);
+        if (data_) machine::give_back(data_, bytes_);
     }
     uint8_t* data() const { return data_; }
     size_t size() const { return bytes_; }
@@ -121,9 +119,9 @@ private:
 
 // Tell the system that a mapped file range will not be read again soon; the file stays readable.
 inline void forget_mapped(const void* data, size_t bytes) {
-    const uintptr_t page = sysconf(_SC_PAGESIZE), begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
+    const uintptr_t page = machine::page_size(), begin = (reinterpret_cast<uintptr_t>(data) + page - 1) / page * page;
     const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
-    if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+    if (end > begin) machine::forget(reinterpret_cast<void*>(begin), end - begin);
 }
 
 }  // namespace assay

@@ -294,7 +294,22 @@ void check_strange(const Isa& isa) {
     }
 }
 
+// What was read out of CPUID is what the compiler's own library reads.
+void check_choice() {
+#if defined(__x86_64__) && defined(__linux__)
+    const auto listed = [](const char* name) {
+        return std::any_of(isas().begin(), isas().end(), [&](const Isa* i) { return !std::strcmp(i->name, name); });
+    };
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    if (listed("avx2") != avx2) fail("avx2 was found otherwise");
+    if (listed("avx512vnni") != (avx2 && wide && __builtin_cpu_supports("avx512vnni"))) fail("avx512 was found otherwise");
+#endif
+}
+
 int run_checks() {
+    check_choice();
     uint64_t bits = 0xcbf29ce484222325;
     for (Type type : all_types) {
         const TypeInfo& info = *type_info(type);

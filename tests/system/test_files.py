@@ -45,6 +45,13 @@ class TestOneFile:
         assert (tmp_path / "x").read_bytes() == b"abcdef"
         assert names(tmp_path) == ["x"]
 
+    def test_where_writing_at_a_place_is_unknown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(os, "pwrite", raising=False)  # Windows
+        with NewFile(tmp_path / "x") as file:
+            file.put(b"def", 3)
+            file.put(b"abc", 0)
+        assert (tmp_path / "x").read_bytes() == b"abcdef"
+
     def test_nothing_is_left_of_a_failure(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_text("old")
         with pytest.raises(ZeroDivisionError), NewFile(tmp_path / "x") as file:

@@ -59,7 +59,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 def add_model_option(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(model=None)
     parser.add_argument(
-        "-m", "--model", dest="model", metavar="MODEL", action=Once, default=argparse.SUPPRESS, help="the same"
+        "-m", "--model", dest="model", metavar="MODEL", action=Once, default=argparse.SUPPRESS, help="the same as MODEL"
     )
 
 
@@ -97,7 +97,7 @@ def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
-    group.add_argument("--engine", metavar="NAME", help="reference or cpu; default: the fastest there is")
+    group.add_argument("--engine", metavar="NAME", help="reference, cpu or cuda; default: the fastest of this machine")
     group.add_argument("--precision", metavar="NAME", help="the engine's arithmetic, such as f64 or f32")
     group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
     group.add_argument(

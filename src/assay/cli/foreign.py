@@ -16,7 +16,7 @@ VERBS = {
     "ls": "list", "models": "list", "generate": "run", "complete": "run", "completion-cli": "run", "prompt": "run",
     "server": "serve", "start": "serve", "download": "pull", "get": "pull", "remove": "rm", "delete": "rm",
     "info": "show", "status": "ps", "perplexity": "eval", "quantise": "quantize", "embedding": "embed",
-    "conversation": "chat",
+    "conversation": "chat", "create": "convert",
 }  # fmt: skip
 
 # Ours under another name: Ollama's, transformers', OpenAI's, llama.cpp's.

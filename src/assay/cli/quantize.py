@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="IN", help="a path, a catalogue name, hf:owner/repo[:file] or ollama:name")
     parser.add_argument("output", metavar="OUT", nargs="?", help="file to write (not needed with --dry-run)")
     parser.add_argument("type", metavar="TYPE", nargs="?", action=Once, default=argparse.SUPPRESS, help=TYPE_HELP)
-    parser.add_argument("--type", dest="type", metavar="TYPE", action=Once, default=None, help="the same")
+    parser.add_argument("--type", dest="type", metavar="TYPE", action=Once, default=None, help="the same as TYPE")
     parser.add_argument(
         "--budget", type=number, metavar="BITS", help="bits a weight: types are chosen tensor by tensor, by measured KL"
     )

@@ -29,7 +29,7 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL",
                         help="as for `assay run`; several are loaded on demand; default: smollm2")  # fmt: skip
-    parser.add_argument("-m", "--model", action="append", default=[], metavar="MODEL", help="the same; repeatable")
+    parser.add_argument("-m", "--model", action="append", default=[], metavar="MODEL", help="as MODEL; repeatable")
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address (default 127.0.0.1: this machine only)")
     group.add_argument("--port", type=common.whole(0), default=8080, metavar="N", help="default 8080; 0: any free one")

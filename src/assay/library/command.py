@@ -40,12 +40,12 @@ def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[byte
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The command and all that it started: they are a session of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    """The command and all that it started: they are a session of their own, where the system has sessions."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
         if process.poll() is not None:
             return
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, number) if hasattr(os, "killpg") else process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_GRACE_S)
 

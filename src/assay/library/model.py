@@ -46,12 +46,12 @@ def load(
     """Open a model and an engine.
 
     model       a path, a name such as smollm2 (the default, fetched once), hf:owner/repo[:file] or ollama:name[:tag]
-    engine      "cpu" or "reference"; the fastest there is, if none is named
+    engine      "cpu", "cuda" or "reference"; the fastest of this machine, if none is named
     precision   the engine's arithmetic: fast or exact (cpu), f64 or f32 (reference)
     kv_type     the type of the cached keys and values: f16, f32, bf16, q8_0
     ctx_size    positions of one sequence; 0 is all the model was trained on
     cache_size  positions of all sequences together
-    template    a chat template by name or file, instead of the file's own
+    template    a built-in chat template's name, or a file, instead of the model's own
     template_arguments  variables of the template, such as {"enable_thinking": False}
     lookahead   guess tokens from what came before and check them together, where it pays; the text is the same
     draft       a small model of the same vocabulary that guesses, too
@@ -251,7 +251,7 @@ class LanguageModel:
         return np.array(vectors, np.float32).reshape(-1, dimensions or how.width) if several else vectors[0]
 
     def trace(self, prompt: Prompt, *, nodes: str | None = None, decode: int = 0) -> Trace:
-        """Every node's value for a prompt, by name; `nodes` is a regular expression that chooses some.
+        """Every node's value for a prompt, under its name; `nodes` is a regular expression that chooses some.
 
         The last `decode` tokens are fed one by one through the cache.
         """

@@ -19,7 +19,7 @@ _SHOWN = 12  # nodes of a printed trace
 
 
 class Trace(Mapping[str, NDArray[Any]]):
-    """The values of nodes by name, in the graph's order. `dump` is the same as what is read from a file."""
+    """The values of nodes under their names, in the graph's order. `dump` is the same as what is read from a file."""
 
     def __init__(self, graph: Graph, dump: Dump) -> None:
         self.dump = dump

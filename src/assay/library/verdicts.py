@@ -1,6 +1,6 @@
 """Verdicts on other people's engines: dumps read, compared and diagnosed, engines checked.
 
-A model is named as for `load`, or is a `LanguageModel`. Values are a path to a dump, a dictionary of arrays by name
+A model is named as for `load`, or is a `LanguageModel`. Values are a path to a dump, a dictionary of named arrays
 (with the ids as `tokens`), a `Trace`, or a `Dump`.
 """
 

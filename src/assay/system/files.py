@@ -26,7 +26,9 @@ from types import TracebackType
 
 from assay.errors import AssayError
 
-_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
+for _flag in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"):  # the last is Windows's: bytes stay as they are
+    _NEW |= getattr(os, _flag, 0)
 _NAMELESS = getattr(os, "O_TMPFILE", 0)
 _REFUSED = {stat.S_IFDIR: "a directory", stat.S_IFBLK: "a block device", stat.S_IFSOCK: "a socket"}
 _LARGEST_ENTRY = 1 << 30  # bytes of a cache entry that are read
@@ -75,6 +77,10 @@ class NewFile(io.FileIO):
     def put(self, data: bytes | memoryview, offset: int) -> None:
         """Bytes at their place, wherever the last ones went."""
         view = memoryview(data).cast("B")
+        if not hasattr(os, "pwrite"):  # Windows
+            self.seek(offset)
+            self.write(view)
+            return
         while len(view):
             done = os.pwrite(self.fileno(), view[: 1 << 30], offset)
             view, offset = view[done:], offset + done
@@ -93,7 +99,7 @@ class NewFile(io.FileIO):
                 self.discard()
 
     def _publish(self) -> None:
-        if self._mode is not None:  # as private as the file it replaces
+        if self._mode is not None and hasattr(os, "fchmod"):  # as private as the file it replaces
             os.fchmod(self.fileno(), self._mode)
         os.fsync(self.fileno())
         if self._name is None:
@@ -101,6 +107,7 @@ class NewFile(io.FileIO):
             fd = self.fileno()
             os.link(f"/proc/self/fd/{fd}", name, src_dir_fd=fd, follow_symlinks=True)  # a src_dir_fd makes it linkat
             self._name = name
+        self.close()  # Windows renames no open file
         os.replace(self._name, self.path)
         self._name = None
 

@@ -215,7 +215,7 @@ def _match_by_value(
             one = min(same, key=lambda name: (name in taken, not plain[name]))
             if one in named and scored[0][0] > COPY:  # of another run: the dump has the node under its name
                 left.append(obs)
-                notes.append(_evidence(obs, [(scored[0][0], one)], "not used: dumped by name as well is"))
+                notes.append(_evidence(obs, [(scored[0][0], one)], "not used; the dump itself names"))
                 continue
             matched.append(replace(obs, name=one))
             notes.append(_evidence(obs, [(scored[0][0], one), *rivals], "taken for", [n for n in same if n != one]))

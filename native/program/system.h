@@ -1,0 +1,53 @@
+// What is asked of the system, POSIX and Windows: zeroed pages, how large they are and how many there are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(_WIN32)
+#define WIN32_LEAN_AND_MEAN
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#include <windows.h>
+#else
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace assay::machine {
+
+#if defined(_WIN32)
+constexpr bool kTrims = false;  // whether a part of what was taken can be given back
+
+inline size_t page_size() {
+    SYSTEM_INFO info;
+    GetSystemInfo(&info);
+    return info.dwPageSize;
+}
+inline size_t memory() {
+    MEMORYSTATUSEX status = {};
+    status.dwLength = sizeof status;
+    return GlobalMemoryStatusEx(&status) ? size_t(status.ullTotalPhys) : SIZE_MAX;
+}
+inline void* take(size_t bytes) { return VirtualAlloc(nullptr, bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE); }
+inline void give_back(void* data, size_t) { VirtualFree(data, 0, MEM_RELEASE); }
+inline void forget(void* data, size_t bytes) { VirtualUnlock(data, bytes); }  // what is not locked leaves the working set
+#else
+constexpr bool kTrims = true;
+
+inline size_t page_size() {
+    static const size_t size = size_t(sysconf(_SC_PAGESIZE));
+    return size;
+}
+inline size_t memory() { return size_t(sysconf(_SC_PHYS_PAGES)) * page_size(); }
+// Zeroed; null where there is no room.
+inline void* take(size_t bytes) {
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? nullptr : p;
+}
+inline void give_back(void* data, size_t bytes) { munmap(data, bytes); }
+inline void forget(void* data, size_t bytes) { madvise(data, bytes, MADV_DONTNEED); }
+#endif
+
+}  // namespace assay::machine
