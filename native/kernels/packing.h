@@ -42,17 +42,16 @@ void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
 // The codes of a block as its decoder gives it: places in the kind's book, or one more than a trit.
 template <Kind KIND>
 void book_codes(const int8_t* q, uint32_t c[8]) {
-    struct Places {
-        uint8_t at[256] = {};
-        constexpr Places() {
-            for (int i = 15; i >= 0; i--) at[uint8_t(KIND == N2T ? i - 1 : kind_book(KIND)[i])] = uint8_t(i);
-        }
-    };
-    static constexpr Places places;
-    for (int i = 0; i < 8; i++) {
-        c[i] = 0;
-        for (int n = 0; n < 4; n++) c[i] |= uint32_t(places.at[uint8_t(q[4 * i + n])]) << (8 * n);
-    }
+    constexpr int shift = KIND == N4X ? 3 : KIND == N4O ? 1 : KIND == N3P ? 4 : 2, mask = (1 << kind_bits(KIND)) - 1;
+    if constexpr (KIND != N2T)
+        static_assert([] {
+            for (int n = 0; n <= mask; n++)
+                if (kind_book(KIND)[n] && (kind_book(KIND)[n] >> shift & mask) != n) return false;
+            return true;
+        }());
+    uint8_t codes[32];
+    for (int i = 0; i < 32; i++) codes[i] = uint8_t(KIND == N2T ? q[i] + 1 : q[i] >> shift & mask);
+    __builtin_memcpy(c, codes, 32);
 }
 
 // Put the 32 codes of row r (within the panel) into its block of quants (zeroed before), groups of four at a time.

@@ -186,6 +186,29 @@ inline V load(const Brain* p) {
     std::memcpy(&v, &bits, sizeof v);
     return v;
 }
+// Sixteen small integers, exactly.
+inline void widen(const int8_t* p, V (&x)[16 / W]) {
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
+    // One look-up puts a byte b + 128 into the float 2^15 + b + 128 (bytes 0, b + 128, 0, 0x47): scvtf is half rate.
+    const uint8x16_t b = veorq_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(p)), vdupq_n_u8(0x80));
+    const uint8x16x2_t table = {b, vreinterpretq_u8_u32(vdupq_n_u32(0x47000000))};
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t at = 0x13100010u + uint32_t(4 * i) * 0x100u;
+        const uint32x4_t index = {at, at + 0x100u, at + 0x200u, at + 0x300u};
+        x[i] = vsubq_f32(vreinterpretq_f32_u8(vqtbl2q_u8(table, vreinterpretq_u8_u32(index))), vdupq_n_f32(32896.0f));
+    }
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX512F__)
+    x[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX2__)
+    for (int i = 0; i < 2; ++i)
+        x[i] = _mm256_cvtepi32_ps(
+            _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i))));
+#else
+    float f[16];
+    for (int i = 0; i < 16; ++i) f[i] = float(p[i]);
+    for (int i = 0; i < 16 / W; ++i) x[i] = load(f + i * W);
+#endif
+}
 inline void store(Half* p, float f) { p->bits = float_to_half(f); }
 inline void store(Half* p, V v) {
 #if !defined(ASSAY_PORTABLE) && (defined(__aarch64__) || defined(__AVX2__))
