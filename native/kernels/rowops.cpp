@@ -134,14 +134,14 @@ void glu(Act act, const float* gates, const float* up, float* y, size_t n) {
     }
 }
 
-// y = exp(x - m) and its sum in 32 chains, over n, a multiple of 32. y may be x.
+// y = exp(x - m) and its sum in 32 chains, over n, a multiple of 32; no x is above m. y may be x.
 constexpr int kLanes = 32;
 float exp_sum(const float* x, float m, float* y, size_t n) {
     V s[kLanes / W] = {};
     const V shift = set1(m);
     for (size_t i = 0; i < n; i += kLanes)
         for (int c = 0; c < kLanes / W; ++c) {
-            const V e = exp(load(x + i + c * W) - shift);
+            const V e = exp_down(load(x + i + c * W) - shift);
             store(y + i + c * W, e);
             s[c] = s[c] + e;
         }
@@ -269,14 +269,6 @@ const float* as_floats(const PageShape& s, const uint8_t* head, float* out) {
     return out;
 }
 
-// 16 bytes times their scales; scale(i) is the vector of those from byte i on.
-template <class F>
-inline void widen_scaled(const int8_t* in, F&& scale, float* out) {
-    V x[16 / W];
-    widen(in, x);
-    for (int i = 0; i < 16 / W; ++i) store(out + i * W, x[i] * scale(i * W));
-}
-
 const float* head_floats(const PageShape& s, const uint8_t* head, float* out) {
     switch (s.type) {
         case KvType::f32: return reinterpret_cast<const float*>(head);
@@ -289,18 +281,29 @@ const float* head_floats(const PageShape& s, const uint8_t* head, float* out) {
     const Half* scales = reinterpret_cast<const Half*>(head + s.values_bytes());
     const int blocks = s.dim / 32;
     for (int n = 0; n < blocks; ++n) {
-        float d[kPage];
-        for (int i = 0; i < kPage; i += W) store(d + i, load(scales + n * kPage + i));
+        float d[kPage], minus[kPage];
+        for (int i = 0; i < kPage; i += W) {
+            store(d + i, load(scales + n * kPage + i));
+            store(minus + i, load(d + i) * set1(-32896.0f));
+        }
+        V x[16 / W];
         if (s.keys)
-            for (int j = 0; j < kPage; j += 16)
+            for (int j = 0; j < kPage; j += 16) {
+                for (int i = 0; i < 16 / W; ++i) x[i] = load(d + j + i * W);
                 for (size_t at = size_t(n) * 32 * kPage + j; at < size_t(n + 1) * 32 * kPage; at += kPage)
-                    widen_scaled(in + at, [&](int i) { return load(d + j + i); }, out + at);
+                    widen(in + at, x, minus + j, out + at);
+            }
         else
             for (int i = 0; i < kPage; ++i) {
                 const int slot = (n * kPage + i) / blocks, block = (n * kPage + i) % blocks;
                 const size_t at = size_t(slot) * s.stride() + size_t(block) * 32;
-                for (int j = 0; j < 32; j += 16)
-                    widen_scaled(in + at + j, [&](int) { return set1(d[i]); }, out + at + j);
+                float same[16];
+                for (int c = 0; c < 16 / W; ++c) {
+                    x[c] = set1(d[i]);
+                    store(same + c * W, set1(minus[i]));
+                }
+                widen(in + at, x, same, out + at);
+                widen(in + at + 16, x, same, out + at + 16);
             }
     }
     return out;

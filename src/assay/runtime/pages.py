@@ -264,6 +264,7 @@ class Pages:
         self._leases.add(lease)
         if self._copy:
             self._begin_page(lease, tokens, self._copy)
+            self._move_on(lease)
         return lease
 
     def _begin_page(self, lease: Lease, tokens: Sequence[int], copy: Callable[..., None]) -> None:
@@ -287,6 +288,14 @@ class Pages:
         for window in self.windows:
             window.release(source.page)
         self._release(source)
+
+    def _move_on(self, lease: Lease) -> None:
+        """Let go of the slots that its next token does not see."""
+        for i, window in enumerate(self.windows):
+            first = window.first(lease.length, self.page_size)
+            for page in lease._held(i)[: first - lease._first[i]]:
+                window.release(page)
+            lease._first[i] = first
 
     def reserve(self, lease: Lease, n_tokens: int) -> None:
         """Make room for `n_tokens` more. All or nothing: on OutOfPages the lease is as it was."""
@@ -329,11 +338,7 @@ class Pages:
                 self._free.append(page)
                 self._hold(node)
             lease._path.append(node)
-        for i, window in enumerate(self.windows):
-            first = window.first(lease.length, size)
-            for page in lease._held(i)[: max(0, first - lease._first[i])]:
-                window.release(page)
-            lease._first[i] = max(first, lease._first[i])
+        self._move_on(lease)
 
     def close(self, lease: Lease) -> None:
         """End the sequence. Its full pages stay in the tree for whoever comes with the same prefix."""
