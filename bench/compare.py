@@ -220,11 +220,11 @@ def compare(model: Path, threads: int, args: argparse.Namespace) -> dict[str, An
 
     calm = f"decode {args.decode} after 128"
     if not args.only_depths:
-        turns("prefill 512", "prefill", 512)
+        turns(f"prefill {args.prefill}", "prefill", args.prefill)
         turns(calm, "decode", args.decode, 128)
     for depth in sorted(args.depths):
         turns(f"decode {args.decode} after {depth}", "decode", args.decode, depth)
-        turns(f"prefill 512 after {depth}", "prefill", 512, depth, filled=True)
+        turns(f"prefill {args.prefill} after {depth}", "prefill", args.prefill, depth, filled=True)
     if args.neighbour:
         burner = subprocess.Popen([sys.executable, "-c", BURN])
         try:
@@ -288,6 +288,7 @@ def main() -> None:
     )
     parser.add_argument("--over", default="", metavar="ISA", help="also over assay with this instruction set")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--decode", type=int, default=64, help="tokens decoded in a turn")
     parser.add_argument("--trace", action="store_true", help="what a trace of all l_out nodes costs, too")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")

@@ -391,8 +391,8 @@ constexpr int kFewRows = 4;
 
 template <class E>
 void scores_rows(const float* const* q, const E* k, int rows, int dim, Ahead ahead, float* s) {
-    if constexpr (std::is_same_v<E, Half> && kFewRows == 8)
-        if (rows == 8) return scores<E, 8, 8>(q, k, dim, ahead, s);
+    if constexpr (kFewRows == 8)
+        for (; rows >= 8; q += 8, s += 8 * kBlock, rows -= 8) scores<E, 8, 8>(q, k, dim, ahead, s);
     while (rows >= 4) {
         scores<E, 4, 16>(q, k, dim, ahead, s);
         q += 4, s += 4 * kBlock, rows -= 4;
@@ -404,8 +404,9 @@ void scores_rows(const float* const* q, const E* k, int rows, int dim, Ahead ahe
 
 template <class E, int DT>
 void weigh_rows(const float* p, const E* v, int rows, int keys, int stride, float* acc) {
-    if constexpr (std::is_same_v<E, Half> && kFewRows == 8)
-        if (rows == 8) return weigh<E, 8, 8>(p, v, keys, stride, acc);
+    if constexpr (kFewRows == 8)
+        for (; rows >= 8; p += 8 * kBlock, acc += size_t(8) * stride, rows -= 8)
+            weigh<E, 8, 8>(p, v, keys, stride, acc);
     while (rows >= 4) {
         weigh<E, 4, 16>(p, v, keys, stride, acc);
         p += 4 * kBlock, acc += size_t(4) * stride, rows -= 4;
@@ -488,18 +489,27 @@ void weights(const AttnBlock& b, int r, int padded, float* row) {
     if (b.hidden)
         for (int j = 0; j < b.keys; ++j)
             if (b.hidden[r][j]) row[j] = kMinusInfinity;
-    V top = set1(kMinusInfinity);
-    for (int j = 0; j < padded; j += W) {
-        V x = load(row + j) * b.scale;
-        if (b.bias) x = x + load(b.bias[r] + j);
-        if (j < from || j + W > to) {
-            const I at = lanes + j;
-            x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
+    constexpr int kTops = 16 / W;  // chains, for a maximum waits for the one before
+    V top[kTops];
+    for (V& t : top) t = set1(kMinusInfinity);
+    const V scale = set1(b.scale);
+    const float* bias = b.bias ? b.bias[r] : nullptr;
+    for (int j = 0; j < padded; j += 16) {
+        const bool seen = j >= from && j + 16 <= to;
+        for (int c = 0; c < kTops; ++c) {
+            const int i = j + c * W;
+            V x = load(row + i) * scale;
+            if (bias) x = x + load(bias + i);
+            if (!seen) {
+                const I at = lanes + i;
+                x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
+            }
+            store(row + i, x);
+            top[c] = vmax(x, top[c]);  // in this order a NaN is left out
         }
-        store(row + j, x);
-        top = vmax(x, top);  // in this order a NaN is left out
     }
-    float m = most(top);
+    for (int c = 1; c < kTops; ++c) top[0] = vmax(top[c], top[0]);
+    float m = most(top[0]);
     if (m == kMinusInfinity && has_nan(row, padded)) m = -std::numeric_limits<float>::max();
     b.m[r] = m;
     if (m == kMinusInfinity) {
