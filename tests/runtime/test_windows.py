@@ -19,6 +19,7 @@ from assay.runtime.params import GREEDY
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job, Update
 from assay.text import Tokenizer
+from tests.models import others
 from tests.tiny import make
 
 WINDOW, SLOTS = 40, 5  # positions seen; pages of all sequences together
@@ -82,20 +83,25 @@ def test_a_long_text_holds_few_pages_of_its_windowed_layers(model: Model) -> Non
     assert memory.page + memory.windows // SLOTS == whole.page
 
 
-def test_logits_are_the_same_bits(model: Model) -> None:
+@pytest.mark.parametrize("name", ["tiny", "gpt-oss", "gemma2", "gemma4"])
+def test_logits_are_the_same_bits(model: Model, name: str, tmp_path: Path) -> None:
     """Through the engine: what lies behind the window has gone to other pages, and holds other numbers."""
-    engine, plain = (scheduler(model, slots).engine for slots in (SLOTS, None))
-    ids = np.array(PROMPT, np.int32)
+    if name != "tiny":
+        others.make(name, tmp_path / name)
+        model = load(open_file(tmp_path / name))
+    (window,) = windows(model.graph)
+    engine, plain = (CpuEngine(model, threads=2, n_pages=16, window_pages=w) for w in (lambda _: SLOTS, None))
+    ids = np.array(PROMPT[:400], np.int32) % model.hparams.n_vocab
     table = np.full(len(ids) // PAGE + 1, -1, np.int32)
     pages = np.arange(len(table), dtype=np.int32)
     for start in range(0, len(ids), 50):
         part = ids[start : start + 50]
-        first, last = max(0, start - WINDOW + 1) // PAGE, (start + len(part) - 1) // PAGE
+        first, last = max(0, start - window + 1) // PAGE, (start + len(part) - 1) // PAGE
         table[:first] = -1
         table[first : last + 1] = pages[first : last + 1] % SLOTS
         got, want = (
             e.forward([Chunk(part, start, pages, "all", windows=w)])[0].logits
-            for e, w in ((engine, {WINDOW: table.copy()}), (plain, {}))
+            for e, w in ((engine, {window: table.copy()}), (plain, {}))
         )
         assert np.array_equal(got, want)
 
