@@ -2,13 +2,15 @@
 
     python bench/compare.py smollm2.gguf tiny-q4km.gguf --llama ../llama.cpp
     python bench/compare.py --types all --llama ../llama.cpp --threads 1,2,4          # files in TinyLlama's shape, made
-    python bench/compare.py tiny-q4km.gguf --llama ../llama.cpp --long --neighbour --json out.json
+    python bench/compare.py tiny-q4km.gguf --llama ../llama.cpp --depths 2000,8192 --neighbour --json out.json
+    python bench/compare.py tiny-q4km.gguf --llama ../llama.cpp --depths 32000 --kv-type q8_0 --only-depths
     python bench/compare.py smollm2.gguf --clock cpu --threads 1        # on a machine that others use too
 
 Each engine lives in its own process, with the model loaded; they take turns, measurement by measurement, so that
 whatever else the machine does meets both alike. `--llama` names llama.cpp's sources (or ik_llama.cpp's, where their
 interface is the same): they are built for this machine, with everything it has, and the table says what that is.
-Without it, llama.cpp is that of llama-cpp-python in `--peer-python`. Flash attention is on, the cache is f16. Ratios
+Without it, llama.cpp is that of llama-cpp-python in `--peer-python`. Flash attention is on, the cache is f16 unless
+`--kv-type` says otherwise. `--depths` measures prefill and decode after so many tokens; they are computed once. Ratios
 are assay over llama.cpp, turn by turn; a table shows their median and their range, in bold where assay is behind.
 
 With `--clock cpu` the time is that of the process on its cores instead of the wall. It is blind to waiting, so it is
@@ -43,10 +45,10 @@ TYPES = (*PLAIN, *BOOKS, "Q3_K_M", "Q4_K_M", "Q5_K_M")
 COMMON = """
 import sys, time
 clock = time.process_time if sys.argv[3] == "cpu" else time.perf_counter
-path, threads = sys.argv[1], int(sys.argv[2])
+path, threads, n_ctx, kv_type = sys.argv[1], int(sys.argv[2]), int(sys.argv[4]), sys.argv[5]
 
 def ids(n):
-    return [(i * 7919 + 11) % 30000 for i in range(n)]
+    return [(i * 7919 + 11) % 1000 for i in range(n)]
 
 def serve(load, step, traced=None):
     began = clock()
@@ -56,13 +58,13 @@ def serve(load, step, traced=None):
     for line in sys.stdin:
         do, n, depth, fresh = line.split()
         n, depth = int(n), int(depth)
+        if fresh == "1" and depth:
+            step(ids(depth), 0)
         if do == "prefill":
             began = clock()
-            step(ids(n), 0)
+            step(ids(n), depth)
         else:
             go = traced if do == "trace" else step
-            if fresh == "1":
-                step(ids(depth), 0)
             go(ids(1), depth)
             began = clock()
             for i in range(n):
@@ -82,7 +84,7 @@ from assay.models import load as load_model
 def load():
     global engine, outs
     model = load_model(open_file(path))
-    engine = CpuEngine(model, threads=threads, n_pages=80)
+    engine = CpuEngine(model, threads=threads, n_pages=-(-n_ctx // PAGE), kv_type=kv_type)
     outs = [n.name for n in model.graph if n.name.startswith("l_out-")]
     return engine.isa
 
@@ -101,8 +103,9 @@ import llama_cpp
 
 def load():
     global llm
-    llm = llama_cpp.Llama(path, n_ctx=2560, n_threads=threads, n_threads_batch=threads, n_batch=512, n_ubatch=512,
-                          flash_attn=True, verbose=False)
+    kind = {"f16": llama_cpp.GGML_TYPE_F16, "q8_0": llama_cpp.GGML_TYPE_Q8_0}[kv_type]
+    llm = llama_cpp.Llama(path, n_ctx=n_ctx, n_threads=threads, n_threads_batch=threads, n_batch=512, n_ubatch=512,
+                          flash_attn=True, type_k=kind, type_v=kind, verbose=False)
     return llama_cpp.llama_print_system_info().decode()
 
 def step(tokens, start):
@@ -138,17 +141,15 @@ def build_peer(sources: Path) -> Path:
 class Worker:
     """An engine in a process of its own; `load_seconds` is from nothing to the first token, `features` what it uses."""
 
-    def __init__(
-        self, command: list[str], model: Path, threads: int, clock: str, *, here: bool = False, isa: str = ""
-    ) -> None:
+    def __init__(self, command: list[str], given: list[str], *, here: bool = False, isa: str = "") -> None:
         env = dict(os.environ)
         if here:
             env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent / "src"), env.get("PYTHONPATH", "")])
         if isa:
             env["ASSAY_ISA"] = isa
         self.process = subprocess.Popen(
-            [*command, str(model), str(threads), clock], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True, env=env,
+            [*command, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, env=env,
         )  # fmt: skip
         self.name = command[0]
         self.features = self._line()
@@ -188,11 +189,12 @@ def summary(ours: list[float], *others: list[float]) -> dict[str, Any]:
 
 def compare(model: Path, threads: int, args: argparse.Namespace) -> dict[str, Any]:
     assay = [sys.executable, "-c", ASSAY]
+    given = [str(model), str(threads), args.clock, str(max([1536, *args.depths]) + 1024), args.kv_type]
     loads: list[list[float]] = [[], [], []] if args.over else [[], []]
     for _ in range(args.repeat):
-        workers = [Worker(assay, model, threads, args.clock, here=True), Worker(args.peer, model, threads, args.clock)]
+        workers = [Worker(assay, given, here=True), Worker(args.peer, given)]
         if args.over:
-            workers.append(Worker(assay, model, threads, args.clock, here=True, isa=args.over))
+            workers.append(Worker(assay, given, here=True, isa=args.over))
         for found, worker in zip(loads, workers, strict=True):
             found.append(1 / worker.load_seconds)
         if len(loads[0]) < args.repeat:
@@ -206,21 +208,23 @@ def compare(model: Path, threads: int, args: argparse.Namespace) -> dict[str, An
     measures = result["measures"]
     measures["loads per second, to first token"] = summary(*loads)
 
-    def turns(name: str, do: str, n: int, depth: int = 0) -> None:
+    def turns(name: str, do: str, n: int, depth: int = 0, *, filled: bool = False) -> None:
         runs: list[list[float]] = [[] for _ in workers]
         for worker in workers:
-            worker.ask(do, min(n, 8), depth)  # warm
+            worker.ask(do, min(n, 8), depth, fresh=not filled)  # warm
         for _ in range(args.repeat):
             for found, worker in zip(runs, workers, strict=True):
                 found.append(worker.ask(do, n, depth, fresh=depth < 1000))
         measures[name] = summary(*runs)
         print(f"{model.name}: {threads} threads: {name}: {measures[name]['ratio']:.2f}", file=sys.stderr)
 
-    turns("prefill 512", "prefill", 512)
     calm = f"decode {args.decode} after 128"
-    turns(calm, "decode", args.decode, 128)
-    if args.long:
-        turns("decode 32 after 2000", "decode", 32, 2000)
+    if not args.only_depths:
+        turns(f"prefill {args.prefill}", "prefill", args.prefill)
+        turns(calm, "decode", args.decode, 128)
+    for depth in sorted(args.depths):
+        turns(f"decode {args.decode} after {depth}", "decode", args.decode, depth)
+        turns(f"prefill {args.prefill} after {depth}", "prefill", args.prefill, depth, filled=True)
     if args.neighbour:
         burner = subprocess.Popen([sys.executable, "-c", BURN])
         try:
@@ -277,20 +281,27 @@ def main() -> None:
     parser.add_argument("--types", type=lambda text: text.split(","), default=[], help="files to make, or `all`")
     parser.add_argument("--layers", type=int, default=22, help="of the files made")
     parser.add_argument("--llama", type=Path, help="llama.cpp's sources, to be built for this machine")
+    parser.add_argument("--peer", type=Path, help="or the worker that was built of them before (build/peer/peer)")
     parser.add_argument("--peer-python", default=sys.executable, help="else: an interpreter with llama-cpp-python")
     parser.add_argument(
         "--threads", type=lambda text: [int(n) for n in text.split(",")], default=[len(os.sched_getaffinity(0))]
     )
     parser.add_argument("--over", default="", metavar="ISA", help="also over assay with this instruction set")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--prefill", type=int, default=512, help="tokens of a prompt")
     parser.add_argument("--decode", type=int, default=64, help="tokens decoded in a turn")
     parser.add_argument("--trace", action="store_true", help="what a trace of all l_out nodes costs, too")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
-    parser.add_argument("--long", action="store_true", help="decode after 2000 tokens, too")
+    parser.add_argument(
+        "--depths", type=lambda text: [int(n) for n in text.split(",")], default=[], help="of context, measured too"
+    )
+    parser.add_argument("--kv-type", choices=("f16", "q8_0"), default="f16", help="of the cache, in both engines")
+    parser.add_argument("--only-depths", action="store_true", help="nothing without context")
     parser.add_argument("--neighbour", action="store_true", help="decode while another process burns a core, too")
     parser.add_argument("--json", type=Path, help="write all numbers here")
     args = parser.parse_args()
-    args.peer = [str(build_peer(args.llama))] if args.llama else [args.peer_python, "-c", LLAMA_CPP]
+    built = build_peer(args.llama) if args.llama else args.peer
+    args.peer = [str(built)] if built else [args.peer_python, "-c", LLAMA_CPP]
     with tempfile.TemporaryDirectory() as folder:
         results = [compare(model, n, args) for model in files(args, Path(folder)) for n in args.threads]
     print(markdown(results, args.over))

@@ -82,14 +82,16 @@ void run(Program& program, Array<int32_t, 1> tokens, Array<int32_t, 1> positions
     batch.n_tokens = static_cast<int32_t>(tokens.shape(0));
     batch.tokens = tokens.data();
     batch.positions = positions.data();
+    const int64_t groups = static_cast<int64_t>(program.cache().groups().size());
     int32_t row = 0;
     for (size_t i = 0; i < chunks.shape(0); ++i) {
-        const int32_t* c = chunks.data() + 5 * i;  // n_tokens, start, first page, number of pages, n_outputs
+        // n_tokens, start, where its page tables begin and how long each is, n_outputs
+        const int32_t* c = chunks.data() + 5 * i;
         const int64_t end = int64_t(c[0]) + c[1];
         if (c[0] < 1 || c[1] < 0 || end > INT32_MAX || c[2] < 0 || c[3] < 0 ||
-            int64_t(c[2]) + c[3] > int64_t(pages.shape(0)) || int64_t(c[3]) * kPage < end)
+            c[2] + groups * c[3] > int64_t(pages.shape(0)) || int64_t(c[3]) * kPage < end)
             throw std::invalid_argument("batch: chunk " + std::to_string(i) + " does not fit its pages");
-        batch.chunks.push_back({row, c[0], c[1], pages.data() + c[2], c[4]});
+        batch.chunks.push_back({row, c[0], c[1], pages.data() + c[2], c[3], c[4]});
         if (int64_t(row) + c[0] > batch.n_tokens) throw std::invalid_argument("batch: chunks do not fit the tokens");
         row += c[0];
     }
@@ -240,6 +242,7 @@ NB_MODULE(_native, m) {
                                                 std::to_string(columns) + " values of ggml type " +
                                                 std::to_string(type));
                 nb::gil_scoped_release release;
+                if (mapped && pack) expect_mapped(raw.data(), raw.size());
                 new (self) Weight(arena, pool, raw.data(), type, count, rows, columns, pack);
                 if (mapped && self->packed()) forget_mapped(raw.data(), raw.size());
             },
@@ -259,15 +262,26 @@ NB_MODULE(_native, m) {
     nb::class_<Cache>(m, "Cache")
         .def(
             "__init__",
-            [](Cache* self, int n_pages, const std::vector<std::tuple<std::string, bool, int, int>>& pools) {
+            [](Cache* self, const std::vector<std::pair<int, int>>& groups,
+               const std::vector<std::tuple<std::string, bool, int, int, int>>& pools) {
+                std::vector<Cache::Group> sized;
+                for (const auto& [window, n_pages] : groups) sized.push_back({window, n_pages});
                 std::vector<PageShape> shapes;
-                for (const auto& [type, keys, heads, dim] : pools)
+                std::vector<int> group_of;
+                for (const auto& [type, keys, heads, dim, group] : pools) {
                     shapes.push_back({choose(kv_types, type, "kv type"), keys, heads, dim});
-                new (self) Cache(n_pages, std::move(shapes));
+                    group_of.push_back(group);
+                }
+                new (self) Cache(std::move(sized), std::move(shapes), std::move(group_of));
             },
-            "n_pages"_a, "pools"_a)
-        .def_prop_ro("page_bytes", &Cache::page_bytes)
-        .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, nb::call_guard<nb::gil_scoped_release>());
+            "groups"_a, "pools"_a)
+        .def_prop_ro("page_bytes",
+                     [](const Cache& cache) {
+                         std::vector<size_t> bytes;
+                         for (const Cache::Group& g : cache.groups()) bytes.push_back(g.page_bytes);
+                         return bytes;
+                     })
+        .def("copy_page", &Cache::copy_page, "source"_a, "to"_a, "group"_a, nb::call_guard<nb::gil_scoped_release>());
 
     nb::class_<Mask>(m, "Mask").def(
         "__init__",

@@ -1,7 +1,8 @@
-// llama.cpp as a worker of bench/compare.py: peer MODEL THREADS CLOCK.
+// llama.cpp as a worker of bench/compare.py: peer MODEL THREADS CLOCK CONTEXT CACHE, the cache f16 or q8_0.
 //
 // It prints what it was built with, then the seconds from nothing to the first token; then answers each line
-// "prefill N", or "decode N DEPTH FRESH", with the seconds it took, on the clock `wall` or `cpu`.
+// "prefill N DEPTH FRESH" or "decode N DEPTH FRESH" with the seconds it took, on the clock `wall` or `cpu`. FRESH: the
+// DEPTH tokens before are computed first, untimed; else they are in the cache.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -18,7 +19,7 @@ static double now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-static llama_token id(int i) { return llama_token((i * 7919LL + 11) % 30000); }  // as compare.py has them
+static llama_token id(int i) { return llama_token((i * 7919LL + 11) % 1000); }  // as compare.py has them
 
 static void step(llama_context* context, int first, int n, int start) {
     llama_memory_seq_rm(llama_get_memory(context), 0, start, -1);
@@ -31,7 +32,7 @@ static void step(llama_context* context, int first, int n, int start) {
 }
 
 int main(int argc, char** argv) {
-    if (argc != 4) return 2;
+    if (argc != 6) return 2;
     llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
     llama_backend_init();
     cpu_clock = std::strcmp(argv[3], "cpu") == 0;
@@ -40,7 +41,8 @@ int main(int argc, char** argv) {
     llama_model* model = llama_model_load_from_file(argv[1], llama_model_default_params());
     if (!model) return 1;
     llama_context_params params = llama_context_default_params();
-    params.n_ctx = 2560;
+    params.n_ctx = std::atoi(argv[4]);
+    params.type_k = params.type_v = std::strcmp(argv[5], "q8_0") ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
     params.n_batch = params.n_ubatch = 512;
     params.n_threads = params.n_threads_batch = std::atoi(argv[2]);
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
@@ -51,11 +53,11 @@ int main(int argc, char** argv) {
     std::fflush(stdout);
     char what[16];
     for (int n, depth, fresh; std::scanf("%15s %d %d %d", what, &n, &depth, &fresh) == 4;) {
+        if (fresh && depth) step(context, 0, depth, 0);
         double start = now();
         if (std::strcmp(what, "prefill") == 0) {
-            step(context, 0, n, 0);
+            step(context, 0, n, depth);
         } else {
-            if (fresh) step(context, 0, depth, 0);
             step(context, 0, 1, depth);
             start = now();
             for (int i = 0; i < n; i++) step(context, depth + i, 1, depth + 1 + i);

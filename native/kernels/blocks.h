@@ -35,10 +35,11 @@ float e8m0_half(uint8_t e);  // 2^(e-128): MXFP4's scale for its doubled table; 
 // Code books: the integers of each type of up to 16 different ones.
 extern const int8_t iq4_values[16];
 extern const int8_t mxfp4_values[16];  // doubled, so that they are integers
-inline constexpr int8_t iq3_xxs_values[16] = {4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62};
-inline constexpr int8_t iq3_s_values[16] = {1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15};
-inline constexpr int8_t iq2_values[16] = {8, 25, 43, -8, -25, -43};
-inline constexpr int8_t iq1_values[16] = {-9, -7, -1, 1, 7, 9};
+// Of these a value's place is some of its own bits: v >> 3, v >> 1 (four of them), v >> 4, v >> 2 (three).
+inline constexpr int8_t iq3_xxs_values[16] = {4, 12, 20, 28, 36, 44, 52, 62, -62, -52, -44, -36, -28, -20, -12, -4};
+inline constexpr int8_t iq3_s_values[16] = {1, 3, 5, 7, 9, 11, 13, 15, -15, -13, -11, -9, -7, -5, -3, -1};
+inline constexpr int8_t iq2_values[16] = {8, 25, 43, 0, 0, -43, -25, -8};
+inline constexpr int8_t iq1_values[16] = {1, 7, 9, 0, 0, -9, -7, -1};
 
 void decode(Type type, const uint8_t* row, int64_t k, float* out);  // a row of the file as float32
 

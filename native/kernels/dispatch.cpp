@@ -122,6 +122,16 @@ bool supported(Type type) { return type_info(type) != nullptr; }
 
 bool packable(Type type) { return supported(type) && type != Type::Q8_K; }
 
+bool finite_halves(const uint8_t* data, size_t n) {
+    uint16_t odd = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t h;
+        __builtin_memcpy(&h, data + 2 * i, 2);
+        odd |= (h & 0x7c00) == 0x7c00;
+    }
+    return !odd;
+}
+
 Acts acts_format(Type type, bool exact) {
     const TypeInfo* info = type_info(type);
     return exact || !info || !info->unpack || type == Type::Q8_K ? Acts::F32 : Acts::Q8;

@@ -8,17 +8,30 @@ constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
 
 constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel of halves once beats widening them for every group
 
+// Vector I of a group of columns.
 struct WF32 {
     static constexpr int size = 4;
-    static INLINE V::F get(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
+    template <int I = 0>
+    static INLINE V::F get(const uint8_t* p) {
+        return V::load(reinterpret_cast<const float*>(p));
+    }
 };
 struct WF16 {
     static constexpr int size = 2;
-    static INLINE V::F get(const uint8_t* p) { return V::f16(p); }
+    template <int I = 0, class U = V>
+    static INLINE U::F get(const uint8_t* p) {
+        if constexpr (U::mixes_halves && I % 4 == 3)
+            return U::finite_f16(p);
+        else
+            return U::f16(p);
+    }
 };
 struct WBF16 {
     static constexpr int size = 2;
-    static INLINE V::F get(const uint8_t* p) { return V::bf16(p); }
+    template <int I = 0>
+    static INLINE V::F get(const uint8_t* p) {
+        return V::bf16(p);
+    }
 };
 
 template <class W, int T>
@@ -39,7 +52,8 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
             unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + t * ldx + i); });
             unroll<4>([&](auto n) INLINE_LAMBDA {
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
-                    const Float column = W::get(w + (n * R + v * L) * W::size);
+                    constexpr int at = T == 1 ? n * PV + v : 0;  // with more tokens, widening is the lesser part
+                    const Float column = W::template get<at>(w + (n * R + v * L) * W::size);
                     unroll<T>([&](auto t) INLINE_LAMBDA {
                         if constexpr (n % 2 == 0)
                             even[t][v] = V::template fma_lane<n>(even[t][v], column, a[t]);

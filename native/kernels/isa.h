@@ -34,6 +34,7 @@ struct NoBlock {
     template <class F, int T>
     static constexpr bool has_block = false;
     static constexpr Order order = HALVES;
+    static constexpr bool mixes_halves = false;  // has two ways to widen halves, `f16` and `finite_f16`
     template <class Q>
     static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // where the order is PAIRS
     template <class Q>

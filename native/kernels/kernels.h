@@ -51,6 +51,7 @@ struct Matrix {
 // ---- types -------------------------------------------------------------------------------------------------------
 bool supported(Type type);                // has a decoder, hence gemm and decode_row
 bool packable(Type type);                 // has an interleaved layout
+bool finite_halves(const uint8_t* data, size_t n);  // F16 is packed only where every weight is finite
 Acts acts_format(Type type, bool exact);  // what gemm wants for this type
 int64_t block_size(Type type);            // weights per block; k must be a multiple (0: unknown type)
 size_t row_bytes(Type type, int64_t k);   // bytes of one row in the file

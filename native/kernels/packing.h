@@ -42,55 +42,65 @@ void file_codes(const uint8_t* p, int j, uint32_t c[8]) {
 // The codes of a block as its decoder gives it: places in the kind's book, or one more than a trit.
 template <Kind KIND>
 void book_codes(const int8_t* q, uint32_t c[8]) {
-    struct Places {
-        uint8_t at[256] = {};
-        constexpr Places() {
-            for (int i = 15; i >= 0; i--) at[uint8_t(KIND == N2T ? i - 1 : kind_book(KIND)[i])] = uint8_t(i);
-        }
-    };
-    static constexpr Places places;
-    for (int i = 0; i < 8; i++) {
-        c[i] = 0;
-        for (int n = 0; n < 4; n++) c[i] |= uint32_t(places.at[uint8_t(q[4 * i + n])]) << (8 * n);
-    }
+    constexpr int shift = KIND == N4X ? 3 : KIND == N4O ? 1 : KIND == N3P ? 4 : 2, mask = (1 << kind_bits(KIND)) - 1;
+    if constexpr (KIND != N2T)
+        static_assert([] {
+            for (int n = 0; n <= mask; n++)
+                if (kind_book(KIND)[n] && (kind_book(KIND)[n] >> shift & mask) != n) return false;
+            return true;
+        }());
+    uint8_t codes[32];
+    for (int i = 0; i < 32; i++) codes[i] = uint8_t(KIND == N2T ? q[i] + 1 : q[i] >> shift & mask);
+    __builtin_memcpy(c, codes, 32);
 }
 
-// Put the 32 codes of row r (within the panel) into its block of quants (zeroed before), groups of four at a time.
+// Put the codes of a block, group g of row r in c[g][r], into its quants.
 template <Kind KIND>
-void put_codes(const uint32_t c[8], int r, uint8_t* block) {
+void put_codes(const uint32_t (&c)[8][R], uint8_t* block) {
     constexpr uint32_t bytes = 0x01010101u;
-    const int v = r / L, lane = r % L * 4;
-    const auto put = [&](uint8_t* vector, uint32_t value, int shift) {
-        uint32_t word;
-        __builtin_memcpy(&word, vector + lane, 4);
-        word |= value << shift;
-        __builtin_memcpy(vector + lane, &word, 4);
+    const auto put = [](uint8_t* vector, auto word) {  // word(l): of row l of the vector
+        uint32_t words[L];
+        for (int l = 0; l < L; l++) words[l] = word(l);
+        __builtin_memcpy(vector, words, VB);
     };
     if constexpr (V::template paired<KIND>) {
-        for (int g = 0; g < 8; g++) put(block + g * VB, v == 0 ? c[g] : c[g] ^ 8 * bytes, 4 * v);
+        for (int g = 0; g < 8; g++)
+            put(block + g * VB, [&](int l) { return c[g][l] | (c[g][L + l] ^ 8 * bytes) << 4; });
         return;
     }
-    uint8_t* head = block + v * kind_head_bytes(KIND);
-    if constexpr (KIND == N5) {
-        const uint32_t low[5] = {c[5] >> 2 & 7 * bytes, (c[5] & 3 * bytes) | (c[7] >> 1 & bytes) << 2,
-                                 c[6] >> 2 & 7 * bytes, (c[6] & 3 * bytes) | (c[7] & bytes) << 2,
-                                 c[7] >> 2 & 7 * bytes};
-        for (int g = 0; g < 5; g++) put(head + g * VB, c[g] << 3 | low[g], 0);
-        return;
-    }
-    for (int h = 0; h < 2; h++) {
-        uint8_t* half = block + PV * kind_head_bytes(KIND) + (h * PV + v) * kind_half_bytes(KIND);
-        const uint32_t* q = c + 4 * h;
-        for (int g = 0; g < 4; g++) {
+    for (int v = 0; v < PV; v++) {
+        uint8_t* head = block + v * kind_head_bytes(KIND);
+        const auto at = [&](int g, int l) { return c[g][v * L + l]; };
+        if constexpr (KIND == N5) {
+            put(head, [&](int l) { return at(0, l) << 3 | (at(5, l) >> 2 & 7 * bytes); });
+            put(head + VB, [&](int l) { return at(1, l) << 3 | (at(5, l) & 3 * bytes) | (at(7, l) >> 1 & bytes) << 2; });
+            put(head + 2 * VB, [&](int l) { return at(2, l) << 3 | (at(6, l) >> 2 & 7 * bytes); });
+            put(head + 3 * VB, [&](int l) { return at(3, l) << 3 | (at(6, l) & 3 * bytes) | (at(7, l) & bytes) << 2; });
+            put(head + 4 * VB, [&](int l) { return at(4, l) << 3 | (at(7, l) >> 2 & 7 * bytes); });
+            continue;
+        }
+        if constexpr (kind_bits(KIND) == 3)
+            put(head, [&](int l) {
+                uint32_t third = 0;
+                for (int g = 0; g < 8; g++) third |= (at(g, l) >> 2 & bytes) << g;
+                return third;
+            });
+        for (int h = 0; h < 2; h++) {
+            uint8_t* half = block + PV * kind_head_bytes(KIND) + (h * PV + v) * kind_half_bytes(KIND);
+            const auto q = [&](int g, int l) { return at(4 * h + g, l); };
             if constexpr (kind_bits(KIND) == 8) {
-                put(half + g * VB, q[g], 0);
+                for (int g = 0; g < 4; g++) put(half + g * VB, [&](int l) { return q(g, l); });
             } else if constexpr (KIND == N6) {
-                if (g < 3) put(half + g * VB, q[g] << 2 | (q[3] >> (4 - 2 * g) & 3 * bytes), 0);
+                for (int g = 0; g < 3; g++)
+                    put(half + g * VB, [&](int l) { return q(g, l) << 2 | (q(3, l) >> (4 - 2 * g) & 3 * bytes); });
             } else if constexpr (kind_bits(KIND) <= 3) {
-                put(half, q[g] & 3 * bytes, 2 * g);
-                if constexpr (kind_bits(KIND) == 3) put(head, q[g] >> 2 & bytes, 4 * h + g);
+                put(half, [&](int l) {
+                    uint32_t low = 0;
+                    for (int g = 0; g < 4; g++) low |= (q(g, l) & 3 * bytes) << (2 * g);
+                    return low;
+                });
             } else {
-                put(half + g % 2 * VB, q[g], g / 2 * 4);
+                for (int g = 0; g < 2; g++) put(half + g * VB, [&](int l) { return q(g, l) | q(g + 2, l) << 4; });
             }
         }
     }
@@ -164,10 +174,9 @@ void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t
     constexpr bool decoded = F::kind == N4X || F::kind == N4O || F::kind == N3P || F::kind == N3T || F::kind == N2T;
     for (int64_t u = 0; u < k / (32 * F::unit_blocks); u++) {
         uint8_t* unit = dst + u * F::unit_bytes;
-        __builtin_memset(unit, 0, size_t(F::unit_bytes));
+        __builtin_memset(unit, 0, size_t(F::quants_at));
         for (int r = 0; r < R && first + r < n; r++) {
-            const uint8_t* row = src + size_t(first + r) * stride;
-            const uint8_t* head = row + u * info.block_bytes;
+            const uint8_t* head = src + size_t(first + r) * stride + u * info.block_bytes;
             if constexpr (F::super) {
                 SubScales s;
                 sub_scales<F::type>(head, s);
@@ -183,18 +192,22 @@ void pack_panel(const uint8_t* src, size_t stride, int64_t n, int64_t k, int64_t
                 put(unit + F::d_at + 2 * r, finite_or_nan(get16(head)));
                 if (F::min) put(unit + F::dmin_at + 2 * r, finite_or_nan(get16(head + 2)));
             }
-            for (int j = 0; j < F::unit_blocks; j++) {
+        }
+        for (int j = 0; j < F::unit_blocks; j++) {
+            uint32_t all[8][R] = {};
+            for (int r = 0; r < R && first + r < n; r++) {
+                const uint8_t* row = src + size_t(first + r) * stride;
                 uint32_t codes[8];
                 if constexpr (decoded) {
                     Block32 block;
                     info.unpack(row, u * F::unit_blocks + j, block);
                     book_codes<F::kind>(block.q, codes);
                 } else {
-                    file_codes<F::type>(head, j, codes);
+                    file_codes<F::type>(row + u * info.block_bytes, j, codes);
                 }
-                for (uint32_t& c : codes) c ^= uint32_t(V::template flip<F::kind>) * 0x01010101u;
-                put_codes<F::kind>(codes, r, unit + F::quants_at + j * kind_block_bytes(F::kind));
+                for (int g = 0; g < 8; g++) all[g][r] = codes[g] ^ uint32_t(V::template flip<F::kind>) * 0x01010101u;
             }
+            put_codes<F::kind>(all, unit + F::quants_at + j * kind_block_bytes(F::kind));
         }
     }
 }

@@ -134,14 +134,14 @@ void glu(Act act, const float* gates, const float* up, float* y, size_t n) {
     }
 }
 
-// y = exp(x - m) and its sum in 32 chains, over n, a multiple of 32. y may be x.
+// y = exp(x - m) and its sum in 32 chains, over n, a multiple of 32; no x is above m. y may be x.
 constexpr int kLanes = 32;
 float exp_sum(const float* x, float m, float* y, size_t n) {
     V s[kLanes / W] = {};
     const V shift = set1(m);
     for (size_t i = 0; i < n; i += kLanes)
         for (int c = 0; c < kLanes / W; ++c) {
-            const V e = exp(load(x + i + c * W) - shift);
+            const V e = exp_down(load(x + i + c * W) - shift);
             store(y + i + c * W, e);
             s[c] = s[c] + e;
         }
@@ -276,15 +276,36 @@ const float* head_floats(const PageShape& s, const uint8_t* head, float* out) {
         case KvType::bf16: return as_floats<Brain>(s, head, out);
         case KvType::q8_0: break;
     }
+    // 32 scales at a time: of 32 keys for 32 columns, or of 32 blocks of values, one behind the other.
     const int8_t* in = reinterpret_cast<const int8_t*>(head);
-    const uint16_t* scales = reinterpret_cast<const uint16_t*>(head + s.values_bytes());
-    for (int block = 0; block < s.dim / 32; ++block)
-        for (int slot = 0; slot < kPage; ++slot) {
-            const Place at(s, slot);
-            const float d = half_to_float(scales[scale_index(s, slot, block)]);
-            for (int i = block * 32; i < block * 32 + 32; ++i)
-                out[at.first + i * at.step] = float(in[at.first + i * at.step]) * d;
+    const Half* scales = reinterpret_cast<const Half*>(head + s.values_bytes());
+    const int blocks = s.dim / 32;
+    for (int n = 0; n < blocks; ++n) {
+        float d[kPage], minus[kPage];
+        for (int i = 0; i < kPage; i += W) {
+            store(d + i, load(scales + n * kPage + i));
+            store(minus + i, load(d + i) * set1(-32896.0f));
         }
+        V x[16 / W];
+        if (s.keys)
+            for (int j = 0; j < kPage; j += 16) {
+                for (int i = 0; i < 16 / W; ++i) x[i] = load(d + j + i * W);
+                for (size_t at = size_t(n) * 32 * kPage + j; at < size_t(n + 1) * 32 * kPage; at += kPage)
+                    widen(in + at, x, minus + j, out + at);
+            }
+        else
+            for (int i = 0; i < kPage; ++i) {
+                const int slot = (n * kPage + i) / blocks, block = (n * kPage + i) % blocks;
+                const size_t at = size_t(slot) * s.stride() + size_t(block) * 32;
+                float same[16];
+                for (int c = 0; c < 16 / W; ++c) {
+                    x[c] = set1(d[i]);
+                    store(same + c * W, set1(minus[i]));
+                }
+                widen(in + at, x, same, out + at);
+                widen(in + at + 16, x, same, out + at + 16);
+            }
+    }
     return out;
 }
 
@@ -360,8 +381,18 @@ void weigh(const float* p, const E* v, int keys, int stride, float* acc) {
     }
 }
 
+// Few rows convert cache elements on the fly; many rows share one conversion. The values are the same. On NEON a
+// conversion takes one pipe of two for two cycles: among the products of 8 rows it costs less than before them.
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
+constexpr int kFewRows = 8;
+#else
+constexpr int kFewRows = 4;
+#endif
+
 template <class E>
 void scores_rows(const float* const* q, const E* k, int rows, int dim, Ahead ahead, float* s) {
+    if constexpr (kFewRows == 8)
+        for (; rows >= 8; q += 8, s += 8 * kBlock, rows -= 8) scores<E, 8, 8>(q, k, dim, ahead, s);
     while (rows >= 4) {
         scores<E, 4, 16>(q, k, dim, ahead, s);
         q += 4, s += 4 * kBlock, rows -= 4;
@@ -373,6 +404,9 @@ void scores_rows(const float* const* q, const E* k, int rows, int dim, Ahead ahe
 
 template <class E, int DT>
 void weigh_rows(const float* p, const E* v, int rows, int keys, int stride, float* acc) {
+    if constexpr (kFewRows == 8)
+        for (; rows >= 8; p += 8 * kBlock, acc += size_t(8) * stride, rows -= 8)
+            weigh<E, 8, 8>(p, v, keys, stride, acc);
     while (rows >= 4) {
         weigh<E, 4, 16>(p, v, keys, stride, acc);
         p += 4 * kBlock, acc += size_t(4) * stride, rows -= 4;
@@ -381,9 +415,6 @@ void weigh_rows(const float* p, const E* v, int rows, int keys, int stride, floa
     if (rows == 2) weigh<E, 2, DT>(p, v, keys, stride, acc);
     if (rows == 1) weigh<E, 1, DT>(p, v, keys, stride, acc);
 }
-
-// Few rows convert cache elements on the fly; many rows share one conversion. The values are the same.
-constexpr int kFewRows = 4;
 
 void page_scores(const AttnBlock& b, const uint8_t* head, Ahead ahead, float* s) {
     const int dim = b.k_shape.dim;
@@ -427,7 +458,7 @@ void weigh_seen(const AttnBlock& b, int row, const float* p) {
     const int stride = b.v_shape.stride();
     float *acc = b.acc + size_t(row) * stride, *floats = b.scratch + size_t(b.rows) * kBlock;
     std::fill_n(acc, stride, 0.0f);
-    for (int page = 0; page * kPage < b.keys; ++page) {
+    for (int page = b.behind; page * kPage < b.keys; ++page) {
         const float* v = b.v_first >= 0 ? turned(b, b.v[page]) : head_floats(b.v_shape, b.v[page], floats);
         const int keys = std::min(kPage, b.keys - page * kPage);
         for (int d = 0; d < stride; ++d) {
@@ -458,18 +489,27 @@ void weights(const AttnBlock& b, int r, int padded, float* row) {
     if (b.hidden)
         for (int j = 0; j < b.keys; ++j)
             if (b.hidden[r][j]) row[j] = kMinusInfinity;
-    V top = set1(kMinusInfinity);
-    for (int j = 0; j < padded; j += W) {
-        V x = load(row + j) * b.scale;
-        if (b.bias) x = x + load(b.bias[r] + j);
-        if (j < from || j + W > to) {
-            const I at = lanes + j;
-            x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
+    constexpr int kTops = 16 / W;  // chains, for a maximum waits for the one before
+    V top[kTops];
+    for (V& t : top) t = set1(kMinusInfinity);
+    const V scale = set1(b.scale);
+    const float* bias = b.bias ? b.bias[r] : nullptr;
+    for (int j = 0; j < padded; j += 16) {
+        const bool seen = j >= from && j + 16 <= to;
+        for (int c = 0; c < kTops; ++c) {
+            const int i = j + c * W;
+            V x = load(row + i) * scale;
+            if (bias) x = x + load(bias + i);
+            if (!seen) {
+                const I at = lanes + i;
+                x = select((at >= from) & (at < to), x, set1(kMinusInfinity));
+            }
+            store(row + i, x);
+            top[c] = vmax(x, top[c]);  // in this order a NaN is left out
         }
-        store(row + j, x);
-        top = vmax(x, top);  // in this order a NaN is left out
     }
-    float m = most(top);
+    for (int c = 1; c < kTops; ++c) top[0] = vmax(top[c], top[0]);
+    float m = most(top[0]);
     if (m == kMinusInfinity && has_nan(row, padded)) m = -std::numeric_limits<float>::max();
     b.m[r] = m;
     if (m == kMinusInfinity) {
@@ -483,8 +523,9 @@ void weights(const AttnBlock& b, int r, int padded, float* row) {
 void attend(const AttnBlock& b) {
     float* s = b.scratch;
     const int pages = (b.keys + kPage - 1) / kPage, stride = b.v_shape.stride();
-    for (int page = 0; page < pages; ++page) {
-        const uint8_t* next = page + 1 < pages ? b.k[page + 1] : b.k[0] + b.k_shape.head_bytes();  // of the next head
+    for (int page = b.behind; page < pages; ++page) {
+        const uint8_t* next =
+            page + 1 < pages ? b.k[page + 1] : b.k[b.behind] + b.k_shape.head_bytes();  // of the next head
         page_scores(b, b.k[page], {next, b.v[page]}, s + page * kPage);
     }
     int first = b.keys;  // the first key that any row sees
@@ -495,7 +536,7 @@ void attend(const AttnBlock& b) {
         first = std::min(first, b.hidden ? 0 : b.from[r]);
     }
     std::fill_n(b.acc, size_t(b.rows) * stride, 0.0f);
-    for (int page = first / kPage; page < pages; ++page)
+    for (int page = std::max(b.behind, first / kPage); page < pages; ++page)
         page_weigh(b, b.v[page], s + page * kPage, std::min(kPage, b.keys - page * kPage));
     for (int r = 0; r < b.rows; ++r)
         if (has_nan(b.acc + size_t(r) * stride, stride)) weigh_seen(b, r, s + size_t(r) * kBlock);

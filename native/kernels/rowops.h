@@ -41,6 +41,7 @@ struct AttnBlock {
     int v_first;              // -1; or values are columns of the keys, from this one on, and v are pages of keys
     float scale, cap;         // cap 0: none
     int rows, keys;           // keys: those of this block that exist and that some row may see
+    int behind;               // leading pages of the block of which no row sees a key: they are not read
     const float* const* q;    // [rows] -> [dim]
     const uint8_t* const* k;  // [pages of the block] -> this head of the page
     const uint8_t* const* v;

@@ -186,6 +186,33 @@ inline V load(const Brain* p) {
     std::memcpy(&v, &bits, sizeof v);
     return v;
 }
+// Sixteen small integers times scales of at most 11 significant bits, which is exact. `minus` is -32896 times the scales.
+inline void widen(const int8_t* p, const V (&d)[16 / W], [[maybe_unused]] const float* minus, float* out) {
+#if !defined(ASSAY_PORTABLE) && defined(__aarch64__)
+    // One look-up makes a byte b + 128 the float 2^15 + b + 128 (bytes 0, b + 128, 0, 0x47), and a multiply-add takes
+    // off the rest. What these two write onto is loaded afresh, not moved: the vector pipes are the bottleneck.
+    alignas(16) static constexpr uint32_t top[4] = {0x47000000, 0x47000000, 0x47000000, 0x47000000};
+    const uint8x16_t b = veorq_u8(vld1q_u8(reinterpret_cast<const uint8_t*>(p)), vdupq_n_u8(0x80));
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t at = 0xffff00ffu + uint32_t(4 * i) * 0x100u;
+        const uint32x4_t index = {at, at + 0x100u, at + 0x200u, at + 0x300u};
+        V x, y;
+        asm("ldr %q0, %3\n\ttbx %0.16b, {%1.16b}, %2.16b" : "=&w"(x) : "w"(b), "w"(index), "m"(top));
+        asm("ldr %q0, %3\n\tfmla %0.4s, %1.4s, %2.4s"
+            : "=&w"(y)
+            : "w"(x), "w"(d[i]), "m"(*reinterpret_cast<const float(*)[4]>(minus + 4 * i)));
+        store(out + 4 * i, y);
+    }
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX512F__)
+    store(out, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))) * d[0]);
+#elif !defined(ASSAY_PORTABLE) && defined(__AVX2__)
+    for (int i = 0; i < 2; ++i)
+        store(out + 8 * i, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(
+                               _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + 8 * i)))) * d[i]);
+#else
+    for (int i = 0; i < 16; ++i) out[i] = float(p[i]) * d[i / W][i % W];
+#endif
+}
 inline void store(Half* p, float f) { p->bits = float_to_half(f); }
 inline void store(Half* p, V v) {
 #if !defined(ASSAY_PORTABLE) && (defined(__aarch64__) || defined(__AVX2__))

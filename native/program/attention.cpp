@@ -171,13 +171,16 @@ private:
             slots[r] = slot(c, row);
         }
         // Keys that some row may see.
-        const int end = traced_ || !c.regular ? c.n_keys() : a_.mask.to(slots[rows - 1], c.n_keys());
+        const bool whole = traced_ || !c.regular;
+        const int end = whole ? c.n_keys() : a_.mask.to(slots[rows - 1], c.n_keys());
         for (int block = t.from; block < t.to; ++block) {
             const int base = block * kBlock, keys = std::min(kBlock, end - base);
-            for (int p = 0; p * kPage < keys; ++p) {
-                const int32_t page = c.pages[block * kPagesPerBlock + p];
-                k[p] = cache.page(a_.k_pool, page) + t.head * k_.head_bytes();
-                v[p] = cache.page(a_.v_pool, page) + t.head * v_.head_bytes();
+            // Pages behind the first row's window hold somebody else's keys, or nothing: they are not touched.
+            const int behind = whole ? 0 : std::max(0, a_.mask.from(slots[0]) - base) / kPage;
+            for (int p = behind; p * kPage < keys; ++p) {
+                const int at = block * kPagesPerBlock + p;
+                k[p] = cache.page(a_.k_pool, c, at) + t.head * k_.head_bytes();
+                v[p] = cache.page(a_.v_pool, c, at) + t.head * v_.head_bytes();
             }
             for (int r = 0; r < rows; ++r) {
                 from[r] = std::max(0, a_.mask.from(slots[r]) - base);
@@ -190,7 +193,7 @@ private:
                 }
             }
             float* into = block == t.from ? state : other;
-            ops.attend({k_, v_, a_.v_pool == a_.k_pool ? a_.v_first : -1, a_.mask.scale, a_.cap, rows, keys, q, k, v,
+            ops.attend({k_, v_, a_.v_pool == a_.k_pool ? a_.v_first : -1, a_.mask.scale, a_.cap, rows, keys, behind, q, k, v,
                         from, to, c.regular ? nullptr : hidden, a_.mask.slopes ? bias : nullptr, into, into + rows,
                         into + 2 * rows, traced_ ? kq : nullptr, room});
             if (into == other) fold(ops, state, other, rows);
@@ -275,6 +278,11 @@ void Program::attention(const Attention& a) {
         dim < 1 || (shared ? a.v_first < 0 || a.v_first + dim > k.dim : dim != v.dim) || domain(a.q) != domain(a.out) ||
         is_acts(a.q) || (domain(a.q) != Domain::tokens && domain(a.q) != Domain::outputs))
         throw std::invalid_argument("attention: operands do not fit together");
+    for (int pool : {a.k_pool, a.v_pool}) {
+        const int window = cache_->groups()[cache_->group_of(pool)].window;
+        if (window && (!a.mask.reach() || a.mask.reach() > window))
+            throw std::invalid_argument("attention: sees further back than its cache keeps pages");
+    }
     for (int s : {a.kq, a.capped, a.soft_max})
         if (s >= 0 && (domain(s) != Domain::scores || width(s) != a.n_head || domain(a.q) != Domain::tokens))
             throw std::invalid_argument("attention: traced scores do not fit");

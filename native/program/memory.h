@@ -47,6 +47,8 @@ inline uint64_t memory_nodes() {
     return nodes;
 }
 
+constexpr size_t kReadAhead = size_t(64) << 20;  // bytes of a mapped file
+
 // Zeroed memory that begins on a huge page where it is larger than one: every step reads all weights, and finding them
 // by pages of 4 KB costs decoding a tenth. What is never touched costs nothing.
 class Pages {
@@ -116,6 +118,13 @@ private:
     std::shared_ptr<Pages> pages_;
     size_t used_ = 0;
 };
+
+// Tell the system that a mapped file range, and what follows it, will be read now: a disk is read while the range before
+// is packed.
+inline void expect_mapped(const void* data, size_t bytes) {
+    const uintptr_t page = sysconf(_SC_PAGESIZE), begin = reinterpret_cast<uintptr_t>(data) / page * page;
+    madvise(reinterpret_cast<void*>(begin), bytes + kReadAhead, MADV_WILLNEED);
+}
 
 // Tell the system that a mapped file range will not be read again soon; the file stays readable.
 inline void forget_mapped(const void* data, size_t bytes) {

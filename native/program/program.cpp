@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <stdexcept>
@@ -56,12 +57,19 @@ Weight::Weight(Arena& arena, Pool& pool, const uint8_t* data, uint32_t type, int
     const uint32_t panels = static_cast<uint32_t>((rows + panel - 1) / panel);
     const uint32_t least =
         static_cast<uint32_t>(std::max<size_t>(1, (size_t(1) << 19) / (panel * kernels::row_bytes(type_, columns))));
+    std::atomic<bool> odd{false};
     for (int64_t i = 0; i < count; ++i)
         parallel_for(pool, panels, least, [&](uint32_t first, uint32_t last) {
-            isa.pack(type_, data + i * stride_, rows, columns, first * panel, std::min(rows, last * panel),
-                     own_.get() + i * each);
+            const int64_t begin = first * panel, end = std::min(rows, last * panel);
+            const uint8_t* from = data + i * stride_;
+            if (type_ == kernels::Type::F16 && !kernels::finite_halves(from + 2 * begin * columns, (end - begin) * columns))
+                odd = true;
+            isa.pack(type_, from, rows, columns, begin, end, own_.get() + i * each);
         });
-    stride_ = each;
+    if (odd)
+        own_.reset();  // a weight is NaN or infinite: read as it lies, value by value
+    else
+        stride_ = each;
 }
 
 kernels::Matrix Weight::matrix(int64_t i) const {
@@ -70,24 +78,36 @@ kernels::Matrix Weight::matrix(int64_t i) const {
 
 // ---- cache ----------------------------------------------------------------------------------------------------------
 
-Cache::Cache(int n_pages, std::vector<PageShape> pools) : n_pages_(n_pages), shapes_(std::move(pools)) {
-    if (n_pages < 1) throw fault("a cache needs at least one page");
-    for (const PageShape& s : shapes_) {
+Cache::Cache(std::vector<Group> groups, std::vector<PageShape> pools, std::vector<int> group_of)
+    : groups_(std::move(groups)), shapes_(std::move(pools)), group_of_(std::move(group_of)) {
+    if (groups_.empty() || groups_[0].window || group_of_.size() != shapes_.size())
+        throw fault("cache: pools and groups do not fit together");
+    for (size_t i = 0; i < shapes_.size(); ++i) {
+        const PageShape& s = shapes_[i];
         if (s.heads < 1 || s.dim < 1) throw fault("cache heads must have at least one value");
         if (s.type == KvType::q8_0 && s.dim % 32)
             throw fault("a q8_0 cache needs heads of a multiple of 32 values (found " + std::to_string(s.dim) + ")");
-        offsets_.push_back(offsets_.back() + s.page_bytes());
+        if (group_of_[i] < 0 || group_of_[i] >= static_cast<int>(groups_.size())) throw fault("cache: no such group");
+        size_t& end = groups_[group_of_[i]].page_bytes;
+        offsets_.push_back(end);
+        end += s.page_bytes();
     }
-    pages_ = Pages(page_bytes() * n_pages, "key/value cache of " + std::to_string(n_pages) + " pages");
+    groups_[0].page_bytes += sizeof(int32_t) * kPage;
+    for (Group& g : groups_) {
+        if (g.n_pages < 1 || g.window < 0) throw fault("a cache needs at least one page");
+        g.pages = Pages(g.page_bytes * g.n_pages, "key/value cache of " + std::to_string(g.n_pages) + " pages");
+    }
 }
 
-void Cache::copy_page(int32_t source, int32_t to) {
+void Cache::copy_page(int32_t source, int32_t to, int group) {
+    if (group < 0 || group >= static_cast<int>(groups_.size())) throw fault("cache: no such group");
+    const Group& g = groups_[group];
     for (int32_t page : {source, to})
-        if (page < 0 || page >= n_pages_)
-            throw fault("cache: no page " + std::to_string(page) + " of " + std::to_string(n_pages_));
+        if (page < 0 || page >= g.n_pages)
+            throw fault("cache: no page " + std::to_string(page) + " of " + std::to_string(g.n_pages));
     if (source == to) return;
     std::lock_guard turn(busy);
-    std::memcpy(pages_.data() + to * page_bytes(), pages_.data() + source * page_bytes(), page_bytes());
+    std::memcpy(g.pages.data() + to * g.page_bytes, g.pages.data() + source * g.page_bytes, g.page_bytes);
 }
 
 // ---- building -------------------------------------------------------------------------------------------------------
@@ -147,6 +167,27 @@ size_t Program::bytes(const Value& v, int64_t rows) const {
     return (rows + kTile - 1) / kTile * kernels::acts_bytes(v.format, kTile, v.width);
 }
 
+// The pages of a group from the `first` one of a chunk on.
+void Program::check_pages(const Chunk& c, int group, int32_t first) const {
+    const int32_t *table = c.table(group), n_pages = cache_->groups()[group].n_pages;
+    for (int32_t p = first; p * kPage < c.n_keys(); ++p)
+        if (table[p] < 0 || table[p] >= n_pages)
+            throw fault("batch: page outside the cache (found " + std::to_string(table[p]) + ", expected 0 to " +
+                        std::to_string(n_pages - 1) + ")");
+}
+
+// Pages behind the window of a chunk's first token are nobody's, unless the masks are no ranges or all keys are wanted.
+void Program::check_windows(const Batch& batch) const {
+    const bool all = std::any_of(values_.begin(), values_.end(), [](const Value& v) {
+        return v.domain == Domain::keys || v.domain == Domain::scores;
+    });
+    for (const Chunk& c : batch.chunks)
+        for (int g = 1; g < static_cast<int>(cache_->groups().size()); ++g) {
+            const int32_t window = cache_->groups()[g].window;
+            check_pages(c, g, all || !c.regular ? 0 : std::max(0, c.start - window + 1) / kPage);
+        }
+}
+
 // Everything that indexes memory later is checked here, once.
 void Program::check(Batch& batch) const {
     if (batch.n_tokens < 1 || batch.chunks.empty()) throw fault("batch: no tokens");
@@ -163,10 +204,7 @@ void Program::check(Batch& batch) const {
         if (c.n_tokens < 1 || c.first != row || row + c.n_tokens > batch.n_tokens || c.start < 0 || c.n_outputs < 0 ||
             c.n_outputs > c.n_tokens)
             throw fault("batch: chunks do not fit the tokens");
-        for (int32_t p = 0; p * kPage < c.n_keys(); ++p)
-            if (c.pages[p] < 0 || c.pages[p] >= cache_->n_pages())
-                throw fault("batch: page outside the cache (found " + std::to_string(c.pages[p]) + ", expected 0 to " +
-                            std::to_string(cache_->n_pages() - 1) + ")");
+        check_pages(c, 0, 0);
         c.first_output = batch.n_outputs;
         c.first_key = static_cast<int32_t>(keys);
         c.first_score = batch.n_scores;
@@ -267,6 +305,7 @@ bool Program::run(Batch& batch, const std::function<bool()>& poll) {
     check(batch);
     plan(batch);
     place_positions(batch, *cache_);
+    check_windows(batch);
     Run run(*this, batch);
     return pool_->run(run, poll);
 }

@@ -55,40 +55,19 @@ private:
     std::shared_ptr<uint8_t> own_;
 };
 
-// ---- cache ----------------------------------------------------------------------------------------------------------
-// A page of a sequence, 32 positions, lies together: a part for each cache node ("pool"), the positions last.
-class Cache {
-public:
-    Cache(int n_pages, std::vector<PageShape> pools);
-    int n_pages() const { return n_pages_; }
-    const std::vector<PageShape>& shapes() const { return shapes_; }
-    uint8_t* page(int pool, int32_t page) const { return pages_.data() + page * page_bytes() + offsets_[pool]; }
-    // The position each key was written with.
-    int32_t* positions(int32_t page) const {
-        return reinterpret_cast<int32_t*>(pages_.data() + page * page_bytes() + offsets_.back());
-    }
-    size_t page_bytes() const { return offsets_.back() + sizeof(int32_t) * kPage; }
-    void copy_page(int32_t source, int32_t to);
-    std::mutex busy;  // held by the program that runs
-
-private:
-    int n_pages_;
-    std::vector<PageShape> shapes_;
-    std::vector<size_t> offsets_{0};  // of each pool in a page; at the end, of the positions
-    Pages pages_;
-};
-
 // ---- a batch --------------------------------------------------------------------------------------------------------
 struct Chunk {
     int32_t first, n_tokens;   // its rows in the batch
     int32_t start;             // cache slot of its first token
-    const int32_t* pages;      // covers start + n_tokens slots
+    const int32_t* pages;      // a table for each group of the cache, `n_table` long: covers start + n_tokens slots
+    int32_t n_table;
     int32_t n_outputs;         // its last n_outputs tokens give logits
     int32_t first_output = 0;  // filled in by Program::run
     int32_t first_key = 0;
     int64_t first_score = 0;  // sum over earlier chunks of n_tokens * n_keys
     bool regular = true;      // every key's position is its slot: the mask is a range
     int32_t n_keys() const { return start + n_tokens; }
+    const int32_t* table(int group) const { return pages + int64_t(group) * n_table; }
 };
 
 struct Batch {
@@ -106,6 +85,40 @@ struct Batch {
         const int64_t counts[kDomains] = {n_tokens, n_outputs, n_keys, n_scores, static_cast<int64_t>(chunks.size())};
         return counts[int(d)];
     }
+};
+
+// ---- cache ----------------------------------------------------------------------------------------------------------
+// Layers that see equally far back form a group with pages of its own. A page of a group, 32 positions, lies together: a
+// part for each of its cache nodes ("pools"). Group 0 sees everything and has the positions, last in a page.
+class Cache {
+public:
+    struct Group {
+        int window, n_pages;  // window: positions that a query sees, itself among them; 0: all
+        size_t page_bytes = 0;
+        Pages pages{};
+    };
+    Cache(std::vector<Group> groups, std::vector<PageShape> pools, std::vector<int> group_of);
+    const std::vector<Group>& groups() const { return groups_; }
+    const std::vector<PageShape>& shapes() const { return shapes_; }
+    int group_of(int pool) const { return group_of_[pool]; }
+    uint8_t* page(int pool, int32_t page) const {
+        const Group& g = groups_[group_of_[pool]];
+        return g.pages.data() + page * g.page_bytes + offsets_[pool];
+    }
+    // Where a pool has the i-th page of a chunk.
+    uint8_t* page(int pool, const Chunk& c, int i) const { return page(pool, c.table(group_of_[pool])[i]); }
+    // The position each key was written with.
+    int32_t* positions(int32_t page) const {
+        return reinterpret_cast<int32_t*>(groups_[0].pages.data() + (page + 1) * groups_[0].page_bytes) - kPage;
+    }
+    void copy_page(int32_t source, int32_t to, int group);
+    std::mutex busy;  // held by the program that runs
+
+private:
+    std::vector<Group> groups_;
+    std::vector<PageShape> shapes_;
+    std::vector<int> group_of_;    // of each pool
+    std::vector<size_t> offsets_;  // of each pool in a page of its group
 };
 
 // ---- steps ----------------------------------------------------------------------------------------------------------
@@ -162,6 +175,11 @@ struct Mask {
     }
     float bias(int head, int32_t query, int32_t key) const {
         return -((*slopes)[head] * static_cast<float>(std::abs(int64_t(query) - key)));
+    }
+    // No query sees a key this many positions behind it, or more; 0: it may.
+    int reach() const {
+        if (!causal) return 0;
+        return window && chunk ? std::min(window, chunk) : std::max(window, chunk);
     }
     bool fits(int heads) const {
         return window >= 0 && chunk >= 0 && (!sinks || static_cast<int>(sinks->size()) == heads) &&
@@ -263,6 +281,8 @@ private:
     size_t bytes(const Value& value, int64_t rows) const;
     void flush();
     void check(Batch& batch) const;
+    void check_pages(const Chunk& chunk, int group, int32_t first) const;
+    void check_windows(const Batch& batch) const;
     void plan(const Batch& batch);
 
     std::shared_ptr<Pool> pool_;

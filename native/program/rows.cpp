@@ -274,7 +274,7 @@ void Program::cache_write(int x, int pool) {
              for (int64_t i = first; i < last; ++i) {
                  const Chunk& c = run.batch.chunks[run.batch.chunk_of[i]];
                  const int32_t slot = c.start + static_cast<int32_t>(i) - c.first;
-                 run.program.ops().page_write(shape, run.program.cache().page(pool, c.pages[slot / kPage]),
+                 run.program.ops().page_write(shape, run.program.cache().page(pool, c, slot / kPage),
                                               slot % kPage, run.row(x, i));
              }
          }});
@@ -290,7 +290,7 @@ void Program::cache_read(int pool, int out) {
                  for (int64_t i = std::max<int64_t>(first, c.first_key);
                       i < std::min<int64_t>(last, c.first_key + c.n_keys()); ++i) {
                      const int64_t slot = i - c.first_key;
-                     run.program.ops().page_read(shape, run.program.cache().page(pool, c.pages[slot / kPage]),
+                     run.program.ops().page_read(shape, run.program.cache().page(pool, c, slot / kPage),
                                                  static_cast<int>(slot % kPage), run.row(out, i));
                  }
          }});

@@ -86,7 +86,7 @@ struct Bench {
             vp.push_back(v_pages.data() + page * v.page_bytes());
         }
         std::vector<float> m(count), l(count), acc(size_t(count) * v.stride()), room(attn_scratch(count, k, v));
-        ops.attend({k, v, -1, 0.2f, 0.0f, count, keys, q.data(), kp.data(), vp.data(), from.data(), to.data(), nullptr,
+        ops.attend({k, v, -1, 0.2f, 0.0f, count, keys, 0, q.data(), kp.data(), vp.data(), from.data(), to.data(), nullptr,
                     nullptr, m.data(), l.data(), acc.data(), nullptr, room.data()});
         std::vector<float> out;
         for (int r = 0; r < count; ++r)
@@ -306,7 +306,7 @@ uint64_t hash(const RowOps& ops) {
             std::vector<float> room(attn_scratch(rows, k, v)), state(size_t(rows) * 66);
             float* s = state.data();
             for (float cap : {0.0f, 20.0f}) {
-                ops.attend({k, v, -1, 0.125f, cap, rows, kBlock, q.data(), ks.data(), vs.data(), from.data(), to.data(),
+                ops.attend({k, v, -1, 0.125f, cap, rows, kBlock, 0, q.data(), ks.data(), vs.data(), from.data(), to.data(),
                             nullptr, nullptr, s, s + rows, s + 2 * rows, nullptr, room.data()});
                 for (int r = 1; r < rows; ++r)
                     ops.attn_merge(s, s + rows, s + 2 * rows, s[r], s[rows + r], s + 2 * rows + 64 * r, 64);

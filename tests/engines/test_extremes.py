@@ -42,7 +42,7 @@ def poisoned(path: Path, kind: str, value: np.float32, stem: str) -> Path:
     "stem", ["attn_q.weight", "ffn_down.weight", "output.weight", "token_embd.weight", "norm.weight"]
 )
 @pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "Q8_0", "Q4_K"])
 def test_poisoned_weights_are_computed_with(
     kind: str, poison: str, stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,7 +53,9 @@ def test_poisoned_weights_are_computed_with(
         engine = engines.create("cpu", model, n_pages=1, threads=2)
         with np.errstate(all="ignore"):
             logits = engine.forward([Chunk(np.array([0, 5, 6]), 0, np.arange(1, dtype=np.int32), "all")])[0].logits
+            alone = engine.forward([Chunk(np.array([0]), 0, np.arange(1, dtype=np.int32))])[0].logits
         engine.close()
+        assert np.array_equal(alone[0], logits[0], equal_nan=True), "one token is computed otherwise than three"
         assert logits.shape == (3, len(tiny.TOKENS))
         bits.append(np.isfinite(logits))
         if poison == "nan" and stem in ("output.weight", "norm.weight"):

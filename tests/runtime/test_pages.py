@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -178,37 +181,107 @@ def test_misuse_is_refused() -> None:
         Pages(0)
 
 
+def test_a_long_sequence_holds_the_slots_of_its_window() -> None:
+    pages = Pages(100, page_size=2, windows={5: 4})
+    lease = pages.open([])
+    for token in range(150):
+        pages.reserve(lease, 1)
+        pages.commit(lease, [token])
+        pages.check()
+        table = lease.windows[5]
+        assert len(table) == lease.n_pages
+        assert (table >= 0).sum() <= 4
+        assert (table[max(0, token + 1 - 5 + 1) // 2 :] >= 0).all()
+
+
+def test_a_prefix_is_shared_where_its_last_window_is_there() -> None:
+    """Slots behind a window are used again: what began there is computed anew, what ended there is not."""
+    pages = Pages(100, page_size=2, windows={5: 6})
+    pages.close(run(pages, list(range(8))))
+    assert pages.match(list(range(8))) == 6
+    lease = pages.open(list(range(20)))
+    while lease.length < 20:
+        pages.reserve(lease, 2)
+        pages.commit(lease, list(range(lease.length, lease.length + 2)))
+    pages.close(lease)
+    assert pages.match(list(range(21))) == 20
+    assert pages.match([*range(10), 99]) == 0  # its last window is gone
+    assert pages.match([*range(16), 99]) in (0, 16)
+    pages.check()
+
+
+def test_a_window_decides_how_much_is_computed_at_once() -> None:
+    pages = Pages(100, page_size=2, windows={5: 6})
+    lease = pages.open([])
+    for _ in range(10):
+        pages.reserve(lease, pages.step)
+        pages.commit(lease, list(range(pages.step)))
+        pages.check()
+    with pytest.raises(OutOfPages, match="available of 6"):
+        pages.reserve(lease, 9)
+    pages.check()
+
+
+def test_who_computed_the_same_gets_a_slot_back() -> None:
+    """The page is in the tree, but its slot went to another page meanwhile."""
+    pages = Pages(100, page_size=2, windows={3: 7})
+    first, second = pages.open([1, 2, 3]), pages.open([1, 2, 3])
+    pages.reserve(second, 2)
+    for lease, tokens in ((first, [1, 2, *range(10, 24)]), (second, [1, 2])):
+        while tokens:
+            pages.reserve(lease, 2)
+            pages.commit(lease, tokens[:2])
+            tokens = tokens[2:]
+            pages.check()
+    assert second.pages[0] == first.pages[0]
+    assert second.windows[3][0] >= 0
+    assert first.windows[3][0] == -1
+
+
 SIZE = 3
 tokens_ = st.lists(st.integers(0, 2), max_size=12)
 
 
 class Histories(RuleBasedStateMachine):
-    """A model cache: `memory[slot]` is what an engine would have written, the token and all before it."""
+    """A model cache: `memory[slot]` is what an engine would have written, the token and all before it; so for the
+    slots of each window."""
 
     leases = Bundle("leases")
+    windows: Mapping[int, int] = MappingProxyType({})
 
     def __init__(self) -> None:
         super().__init__()
-        self.pages = Pages(6, page_size=SIZE, copy=self.copy)
-        self.memory: dict[int, tuple[int, ...]] = {}
+        self.pages = Pages(6, page_size=SIZE, copy=self.copy, windows=self.windows)
+        self.memory: dict[tuple[int, int], tuple[int, ...]] = {}  # by window and slot
 
-    def copy(self, source: int, to: int) -> None:
-        assert to not in {page for lease in self.pages._leases for page in lease.pages.tolist()}
+    def copy(self, source: int, to: int, window: int = 0) -> None:
+        assert to not in {page for lease in self.pages._leases for page in self.table(lease, window)}
         for i in range(SIZE):
-            self.memory[to * SIZE + i] = self.memory[source * SIZE + i]
+            self.memory[window, to * SIZE + i] = self.memory[window, source * SIZE + i]
 
-    def slot(self, lease: Lease, position: int) -> int:
-        return int(lease.pages[position // SIZE]) * SIZE + position % SIZE
+    def table(self, lease: Lease, window: int) -> list[int]:
+        found = lease.windows[window] if window else lease.pages
+        return [int(page) for page in found]
+
+    def slot(self, lease: Lease, position: int, window: int) -> int:
+        page = self.table(lease, window)[position // SIZE]
+        assert page >= 0, "a page that is seen has no slot"
+        return page * SIZE + position % SIZE
+
+    def seen(self, lease: Lease, window: int) -> range:
+        """What its next token sees."""
+        return range(max(0, lease.length - window + 1) if window else 0, lease.length)
 
     def compute(self, lease: Lease, tokens: list[int]) -> None:
         self.pages.reserve(lease, len(tokens))
         others = [o for o in self.pages._leases if o is not lease]
-        for offset, token in enumerate(tokens):
-            slot = self.slot(lease, lease.length + offset)
-            read_elsewhere = {self.slot(o, p) for o in others for p in range(o.length)}
-            assert slot not in read_elsewhere, "a page that others read was written"
-            self.memory[slot] = (*lease.tokens, *tokens[: offset + 1])
-            assert token == self.memory[slot][-1]
+        for window in (0, *self.windows):
+            for offset, token in enumerate(tokens):
+                slot = self.slot(lease, lease.length + offset, window)
+                read_elsewhere = {self.slot(o, p, window) for o in others for p in self.seen(o, window)}
+                assert slot not in read_elsewhere, "a page that others read was written"
+                self.memory[window, slot] = (*lease.tokens, *tokens[: offset + 1])
+                assert token == self.memory[window, slot][-1]
         self.pages.commit(lease, tokens)
 
     @rule(target=leases, tokens=tokens_)
@@ -233,7 +306,7 @@ class Histories(RuleBasedStateMachine):
     @rule(taken=leases, token=st.integers(0, 2))
     def decode(self, taken: tuple[Lease, list[int]], token: int) -> None:
         lease, rest = taken
-        if not rest and self.pages.available:
+        if not rest and self.pages.available and all(w.available for w in self.pages.windows):
             self.compute(lease, [token])
 
     @rule(taken=consumes(leases))
@@ -251,9 +324,19 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def every_lease_reads_its_own_history(self) -> None:
         for lease in self.pages._leases:
-            for position in range(lease.length):
-                assert self.memory[self.slot(lease, position)] == tuple(lease.tokens[: position + 1])
+            for window in (0, *self.windows):
+                for position in self.seen(lease, window):
+                    assert self.memory[window, self.slot(lease, position, window)] == tuple(
+                        lease.tokens[: position + 1]
+                    )
 
 
-Histories.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
-TestHistories = Histories.TestCase
+class WindowHistories(Histories):
+    """The same with layers that see 4 back, and others that see 2."""
+
+    windows: Mapping[int, int] = MappingProxyType({4: 5, 2: 4})
+
+
+_SETTINGS = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Histories.TestCase.settings = WindowHistories.TestCase.settings = _SETTINGS
+TestHistories, TestWindowHistories = Histories.TestCase, WindowHistories.TestCase

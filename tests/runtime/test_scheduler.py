@@ -33,7 +33,7 @@ class Recorder:
 
     def __init__(self, inner: Engine) -> None:
         self.inner, self.name, self.model, self.n_pages = inner, inner.name, inner.model, inner.n_pages
-        self.graph = inner.graph
+        self.graph, self.windows = inner.graph, inner.windows
         self.steps: list[list[tuple[int, int]]] = []  # (start, tokens) of each chunk
         self.gate = threading.Event()
         self.gate.set()
@@ -47,8 +47,8 @@ class Recorder:
         self.steps.append([(chunk.start, len(chunk.tokens)) for chunk in batch])
         return self.inner.forward(batch, keep)
 
-    def copy_page(self, source: int, to: int) -> None:
-        self.inner.copy_page(source, to)
+    def copy_page(self, *pages: int) -> None:
+        self.inner.copy_page(*pages)
 
     def close(self) -> None:
         self.inner.close()

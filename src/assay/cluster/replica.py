@@ -124,7 +124,7 @@ class Replica:
             from assay.cluster.split import SplitEngine
 
             return SplitEngine(self.opened, spec)
-        return self.opened.engine()
+        return self.opened.engine(scheduled=True)
 
     def close(self) -> None:
         self.worker.stop(AssayError("the replica is ending"))

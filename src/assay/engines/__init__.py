@@ -34,14 +34,14 @@ def _cuda(model: Model, **options: Any) -> PagedEngine:
     return engine
 
 
-def _auto(model: Model, **options: Any) -> PagedEngine:
+def _auto(model: Model, *, window_pages: Callable[[int], int] | None = None, **options: Any) -> PagedEngine:
     """The GPU where there is one that runs this model, else the cpu."""
     if "cuda" in ENGINES:
         try:
             return _cuda(model, **options)
         except AssayError:
             pass  # it does not fit, or has an operation that the GPU engine has not
-    return (_cpu if "cpu" in ENGINES else _reference)(model, **options)
+    return _cpu(model, window_pages=window_pages, **options) if "cpu" in ENGINES else _reference(model, **options)
 
 
 def _no_native() -> str:
@@ -69,6 +69,9 @@ _KNOWN: dict[str, tuple[Callable[..., PagedEngine], Callable[[], str]]] = {
 ENGINES: dict[str, Callable[..., PagedEngine]] = {
     name: make for name, (make, missing) in _KNOWN.items() if not missing()
 }
+
+
+WINDOWED = ("cpu", "auto")  # those that keep pages for layers with a window apart (auto: where it is the cpu)
 
 
 def default_name() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,7 +39,9 @@ def pages_for(positions: int) -> int:
 class Chunk:
     """One sequence's part of a step: `tokens` go to cache slots start, start+1, …
 
-    `pages` must cover start + n_tokens slots. `outputs` says which rows of the output are wanted.
+    `pages` must cover start + n_tokens slots. `windows` are the page tables of layers that see only so far back, where
+    the engine keeps theirs apart: as long as `pages`, with -1 for a page that none of the tokens sees; an engine is
+    given all of them or none, and then `pages` is meant. `outputs` says which rows of the output are wanted.
     `positions` are the RoPE positions when they differ from the slots (probes shift them); keys keep the
     positions they were written with. `rows` has a row a token for each value that the graph is `given`; where it is
     given any, the tokens themselves may be left out.
@@ -50,6 +53,7 @@ class Chunk:
     outputs: str = "last"  # "last" | "all" | "none"
     positions: NDArray[np.int32] | None = None
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
+    windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
     best: int = 0  # of the last row only so many largest values are wanted; an engine may give the row all the same
 
     @cached_property
@@ -112,11 +116,13 @@ class Arithmetic:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that an engine holds: weights of its own, buffers of its programs, and a page of its cache."""
+    """Bytes that an engine holds: weights of its own, buffers of its programs, a page of its cache, and all pages of
+    layers with a window, where they are apart."""
 
     weights: int = 0
     buffers: int = 0
     page: int = 0
+    windows: int = 0
 
 
 class CacheLost(AssayError):
@@ -130,6 +136,7 @@ class Engine(Protocol):
     model: Model
     graph: Graph
     n_pages: int  # the size of its cache
+    windows: Mapping[int, int] = MappingProxyType({})  # windows whose layers have pages of their own, and how many
     arithmetic: Arithmetic
     dtype: np.dtype[Any] = np.dtype(np.float32)  # of the values it hands out
     isa: str = ""  # the instruction set or device that computes, where it knows
@@ -155,7 +162,8 @@ class PagedEngine(Engine, Protocol):
     """An engine whose pages are real ones, for many sequences; a witness follows one and has none."""
 
     def copy_page(self, source: int, to: int) -> None:
-        """Make page `to` hold what page `source` holds."""
+        """Make page `to` hold what page `source` holds. One with `windows` takes a window as a third argument, and then
+        copies of these layers' pages."""
         ...
 
 
@@ -178,6 +186,12 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {chunk.end}")
         if int(chunk.pages.min()) < 0 or int(chunk.pages.max()) >= engine.n_pages:
             raise AssayError(f"{where}: page outside the cache (expected 0 to {engine.n_pages - 1})")
+        for window, n in engine.windows.items():
+            table = chunk.windows.get(window, chunk.pages)
+            if len(table) != len(chunk.pages) or int(table.max()) >= n:
+                raise AssayError(
+                    f"{where}: page outside the cache of the layers with a window of {window} (expected 0 to {n - 1})"
+                )
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
         if chunk.start and engine.graph.whole:

@@ -62,14 +62,18 @@ class Step:
     def positions(self) -> NDArray[np.int32]:
         return _joined(p.chunk.all_positions()[p.begin : p.end] for p in self.pieces)
 
-    def pages(self) -> NDArray[np.int32]:
-        """The page tables, one after the other."""
-        return _joined(p.chunk.pages for p in self.pieces)
+    def pages(self, windows: Collection[int] = ()) -> NDArray[np.int32]:
+        """The page tables, one after the other; behind a piece's own, those of its windows."""
+        return _joined(
+            table
+            for p in self.pieces
+            for table in (p.chunk.pages, *(p.chunk.windows.get(w, p.chunk.pages) for w in windows))
+        )
 
-    def table(self) -> NDArray[np.int32]:
-        """For each piece: tokens, slot of the first, where its page table begins and how long it is, outputs."""
+    def table(self, tables: int = 1) -> NDArray[np.int32]:
+        """For each piece: tokens, slot of the first, where its page tables begin and how long each is, outputs."""
         lengths = [len(p.chunk.pages) for p in self.pieces]
-        begins = [0, *accumulate(lengths)]
+        begins = [0, *accumulate(tables * n for n in lengths)]
         return np.array(
             [
                 (p.end - p.begin, p.chunk.start + p.begin, at, length, p.n_outputs)

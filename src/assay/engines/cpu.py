@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from operator import mul
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,9 @@ from assay.engines.base import (
     pages_for,
 )
 from assay.engines.batch import Results, Step, in_turns, steps, whole
-from assay.engines.cache import KV_TYPES, cache_pools
+from assay.engines.cache import KV_TYPES, cache_pools, windows
 from assay.engines.cpu_compile import GATES, Compiled, compile_program
-from assay.engines.fuse import Gated, fuse
+from assay.engines.fuse import Attention, Gated, fuse
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
@@ -164,6 +165,7 @@ class CpuEngine(PagedEngine):
         precision: str = "fast",
         kv_type: str | None = None,
         n_pages: int | None = None,
+        window_pages: Callable[[int], int] | None = None,
         pack: bool | None = None,
         graph: Graph | None = None,
         isa: str | None = None,
@@ -191,10 +193,19 @@ class CpuEngine(PagedEngine):
             sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
             pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self._programs: dict[frozenset[str], Compiled] = {}
+        if window_pages:  # of all sequences together, for layers with this window; such chunks bring their tables
+            masks = sum(node.op == "attn_softmax" for node in self.graph)
+            fused = sum(isinstance(group, Attention) for group in fuse(self.graph).groups) == masks
+            found = windows(self.graph) if fused else ()  # else some step reads all keys
+            self.windows = {w: n for w in found if (n := window_pages(w)) < self.n_pages}
+        groups = [0, *self.windows]
         pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
         try:
-            shapes = [(p.type(kv_type), p.keys, p.heads, p.dim) for p in pools]
-            self._cache = _native.Cache(self.n_pages, shapes)
+            shapes = [
+                (p.type(kv_type), p.keys, p.heads, p.dim, groups.index(p.window) if p.window in groups else 0)
+                for p in pools
+            ]
+            self._cache = _native.Cache([(0, self.n_pages), *self.windows.items()], shapes)
             self._tensors: _Tensors | None = _Tensors(model.file, self.graph, self._pool, precision == "exact", pack)
         except ValueError as error:
             raise AssayError(f"{model.file.path}: {error}") from None
@@ -214,6 +225,10 @@ class CpuEngine(PagedEngine):
         domains = {e.domain for e in compiled.externals}
         cut = not self.graph.whole and "sequences" not in domains
         results = Results(compiled.externals, batch)
+        if domains & {"keys", "scores"} and any(int(t.min()) < 0 for c in batch for t in c.windows.values()):
+            raise AssayError(
+                "engine cpu: scores of all keys are wanted, and those behind a window are gone; trace less"
+            )
         for step in whole(batch) if domains & {"keys", "scores"} else steps(batch, cut=cut):
             self._run(compiled, step, results.take(step))
         return results.outputs(self.graph, keep, compiled.aliases)
@@ -233,7 +248,10 @@ class CpuEngine(PagedEngine):
     def _run(self, compiled: Compiled, step: Step, arrays: list[NDArray[np.float32]]) -> None:
         interruptible = threading.current_thread() is threading.main_thread()
         try:
-            compiled.program.run(step.tokens(), step.positions(), step.table(), step.pages(), arrays, interruptible)
+            compiled.program.run(
+                step.tokens(), step.positions(), step.table(1 + len(self.windows)), step.pages(self.windows), arrays,
+                interruptible,
+            )  # fmt: skip
         except MemoryError as error:
             raise AssayError(f"engine cpu: {error}; use smaller batches") from None
         self.model.file.check()  # tables that are only looked up are read where they lie in the file
@@ -251,8 +269,8 @@ class CpuEngine(PagedEngine):
             undo()
             self._programs.clear()
 
-    def copy_page(self, source: int, to: int) -> None:
-        self._cache.copy_page(source, to)
+    def copy_page(self, source: int, to: int, window: int = 0) -> None:
+        self._cache.copy_page(source, to, [0, *self.windows].index(window))
 
     def close(self) -> None:
         """Let go of weights and cache; nothing can be computed afterwards."""
@@ -263,4 +281,5 @@ class CpuEngine(PagedEngine):
     def memory(self) -> Memory:
         weights = sum(w.bytes for w in self._tensors.weights()) if self._tensors else 0
         buffers = sum(c.program.arena_bytes for c in self._programs.values())
-        return Memory(weights, buffers, self._cache.page_bytes)
+        page, *others = self._cache.page_bytes
+        return Memory(weights, buffers, page, sum(map(mul, others, self.windows.values())))

@@ -71,7 +71,7 @@ class LanguageModel:
         self.opened = opened
         self.file, self.model, self.tokenizer = opened.file, opened.model, opened.tokenizer
         self.n_ctx = opened.n_ctx
-        self.engine = opened.engine(progress)
+        self.engine = opened.engine(progress, scheduled=True)
         self.generator = Generator(
             self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, lookahead=opened.lookahead()
         )

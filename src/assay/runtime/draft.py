@@ -37,7 +37,7 @@ class DraftModel:
 
     def __init__(self, engine: PagedEngine) -> None:
         self.engine = engine
-        self._pages = Pages(engine.n_pages, copy=engine.copy_page)
+        self._pages = Pages.of(engine)
         self._leases: dict[Sequence, Lease] = {}
 
     def guess(self, wanted: dict[Sequence, int]) -> dict[Sequence, list[int]]:
@@ -71,7 +71,8 @@ class DraftModel:
                 return int(output.logits[-1].argmax())
 
     def _chunk(self, sequence: Sequence, ids: list[int], start: int, outputs: str = "last") -> Chunk:
-        return Chunk(np.array(ids, dtype=np.int32), start, self._leases[sequence].pages, outputs)
+        lease = self._leases[sequence]
+        return Chunk(np.array(ids, dtype=np.int32), start, lease.pages, outputs, windows=lease.windows)
 
     def forget(self, sequence: Sequence) -> None:
         if lease := self._leases.pop(sequence, None):

@@ -18,7 +18,8 @@ from typing import Any
 
 from assay import engines
 from assay.engines.base import PagedEngine, pages_for
-from assay.engines.cache import natural_kv_type, page_bytes
+from assay.engines.batch import STEP
+from assay.engines.cache import natural_kv_type, page_bytes, windows
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
@@ -64,8 +65,8 @@ class Opened:
             raise AssayError(f"--ctx-size: too large (found {asked}, at most {MAX_CTX})")
         self.n_ctx = min(trained, DEFAULT_CTX) if asked is None else asked or trained
         self.model: Model = model.at(self.n_ctx)
-        positions = max(SHARED_CACHE if options.cache_size is None else options.cache_size, self.n_ctx)
-        self.n_pages = pages_for(positions)
+        self._shared = SHARED_CACHE if options.cache_size is None else options.cache_size
+        self.n_pages = pages_for(max(self._shared, self.n_ctx))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -98,19 +99,29 @@ class Opened:
         )
 
     @property
-    def page_bytes(self) -> int:
-        """Of a page of the cache, in the type that the engine will keep it in; once it is there, `memory` says it."""
-        name = self.options.engine or engines.default_name()
+    def cache_bytes(self) -> int:
+        """Of the cache, in the type that the engine will keep it in; once it is there, `memory` says it."""
+        name, graph = self.options.engine or engines.default_name(), self.model.graph
         kv_type = self.options.kv_type or natural_kv_type(name, self.options.precision)
-        return page_bytes(self.model.graph, kv_type)
+        apart = windows(graph) if name in engines.WINDOWED else ()
+        sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
+        return sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
 
-    def engine(self, progress: Progress = silent) -> PagedEngine:
-        """Slow: the weights are read and brought into the engine's form."""
+    def window_pages(self, window: int) -> int:
+        """Pages that layers with a window have for all sequences together: those of the shared cache, and at least what
+        two sequences see and compute at a time."""
+        return max(pages_for(self._shared), 2 * pages_for(window + STEP) + 2)
+
+    def engine(self, progress: Progress = silent, *, scheduled: bool = False) -> PagedEngine:
+        """Slow: the weights are read and brought into the engine's form. One that a scheduler steps keeps for layers
+        with a window only what they can see."""
         o = self.options
+        name = o.engine or engines.default_name()
         with self._reading(progress):
             return engines.create(
-                o.engine or engines.default_name(), self.model,
+                name, self.model,
                 n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
+                window_pages=self.window_pages if scheduled and name in engines.WINDOWED else None,
             )  # fmt: skip
 
     @contextmanager
@@ -142,7 +153,7 @@ class Opened:
             return Lookahead()
         small = open_model(o.draft, replace(o, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None))
         check_vocabularies(small.tokenizer, self.tokenizer, o.draft)
-        return Lookahead(DraftModel(small.engine()))
+        return Lookahead(DraftModel(small.engine(scheduled=True)))
 
 
 def open_model(

@@ -72,9 +72,9 @@ class Scheduler:
         self.tokenizer = tokenizer
         self.meter = meter or Meter()
         self.lookahead = lookahead if lookahead and engine.arithmetic.steady else None
-        self.pages = Pages(engine.n_pages, copy=engine.copy_page)
+        self.pages = Pages.of(engine)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
-        self.most, self.chunk = running, chunk
+        self.most, self.chunk = running, min(chunk, self.pages.step)
         self.computing = False  # whether the engine is at work this moment
         self.running: list[Sequence] = []  # by arrival
         self.waiting: deque[Sequence] = deque()
@@ -150,7 +150,12 @@ class Scheduler:
     def _compute(self, plan: dict[Sequence, int]) -> None:
         chunks = {
             sequence: Chunk(
-                sequence.part(n), sequence.computed, sequence.lease.pages, sequence.outputs(n), best=sequence.best
+                sequence.part(n),
+                sequence.computed,
+                sequence.lease.pages,
+                sequence.outputs(n),
+                windows=sequence.lease.windows,
+                best=sequence.best,
             )
             for sequence, n in plan.items()
             if sequence.lease
@@ -313,9 +318,9 @@ class Scheduler:
         """Start it, unless the cache has too little room, or this very step computes a prefix it could share."""
         fresh = sequence.job.prompt_logprobs is not None or sequence.job.keep  # all rows are wanted
         lease = self.pages.open([] if fresh else sequence.ids)
-        needed = pages_for(len(sequence.ids) + 1) - lease.n_pages
         spare = len(self.running)  # each of them may want another page soon
-        if (self.running and needed + spare > self.pages.available) or self._twin(sequence, lease.length, plan):
+        fits = not self.running or self.pages.fits(lease, len(sequence.ids) + 1, self.chunk, spare)
+        if not fits or self._twin(sequence, lease.length, plan):
             self.pages.close(lease)
             return False
         sequence.lease = lease

@@ -38,7 +38,7 @@ class Entry(Opened):
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         self._weights = sum(t.nbytes for t in self.file.tensors.values())
-        self.bytes = self._weights + self.n_pages * self.page_bytes
+        self.bytes = self._weights + self.cache_bytes
         self.worker: Computes | None = None
         self.loading = False
         self.users = 0
@@ -55,8 +55,9 @@ class Entry(Opened):
 
     def _build(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Computes:
         """Build the engine and start its thread. Slow: not for the event loop."""
-        engine = self.engine()
-        self.bytes = self._weights + self.n_pages * (engine.memory.page or self.page_bytes)
+        engine = self.engine(scheduled=True)
+        memory = engine.memory
+        self.bytes = self._weights + (self.n_pages * memory.page + memory.windows or self.cache_bytes)
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
