@@ -15,6 +15,7 @@ from assay.errors import AssayError
 from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
+_TILES = ((128, 128, 512), (128, 64, 256), (64, 64, 256), (32, 64, 256), (32, 32, 128))  # of gemm_many.cu: rows, tokens, threads
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
@@ -211,27 +212,34 @@ class ProductSteps(Steps):
                 prologue=_GIVEN,
                 stages=stages,
             )
-            return Launch(kernel, (tiles, -(-rows // tokens), 1), threads, args, shared)
+            return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
     def _tiles_for(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
         """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
-        total = sum(p.matrix.groups * p.matrix.group for p in parts)
-        many = rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors()
+        formats, matrices = [p.matrix.format for p in parts], [p.matrix for p in parts]
+        most, room = self._processors(), self.shared - 1024
 
-        def stage(tile: int, tokens: int) -> int:
-            formats = [p.matrix.format for p in parts]
-            return max(tokens * (272 + 80 + 48 * f.sums) + tile * (16 * f.chunks + 4 * f.word) for f in formats)
+        def weights(tile: int) -> int:
+            return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
 
-        for tokens, splits in ((8, 8), (16, 8), (32, 4)):
-            size = stage(32, tokens)
+        for tokens, splits in ((8, 8), (16, 8)):
+            size = tokens * (272 + 80) + weights(32) + max(2048 * (1 + f.sums) + tokens * 48 * f.sums for f in formats)
             shared = splits * (size + 256 * (tokens if tokens == 8 else tokens + 8))
-            if not many and tokens >= min(rows, 32) and shared <= self.shared - 1024:
+            if rows <= tokens and shared <= room:
                 return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
-        size = stage(128, 64)
-        stages = 2 if 2 * size <= self.shared - 1024 else 1
-        return "product_many", 128, 64, 256, stages, stages * size
+        fitting = []
+        for tile, tokens, threads in _TILES:
+            stage = tokens * (336 + 32 * any(f.sums for f in formats)) + weights(tile)
+            stages = min(4 if tile == 32 else 2, (room - tile * 400) // stage)
+            if stages >= 2 or tile == 32:
+                fitting.append((f"product_{tile}_{tokens}", tile, tokens, threads, stages, tile * 400 + stages * stage))
+        for found in fitting:
+            blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
+            if found[2] < 2 * rows and blocks >= most:
+                return found
+        return fitting[-1] if rows <= 32 else fitting[-2]
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""

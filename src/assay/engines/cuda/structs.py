@@ -119,8 +119,14 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_{slots}_{name}": (ProductArgs, 768) for name in _LAYOUTS for slots in ("one", "two")},
     "products_wide": {f"product_wide_{name}": (ProductArgs, 512) for name in WIDE_LAYOUTS},
     "products_floats": {"product_floats_1": (ProductArgs, 512), "product_floats_4": (ProductArgs, 512)},
-    "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256), "product_32": (ProductArgs, 128)},
-    "gemm_many": {"product_many": (ProductArgs, 256)},
+    "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
+    "gemm_many": {
+        "product_128_128": (ProductArgs, 512),
+        "product_128_64": (ProductArgs, 256),
+        "product_64_64": (ProductArgs, 256),
+        "product_32_64": (ProductArgs, 256),
+        "product_32_32": (ProductArgs, 128),
+    },
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
         "product_tensor_8_small": (ProductArgs, 128),

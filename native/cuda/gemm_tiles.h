@@ -1,0 +1,188 @@
+// Products of quantised weights for many tokens. A block of WR WT warps takes 32 WR rows x 8 J WT tokens, a warp 32 rows x 8 J.
+//
+// Unit by unit (256 columns) the weights, as they lie in memory, and the activations are copied to shared memory some units
+// ahead. All warps unpack the weights, once: codes to int8, scales and minima to floats. Then `mma` reads both through
+// `ldmatrix`, and the float chain of docs/arithmetic.md follows each block of 32 columns. Partial sums of the units are added in
+// order. Of a 16 x 8 x 32 fragment the chain is 12 instructions (16 with a scale per 16), everything else about 3. Bound by the
+// rate of instructions.
+//
+// The integer sums start at kMagic, so they are floats already: fma(x, d, -kMagic d) is exactly float(s) * d rounded once, because
+// kMagic d is exact for every scale a file can have (11 bits of f16 times 8 of sub-scale times 3).
+#pragma once
+#include "gemm.h"
+
+namespace assay {
+
+constexpr int kLine = 272;  // bytes from a row's or a token's 256 codes to the next one's: eight of them hit all banks
+
+// Shared memory: codes [rows][kLine], factors [8][rows], then the stages: activations [tokens][kLine], their scales
+// [8][tokens], the sums of half blocks [8][tokens] where minima want them, and weights [chunks][rows][16], words [rows].
+template <bool SUB16, bool MIN, int WR, int WT, int J>
+struct Tile {
+    static constexpr int rows = 32 * WR, tokens = 8 * J * WT;
+    static constexpr int factors_at = rows * kLine, stages_at = factors_at + 128 * rows;
+    static constexpr int scales_at = tokens * kLine, sums_at = scales_at + 64 * tokens;
+    static constexpr int weights_at = sums_at + (SUB16 && MIN ? 32 * tokens : 0);
+
+    static DEVICE void fetch_rows(uint8_t* stage, const Matrix& w, int first, int u) {
+        const int chunks = w.tile_bytes / 512;
+        uint8_t* to = stage + weights_at;
+        fetch_weights(to, w.tile_bytes % 512 ? to + chunks * rows * 16 : nullptr, w, first, rows, chunks, u, thread(), threads());
+    }
+    static DEVICE void fetch_tokens(uint8_t* stage, const Acts& acts, int first, int all, int u) {
+        const int64_t blocks = acts.stride / 32;
+        const auto token = [&](int i) { return int64_t(first + i < all ? first + i : all - 1); };
+        for (int i = thread(); i < tokens * 16; i += threads())
+            copy_async(stage + i / 16 * kLine + i % 16 * 16, acts.q + token(i / 16) * acts.stride + u * 256 + i % 16 * 16);
+        for (int i = thread(); i < tokens * 8; i += threads()) {
+            copy_async8(stage + scales_at + (i % 8 * tokens + i / 8) * 8, acts.ds + token(i / 8) * blocks + u * 8 + i % 8);
+            if (SUB16 && MIN)
+                copy_async4(stage + sums_at + (i % 8 * tokens + i / 8) * 4, acts.n + token(i / 8) * blocks + u * 8 + i % 8);
+        }
+    }
+
+    // Factors of a row and a block: (d, -kMagic d, m), (d0, -kMagic d0, d1) or (d0, d1, m0, m1).
+    template <class L>
+    static DEVICE void unpack(uint8_t* shared, const uint8_t* weights) {
+        for (int n = thread(); n < rows * 8; n += threads()) {
+            const int row = n % rows, i = n / rows;
+            const InStage w{weights, rows, row};
+            uint4 low, high;
+            if constexpr (L::kind == N8) {
+                low = w.chunk(2 * i), high = w.chunk(2 * i + 1);
+            } else {
+                const Held held{w, w.chunk(i), i};
+                uint32_t l[4], h[4];
+#pragma unroll
+                for (int t = 0; t < 4; t++) {
+                    L::words(held, i, t, l[t], h[t]);
+                    l[t] = signed_codes<L>(l[t]), h[t] = signed_codes<L>(h[t]);
+                }
+                low = {l[0], l[1], l[2], l[3]}, high = {h[0], h[1], h[2], h[3]};
+            }
+            uint4* to = reinterpret_cast<uint4*>(shared + row * kLine + i * 32);
+            to[0] = low, to[1] = high;
+            const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(weights + L::chunks * rows * 16 + row * 4) : 0;
+            const typename L::Values v = L::factors(w, super, i);
+            float4 f = {v.d[0], -kMagic * v.d[0], SUB16 ? v.d[1] : 0.0f, 0.0f};
+            if constexpr (MIN && !SUB16) f.z = v.m[0];
+            if constexpr (MIN && SUB16) f = {v.d[0], v.d[1], v.m[0], v.m[1]};
+            reinterpret_cast<float4*>(shared + factors_at)[i * rows + row] = f;
+        }
+    }
+
+    // The partial sums of a unit: fragment, eight tokens, element of the fragment.
+    static DEVICE void multiply(const uint8_t* shared, const uint8_t* stage, int warp, float (&part)[2][J][4]) {
+        const int g = lane() / 4, t = lane() % 4, row = warp / WT * 32, token = warp % WT * 8 * J;
+        const uint8_t* a_at = shared + (row + lane() % 16) * kLine + lane() / 16 * 16;
+        const uint8_t* b_at = stage + (token + lane() % 8 + lane() / 16 * 8 * (J > 1)) * kLine + lane() / 8 % 2 * 16;
+        const float4* factors = reinterpret_cast<const float4*>(shared + factors_at) + row + g;
+        const float2* scales = reinterpret_cast<const float2*>(stage + scales_at) + token + 2 * t;
+        const uint2* sums = reinterpret_cast<const uint2*>(stage + sums_at) + token / 2 + t;
+#pragma unroll
+        for (int f = 0; f < 2; f++)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) part[f][j][e] = 0.0f;
+#pragma unroll(J > 2 ? 1 : 2)
+        for (int i = 0; i < 8; i++) {
+            uint32_t a[2][4], b[J > 1 ? 4 : 2];
+            float4 w[4];  // of rows g, g + 8, g + 16, g + 24
+#pragma unroll
+            for (int f = 0; f < 2; f++) load_matrices(a[f], a_at + 16 * f * kLine + i * 32);
+#pragma unroll
+            for (int r = 0; r < 4; r++) w[r] = factors[i * rows + 8 * r];
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+                if (j % 2 == 0) load_matrices(b, b_at + 8 * j * kLine + i * 32);
+                const uint32_t b0 = b[j % 2 * 2], b1 = b[j % 2 * 2 + 1];
+                const float4 s = *reinterpret_cast<const float4*>(scales + i * tokens + 8 * j);  // two tokens
+                uint2 n = {0, 0};
+                if constexpr (SUB16 && MIN) n = sums[(i * tokens + 8 * j) / 2];
+#pragma unroll
+                for (int f = 0; f < 2; f++) {
+                    int x[4], x1[4];
+                    if constexpr (SUB16) {
+                        mma_k16(x, a[f][0], a[f][1], b0, int(kMagicBits));
+                        mma_k16(x1, a[f][2], a[f][3], b1, int(kMagicBits));
+                    } else {
+                        mma_k32(x, a[f], b0, b1, int(kMagicBits));
+                    }
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const float4 v = w[2 * f + e / 2];
+                        const float d = e % 2 ? s.z : s.x;
+                        float y = fma(as_float(uint32_t(x[e])), v.x, SUB16 && MIN ? -kMagic * v.x : v.y);
+                        if constexpr (SUB16) y = fma(as_float(uint32_t(x1[e])) - kMagic, MIN ? v.y : v.z, y);
+                        float sum = fma(y, d, part[f][j][e]);
+                        if constexpr (MIN && !SUB16) sum = fma(v.z, e % 2 ? s.w : s.y, sum);
+                        if constexpr (MIN && SUB16) {
+                            const uint32_t two = e % 2 ? n.y : n.x;
+                            sum = fma(v.z, d * float(low_sum(two)), sum);
+                            sum = fma(v.w, d * float(high_sum(two)), sum);
+                        }
+                        part[f][j][e] = sum;
+                    }
+                }
+            }
+        }
+    }
+};
+
+template <bool SUB16, bool MIN, int WR, int WT, int J>
+DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int first_token) {
+    SHARED;
+    using T = Tile<SUB16, MIN, WR, WT, J>;
+    const Matrix& w = p.w;
+    const int warp = thread() / 32, units = w.units, ahead = a.stages;
+    const int bytes = T::weights_at + T::rows * (w.tile_bytes / 512 * 16 + (w.tile_bytes % 512 ? 4 : 0));
+    const auto stage = [&](int u) { return shared + T::stages_at + u % ahead * bytes; };
+    float total[2][J][4];
+    for (int u = 0; u < ahead - 1 && u < units; u++) T::fetch_rows(stage(u), w, first, u);
+    wait_for_previous();
+    for (int u = 1 - ahead; u < units; u++) {
+        const int next = u + ahead - 1;
+        if (u >= 0) {  // all but the last ahead - 2 have landed
+            if (ahead <= 2) copies_done<0>();
+            else if (ahead == 3) copies_done<1>();
+            else copies_done<2>();
+            sync_block();
+        }
+        if (u >= 0 && next < units) T::fetch_rows(stage(next), w, first, next);
+        if (next < units) T::fetch_tokens(stage(next), a.acts, first_token, a.tokens, next);
+        copy_group();
+        if (u < 0) continue;
+        with_layout(w.format, [&](auto layout) {
+            using L = decltype(layout);
+            if constexpr (L::sub16 == SUB16 && L::min == MIN) T::template unpack<L>(shared, stage(u) + T::weights_at);
+        });
+        sync_block();
+        float part[2][J][4];
+        T::multiply(shared, stage(u), warp, part);
+#pragma unroll
+        for (int f = 0; f < 2; f++)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) total[f][j][e] = u == 0 ? part[f][j][e] : total[f][j][e] + part[f][j][e];
+    }
+    store_sums<J>(p, total, first + warp / WT * 32, first_token + warp % WT * 8 * J, a.tokens);
+}
+
+// block_x: tile of tokens; block_y: tile of rows. Blocks that run together share weights.
+template <int WR, int WT, int J>
+DEVICE void product_tile(const ProductArgs& a) {
+    next_may_start();
+    const int tile = block_y(), first_token = block_x() * 8 * J * WT;
+    const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
+    const int first = (tile - p.first_group) * 32 * WR;
+    bool sub16 = false, min = false;
+    with_layout(p.w.format, [&](auto layout) { sub16 = decltype(layout)::sub16, min = decltype(layout)::min; });
+    if (sub16 && min) multiply_tile<true, true, WR, WT, J>(a, p, first, first_token);
+    else if (sub16) multiply_tile<true, false, WR, WT, J>(a, p, first, first_token);
+    else if (min) multiply_tile<false, true, WR, WT, J>(a, p, first, first_token);
+    else multiply_tile<false, false, WR, WT, J>(a, p, first, first_token);
+}
+
+}  // namespace assay
