@@ -9,7 +9,7 @@
 
 namespace assay {
 
-constexpr int kTokenBytes = 272, kScaleBytes = 80;  // strides that spread tokens over the banks
+constexpr int kLine = 272;  // bytes from a row's or a token's 256 codes to the next one's: eight of them hit all banks
 
 // A row of a stage: word w of chunk c.
 struct InStage {
@@ -34,43 +34,46 @@ DEVICE uint32_t signed_codes(uint32_t x) {  // without carries: the codes are sm
     return L::offset == 0 ? x : (x + (0x80u - uint32_t(L::offset)) * 0x01010101u) ^ 0x80808080u;
 }
 
-// Unit u of `rows` rows from layout row `first`, [chunks][rows][16], and their words if there are any, by `count` threads of which
-// this is number `me`; a thread keeps to a row.
-DEVICE void fetch_weights(uint8_t* to, uint8_t* words, const Matrix& w, int64_t first, int rows, int chunks, int u, int me, int count) {
-    const int mine = me % rows, row = int(first) + mine < w.all_rows ? int(first) + mine : w.all_rows - 1;
-    const int group = row / w.group, at = u * w.group + row % w.group;
-    const uint8_t* from = w.tile(group, at / 32) + at % 32 * 16;
-    for (int c = me / rows; c < chunks; c += count / rows) copy_async(to + (c * rows + mine) * 16, from + c * 512);
-    if (words && me < rows) copy_async4(words + mine * 4, from - at % 32 * 12 + chunks * 512);
-}
+// Where a thread copies weights from: it keeps to a row of `rows` from layout row `first`, and takes every `count / rows`-th chunk.
+// In shared memory they lie [chunks][rows][16], then the rows' words if there are any.
+struct Source {
+    const uint8_t* group;
+    int row, item, tile_bytes, per, chunks;
+    DEVICE Source(const Matrix& w, int first, int rows, int chunks, int me) : tile_bytes(w.tile_bytes), per(w.group), chunks(chunks) {
+        row = me % rows;
+        const int at = first + row < w.all_rows ? first + row : w.all_rows - 1;
+        item = at % w.group;
+        group = w.tile(at / w.group, 0);
+    }
+    DEVICE void fetch(uint8_t* to, int rows, int u, int me, int count) const {
+        const int at = u * per + item;
+        const uint8_t* from = group + int64_t(at >> 5) * tile_bytes + (at & 31) * 16;
+        for (int c = me / rows; c < chunks; c += count / rows) copy_async(to + (c * rows + row) * 16, from + c * 512);
+        if (tile_bytes != chunks * 512 && me < rows) copy_async4(to + chunks * rows * 16 + row * 4, from - (at & 31) * 12 + chunks * 512);
+    }
+};
 
 template <class L, int J>
 struct Stage {
-    static constexpr int rows = 32, tokens = 8 * J;
-    static constexpr int scales_at = tokens * kTokenBytes, sums_at = scales_at + tokens * kScaleBytes;
-    static constexpr int factors_at = sums_at + (L::sub16 && L::min ? tokens * 48 : 0);
+    static constexpr int rows = 32, tokens = 8 * J, chunks = L::chunks;
+    static constexpr int scales_at = tokens * kLine, sums_at = scales_at + tokens * 64;
+    static constexpr int factors_at = sums_at + (L::sub16 && L::min ? tokens * 32 : 0);
     static constexpr int weights_at = factors_at + 64 * rows * (L::sub16 && L::min ? 2 : 1);
     static constexpr int words_at = weights_at + L::chunks * rows * 16;
 
-    // Unit u of the activations of the tile, by a warp.
-    static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int all, int u) {
-        const int64_t blocks = acts.stride / 32;
-        for (int i = lane(); i < tokens * 16; i += 32) {
-            const int64_t t = token + i / 16 < all ? token + i / 16 : all - 1;
-            copy_async(to + i / 16 * kTokenBytes + i % 16 * 16, acts.q + t * acts.stride + u * 256 + i % 16 * 16);
-        }
+    // Unit u of the activations of the tile, by a warp: codes [tokens][kLine], scales and sums [8][tokens].
+    static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int u) {
+        const int8_t* q = acts.q + int64_t(token) * acts.stride + u * 256;
+        for (int i = lane(); i < tokens * 16; i += 32) copy_async(to + i / 16 * kLine + i % 16 * 16, q + i / 16 * acts.stride + i % 16 * 16);
         for (int i = lane(); i < tokens * 4; i += 32) {
-            const int64_t t = token + i / 4 < all ? token + i / 4 : all - 1;
-            copy_async(to + scales_at + i / 4 * kScaleBytes + i % 4 * 16, acts.ds + t * blocks + u * 8 + i % 4 * 2);
+            const int b = i / (tokens / 2), t = i % (tokens / 2) * 2;
+            copy_async(to + scales_at + i * 16, acts.ds + int64_t(u * 8 + b) * acts.step + token + t);
         }
         if (L::sub16 && L::min)
             for (int i = lane(); i < tokens * 2; i += 32) {
-                const int64_t t = token + i / 2 < all ? token + i / 2 : all - 1;
-                copy_async(to + sums_at + i / 2 * 48 + i % 2 * 16, acts.n + t * blocks + u * 8 + i % 2 * 4);
+                const int b = i / (tokens / 4), t = i % (tokens / 4) * 4;
+                copy_async(to + sums_at + i * 16, acts.n + int64_t(u * 8 + b) * acts.step + token + t);
             }
-    }
-    static DEVICE void fetch_rows(uint8_t* to, const Matrix& w, int64_t first, int u) {
-        fetch_weights(to + weights_at, L::word ? to + words_at : nullptr, w, first, rows, L::chunks, u, lane(), 32);
     }
     // The partial sums of a warp: fragment, eight tokens, element of the fragment.
     static DEVICE void multiply(uint8_t* stage, float (&part)[2][J][4]) {
@@ -113,14 +116,12 @@ struct Stage {
             }
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                const uint8_t* x = stage + (8 * j + g) * kTokenBytes + i * 32 + t * 4;
+                const uint8_t* x = stage + (8 * j + g) * kLine + i * 32 + t * 4;
                 const uint32_t b0 = *reinterpret_cast<const uint32_t*>(x), b1 = *reinterpret_cast<const uint32_t*>(x + 16);
-                const int of = 8 * j + 2 * t;  // this lane's two tokens of the result
-                const float2 s0 = *reinterpret_cast<const float2*>(stage + scales_at + of * kScaleBytes + i * 8);
-                const float2 s1 = *reinterpret_cast<const float2*>(stage + scales_at + (of + 1) * kScaleBytes + i * 8);
-                uint32_t n[2] = {0, 0};
-                if constexpr (L::sub16 && L::min)
-                    for (int e = 0; e < 2; e++) n[e] = *reinterpret_cast<const uint32_t*>(stage + sums_at + (of + e) * 48 + i * 4);
+                const int of = i * tokens + 8 * j + 2 * t;  // this lane's two tokens of the result
+                const float4 s = *reinterpret_cast<const float4*>(stage + scales_at + of * 8);
+                uint2 n = {0, 0};
+                if constexpr (L::sub16 && L::min) n = *reinterpret_cast<const uint2*>(stage + sums_at + of * 4);
 #pragma unroll
                 for (int f = 0; f < 2; f++) {
                     int x0[4], x1[4];
@@ -133,14 +134,15 @@ struct Stage {
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         const int r = 2 * f + e / 2;
-                        const float2 s = e % 2 ? s1 : s0;
+                        const float d_a = e % 2 ? s.z : s.x;
                         float y = fma(as_float(uint32_t(x0[e])), d[r].x, -kMagic * d[r].x);
                         if constexpr (L::sub16) y = fma(as_float(uint32_t(x1[e])) - kMagic, d[r].y, y);
-                        float sum = fma(y, s.x, part[f][j][e]);
-                        if constexpr (L::min && !L::sub16) sum = fma(d[r].y, s.y, sum);
+                        float sum = fma(y, d_a, part[f][j][e]);
+                        if constexpr (L::min && !L::sub16) sum = fma(d[r].y, e % 2 ? s.w : s.y, sum);
                         if constexpr (L::min && L::sub16) {
-                            sum = fma(m[r].x, s.x * float(low_sum(n[e % 2])), sum);
-                            sum = fma(m[r].y, s.x * float(high_sum(n[e % 2])), sum);
+                            const uint32_t two = e % 2 ? n.y : n.x;
+                            sum = fma(m[r].x, d_a * float(low_sum(two)), sum);
+                            sum = fma(m[r].y, d_a * float(high_sum(two)), sum);
                         }
                         part[f][j][e] = sum;
                     }
@@ -150,10 +152,21 @@ struct Stage {
     }
 };
 
+// Sums begin at -0: the first partial sum added to it is itself.
+template <int F, int J>
+DEVICE void clear_sums(float (&sums)[F][J][4]) {
+#pragma unroll
+    for (int f = 0; f < F; f++)
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums[f][j][e] = -0.0f;
+}
+
 // What follows the sums of a warp: rows g + 8 r of 32 from `row`, tokens 8 j + 2 t and the next from `token`. A pair lies 8 or 16
 // rows apart, in this lane. Everything is read before anything is written.
 template <int J>
-DEVICE void store_sums(const Product& p, float (&y)[2][J][4], int row, int token, int tokens) {
+DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, int tokens) {
     const int half = p.paired ? p.w.group / 2 : p.w.group, g = lane() / 4;
     token += lane() % 4 * 2;
     int out[4];
@@ -206,12 +219,15 @@ DEVICE void few_tokens(const ProductArgs& a) {
     float* const parts = reinterpret_cast<float*>(shared);  // [2 rounds][splits][32 rows][line]
     uint8_t* const stage = shared + 2 * SPLITS * 32 * line * 4 + split * a.stages;  // stages: bytes of one
     float total[each];
+#pragma unroll
+    for (int k = 0; k < each; k++) total[k] = -0.0f;  // the first partial sum added to it is itself
     next_may_start();
     Kind::with(p.w.format, [&](auto layout) {
         using S = typename Kind::template Of<decltype(layout), J>;
-        if (split < units) S::fetch_rows(stage, p.w, first, split);
+        const Source source(p.w, first, 32, S::chunks, lane());
+        if (split < units) source.fetch(stage + S::weights_at, 32, split, lane(), 32);
         wait_for_previous();
-        if (split < units) S::fetch_acts(stage, a.acts, first_token, a.tokens, split);
+        if (split < units) S::fetch_acts(stage, a.acts, first_token, split);
         copy_group();
         for (int u0 = 0; u0 < units; u0 += SPLITS) {
             float* const sums = parts + u0 / SPLITS % 2 * SPLITS * 32 * line;
@@ -231,8 +247,8 @@ DEVICE void few_tokens(const ProductArgs& a) {
                             *reinterpret_cast<float2*>(mine + (16 * f + 4 * e) * line + 8 * j) = {part[f][j][e], part[f][j][e + 1]};
                 sync_warp();
                 if (u + SPLITS < units) {
-                    S::fetch_rows(stage, p.w, first, u + SPLITS);
-                    S::fetch_acts(stage, a.acts, first_token, a.tokens, u + SPLITS);
+                    source.fetch(stage + S::weights_at, 32, u + SPLITS, lane(), 32);
+                    S::fetch_acts(stage, a.acts, first_token, u + SPLITS);
                 }
                 copy_group();
             }
@@ -241,7 +257,7 @@ DEVICE void few_tokens(const ProductArgs& a) {
 #pragma unroll
             for (int k = 0; k < each; k++) {
                 const int i = thread() + k * 32 * SPLITS, at = i / tokens * line + i % tokens;
-                for (int s = 0; s < ready; s++) total[k] = u0 + s == 0 ? sums[at] : total[k] + sums[s * 32 * line + at];
+                for (int s = 0; s < ready; s++) total[k] = total[k] + sums[s * 32 * line + at];
             }
         }
     });

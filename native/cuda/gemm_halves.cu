@@ -15,15 +15,10 @@ struct HalfStage {
     static DEVICE int me() { return WR * WT == 1 ? lane() : thread(); }
     static DEVICE int count() { return WR * WT == 1 ? 32 : threads(); }
 
-    static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int tokens, int u) {
-        const uint16_t* x = reinterpret_cast<const uint16_t*>(acts.q) + u * 256;
-        for (int i = me(); i < tile_tokens * chunks; i += count()) {
-            const int64_t t = token + i / chunks < tokens ? token + i / chunks : tokens - 1;
-            copy_async(to + i / chunks * token_bytes + i % chunks * 16, x + t * acts.stride + i % chunks * 8);
-        }
-    }
-    static DEVICE void fetch_rows(uint8_t* to, const Matrix& w, int64_t first, int u) {
-        fetch_weights(to + weights_at, nullptr, w, first, rows, chunks, u, me(), count());
+    static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int u) {
+        const uint16_t* x = reinterpret_cast<const uint16_t*>(acts.q) + int64_t(token) * acts.stride + u * 256;
+        for (int i = me(); i < tile_tokens * chunks; i += count())
+            copy_async(to + i / chunks * token_bytes + i % chunks * 16, x + i / chunks * acts.stride + i % chunks * 8);
     }
     static DEVICE void multiply(const uint8_t* stage, float (&part)[2][J][4]) {
         const int warp = WR * WT == 1 ? 0 : thread() / 32;
@@ -81,15 +76,17 @@ DEVICE void many_tokens(const ProductArgs& a) {
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
     const int first = (tile - p.first_group) * 32 * WR, warp = thread() / 32;
     float total[2][J][4];
+    clear_sums<2, J>(total);
     wait_for_previous();
     SixteenBits::with(p.w.format, [&](auto layout) {
         using S = HalfStage<decltype(layout)::number, WR, WT, J>;
+        const Source source(p.w, first, S::rows, S::chunks, thread());
         const int stages = a.stages;  // 2, or 1 where shared memory has no room for more
         for (int u = 1 - stages; u < p.w.units; u++) {
             const int next = u + stages - 1;
             if (next < p.w.units) {
-                S::fetch_acts(shared + next % stages * S::bytes, a.acts, first_token, a.tokens, next);
-                S::fetch_rows(shared + next % stages * S::bytes, p.w, first, next);
+                S::fetch_acts(shared + next % stages * S::bytes, a.acts, first_token, next);
+                source.fetch(shared + next % stages * S::bytes + S::weights_at, S::rows, next, thread(), threads());
             }
             copy_group();
             if (u < 0) continue;
@@ -103,7 +100,7 @@ DEVICE void many_tokens(const ProductArgs& a) {
 #pragma unroll
                 for (int j = 0; j < J; j++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) total[f][j][e] = u == 0 ? part[f][j][e] : total[f][j][e] + part[f][j][e];
+                    for (int e = 0; e < 4; e++) total[f][j][e] = total[f][j][e] + part[f][j][e];
             sync_block();  // everybody is done with this unit
         }
     });

@@ -3,10 +3,11 @@
 
 namespace assay {
 
-CROWDED(product_128_128, ProductArgs, 512, 1) { product_tile<4, 4, 4>(a); }
-CROWDED(product_128_64, ProductArgs, 256, 1) { product_tile<4, 2, 4>(a); }
-CROWDED(product_64_64, ProductArgs, 256, 2) { product_tile<2, 4, 2>(a); }
-CROWDED(product_32_64, ProductArgs, 256, 2) { product_tile<1, 8, 1>(a); }
-CROWDED(product_32_32, ProductArgs, 128, 4) { product_tile<1, 4, 1>(a); }
+CROWDED(product_128_128, ProductArgs, 512, 1) { product_tile<4, 4, 2, 4>(a); }
+CROWDED(product_129_128, ProductArgs, 256, 1) { product_tile<2, 4, 4, 4>(a); }
+CROWDED(product_128_64, ProductArgs, 256, 1) { product_tile<4, 2, 2, 4>(a); }
+CROWDED(product_64_64, ProductArgs, 256, 2) { product_tile<2, 4, 2, 2>(a); }
+CROWDED(product_32_64, ProductArgs, 256, 2) { product_tile<1, 8, 2, 1>(a); }
+CROWDED(product_32_32, ProductArgs, 128, 4) { product_tile<1, 4, 2, 1>(a); }
 
 }  // namespace assay

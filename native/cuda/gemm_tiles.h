@@ -1,4 +1,4 @@
-// Products of quantised weights for many tokens. A block of WR WT warps takes 32 WR rows x 8 J WT tokens, a warp 32 rows x 8 J.
+// Products of quantised weights for many tokens. A block of WR WT warps takes 16 F WR rows x 8 J WT tokens, a warp 16 F x 8 J.
 //
 // Unit by unit (256 columns) the weights, as they lie in memory, and the activations are copied to shared memory some units
 // ahead. All warps unpack the weights, once: codes to int8, scales and minima to floats. Then `mma` reads both through
@@ -13,40 +13,38 @@
 
 namespace assay {
 
-constexpr int kLine = 272;  // bytes from a row's or a token's 256 codes to the next one's: eight of them hit all banks
-
 // Shared memory: codes [rows][kLine], factors [8][rows], then the stages: activations [tokens][kLine], their scales
 // [8][tokens], the sums of half blocks [8][tokens] where minima want them, and weights [chunks][rows][16], words [rows].
-template <bool SUB16, bool MIN, int WR, int WT, int J>
+template <bool SUB16, bool MIN, int WR, int WT, int F, int J>
 struct Tile {
-    static constexpr int rows = 32 * WR, tokens = 8 * J * WT;
-    static constexpr int factors_at = rows * kLine, stages_at = factors_at + 128 * rows;
+    static constexpr int rows = 16 * F * WR, tokens = 8 * J * WT, count = 32 * WR * WT;
+    static constexpr int factors_at = rows * kLine, stages_at = factors_at + (SUB16 && MIN ? 128 : 64) * rows;
     static constexpr int scales_at = tokens * kLine, sums_at = scales_at + 64 * tokens;
     static constexpr int weights_at = sums_at + (SUB16 && MIN ? 32 * tokens : 0);
 
-    static DEVICE void fetch_rows(uint8_t* stage, const Matrix& w, int first, int u) {
-        const int chunks = w.tile_bytes / 512;
-        uint8_t* to = stage + weights_at;
-        fetch_weights(to, w.tile_bytes % 512 ? to + chunks * rows * 16 : nullptr, w, first, rows, chunks, u, thread(), threads());
-    }
-    static DEVICE void fetch_tokens(uint8_t* stage, const Acts& acts, int first, int all, int u) {
-        const int64_t blocks = acts.stride / 32;
-        const auto token = [&](int i) { return int64_t(first + i < all ? first + i : all - 1); };
-        for (int i = thread(); i < tokens * 16; i += threads())
-            copy_async(stage + i / 16 * kLine + i % 16 * 16, acts.q + token(i / 16) * acts.stride + u * 256 + i % 16 * 16);
-        for (int i = thread(); i < tokens * 8; i += threads()) {
-            copy_async8(stage + scales_at + (i % 8 * tokens + i / 8) * 8, acts.ds + token(i / 8) * blocks + u * 8 + i % 8);
-            if (SUB16 && MIN)
-                copy_async4(stage + sums_at + (i % 8 * tokens + i / 8) * 4, acts.n + token(i / 8) * blocks + u * 8 + i % 8);
-        }
+    static DEVICE void fetch_acts(uint8_t* stage, const Acts& acts, int token, int u) {
+        const int me = thread();
+        const int8_t* q = acts.q + int64_t(token + me / 16) * acts.stride + u * 256 + me % 16 * 16;
+        uint8_t* to = stage + me / 16 * kLine + me % 16 * 16;
+#pragma unroll
+        for (int i = 0; i < tokens * 16 / count; i++) copy_async(to + i * (count / 16) * kLine, q + int64_t(i * (count / 16)) * acts.stride);
+        const float2* ds = acts.ds + int64_t(u * 8) * acts.step + token;
+        for (int i = me; i < tokens * 4; i += count)
+            copy_async(stage + scales_at + i * 16, ds + int64_t(i / (tokens / 2)) * acts.step + i % (tokens / 2) * 2);
+        if (SUB16 && MIN)
+            for (int i = me; i < tokens * 2; i += count)
+                copy_async(stage + sums_at + i * 16, acts.n + int64_t(u * 8 + i / (tokens / 4)) * acts.step + token + i % (tokens / 4) * 4);
     }
 
-    // Factors of a row and a block: (d, -kMagic d, m), (d0, -kMagic d0, d1) or (d0, d1, m0, m1).
+    // Factors of a row and a block: (d, m) or (d0, d1), and behind them (m0, m1).
     template <class L>
     static DEVICE void unpack(uint8_t* shared, const uint8_t* weights) {
-        for (int n = thread(); n < rows * 8; n += threads()) {
-            const int row = n % rows, i = n / rows;
-            const InStage w{weights, rows, row};
+        const int row = thread() % rows;
+        const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(weights + L::chunks * rows * 16 + row * 4) : 0;
+        const InStage w{weights, rows, row};
+#pragma unroll
+        for (int n = 0; n < rows * 8 / count; n++) {
+            const int i = thread() / rows + n * (count / rows);
             uint4 low, high;
             if constexpr (L::kind == N8) {
                 low = w.chunk(2 * i), high = w.chunk(2 * i + 1);
@@ -62,37 +60,42 @@ struct Tile {
             }
             uint4* to = reinterpret_cast<uint4*>(shared + row * kLine + i * 32);
             to[0] = low, to[1] = high;
-            const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(weights + L::chunks * rows * 16 + row * 4) : 0;
             const typename L::Values v = L::factors(w, super, i);
-            float4 f = {v.d[0], -kMagic * v.d[0], SUB16 ? v.d[1] : 0.0f, 0.0f};
-            if constexpr (MIN && !SUB16) f.z = v.m[0];
-            if constexpr (MIN && SUB16) f = {v.d[0], v.d[1], v.m[0], v.m[1]};
-            reinterpret_cast<float4*>(shared + factors_at)[i * rows + row] = f;
+            float2* f = reinterpret_cast<float2*>(shared + factors_at) + i * rows + row;
+            float second = 0.0f;
+            if constexpr (SUB16) second = v.d[1];
+            else if constexpr (MIN) second = v.m[0];
+            f[0] = {v.d[0], second};
+            if constexpr (SUB16 && MIN) f[8 * rows] = {v.m[0], v.m[1]};
         }
     }
 
     // The partial sums of a unit: fragment, eight tokens, element of the fragment.
-    static DEVICE void multiply(const uint8_t* shared, const uint8_t* stage, int warp, float (&part)[2][J][4]) {
-        const int g = lane() / 4, t = lane() % 4, row = warp / WT * 32, token = warp % WT * 8 * J;
+    static DEVICE void multiply(const uint8_t* shared, const uint8_t* stage, int warp, float (&part)[F][J][4]) {
+        const int g = lane() / 4, t = lane() % 4, row = warp / WT * 16 * F, token = warp % WT * 8 * J;
         const uint8_t* a_at = shared + (row + lane() % 16) * kLine + lane() / 16 * 16;
         const uint8_t* b_at = stage + (token + lane() % 8 + lane() / 16 * 8 * (J > 1)) * kLine + lane() / 8 % 2 * 16;
-        const float4* factors = reinterpret_cast<const float4*>(shared + factors_at) + row + g;
+        const float2* factors = reinterpret_cast<const float2*>(shared + factors_at) + row + g;
         const float2* scales = reinterpret_cast<const float2*>(stage + scales_at) + token + 2 * t;
         const uint2* sums = reinterpret_cast<const uint2*>(stage + sums_at) + token / 2 + t;
 #pragma unroll
-        for (int f = 0; f < 2; f++)
+        for (int f = 0; f < F; f++)
 #pragma unroll
             for (int j = 0; j < J; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) part[f][j][e] = 0.0f;
 #pragma unroll(J > 2 ? 1 : 2)
         for (int i = 0; i < 8; i++) {
-            uint32_t a[2][4], b[J > 1 ? 4 : 2];
-            float4 w[4];  // of rows g, g + 8, g + 16, g + 24
+            uint32_t a[F][4], b[J > 1 ? 4 : 2];
+            float2 d[2 * F], m[2 * F];  // of rows g, g + 8, ...
+            float c[2 * F];
 #pragma unroll
-            for (int f = 0; f < 2; f++) load_matrices(a[f], a_at + 16 * f * kLine + i * 32);
+            for (int f = 0; f < F; f++) load_matrices(a[f], a_at + 16 * f * kLine + i * 32);
 #pragma unroll
-            for (int r = 0; r < 4; r++) w[r] = factors[i * rows + 8 * r];
+            for (int r = 0; r < 2 * F; r++) {
+                d[r] = factors[i * rows + 8 * r], c[r] = -kMagic * d[r].x;
+                if constexpr (SUB16 && MIN) m[r] = factors[(8 + i) * rows + 8 * r];
+            }
 #pragma unroll
             for (int j = 0; j < J; j++) {
                 if (j % 2 == 0) load_matrices(b, b_at + 8 * j * kLine + i * 32);
@@ -101,7 +104,7 @@ struct Tile {
                 uint2 n = {0, 0};
                 if constexpr (SUB16 && MIN) n = sums[(i * tokens + 8 * j) / 2];
 #pragma unroll
-                for (int f = 0; f < 2; f++) {
+                for (int f = 0; f < F; f++) {
                     int x[4], x1[4];
                     if constexpr (SUB16) {
                         mma_k16(x, a[f][0], a[f][1], b0, int(kMagicBits));
@@ -111,16 +114,16 @@ struct Tile {
                     }
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        const float4 v = w[2 * f + e / 2];
-                        const float d = e % 2 ? s.z : s.x;
-                        float y = fma(as_float(uint32_t(x[e])), v.x, SUB16 && MIN ? -kMagic * v.x : v.y);
-                        if constexpr (SUB16) y = fma(as_float(uint32_t(x1[e])) - kMagic, MIN ? v.y : v.z, y);
-                        float sum = fma(y, d, part[f][j][e]);
-                        if constexpr (MIN && !SUB16) sum = fma(v.z, e % 2 ? s.w : s.y, sum);
+                        const int r = 2 * f + e / 2;
+                        const float d_a = e % 2 ? s.z : s.x;
+                        float y = fma(as_float(uint32_t(x[e])), d[r].x, c[r]);
+                        if constexpr (SUB16) y = fma(as_float(uint32_t(x1[e])) - kMagic, d[r].y, y);
+                        float sum = fma(y, d_a, part[f][j][e]);
+                        if constexpr (MIN && !SUB16) sum = fma(d[r].y, e % 2 ? s.w : s.y, sum);
                         if constexpr (MIN && SUB16) {
                             const uint32_t two = e % 2 ? n.y : n.x;
-                            sum = fma(v.z, d * float(low_sum(two)), sum);
-                            sum = fma(v.w, d * float(high_sum(two)), sum);
+                            sum = fma(m[r].x, d_a * float(low_sum(two)), sum);
+                            sum = fma(m[r].y, d_a * float(high_sum(two)), sum);
                         }
                         part[f][j][e] = sum;
                     }
@@ -130,16 +133,19 @@ struct Tile {
     }
 };
 
-template <bool SUB16, bool MIN, int WR, int WT, int J>
+template <bool SUB16, bool MIN, int WR, int WT, int F, int J>
 DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int first_token) {
     SHARED;
-    using T = Tile<SUB16, MIN, WR, WT, J>;
+    using T = Tile<SUB16, MIN, WR, WT, F, J>;
     const Matrix& w = p.w;
     const int warp = thread() / 32, units = w.units, ahead = a.stages;
     const int bytes = T::weights_at + T::rows * (w.tile_bytes / 512 * 16 + (w.tile_bytes % 512 ? 4 : 0));
-    const auto stage = [&](int u) { return shared + T::stages_at + u % ahead * bytes; };
-    float total[2][J][4];
-    for (int u = 0; u < ahead - 1 && u < units; u++) T::fetch_rows(stage(u), w, first, u);
+    const auto stage = [&](int n) { return shared + T::stages_at + n * bytes; };
+    int now = 0, then = 0;  // where unit u is, and where the one that is fetched goes
+    const Source source(w, first, T::rows, w.tile_bytes / 512, thread());
+    float total[F][J][4];
+    clear_sums<F, J>(total);
+    for (int u = 0; u < ahead - 1 && u < units; u++) source.fetch(stage(u) + T::weights_at, T::rows, u, thread(), T::count);
     wait_for_previous();
     for (int u = 1 - ahead; u < units; u++) {
         const int next = u + ahead - 1;
@@ -149,40 +155,44 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
             else copies_done<2>();
             sync_block();
         }
-        if (u >= 0 && next < units) T::fetch_rows(stage(next), w, first, next);
-        if (next < units) T::fetch_tokens(stage(next), a.acts, first_token, a.tokens, next);
+        if (u >= 0 && next < units) source.fetch(stage(then) + T::weights_at, T::rows, next, thread(), T::count);
+        if (next < units) T::fetch_acts(stage(then), a.acts, first_token, next);
         copy_group();
+        then = then + 1 == ahead ? 0 : then + 1;
         if (u < 0) continue;
         with_layout(w.format, [&](auto layout) {
             using L = decltype(layout);
-            if constexpr (L::sub16 == SUB16 && L::min == MIN) T::template unpack<L>(shared, stage(u) + T::weights_at);
+            if constexpr (L::sub16 == SUB16 && L::min == MIN) T::template unpack<L>(shared, stage(now) + T::weights_at);
         });
         sync_block();
-        float part[2][J][4];
-        T::multiply(shared, stage(u), warp, part);
+        float part[F][J][4];
+        T::multiply(shared, stage(now), warp, part);
+        now = now + 1 == ahead ? 0 : now + 1;
 #pragma unroll
-        for (int f = 0; f < 2; f++)
+        for (int f = 0; f < F; f++)
 #pragma unroll
             for (int j = 0; j < J; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) total[f][j][e] = u == 0 ? part[f][j][e] : total[f][j][e] + part[f][j][e];
+                for (int e = 0; e < 4; e++) total[f][j][e] = total[f][j][e] + part[f][j][e];
     }
-    store_sums<J>(p, total, first + warp / WT * 32, first_token + warp % WT * 8 * J, a.tokens);
+#pragma unroll
+    for (int f = 0; f < F; f += 2)
+        store_sums<J>(p, &total[f], first + (warp / WT * F + f) * 16, first_token + warp % WT * 8 * J, a.tokens);
 }
 
 // block_x: tile of tokens; block_y: tile of rows. Blocks that run together share weights.
-template <int WR, int WT, int J>
+template <int WR, int WT, int F, int J>
 DEVICE void product_tile(const ProductArgs& a) {
     next_may_start();
     const int tile = block_y(), first_token = block_x() * 8 * J * WT;
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
-    const int first = (tile - p.first_group) * 32 * WR;
+    const int first = (tile - p.first_group) * 16 * F * WR;
     bool sub16 = false, min = false;
     with_layout(p.w.format, [&](auto layout) { sub16 = decltype(layout)::sub16, min = decltype(layout)::min; });
-    if (sub16 && min) multiply_tile<true, true, WR, WT, J>(a, p, first, first_token);
-    else if (sub16) multiply_tile<true, false, WR, WT, J>(a, p, first, first_token);
-    else if (min) multiply_tile<false, true, WR, WT, J>(a, p, first, first_token);
-    else multiply_tile<false, false, WR, WT, J>(a, p, first, first_token);
+    if (sub16 && min) multiply_tile<true, true, WR, WT, F, J>(a, p, first, first_token);
+    else if (sub16) multiply_tile<true, false, WR, WT, F, J>(a, p, first, first_token);
+    else if (min) multiply_tile<false, true, WR, WT, F, J>(a, p, first, first_token);
+    else multiply_tile<false, false, WR, WT, F, J>(a, p, first, first_token);
 }
 
 }  // namespace assay

@@ -238,6 +238,24 @@ def test_more_keys_than_a_block(make: Make) -> None:
             assert np.array_equal(cuda.forward([Chunk(IDS[i : i + 1], i, table)])[0].logits[0], expected[i])
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (2, 1), (4, 1)], ids=["64", "128", "64 of one"])
+@pytest.mark.parametrize("window", [0, 70])
+def test_prompts_over_wide_heads(make: Make, heads: tuple[int, int], window: int) -> None:
+    """Tiles of attention_prompt.cu: whole blocks of keys and parts of them, prompts at once and cut, two sequences."""
+    options = {"window": window} if window else {}
+    model = make(type="Q4_K", n_head=heads[0], n_head_kv=heads[1], n_layer=1, **WIDE, **options)
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=40), CudaEngine(model, n_pages=40, device=device())
+    n = 520
+    expected = cpu.forward([Chunk(IDS[:n], 0, pages(0, n), "last")])[0].logits
+    assert np.array_equal(cuda.forward([Chunk(IDS[:n], 0, pages(0, n), "last")])[0].logits, expected)
+    table = pages(20, n)
+    for begin, end in ((0, 5), (5, 300), (300, n)):
+        found = cuda.forward([Chunk(IDS[begin:end], begin, table, "last"), Chunk(IDS[:9], 0, pages(18, 9), "last")])
+    assert np.array_equal(found[0].logits, expected)
+    short = cpu.forward([Chunk(IDS[:9], 0, pages(18, 9), "last")])[0].logits
+    assert np.array_equal(found[1].logits, short)
+
+
 def test_shifted_positions_and_copied_pages(make: Make) -> None:
     model = make(type="Q8_0")
     cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device())

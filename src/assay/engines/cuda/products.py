@@ -19,6 +19,11 @@ _TILES = ((128, 128, 512), (128, 64, 256), (64, 64, 256), (32, 64, 256), (32, 32
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
+def _room(rows: int) -> int:
+    """Rows of activations that there is memory for: whole tiles of tokens."""
+    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 128) * 128
+
+
 class ProductSteps(Steps):
     """Those of a group of linears, of a gate with its up, and of experts."""
 
@@ -29,7 +34,8 @@ class ProductSteps(Steps):
         source = self.graph[norm].inputs[0] if norm else name
         if (name, domain) not in self.prepared:
             x, rows, stride = self._get(source, domain), self._rows(domain), matrix.units * UNIT
-            acts = Value(rows * stride), Value(rows * stride // 4), Value(rows * stride // 8)
+            room = _room(rows)
+            acts = Value(room * stride), Value(room * stride // 4), Value(room * stride // 8)
             width = self._width(source)
             node = self.graph[norm] if norm else None
 
@@ -37,7 +43,7 @@ class ProductSteps(Steps):
                 args = structs.RowArgs(
                     x=self._at(x),
                     w=self.tensors.vector(node.weights[0]) if node else 0,
-                    acts=structs.Acts(*(self._at(v) for v in acts), stride),
+                    acts=structs.Acts(*(self._at(v) for v in acts), stride, room),
                     width=width,
                     parts=1,
                     eps=float(node.attr("eps")) if node else 0.0,
@@ -52,7 +58,7 @@ class ProductSteps(Steps):
         """Rows of a value as 16-bit floats of the matrix's type, normed on the way if `norm` names a node."""
         node = self.graph[norm] if norm else None
         x, rows, stride = self._get(node.inputs[0] if node else name, domain), self._rows(domain), matrix.units * UNIT
-        out, width = Value(2 * rows * stride), matrix.columns
+        out, width = Value(2 * _room(rows) * stride), matrix.columns
 
         def make() -> Launch:
             args = structs.RowArgs(
@@ -204,7 +210,7 @@ class ProductSteps(Steps):
             matrix = parts[0].matrix
             args = structs.ProductArgs(
                 parts=array,
-                acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT),
+                acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT, _room(rows)),
                 n_parts=len(parts),
                 groups=tiles,
                 tokens=rows,
@@ -225,16 +231,17 @@ class ProductSteps(Steps):
             return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
 
         for tokens, splits in ((8, 8), (16, 8)):
-            size = tokens * (272 + 80) + weights(32) + max(2048 * (1 + f.sums) + tokens * 48 * f.sums for f in formats)
+            size = tokens * 336 + weights(32) + max(2048 + (2048 + 32 * tokens) * f.sums for f in formats)
             shared = splits * (size + 256 * (tokens if tokens == 8 else tokens + 8))
             if rows <= tokens and shared <= room:
                 return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
-        fitting = []
+        fitting, sums = [], any(f.sums for f in formats)
+        fixed = 336 + 64 * sums  # bytes of a row unpacked
         for tile, tokens, threads in _TILES:
-            stage = tokens * (336 + 32 * any(f.sums for f in formats)) + weights(tile)
-            stages = min(4 if tile == 32 else 2, (room - tile * 400) // stage)
+            stage = tokens * (336 + 32 * sums) + weights(tile)
+            stages = min(4 if tile == 32 else 2, (room - tile * fixed) // stage)
             if stages >= 2 or tile == 32:
-                fitting.append((f"product_{tile}_{tokens}", tile, tokens, threads, stages, tile * 400 + stages * stage))
+                fitting.append((f"product_{tile}_{tokens}", tile, tokens, threads, stages, tile * fixed + stages * stage))
         for found in fitting:
             blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
             if found[2] < 2 * rows and blocks >= most:
