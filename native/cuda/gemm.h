@@ -100,7 +100,7 @@ struct Stage {
 #pragma unroll
                 for (int e = 0; e < 4; e++) part[f][j][e] = 0.0f;
         const float2* factors = reinterpret_cast<const float2*>(stage + factors_at) + g;
-#pragma unroll(J > 2 ? 1 : 2)
+#pragma unroll(J > 1 ? 2 : 4)
         for (int i = 0; i < 8; i++) {
             uint32_t a[2][4];
             float2 d[4], m[4];
@@ -219,8 +219,13 @@ DEVICE void few_tokens(const ProductArgs& a) {
     float* const parts = reinterpret_cast<float*>(shared);  // [2 rounds][splits][32 rows][line]
     uint8_t* const stage = shared + 2 * SPLITS * 32 * line * 4 + split * a.stages;  // stages: bytes of one
     float total[each];
+    Tail tails[each];  // element k: row i / tokens, token i % tokens of i = thread + 32 SPLITS k
 #pragma unroll
-    for (int k = 0; k < each; k++) total[k] = -0.0f;  // the first partial sum added to it is itself
+    for (int k = 0; k < each; k++) {
+        const int i = thread() + k * 32 * SPLITS, row = first + i / tokens, token = first_token + i % tokens;
+        if (token < a.tokens && row < p.w.all_rows) tails[k] = Tail(p, row / p.w.group, row % p.w.group, token);
+        total[k] = -0.0f;  // the first partial sum added to it is itself
+    }
     next_may_start();
     Kind::with(p.w.format, [&](auto layout) {
         using S = typename Kind::template Of<decltype(layout), J>;
@@ -229,6 +234,8 @@ DEVICE void few_tokens(const ProductArgs& a) {
         wait_for_previous();
         if (split < units) S::fetch_acts(stage, a.acts, first_token, split);
         copy_group();
+#pragma unroll
+        for (int k = 0; k < each; k++) tails[k].ask();
         for (int u0 = 0; u0 < units; u0 += SPLITS) {
             float* const sums = parts + u0 / SPLITS % 2 * SPLITS * 32 * line;
             const int u = u0 + split;
@@ -262,16 +269,14 @@ DEVICE void few_tokens(const ProductArgs& a) {
         }
     });
     float* const whole = parts + (units + SPLITS - 1) / SPLITS % 2 * SPLITS * 32 * line;  // nobody reads it any more
+    if (p.paired) {
 #pragma unroll
-    for (int k = 0; k < each; k++) whole[thread() + k * 32 * SPLITS] = total[k];
-    sync_block();
-    const int pair = p.paired ? p.w.group / 2 * tokens : 0;
-    for (int i = thread(); i < 32 * tokens; i += threads()) {
-        const int64_t row = first + i / tokens;
-        const int token = first_token + i % tokens;
-        if (token < a.tokens && row < p.w.all_rows)
-            finish(p, row / p.w.group, int(row % p.w.group), token, whole[i], whole[(i + pair) % (32 * tokens)]);
+        for (int k = 0; k < each; k++) whole[thread() + k * 32 * SPLITS] = total[k];
+        sync_block();
     }
+    const int pair = p.paired ? p.w.group / 2 * tokens : 0;
+#pragma unroll
+    for (int k = 0; k < each; k++) tails[k].finish(total[k], pair ? whole[(thread() + k * 32 * SPLITS + pair) % (32 * tokens)] : 0.0f);
 }
 
 }  // namespace assay

@@ -3,7 +3,7 @@
 
 namespace assay {
 
-KERNEL(product_8, ProductArgs, 256) { few_tokens<Integers, 1, 8>(a); }
-KERNEL(product_16, ProductArgs, 256) { few_tokens<Integers, 2, 8>(a); }
+CROWDED(product_8, ProductArgs, 256, 2) { few_tokens<Integers, 1, 8>(a); }
+CROWDED(product_16, ProductArgs, 256, 2) { few_tokens<Integers, 2, 8>(a); }
 
 }  // namespace assay

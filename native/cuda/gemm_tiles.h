@@ -22,8 +22,7 @@ struct Tile {
     static constexpr int scales_at = tokens * kLine, sums_at = scales_at + 64 * tokens;
     static constexpr int weights_at = sums_at + (SUB16 && MIN ? 32 * tokens : 0);
 
-    static DEVICE void fetch_acts(uint8_t* stage, const Acts& acts, int token, int u) {
-        const int me = thread();
+    static DEVICE void fetch_acts(uint8_t* stage, const Acts& acts, int token, int u, int me) {
         const int8_t* q = acts.q + int64_t(token + me / 16) * acts.stride + u * 256 + me % 16 * 16;
         uint8_t* to = stage + me / 16 * kLine + me % 16 * 16;
 #pragma unroll
@@ -38,13 +37,13 @@ struct Tile {
 
     // Factors of a row and a block: (d, m) or (d0, d1), and behind them (m0, m1).
     template <class L>
-    static DEVICE void unpack(uint8_t* shared, const uint8_t* weights) {
-        const int row = thread() % rows;
+    static DEVICE void unpack(uint8_t* shared, const uint8_t* weights, int me) {
+        const int row = me % rows;
         const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(weights + L::chunks * rows * 16 + row * 4) : 0;
         const InStage w{weights, rows, row};
 #pragma unroll
         for (int n = 0; n < rows * 8 / count; n++) {
-            const int i = thread() / rows + n * (count / rows);
+            const int i = me / rows + n * (count / rows);
             uint4 low, high;
             if constexpr (L::kind == N8) {
                 low = w.chunk(2 * i), high = w.chunk(2 * i + 1);
@@ -133,55 +132,84 @@ struct Tile {
     }
 };
 
-template <bool SUB16, bool MIN, int WR, int WT, int F, int J>
+// S groups of warps take the units in turn, each with shared memory of its own; the first adds the partial sums of all, in order.
+template <bool SUB16, bool MIN, int WR, int WT, int F, int J, int S>
 DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int first_token) {
     SHARED;
     using T = Tile<SUB16, MIN, WR, WT, F, J>;
     const Matrix& w = p.w;
-    const int warp = thread() / 32, units = w.units, ahead = a.stages;
-    const int bytes = T::weights_at + T::rows * (w.tile_bytes / 512 * 16 + (w.tile_bytes % 512 ? 4 : 0));
-    const auto stage = [&](int n) { return shared + T::stages_at + n * bytes; };
-    int now = 0, then = 0;  // where unit u is, and where the one that is fetched goes
-    const Source source(w, first, T::rows, w.tile_bytes / 512, thread());
+    const int group = S > 1 ? thread() / T::count : 0, me = thread() - group * T::count, warp = me / 32;
+    const int units = w.units, ahead = a.stages, chunks = w.tile_bytes / 512;
+    const int bytes = T::weights_at + T::rows * (chunks * 16 + (w.tile_bytes % 512 ? 4 : 0));
+    uint8_t* const room = shared + group * (T::stages_at + ahead * bytes);
+    float4* const parts = reinterpret_cast<float4*>(shared + S * (T::stages_at + ahead * bytes)) + me;  // [2][S - 1][F J][count]
+    const auto stage = [&](int n) { return room + T::stages_at + n * bytes; };
+    const auto sync = [&] {
+        if constexpr (S > 1) sync_some(1 + group, T::count);
+        else sync_block();
+    };
+    int now = 0, then = 0;  // where the unit at hand is, and where the one that is fetched goes
+    const Source source(w, first, T::rows, chunks, me);
     float total[F][J][4];
     clear_sums<F, J>(total);
-    for (int u = 0; u < ahead - 1 && u < units; u++) source.fetch(stage(u) + T::weights_at, T::rows, u, thread(), T::count);
+    for (int k = 0; k < ahead - 1 && k * S + group < units; k++) source.fetch(stage(k) + T::weights_at, T::rows, k * S + group, me, T::count);
     wait_for_previous();
-    for (int u = 1 - ahead; u < units; u++) {
-        const int next = u + ahead - 1;
-        if (u >= 0) {  // all but the last ahead - 2 have landed
+    for (int k = 1 - ahead; k * S < units; k++) {
+        const int u = k * S + group, next = u + (ahead - 1) * S;
+        if (k >= 0) {  // all but the last ahead - 2 have landed
             if (ahead <= 2) copies_done<0>();
             else if (ahead == 3) copies_done<1>();
             else copies_done<2>();
-            sync_block();
+            sync();
         }
-        if (u >= 0 && next < units) source.fetch(stage(then) + T::weights_at, T::rows, next, thread(), T::count);
-        if (next < units) T::fetch_acts(stage(then), a.acts, first_token, next);
+        if (k >= 0 && next < units) source.fetch(stage(then) + T::weights_at, T::rows, next, me, T::count);
+        if (next < units) T::fetch_acts(stage(then), a.acts, first_token, next, me);
         copy_group();
         then = then + 1 == ahead ? 0 : then + 1;
-        if (u < 0) continue;
-        with_layout(w.format, [&](auto layout) {
-            using L = decltype(layout);
-            if constexpr (L::sub16 == SUB16 && L::min == MIN) T::template unpack<L>(shared, stage(now) + T::weights_at);
-        });
-        sync_block();
+        if (k < 0) continue;
         float part[F][J][4];
-        T::multiply(shared, stage(now), warp, part);
+        if (S == 1 || u < units) {
+            with_layout(w.format, [&](auto layout) {
+                using L = decltype(layout);
+                if constexpr (L::sub16 == SUB16 && L::min == MIN) T::template unpack<L>(room, stage(now) + T::weights_at, me);
+            });
+            sync();
+            T::multiply(room, stage(now), warp, part);
+        }
         now = now + 1 == ahead ? 0 : now + 1;
+        float4* const mine = parts + k % 2 * (S - 1) * F * J * T::count;
+        if (S > 1) {
+            if (group > 0 && u < units)
 #pragma unroll
-        for (int f = 0; f < F; f++)
+                for (int n = 0; n < F * J; n++) {
+                    const float* x = part[n / J][n % J];
+                    mine[((group - 1) * F * J + n) * T::count] = {x[0], x[1], x[2], x[3]};
+                }
+            sync_block();
+            if (group > 0) continue;
+        }
 #pragma unroll
-            for (int j = 0; j < J; j++)
+        for (int n = 0; n < F * J; n++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) total[f][j][e] = total[f][j][e] + part[f][j][e];
+            for (int e = 0; e < 4; e++) total[n / J][n % J][e] = total[n / J][n % J][e] + part[n / J][n % J][e];
+#pragma unroll
+        for (int g = 1; g < S; g++)
+            if (u + g < units)
+#pragma unroll
+                for (int n = 0; n < F * J; n++) {
+                    const float4 x = mine[((g - 1) * F * J + n) * T::count];
+                    float* y = total[n / J][n % J];
+                    y[0] = y[0] + x.x, y[1] = y[1] + x.y, y[2] = y[2] + x.z, y[3] = y[3] + x.w;
+                }
     }
+    if (group > 0) return;
 #pragma unroll
     for (int f = 0; f < F; f += 2)
         store_sums<J>(p, &total[f], first + (warp / WT * F + f) * 16, first_token + warp % WT * 8 * J, a.tokens);
 }
 
 // block_x: tile of tokens; block_y: tile of rows. Blocks that run together share weights.
-template <int WR, int WT, int F, int J>
+template <int WR, int WT, int F, int J, int S = 1>
 DEVICE void product_tile(const ProductArgs& a) {
     next_may_start();
     const int tile = block_y(), first_token = block_x() * 8 * J * WT;
@@ -189,10 +217,10 @@ DEVICE void product_tile(const ProductArgs& a) {
     const int first = (tile - p.first_group) * 16 * F * WR;
     bool sub16 = false, min = false;
     with_layout(p.w.format, [&](auto layout) { sub16 = decltype(layout)::sub16, min = decltype(layout)::min; });
-    if (sub16 && min) multiply_tile<true, true, WR, WT, F, J>(a, p, first, first_token);
-    else if (sub16) multiply_tile<true, false, WR, WT, F, J>(a, p, first, first_token);
-    else if (min) multiply_tile<false, true, WR, WT, F, J>(a, p, first, first_token);
-    else multiply_tile<false, false, WR, WT, F, J>(a, p, first, first_token);
+    if (sub16 && min) multiply_tile<true, true, WR, WT, F, J, S>(a, p, first, first_token);
+    else if (sub16) multiply_tile<true, false, WR, WT, F, J, S>(a, p, first, first_token);
+    else if (min) multiply_tile<false, true, WR, WT, F, J, S>(a, p, first, first_token);
+    else multiply_tile<false, false, WR, WT, F, J, S>(a, p, first, first_token);
 }
 
 }  // namespace assay

@@ -15,7 +15,8 @@ from assay.errors import AssayError
 from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
-_TILES = ((128, 128, 512), (128, 64, 256), (64, 64, 256), (32, 64, 256), (32, 32, 128))  # of gemm_many.cu: rows, tokens, threads
+# Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
+_TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 2, 2), (32, 64, 2, 3), (32, 32, 4, 2))
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
@@ -235,13 +236,15 @@ class ProductSteps(Steps):
             shared = splits * (size + 256 * (tokens if tokens == 8 else tokens + 8))
             if rows <= tokens and shared <= room:
                 return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
-        fitting, sums = [], any(f.sums for f in formats)
-        fixed = 336 + 64 * sums  # bytes of a row unpacked
-        for tile, tokens, threads in _TILES:
-            stage = tokens * (336 + 32 * sums) + weights(tile)
-            stages = min(4 if tile == 32 else 2, (room - tile * fixed) // stage)
-            if stages >= 2 or tile == 32:
-                fitting.append((f"product_{tile}_{tokens}", tile, tokens, threads, stages, tile * fixed + stages * stage))
+        sums = any(f.sums for f in formats)
+        fitting = []
+        for tile, tokens, groups, most_stages in _TILES:
+            fixed, stage = tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + weights(tile)
+            sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
+            stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
+            if stages >= 2:
+                name, shared = f"product_{tile}_{tokens}", groups * (fixed + stages * stage) + sent
+                fitting.append((name, tile, tokens, structs.KERNELS[name][1], stages, shared))
         for found in fitting:
             blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
             if found[2] < 2 * rows and blocks >= most:

@@ -122,11 +122,10 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
-        "product_129_128": (ProductArgs, 256),
         "product_128_64": (ProductArgs, 256),
-        "product_64_64": (ProductArgs, 256),
-        "product_32_64": (ProductArgs, 256),
-        "product_32_32": (ProductArgs, 128),
+        "product_64_64": (ProductArgs, 512),
+        "product_32_64": (ProductArgs, 512),
+        "product_32_32": (ProductArgs, 512),
     },
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
