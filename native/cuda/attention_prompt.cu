@@ -55,7 +55,9 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
     RowFold* const states = reinterpret_cast<RowFold*>(e + ROWS * kScores);
     int* const strange = reinterpret_cast<int*>(states + ROWS);          // [2]: a staged value is not finite
     const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
-    const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32, rg = lane() / 8, cg = lane() % 8;
+    const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
+    // Lanes lie 4 x 8. Neighbours share a row, and the next but one a column: so two quarters of a warp read as one.
+    const int rg = lane() >> 1 & 1 | lane() >> 2 & 2, cg = lane() & 1 | lane() >> 1 & 2 | lane() >> 2 & 4;
     next_may_start();
     const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3];
     wait_for_previous();

@@ -13,12 +13,13 @@
 
 namespace assay {
 
-// Shared memory: codes [rows][kLine], factors [8][rows], then the stages: activations [tokens][kLine], their scales
-// [8][tokens], the sums of half blocks [8][tokens] where minima want them, and weights [chunks][rows][16], words [rows].
+// Shared memory: twice codes [rows][kLine] and factors [8][rows], then the stages: activations of a unit [tokens][kLine], their
+// scales [8][tokens], the sums of half blocks [8][tokens] where minima want them; weights of the unit after it, [chunks][rows][16]
+// and words [rows].
 template <bool SUB16, bool MIN, int WR, int WT, int F, int J>
 struct Tile {
     static constexpr int rows = 16 * F * WR, tokens = 8 * J * WT, count = 32 * WR * WT;
-    static constexpr int factors_at = rows * kLine, stages_at = factors_at + (SUB16 && MIN ? 128 : 64) * rows;
+    static constexpr int factors_at = rows * kLine, set_bytes = factors_at + (SUB16 && MIN ? 128 : 64) * rows;
     static constexpr int scales_at = tokens * kLine, sums_at = scales_at + 64 * tokens;
     static constexpr int weights_at = sums_at + (SUB16 && MIN ? 32 * tokens : 0);
 
@@ -139,43 +140,50 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
     using T = Tile<SUB16, MIN, WR, WT, F, J>;
     const Matrix& w = p.w;
     const int group = S > 1 ? thread() / T::count : 0, me = thread() - group * T::count, warp = me / 32;
-    const int units = w.units, ahead = a.stages, chunks = w.tile_bytes / 512;
+    const int units = w.units, ahead = a.stages /* 2 or 3 */, chunks = w.tile_bytes / 512;
     const int bytes = T::weights_at + T::rows * (chunks * 16 + (w.tile_bytes % 512 ? 4 : 0));
-    uint8_t* const room = shared + group * (T::stages_at + ahead * bytes);
-    float4* const parts = reinterpret_cast<float4*>(shared + S * (T::stages_at + ahead * bytes)) + me;  // [2][S - 1][F J][count]
-    const auto stage = [&](int n) { return room + T::stages_at + n * bytes; };
+    uint8_t* const room = shared + group * (2 * T::set_bytes + ahead * bytes);
+    float4* const parts = reinterpret_cast<float4*>(shared + S * (2 * T::set_bytes + ahead * bytes)) + me;  // [2][S - 1][F J][count]
+    const auto stage = [&](int n) { return room + 2 * T::set_bytes + n * bytes; };
     const auto sync = [&] {
         if constexpr (S > 1) sync_some(1 + group, T::count);
         else sync_block();
     };
-    int now = 0, then = 0;  // where the unit at hand is, and where the one that is fetched goes
     const Source source(w, first, T::rows, chunks, me);
+    const auto fetch_rows = [&](int n, int u) {
+        if (u < units) source.fetch(stage(n) + T::weights_at, T::rows, u, me, T::count);
+    };
+    const auto unpack = [&](int n, int set) {
+        with_layout(w.format, [&](auto layout) {
+            using L = decltype(layout);
+            if constexpr (L::sub16 == SUB16 && L::min == MIN) T::template unpack<L>(room + set * T::set_bytes, stage(n) + T::weights_at, me);
+        });
+    };
     float total[F][J][4];
     clear_sums<F, J>(total);
-    for (int k = 0; k < ahead - 1 && k * S + group < units; k++) source.fetch(stage(k) + T::weights_at, T::rows, k * S + group, me, T::count);
+    fetch_rows(ahead - 1, group);  // where nothing else goes before it is unpacked
+    for (int k = 0; k < ahead - 1; k++) fetch_rows(k, (k + 1) * S + group);
     wait_for_previous();
-    for (int k = 1 - ahead; k * S < units; k++) {
+    for (int k = 0; k < ahead - 1; k++) {
+        if (k * S + group < units) T::fetch_acts(stage(k), a.acts, first_token, k * S + group, me);
+        copy_group();
+    }
+    copies_done<0>();
+    sync();
+    if (group < units) unpack(ahead - 1, 0);
+    int now = 0, then = ahead - 1;  // the stage at hand, and the one that is fetched
+    for (int k = 0; k * S < units; k++) {
         const int u = k * S + group, next = u + (ahead - 1) * S;
-        if (k >= 0) {  // all but the last ahead - 2 have landed
-            if (ahead <= 2) copies_done<0>();
-            else if (ahead == 3) copies_done<1>();
-            else copies_done<2>();
-            sync();
-        }
-        if (k >= 0 && next < units) source.fetch(stage(then) + T::weights_at, T::rows, next, me, T::count);
+        if (ahead <= 2) copies_done<0>();  // all but the last ahead - 2 have landed
+        else copies_done<1>();
+        sync();  // and nobody reads any more what is overwritten now
+        fetch_rows(then, next + S);
         if (next < units) T::fetch_acts(stage(then), a.acts, first_token, next, me);
         copy_group();
         then = then + 1 == ahead ? 0 : then + 1;
-        if (k < 0) continue;
         float part[F][J][4];
-        if (S == 1 || u < units) {
-            with_layout(w.format, [&](auto layout) {
-                using L = decltype(layout);
-                if constexpr (L::sub16 == SUB16 && L::min == MIN) T::template unpack<L>(room, stage(now) + T::weights_at, me);
-            });
-            sync();
-            T::multiply(room, stage(now), warp, part);
-        }
+        if (u + S < units) unpack(now, (k + 1) % 2);
+        if (S == 1 || u < units) T::multiply(room + k % 2 * T::set_bytes, stage(now), warp, part);
         now = now + 1 == ahead ? 0 : now + 1;
         float4* const mine = parts + k % 2 * (S - 1) * F * J * T::count;
         if (S > 1) {

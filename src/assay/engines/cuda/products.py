@@ -16,7 +16,7 @@ from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
-_TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 2, 2), (32, 64, 2, 3), (32, 32, 4, 2))
+_TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
@@ -239,7 +239,7 @@ class ProductSteps(Steps):
         sums = any(f.sums for f in formats)
         fitting = []
         for tile, tokens, groups, most_stages in _TILES:
-            fixed, stage = tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + weights(tile)
+            fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + weights(tile)
             sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
             stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
             if stages >= 2:
@@ -247,9 +247,9 @@ class ProductSteps(Steps):
                 fitting.append((name, tile, tokens, structs.KERNELS[name][1], stages, shared))
         for found in fitting:
             blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
-            if found[2] < 2 * rows and blocks >= most:
+            if found[2] < 2 * rows and blocks >= 0.9 * most:
                 return found
-        return fitting[-1] if rows <= 32 else fitting[-2]
+        return fitting[-1] if rows <= 32 or len(fitting) == 1 else fitting[-2]
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""

@@ -123,9 +123,9 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
         "product_128_64": (ProductArgs, 256),
-        "product_64_64": (ProductArgs, 512),
+        "product_64_64": (ProductArgs, 256),
         "product_32_64": (ProductArgs, 512),
-        "product_32_32": (ProductArgs, 512),
+        "product_32_32": (ProductArgs, 128),
     },
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
