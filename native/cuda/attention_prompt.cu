@@ -150,8 +150,19 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
                 for (int n = 0; n < 4; n++) to[4 * r * kScores + 8 * n] = s[r][n];
         }
         sync_block();
-        // A warp has 8 rows, four at a time.
+        // A warp has 8 rows, four at a time. Row r sees the keys from `lowest` of lane r on, up to its `highest`.
         const bool plain = a.mask.causal && !a.mask.partial() && base + kBlock <= low + 1, simple = a.mask.cap == 0.0f && !a.mask.slopes;
+        const int own = warp * 8 + lane() % 8, slot = plain && simple ? 0 : slot_of(own);
+        const int lowest = plain ? 0 : a.mask.from(slot), highest = plain ? end : a.mask.to(slot, n_keys);
+        if (!simple) {
+#pragma unroll 1
+            for (int i = 0; i < 8 * kPages; i++) {
+                const int row = warp * 8 + i / kPages, key = i % kPages * kPage + lane();
+                float& x = e[row * kScores + key];
+                x = a.mask.score(x, head_index(row < rows ? row : rows - 1), shuffle(slot, i / kPages) - base - key);
+            }
+        }
+        const float scale = simple ? a.mask.scale : 1.0f;
 #pragma unroll 1
         for (int first = warp * 8; first < warp * 8 + 8; first += 4) {
             float x[4][kPages], top[4], sum[4];
@@ -159,20 +170,17 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
             int odd = 0;
 #pragma unroll
             for (int r = 0; r < 4; r++) {
-                const int row = first + r, slot = slot_of(row), head = head_index(row < rows ? row : rows - 1);
-                const int lowest = plain ? 0 : a.mask.from(slot), highest = plain ? end : a.mask.to(slot, n_keys);
+                const int from_key = shuffle(lowest, first + r) - base - lane(), to_key = shuffle(highest, first + r) - base - lane();
                 seen[r] = 0;
                 top[r] = minus_infinity();
 #pragma unroll
                 for (int p = 0; p < kPages; p++) {
-                    const int key = base + p * kPage + lane();
-                    x[r][p] = e[row * kScores + p * kPage + lane()];
-                    seen[r] |= uint32_t(key >= lowest && key < highest) << p;
-                    x[r][p] = simple ? x[r][p] * a.mask.scale : a.mask.score(x[r][p], head, slot - key);
-                    if (seen[r] >> p & 1) {
-                        top[r] = top[r] < x[r][p] ? x[r][p] : top[r];
-                        odd |= int(x[r][p] != x[r][p]) << r;
-                    }
+                    const bool is_seen = p * kPage >= from_key && p * kPage < to_key;
+                    x[r][p] = e[(first + r) * kScores + p * kPage + lane()] * scale;
+                    seen[r] |= uint32_t(is_seen) << p;
+                    odd |= int(is_seen && x[r][p] != x[r][p]) << r;
+                    const float y = is_seen ? x[r][p] : minus_infinity();
+                    top[r] = top[r] < y ? y : top[r];
                 }
             }
             for (int h = 16; h; h /= 2) {
@@ -187,7 +195,8 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
                 sum[r] = 0.0f;
 #pragma unroll
                 for (int p = 0; p < kPages; p++) {
-                    x[r][p] = seen[r] >> p & 1 ? exponential(x[r][p] - top[r]) : kUnseen;
+                    const float y = exponential(x[r][p] - top[r]);
+                    x[r][p] = seen[r] >> p & 1 ? y : kUnseen;
                     sum[r] = sum[r] + x[r][p];
                     e[(first + r) * kScores + p * kPage + lane()] = x[r][p];
                 }

@@ -190,7 +190,9 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
     n_vocab = engine.model.hparams.n_vocab
     for i, bad in _outside([chunk.pages for chunk in batch], engine.n_pages):
-        raise AssayError(f"chunk {i} of the batch: page outside the cache (found {bad}, expected 0 to {engine.n_pages - 1})")
+        raise AssayError(
+            f"chunk {i} of the batch: page outside the cache (found {bad}, expected 0 to {engine.n_pages - 1})"
+        )
     for i, bad in _outside([chunk.tokens for chunk in batch], n_vocab):
         raise AssayError(
             f"chunk {i} of the batch: token id outside the vocabulary (found {bad}, expected 0 to {n_vocab - 1})"

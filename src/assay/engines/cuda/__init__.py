@@ -50,7 +50,7 @@ from assay.graph import Graph
 from assay.models import Model
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # and the type of the cache that goes with it
-STEP = 1024  # most tokens computed at once
+STEP, ROOMY = 1024, 8 << 30  # most tokens computed at once; twice as many where so many bytes are free
 _PROGRAMS = 64
 _GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
 _SPARE = 512 << 20  # bytes left for buffers and graphs when the cache takes what is free
@@ -110,9 +110,10 @@ class CudaEngine(PagedEngine):
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
         self._device.zero(self._at.cache, size)
+        self._step = STEP if self._device.memory()[0] < ROOMY else 2 * STEP
         heads = max((int(self.graph.shapes[n.name][0]) for n in self.graph if n.op == "kqv"), default=1)
-        self._at.counters = self._device.alloc(4 * STEP * heads, "counters")
-        self._device.zero(self._at.counters, 4 * STEP * heads)
+        self._at.counters = self._device.alloc(4 * self._step * heads, "counters")
+        self._device.zero(self._at.counters, 4 * self._step * heads)
         for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
         self._device.sync()
@@ -154,7 +155,7 @@ class CudaEngine(PagedEngine):
         results: Results | None = None
         found: list[Output] = []
         program = None
-        for step in whole(batch) if scored else steps(batch, STEP, cut=not (whole_text or pooled)):
+        for step in whole(batch) if scored else steps(batch, self._step, cut=not (whole_text or pooled)):
             self._note_positions([p.chunk for p in step.pieces])
             shape = self._shape(step, exact=scored or self._loose, together=whole_text or pooled)
             program = self._program(shape, keep)
@@ -269,7 +270,8 @@ class CudaEngine(PagedEngine):
         rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
         if shape.one and not self.graph.given and shape.tokens <= _GRAPHED:
-            for size, array, landed in zip(sizes, arrays, self._play(program, [p.chunk for p in step.pieces]), strict=True):
+            found = self._play(program, [p.chunk for p in step.pieces])
+            for size, array, landed in zip(sizes, arrays, found, strict=True):
                 array[:size] = landed
             return
         words = self._words(program)
@@ -318,14 +320,15 @@ class CudaEngine(PagedEngine):
         n, slots = len(chunks), [c.start for c in chunks]
         used = [slot // PAGE + 1 for slot in slots]
         first = [0, *accumulate(used)]
-        positions = [slot if c.positions is None else int(c.positions[0]) for c, slot in zip(chunks, slots, strict=True)]
+        positions = [c.start if c.positions is None else int(c.positions[0]) for c in chunks]
         rows = {"positions": positions, "tables": first[:n], "slots": slots}
         rows["tokens"] = [int(c.tokens[0]) if c.tokens.size else 0 for c in chunks]  # rows may be given in their place
         for name, values in rows.items():
             at[name][:n] = values
             at[name][n:] = -1 if name == "slots" else 0  # rows of padding
-        at["pages"][: first[n]] = np.concatenate([c.pages[:count] for c, count in zip(chunks, used, strict=True)])
-        self._positions[[c.pages[count - 1] for c, count in zip(chunks, used, strict=True)], np.mod(slots, PAGE)] = positions
+        pages = [c.pages[:count] for c, count in zip(chunks, used, strict=True)]
+        at["pages"][: first[n]] = np.concatenate(pages)
+        self._positions[[p[-1] for p in pages], np.mod(slots, PAGE)] = positions
 
     def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
         """The tables of any other step."""

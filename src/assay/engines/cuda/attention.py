@@ -127,8 +127,10 @@ class AttentionSteps(Steps):
     ) -> None:
         traced = any(kept.values())
         plain = all(p.type == KV_NUMBERS["f16"] and p.columns == p.dim for p in (k_pool, v_pool)) and not v_pool.keys
-        prompt = prompt_rows(v_pool.dim, k_pool.dim, self.shared) if plain and not (traced or self.shape.irregular) else None
-        kernel, rows, shared = prompt or tile_rows(v_pool.dim, k_pool.dim, self.shared)
+        tile = tile_rows(v_pool.dim, k_pool.dim, self.shared)
+        if plain and not (traced or self.shape.irregular):
+            tile = prompt_rows(v_pool.dim, k_pool.dim, self.shared) or tile
+        kernel, rows, shared = tile
         cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         raw = (kept["kq"] or Value(4 * heads * self.shape.scores)) if traced else None
         state = Value(8 * heads * self._rows(domain)) if traced else None

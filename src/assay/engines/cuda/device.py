@@ -33,6 +33,9 @@ class Launch:
     prepared: Any = field(default=None, repr=False)  # what the device made of it
 
 
+_PINNED: dict[int, mmap] = {}  # memory that a driver knows of may not go before it is told
+
+
 class DeviceError(AssayError):
     """The device refused or is lost: the work at hand ends, and says so."""
 
@@ -149,6 +152,7 @@ class Driver:
         at = ctypes.addressof(ctypes.c_uint8.from_buffer(memory))
         self._checked(self.cu.cuMemHostRegister(at, len(memory), 0))
         self.pins.append(at)
+        _PINNED[at] = memory
 
     def zero(self, at: int, size: int) -> None:
         self._checked(self.cu.cuMemsetD8Async(at, 0, size, self.stream))
@@ -218,6 +222,7 @@ class Driver:
     def close(self) -> None:
         for at in self.pins:  # the memory is the host's: whoever has results in it keeps them
             self.cu.cuMemHostUnregister(at)
+            del _PINNED[at]
         self.pins.clear()
         for module in self.modules.values():
             self.cu.cuModuleUnload(module)
@@ -239,7 +244,7 @@ class Landings:
             self.device.pin(memory)
         lease = (ctypes.c_float * floats).from_buffer(memory)
         weakref.finalize(lease, self.idle[size].append, memory).atexit = False
-        return np.frombuffer(lease, np.float32)
+        return np.frombuffer(memoryview(lease).cast("B"), np.float32)
 
 
 @dataclass

@@ -245,11 +245,14 @@ class ProductSteps(Steps):
             if stages >= 2:
                 name, shared = f"product_{tile}_{tokens}", groups * (fixed + stages * stage) + sent
                 fitting.append((name, tile, tokens, structs.KERNELS[name][1], stages, shared))
-        for found in fitting:
+        fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
+        if rows > 32 and len(fitting) > 1:
+            fitting = [t for t in fitting if t[2] > 32]
+        for found in fitting:  # the largest that every multiprocessor has one of
             blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
-            if found[2] < 2 * rows and blocks >= 0.9 * most:
+            if blocks >= 0.9 * most:
                 return found
-        return fitting[-1] if rows <= 32 or len(fitting) == 1 else fitting[-2]
+        return fitting[-1]
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""

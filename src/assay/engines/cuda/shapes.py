@@ -111,7 +111,7 @@ _PROMPTS = {64: 128, 128: 64}
 
 
 def prompt_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int] | None:
-    """The kernel for long chunks over a cache of halves, its query rows a tile and its shared memory; if there is one."""
+    """The kernel for chunks over a cache of halves, its query rows a tile and its shared memory, if there is one."""
     rows = _PROMPTS.get(v_dim, 0)
     size = 4 * (rows * (v_dim + 4 + BLOCK + 8 + 8) + 128 * v_dim + 2)
     return (f"attend_prompt_{v_dim}", rows, size) if rows and k_dim == v_dim and size <= shared - 1024 else None
