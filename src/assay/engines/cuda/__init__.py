@@ -116,6 +116,7 @@ class CudaEngine(PagedEngine):
         self._device.zero(self._at.counters, 4 * self._step * heads)
         for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
+        self._tensors.settle()
         self._device.sync()
 
     def _first_shapes(self) -> list[Shape]:
