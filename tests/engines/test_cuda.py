@@ -17,7 +17,8 @@ import pytest
 
 from assay.engines.base import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, arrange, sources, structs
+from assay.engines.cuda import CudaEngine, arrange, products, sources, structs
+from assay.engines.cuda.device import Landings
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.errors import AssayError
 from assay.gguf import open_file
@@ -328,6 +329,33 @@ def test_the_kernel_of_a_product_is_chosen_by_its_shape(name: str) -> None:
     )  # fmt: skip
     assert found and (found.kernel, found.threads // 32) == (kernel, warps)
     assert found.shared <= 226 << 10 and 0 < found.blocks <= 132
+
+
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K"])  # a scale per 32 with minima, per 16 without
+@pytest.mark.parametrize("tile", products.TILES, ids=lambda tile: f"{tile[0]} x {tile[1]}")
+def test_every_tile_gives_the_same_bits(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int, int], type_name: str
+) -> None:
+    """Rows and tokens that do not fill tiles, and units that no number of stages or groups divides."""
+    monkeypatch.setattr(products, "TILES", (tile,))
+    model = make(type=type_name, n_layer=1, n_embd=256, n_ff=1280)
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=4), CudaEngine(model, n_pages=4, device=device())
+    chunk = Chunk(IDS[:70], 0, pages(0, 70), "all")
+    assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+
+
+def test_results_stay_where_they_land_while_somebody_holds_them() -> None:
+    memory = Landings(device())
+    first = memory.take(3000)
+    first[:] = 1.0
+    row = first.reshape(3, -1)[1]
+    del first
+    second = memory.take(3000)
+    second[:] = 2.0
+    assert np.all(row == 1.0)
+    at = second.ctypes.data
+    del second
+    assert memory.take(2900).ctypes.data == at
 
 
 def test_groups_fill_their_tiles() -> None:

@@ -16,7 +16,7 @@ from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
-_TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
+TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
@@ -238,7 +238,7 @@ class ProductSteps(Steps):
                 return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
         sums = any(f.sums for f in formats)
         fitting = []
-        for tile, tokens, groups, most_stages in _TILES:
+        for tile, tokens, groups, most_stages in TILES:
             fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + weights(tile)
             sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
             stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
