@@ -11,7 +11,7 @@ namespace assay {
 constexpr int kStaged = 128, kScores = kBlock + 8;  // keys at a time; from one row's scores to the next one's
 
 struct RowFold {  // of one row, in shared memory: its running m and l, and what the last block does to its sum
-    float m, l, fa, fb;  // sum = sum fa + block's fb; a first block has fa 0, one that is left out fb 0 and fold 0
+    float m, l, fa, fb;  // BOTH: sum = sum fa + block's fb
     int32_t fold, padding[3];
 };
 enum Folding { SKIPPED, ALONE, BOTH };
