@@ -5,8 +5,9 @@
 //                               ascending order
 //   attend_tile                 many tokens of a sequence: a block of threads takes 8 ROWS query rows past all their
 //                               keys; lane = key
+//   attend_prompt               the same for the usual heads and caches, in tiles of registers
 //
-// Both compute docs/arithmetic.md: float32, one chain over the head for a score, 32 chains for the sum of exponentials,
+// All compute docs/arithmetic.md: float32, one chain over the head for a score, 32 chains for the sum of exponentials,
 // a chain per page of values. Bound by latency (one), by fma (tile).
 #pragma once
 #include "cache.h"

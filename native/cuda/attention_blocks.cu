@@ -26,6 +26,7 @@ DEVICE void attend_blocks(const AttentionArgs& a) {
     next_may_start();
     const Where at(a, HQ);
     if (at.idle()) return wait_for_previous();
+    if (!a.k) wait_for_previous();  // a kernel of this step wrote the newest keys
     const int keys = at.keys(), used = (keys + kPage - 1) / kPage, k_bytes = kPage * k_dim * 2, v_bytes = kPage * v_dim * 2;
     for (int p = warp; p < used; p += warps) {
         const int page = at.pages[at.base / kPage + p];

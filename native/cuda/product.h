@@ -30,7 +30,7 @@ struct ProductArgs {
     int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are
     int32_t slots, team, together;   // of product_one: tiles a warp has room for, warps a group, groups that a block takes at once
     int32_t shift;                   // the group is 1 << shift rows
-    int32_t stages;                  // of product_many: 1, or as many as it has
+    int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one
 };
 
 // What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. `Tail` is made before

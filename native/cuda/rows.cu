@@ -158,13 +158,13 @@ KERNEL(layer_norm, RowArgs, 256) {
 KERNEL(quantise_rows, RowArgs, 256) {
     SHARED;
     next_may_start();
-    const int64_t row = block_x(), blocks = a.acts.stride / 32;
+    const int64_t row = block_x();
     float *row_room = reinterpret_cast<float*>(shared) + 4, *norm = row_room + a.width;
     if (a.w) copy_row(norm, a.w, a.width);
     wait_for_previous();
     copies_done<0>();
     quantise_row(a.x + row * a.width, a.w ? norm : nullptr, a.eps, a.width, a.acts.stride, row_room, a.acts.q + row * a.acts.stride,
-                 a.acts.ds + row * blocks, a.acts.n + row * blocks);
+                 a.acts.ds + row, a.acts.n + row, a.acts.step);
 }
 
 // The row, normed if there are weights, rounded to 16-bit floats and padded with zeros to the stride; w_step: to bf16

@@ -17,10 +17,12 @@ import pytest
 
 from assay.engines.base import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, arrange, sources, structs
+from assay.engines.cuda import CudaEngine, arrange, products, sources, structs
+from assay.engines.cuda.device import Landings
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.errors import AssayError
 from assay.gguf import open_file
+from assay.graph import Node
 from assay.models import Model, load
 from tests import tiny
 from tests.engines import bits
@@ -238,6 +240,38 @@ def test_more_keys_than_a_block(make: Make) -> None:
             assert np.array_equal(cuda.forward([Chunk(IDS[i : i + 1], i, table)])[0].logits[0], expected[i])
 
 
+def _masked(**attrs: Any) -> Callable[[Node], Any]:
+    return lambda node: node.with_attrs(**attrs) if node.op == "attn_softmax" else None
+
+
+MASKS = {
+    "plain": lambda node: None,
+    "window": _masked(window=70),
+    "chunk": _masked(chunk=100),
+    "slopes": _masked(max_bias=8.0),
+    "cap": bits.CASES["softcap"].change,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("heads", [(4, 2), (2, 1), (4, 1)], ids=["64", "128", "64 of one"])
+def test_prompts_over_wide_heads(make: Make, heads: tuple[int, int], mask: str) -> None:
+    """Tiles of attention_prompt.cu: whole blocks of keys and parts of them, prompts at once and cut, two sequences."""
+    model = make(type="Q4_K", n_head=heads[0], n_head_kv=heads[1], n_layer=1, **WIDE)
+    graph = model.graph.rewrite(MASKS[mask]).check()
+    cpu = CpuEngine(model, threads=1, n_pages=40, graph=graph)
+    cuda = CudaEngine(model, n_pages=40, graph=graph, device=device())
+    n = 520
+    expected = cpu.forward([Chunk(IDS[:n], 0, pages(0, n), "last")])[0].logits
+    assert np.array_equal(cuda.forward([Chunk(IDS[:n], 0, pages(0, n), "last")])[0].logits, expected)
+    table = pages(20, n)
+    for begin, end in ((0, 5), (5, 300), (300, n)):
+        found = cuda.forward([Chunk(IDS[begin:end], begin, table, "last"), Chunk(IDS[:9], 0, pages(18, 9), "last")])
+    assert np.array_equal(found[0].logits, expected)
+    short = cpu.forward([Chunk(IDS[:9], 0, pages(18, 9), "last")])[0].logits
+    assert np.array_equal(found[1].logits, short)
+
+
 def test_shifted_positions_and_copied_pages(make: Make) -> None:
     model = make(type="Q8_0")
     cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device())
@@ -295,6 +329,33 @@ def test_the_kernel_of_a_product_is_chosen_by_its_shape(name: str) -> None:
     )  # fmt: skip
     assert found and (found.kernel, found.threads // 32) == (kernel, warps)
     assert found.shared <= 226 << 10 and 0 < found.blocks <= 132
+
+
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K"])  # a scale per 32 with minima, per 16 without
+@pytest.mark.parametrize("tile", products.TILES, ids=lambda tile: f"{tile[0]} x {tile[1]}")
+def test_every_tile_gives_the_same_bits(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int, int], type_name: str
+) -> None:
+    """Rows and tokens that do not fill tiles, and units that no number of stages or groups divides."""
+    monkeypatch.setattr(products, "TILES", (tile,))
+    model = make(type=type_name, n_layer=1, n_embd=256, n_ff=1280)
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=4), CudaEngine(model, n_pages=4, device=device())
+    chunk = Chunk(IDS[:70], 0, pages(0, 70), "all")
+    assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+
+
+def test_results_stay_where_they_land_while_somebody_holds_them() -> None:
+    memory = Landings(device())
+    first = memory.take(3000)
+    first[:] = 1.0
+    row = first.reshape(3, -1)[1]
+    del first
+    second = memory.take(3000)
+    second[:] = 2.0
+    assert np.all(row == 1.0)
+    at = second.ctypes.data
+    del second
+    assert memory.take(2900).ctypes.data == at
 
 
 def test_groups_fill_their_tiles() -> None:

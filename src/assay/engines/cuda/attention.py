@@ -10,7 +10,7 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.program import Steps, Value
-from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, tile_rows
+from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, prompt_rows, tile_rows
 from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
 from assay.errors import AssayError
@@ -125,9 +125,13 @@ class AttentionSteps(Steps):
         domain: str,
         kept: dict[str, Value | None],
     ) -> None:
-        kernel, rows, shared = tile_rows(v_pool.dim, k_pool.dim, self.shared)
-        cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         traced = any(kept.values())
+        plain = all(p.type == KV_NUMBERS["f16"] and p.columns == p.dim for p in (k_pool, v_pool)) and not v_pool.keys
+        tile = tile_rows(v_pool.dim, k_pool.dim, self.shared)
+        if plain and not (traced or self.shape.irregular):
+            tile = prompt_rows(v_pool.dim, k_pool.dim, self.shared) or tile
+        kernel, rows, shared = tile
+        cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         raw = (kept["kq"] or Value(4 * heads * self.shape.scores)) if traced else None
         state = Value(8 * heads * self._rows(domain)) if traced else None
 
@@ -146,7 +150,8 @@ class AttentionSteps(Steps):
                 splits=1,
                 **fields,
             )
-            return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), 256, args, shared)
+            threads = structs.KERNELS[kernel][1]
+            return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), threads, args, shared)
 
         self._step([q, out, raw, state], make)
         if kept["capped"]:

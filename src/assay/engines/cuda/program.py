@@ -60,7 +60,6 @@ class Program:
     aliases: dict[str, str]
     play: Played | None = None  # its graph
     tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
-    landed: list[Any] = field(default_factory=list)  # host memory that a graph leaves its results in
 
     def close(self) -> None:
         if self.play:
