@@ -52,7 +52,7 @@ def models(build: Path) -> Iterator[tuple[str, Path]]:
     """K-quants on Llama's shape, a Gemma with windows, one with experts: heads of 32, which a cache of 8 bits needs."""
     yield "K-quants", make_kquant(build / "synthetic.gguf")
     yield "Gemma", tiny.make(build / "healthy-window.gguf", window=6, type="Q8_0", n_embd=128)
-    yield "experts", tiny.make(build / "healthy-experts.gguf", n_expert=4, type="Q8_0", n_embd=128)
+    yield "experts", tiny.make(build / "healthy-experts.gguf", n_expert=4, type=tiny.with_experts("Q8_0"), n_embd=128)
 
 
 def tokens(prompt: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from tests.synthetic import make_kquant  # noqa: E402
 from assay.engines.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose import BENEATH, diagnose  # noqa: E402
 
 _SMALL = """
 rope-freq-factors rope-base rope-base/odd rope-linear rope-yarn-factor eps-value eps-place norm-weight-half
@@ -65,7 +65,7 @@ def models(name: str, build: Path) -> Iterator[tuple[str, Path]]:
         return
     yield "synthetic", make_kquant(build / "synthetic.gguf")
     yield "window", tiny.make(build / "tiny-window.gguf", window=6, type="Q8_0")
-    yield "experts", tiny.make(build / "tiny-experts.gguf", n_expert=4, type="Q8_0", n_layer=3)
+    yield "experts", tiny.make(build / "tiny-experts.gguf", n_expert=4, type=tiny.with_experts("Q8_0"), n_layer=3)
 
 
 def fed(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -116,9 +116,13 @@ def grade(model: Model, weights: Weights, name: str, bug: str, arithmetic: str, 
     with tempfile.TemporaryDirectory() as folder:
         found = diagnose(model, planting.dump(case, style, model, Path(folder), tokens, steps), weights=weights)
     answer = f"{found.causes[0].fault} ({found.causes[0].how})" if found.causes else found.verdict
-    if found and found.next_observation:
-        answer = f"healthy; undecided: {found.next_observation}"
+    if found:
+        answer = f"healthy; undecided: {found.next_observation}" if found.next_observation else _reason(found.notes)
     return {**row, "grade": planting.grade(found, case.faults), "answer": answer, "seconds": time.monotonic() - started}
+
+
+def _reason(notes: Sequence[str]) -> str:
+    return f"healthy; {BENEATH}" if BENEATH in notes else "healthy"
 
 
 def section(rows: Sequence[dict[str, Any]]) -> str:

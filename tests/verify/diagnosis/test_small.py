@@ -19,7 +19,7 @@ STEPS = (14, 1, 1)
 TOKENS = (1, 270, 280, 17, 300, 281, 290, 33, 41, 277, 5, 160, 288, 9, 31, 262)
 MODELS: dict[str, dict[str, Any]] = {
     "window": {"window": 6, "type": "Q8_0"},
-    "experts": {"n_expert": 4, "type": "Q8_0"},
+    "experts": {"n_expert": 4, "type": tiny.with_experts("Q8_0")},
     "plain": {"type": "Q8_0"},
 }
 

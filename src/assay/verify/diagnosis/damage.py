@@ -4,12 +4,13 @@ A flipped bit in a file changes one number, or the scale of one block, of one ro
 too much to try; but the product that uses the row is wrong in one feature, and that gives the row. Of its bits, each
 one flipped changes the feature by a known amount for every token: the one that fits did it. A bad sector, read as
 zeros, is one more guess. Where only a layer's output was dumped, the deviation lies along one feature (the last
-product, or the one before it), or along one column of the last matrix (the two before that).
+product, or the one before it), or along one column of the last matrix (the two before that). Of printed values the
+first that is off tells the same: one value of a product, or all of one, along a column of its matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from assay.gguf import codecs
 from assay.graph import Node, split
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.faults import Change, Context, Variant
+from assay.verify.judge.arithmetic import UNIT
+from assay.verify.judge.evidence import deviation
+from assay.verify.thresholds import FIRST_OBSERVED, FLOAT32_LEFT, FLOOR_UNITS
 
 Array = NDArray[Any]
 DAMAGE = "weight-damaged"
@@ -45,6 +49,55 @@ def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
                 yield from _along_a_feature(lab, unit, node, error)
             elif split(node.name)[0] in ("ffn_gate", "ffn_up"):
                 yield from _along_a_column(lab, unit, node, error)
+
+
+def glimpsed(lab: Lab, unit: Unit, targets: Sequence[str]) -> Iterator[Hypothesis]:
+    """Damage that the first printed values which are off speak of; nothing was dumped whole."""
+    seen = 0
+    for name in targets:
+        node, base = lab.graph[name], lab.base(unit)[name]
+        for obs in lab.dump.by_name[name]:
+            if obs.kind != "first" or obs.row is None or not obs.data or lab.graph.shapes[name][0] != "T":
+                continue
+            found = deviation(obs, base, 0, lab.model.hparams.n_embd_head, None)[0]
+            noise = lab.evidence[name].noise_carried.rms[0, obs.row]
+            size = float(np.sqrt(np.mean(np.square(base[obs.row], dtype=np.float64))))
+            limit = FLOAT32_LEFT * FLOOR_UNITS * (noise + UNIT["f32"] * size) + np.asarray(obs.printed or 0.0)
+            off = np.flatnonzero(~(np.abs(found) <= limit))
+            if len(off) == 0:
+                continue
+            seen += 1
+            if np.isfinite(found).all() and _product(lab, node) and obs.order == "gguf":
+                yield from _glimpsed(lab, unit, node, obs.row, found, off)
+        if seen >= FIRST_OBSERVED:
+            return
+
+
+def _glimpsed(lab: Lab, unit: Unit, node: Node, token: int, error: Array, off: Array) -> Iterator[Hypothesis]:
+    if len(off) == 1 < len(error):
+        row = int(off[0])
+        yield from _flips(lab, unit, node, row, lambda change: change[token : token + 1] - error[row])
+        return
+    joint = lab.graph.by_name.get(node.inputs[0])
+    if joint is None or joint.op != "glu" or len(error) < 3:
+        return
+    columns = np.asarray(lab.weights[node.weights[0]][: len(error)])
+    size = np.sum(columns * columns, axis=0) + 1e-300
+    along = error @ columns
+    row = int((along * along / size).argmax())
+    if along[row] ** 2 / size[row] < _ALONG * float(np.sum(error * error)):
+        return
+    gate, up = (lab.base(unit)[name][token, row] for name in joint.inputs)
+    act = ACTIVATIONS[joint.attr("act")]
+    wanted = act(gate) * up + along[row] / size[row]
+    for part, first in zip(joint.inputs, (True, False), strict=True):
+        if part in lab.graph.by_name and _product(lab, lab.graph[part]):
+            yield from _flips(
+                lab, unit, lab.graph[part], row,
+                lambda d, first=first: (
+                    act(gate + d[token : token + 1]) * up if first else act(gate) * (up + d[token : token + 1])
+                ) - wanted,
+            )  # fmt: skip
 
 
 def _along_a_feature(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
@@ -82,8 +135,8 @@ def _product(lab: Lab, node: Node) -> bool:
 
 def _flips(lab: Lab, unit: Unit, node: Node, row: int, left: Callable[[Array], Array]) -> Iterator[Hypothesis]:
     """The flipped bits of the row that leave least; `left` gives it for changes of the feature, [tokens, bits]."""
-    inputs = lab.theirs if node.inputs[0] in lab.theirs else lab.base(unit)
-    x = inputs[node.inputs[0]].reshape(len(lab.dump.tokens), -1)
+    inputs = lab.base(unit) if node.inputs[0] in unit.segment else lab.theirs
+    x = lab.operand(node, inputs[node.inputs[0]].reshape(len(lab.dump.tokens), -1))
     info = lab.model.file.tensors[node.weights[0]]
     width, size = info.type.block_size, info.type.type_size
     if x.shape[1] > _WIDEST:

@@ -27,10 +27,11 @@ from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff, NodeVerdict
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import ACCEPT, FEEDS_FIRST
+from assay.verify.thresholds import ACCEPT, FEEDS_FIRST, SHORT
 
 Progress = Callable[[str], None]
 
+BENEATH = "a fault that moves nothing by more than float32's noise would not show in what was dumped"
 CHOSEN = ("kv-quantised", "kv-rounded-twice")  # where the cache is Q8_0 at last
 
 
@@ -70,7 +71,7 @@ def _diagnose(
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
         hidden = _hidden(model, dump, diff, weights, say)
-        return _healthy(diff, hidden.next_observation if hidden else "") if hidden is None or hidden else hidden
+        return _healthy(diff, hidden) if hidden is None or hidden else hidden
     lab = Lab(model, dump, diff, weights)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
@@ -104,17 +105,25 @@ def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
     return [n for n in wrong if n.evidence.local[i] > ACCEPT] or wrong
 
 
-def _healthy(diff: Diff, would_decide: str = "") -> Diagnosis:
-    notes = (f"deviations are the noise of {diff.arithmetic.name}",) if diff.verdict == "noise" else ()
+def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:
+    notes = [f"deviations are the noise of {diff.arithmetic.name}"] if diff.verdict == "noise" else []
+    if open_question is None and _from_afar(diff):
+        notes.append(BENEATH)
+    would_decide = open_question.next_observation if open_question else ""
     return Diagnosis("healthy", None, (), (), would_decide, notes=(*notes, *diff.notes), diff=diff)
+
+
+def _from_afar(diff: Diff) -> bool:
+    """Was something judged by what many steps make of it? Float32's noise has then grown over all of them."""
+    return any(not n.evidence.whole or len(n.evidence.segment) > SHORT for n in diff.nodes)
 
 
 def _hidden(
     model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress, *, ruled: bool = False
 ) -> Diagnosis | None:
     """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
-    if diff.verdict == "same":
-        return None
+    if diff.verdict == "same" and all(n.evidence.whole and len(n.evidence.segment) <= FEEDS_FIRST for n in diff.nodes):
+        return None  # every step, or layer, is float32's to its noise
     exact = ARITHMETICS[0]
     strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, [n.evidence for n in diff.nodes], exact)))
     lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))

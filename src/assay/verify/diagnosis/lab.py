@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from assay.engines.functions import attn_mask
 from assay.engines.reference import evaluate, interpret
 from assay.engines.weights import Weights
-from assay.graph import Graph
+from assay.graph import Graph, Node
 from assay.models import Model
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
 from assay.verify.faults import Context, Planted, Variant
@@ -162,6 +162,10 @@ class Lab:
             if len(self._bases) > 4:
                 self._bases.pop(next(iter(self._bases)))
         return self._bases[unit]
+
+    def operand(self, node: Node, x: Array) -> Array:
+        """What the node reads, where this rule of rounding is obeyed."""
+        return x if self._hooks is None or self._hooks.operand is None else self._hooks.operand(node, 0, x)
 
     def touches(self, variant: Variant, unit: Unit, p: float = 0.0) -> bool:
         return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
-from assay.verify.diagnosis.damage import DAMAGE, damaged
+from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.diagnosis.result import Cause, Diagnosis
@@ -53,6 +54,7 @@ from assay.verify.thresholds import (
     MOSTLY,
     ON_AN_EDGE,
     PARAMETER_NATS,
+    QUIET_LEFT,
     RULE_NATS,
     SPEAKS,
 )
@@ -163,12 +165,16 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         places = [_run(lab, diff)]
         first = [replace(places[0], brief=True)]
     labs = _rules(lab, diff, first)
-    if (ruled and labs[0].rule == EXACT) or _nothing_left(labs[0], places):
+    limit = QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT
+    if _nothing_left(labs[0], places, limit):
         return None
+    if ruled and labs[0].rule == EXACT:  # of one bit at most: printed values tell it at once, and nothing else does
+        best = [] if units else _speaking(labs[0], list(_damage(labs[0], places)), first, places, 1)
+        return _answer(best, diff) if best and best[0].exact else None
     say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
-    covered = diff.verdict == "noise"
+    covered = diff.verdict != "wrong"
     if not best and covered:
         return Diagnosis("healthy", None, (), (), _would_decide(diff))
     if not best or not (covered or best[0].exact):
@@ -192,7 +198,7 @@ def _would_decide(diff: Diff) -> str:
 def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
     """The bench under each rule of rounding that may be the engine's, the likeliest first: none, unless another is
     clearly likelier. A rule stays possible while its roundings are smaller than what is there to explain."""
-    most = diff.arithmetic if diff.verdict == "noise" else ARITHMETICS[-1]
+    most = ARITHMETICS[-1] if diff.verdict == "wrong" else diff.arithmetic
     labs = [lab.rounding(rule) for rule in roundings(most)]
     plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
     nats = []
@@ -214,16 +220,16 @@ def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
     return {name: _groups(lab, name, lab.base(p.unit)[name]) for p in places for name in p.targets}
 
 
-def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
+def _nothing_left(lab: Lab, places: Sequence[Place], limit: float) -> bool:
     """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
     not a whole row, nor a feature in most rows."""
     for groups in _definition(lab, places).values():
         if groups is None:
             return False
         left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
-        if any(np.quantile(row, ON_AN_EDGE) > FLOAT32_LEFT**2 for row in left):
+        if any(np.quantile(row, ON_AN_EDGE) > limit**2 for row in left):
             return False
-        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > FLOAT32_LEFT**2:
+        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > limit**2:
             return False
     return True
 
@@ -235,12 +241,10 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
     rule is the engine's, and the roundings of the right rule a fault that is as small as they are.
     """
     likeliest, best, tried = labs[0], list[Voice](), 0
-    kinds = (
-        (_mistakes(likeliest, places, wide=wide), first),
-        (_solved(likeliest, places, first), first),
-        (_damage(likeliest, places), places),
-    )
-    for mistakes, where in kinds:  # generators: what comes later is made if it is needed
+    damage = (chain.from_iterable(_damage(lab, places) for lab in labs), places)
+    kinds = [(_mistakes(likeliest, places, wide=wide), first), (_solved(likeliest, places, first), first)]
+    kinds.insert(0 if first[0].brief else 2, damage)  # what was printed tells of few bits, so they are soon tried
+    for mistakes, where in kinds:
         some = list(mistakes)
         tried += len(some)
         for lab in labs:
@@ -269,6 +273,8 @@ def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
     for place in places:
         if place.targets == (place.unit.target,):
             yield from damaged(lab, place.unit)
+        else:
+            yield from glimpsed(lab, place.unit, place.targets)
 
 
 def _rank(voice: Voice) -> tuple[float, ...]:
@@ -448,7 +454,7 @@ def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
         fitted=h.variant.search is not None and h.p not in h.variant.search.common,
     )
     notes = []
-    if diff.verdict == "noise":
+    if diff.verdict != "wrong":
         notes.append(
             f"small enough for the noise of {diff.arithmetic.name}, but not noise: it is what this fault predicts "
             f"({best.before:.3g} times float32's noise, {best.after:.2g} with the fault planted)"
