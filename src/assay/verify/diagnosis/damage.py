@@ -28,13 +28,19 @@ from assay.verify.thresholds import FIRST_OBSERVED, FLOAT32_LEFT, FLOOR_UNITS
 Array = NDArray[Any]
 DAMAGE = "weight-damaged"
 _ALONG = 0.7  # of the squared deviation that must lie along one direction
+_STANDS_OUT = 0.98  # the same, of a few printed values
+_FEWEST = 3  # printed values of which one may stand out
 _MOST = 3  # bits that are held against the observations: those that fit the feature best
 _WIDEST = 1 << 16  # elements of a row whose bits are tried
 _LAST = ("ffn_out", "ffn_down")
+_MIXING = ("kq", "kqv", "cache", "rope", "pool")  # where tokens meet, or their place counts
+_BENT = 0.5  # of the squared deviation of a token that lies along the answer: it is a tangent's
+_MOST_FEATURES = 4096
+_TOKENS, _POINTS, _HALVINGS = 3, 33, 6  # tokens that are solved for; points of a search, and how often it is narrowed
 
 
-def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
-    """Damage that the deviation of the unit's target speaks of."""
+def damaged(lab: Lab, unit: Unit, *, bent: bool = True) -> Iterator[Hypothesis]:
+    """Damage that the deviation of the unit's target speaks of; with `bent`, in what follows bends as well."""
     found = lab.dump.values(unit.target)
     if found is None or found.ndim != 2 or lab.graph.shapes[unit.target][0] != "T":
         return
@@ -49,55 +55,58 @@ def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
                 yield from _along_a_feature(lab, unit, node, error)
             elif split(node.name)[0] in ("ffn_gate", "ffn_up"):
                 yield from _along_a_column(lab, unit, node, error)
+        for node in (lab.graph[name] for name in unit.segment if bent):
+            yield from _by_response(lab, unit, node, error)
 
 
 def glimpsed(lab: Lab, unit: Unit, targets: Sequence[str]) -> Iterator[Hypothesis]:
     """Damage that the first printed values which are off speak of; nothing was dumped whole."""
-    seen = 0
+    products = 0
     for name in targets:
         node, base = lab.graph[name], lab.base(unit)[name]
         for obs in lab.dump.by_name[name]:
-            if obs.kind != "first" or obs.row is None or not obs.data or lab.graph.shapes[name][0] != "T":
+            if obs.kind != "first" or obs.row is None or len(obs.data) < _FEWEST or obs.order != "gguf":
+                continue
+            if not _product(lab, node) or lab.graph.shapes[name][0] != "T":
                 continue
             found = deviation(obs, base, 0, lab.model.hparams.n_embd_head, None)[0]
             noise = lab.evidence[name].noise_carried.rms[0, obs.row]
             size = float(np.sqrt(np.mean(np.square(base[obs.row], dtype=np.float64))))
             limit = FLOAT32_LEFT * FLOOR_UNITS * (noise + UNIT["f32"] * size) + np.asarray(obs.printed or 0.0)
-            off = np.flatnonzero(~(np.abs(found) <= limit))
-            if len(off) == 0:
-                continue
-            seen += 1
-            if np.isfinite(found).all() and _product(lab, node) and obs.order == "gguf":
-                yield from _glimpsed(lab, unit, node, obs.row, found, off)
-        if seen >= FIRST_OBSERVED:
+            if np.isfinite(found).all() and (np.abs(found) > limit).any():
+                some = list(_glimpsed(lab, unit, node, obs.row, found))
+                products += bool(some)
+                yield from some
+        if products >= FIRST_OBSERVED:
             return
 
 
-def _glimpsed(lab: Lab, unit: Unit, node: Node, token: int, error: Array, off: Array) -> Iterator[Hypothesis]:
-    if len(off) == 1 < len(error):
-        row = int(off[0])
+def _glimpsed(lab: Lab, unit: Unit, node: Node, token: int, error: Array) -> Iterator[Hypothesis]:
+    energy = error * error
+    row = int(energy.argmax())
+    if energy[row] >= _STANDS_OUT * energy.sum():
         yield from _flips(lab, unit, node, row, lambda change: change[token : token + 1] - error[row])
         return
     joint = lab.graph.by_name.get(node.inputs[0])
-    if joint is None or joint.op != "glu" or len(error) < 3:
+    if joint is None or joint.op != "glu":
         return
     columns = np.asarray(lab.weights[node.weights[0]][: len(error)])
     size = np.sum(columns * columns, axis=0) + 1e-300
     along = error @ columns
     row = int((along * along / size).argmax())
-    if along[row] ** 2 / size[row] < _ALONG * float(np.sum(error * error)):
+    if along[row] ** 2 / size[row] < _STANDS_OUT * float(energy.sum()):
         return
     gate, up = (lab.base(unit)[name][token, row] for name in joint.inputs)
     act = ACTIVATIONS[joint.attr("act")]
     wanted = act(gate) * up + along[row] / size[row]
     for part, first in zip(joint.inputs, (True, False), strict=True):
         if part in lab.graph.by_name and _product(lab, lab.graph[part]):
-            yield from _flips(
-                lab, unit, lab.graph[part], row,
-                lambda d, first=first: (
-                    act(gate + d[token : token + 1]) * up if first else act(gate) * (up + d[token : token + 1])
-                ) - wanted,
-            )  # fmt: skip
+
+            def left(change: Array, first: bool = first) -> Array:
+                d = change[token : token + 1]
+                return np.asarray((act(gate + d) * up if first else act(gate) * (up + d)) - wanted)
+
+            yield from _flips(lab, unit, lab.graph[part], row, left)
 
 
 def _along_a_feature(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
@@ -126,6 +135,51 @@ def _along_a_column(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[
     act, first = ACTIVATIONS[joint.attr("act")], node.name == joint.inputs[0]
     wanted = act(gate) * up + along[:, row, None] / size[row]
     yield from _flips(lab, unit, node, row, lambda d: (act(gate + d) * up if first else act(gate) * (up + d)) - wanted)
+
+
+def _by_response(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
+    """What follows bends the feature: of each, moved a little, the answer at the target is computed for one token. The
+    direction tells which one it was; by how much, a search for each of a few tokens."""
+    if not _product(lab, node) or node.name == unit.target or len(lab.graph.weights[node.weights[0]]) != 2:
+        return
+    after = _after(lab, unit, node)
+    if unit.target not in after or any(lab.graph[name].op in _MIXING for name in after):
+        return
+    y, target = lab.base(unit)[node.name], lab.base(unit)[unit.target]
+    if y.ndim != 2 or y.shape[1] > _MOST_FEATURES:
+        return
+    tokens = np.argsort(-np.sum(error * error, axis=1))[:_TOKENS]
+    token, step = int(tokens[0]), 1e-3 * float(np.sqrt(np.mean(y * y)))
+    moved = lab.carry_on(unit, after, node, token, y[token] + step * np.eye(y.shape[1]), rounded=False)
+    still = lab.carry_on(unit, after, node, token, y[token : token + 1], rounded=False)
+    answers = moved - still
+    size = np.sum(answers * answers, axis=1) + 1e-300
+    along = answers @ error[token]
+    row = int((along * along / size).argmax())
+    if along[row] ** 2 / size[row] < _BENT * float(np.sum(error[token] ** 2)):
+        return
+    found: list[float] = []
+    for t in tokens:
+        middle = float(step * along[row] / size[row]) if t == token else 0.0
+        width = 2 * abs(middle) if t == token else 4 * max(abs(d) for d in found)
+        for _ in range(_HALVINGS):
+            grid = middle + width * np.linspace(-1, 1, _POINTS)
+            rows = np.repeat(y[t : t + 1], _POINTS, axis=0)
+            rows[:, row] += grid
+            rest = lab.carry_on(unit, after, node, int(t), rows, rounded=True) - target[t] - error[t]
+            middle, width = float(grid[np.nansum(rest * rest, axis=1).argmin()]), width * 4 / _POINTS
+        found.append(middle)
+    wanted = np.array(found)[:, None]
+    yield from _flips(lab, unit, node, row, lambda change: change[tokens] - wanted)
+
+
+def _after(lab: Lab, unit: Unit, node: Node) -> list[str]:
+    """What follows from a node in the segment, in order."""
+    found = [node.name]
+    for name in unit.segment:
+        if name != node.name and any(i in found for i in lab.graph[name].inputs):
+            found.append(name)
+    return found[1:]
 
 
 def _product(lab: Lab, node: Node) -> bool:

@@ -17,7 +17,7 @@ from assay.engines.blas import one_thread
 from assay.engines.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis.by_feeds import other_feed
-from assay.verify.diagnosis.by_nodes import by_nodes
+from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
 from assay.verify.diagnosis.candidates import Share
 from assay.verify.diagnosis.lab import Lab, Terms
@@ -53,7 +53,10 @@ def diagnose(
 
 
 def _accepted(found: Diagnosis) -> Diagnosis:
-    """A cache in eight bits is somebody's choice: it is named, and nothing is wrong."""
+    """A cache in eight bits is somebody's choice, other first positions are: named, and nothing is wrong."""
+    if found.causes and all(c.fault in BENIGN for c in found.causes) and not found.unexplained:
+        notes = tuple(BENIGN[c.fault] for c in found.causes)
+        return replace(found, verdict="healthy", first_wrong=None, wrong_nodes=(), causes=(), notes=notes)
     if (
         found.unexplained
         or not found.causes
@@ -70,6 +73,7 @@ def _diagnose(
 ) -> Diagnosis:
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
+        say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
         hidden = _hidden(model, dump, diff, weights, say)
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
     lab = Lab(model, dump, diff, weights)
@@ -86,9 +90,11 @@ def _diagnose(
         if not long and result.verdict in ("unexplained", "inconclusive"):
             fed = _by_feed(lab, diff, wrong, say)
             result = result if fed is None else fed
-    if result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or diff.arithmetic != ARITHMETICS[0]):
+    coarse = diff.arithmetic != ARITHMETICS[0]
+    vague = lab.terms.guessed and any(not c.exact for c in result.causes)  # the noise of a guess covers much
+    if vague or (result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or coarse)):
         hidden = _hidden(model, dump, diff, weights, say)
-        result = result if hidden is None else hidden
+        result = result if hidden is None or (vague and not hidden.causes) else hidden
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
 
 

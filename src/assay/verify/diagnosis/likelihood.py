@@ -18,6 +18,7 @@ and faults are listened for under those that may be the engine's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -40,9 +41,11 @@ from assay.verify.judge.noise import by_rows
 from assay.verify.judge.rounding import EXACT, Rounding, roundings
 from assay.verify.thresholds import (
     ALIKE_NATS,
+    AN_EDGE,
     CLEARER_NATS,
     COEFFICIENT,
     DAMAGED_ROWS,
+    FEW_EDGES,
     FIRST_OBSERVED,
     FLOAT32_LEFT,
     FLOOR_UNITS,
@@ -119,17 +122,21 @@ class Voice:
 
 @dataclass(frozen=True)
 class Place:
-    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard."""
+    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard,
+    and the first few of these that are off."""
 
     unit: Unit
     targets: tuple[str, ...]
     brief: bool = False
+    off: frozenset[str] = frozenset()
 
     def heard(self, lab: Lab, h: Hypothesis) -> tuple[str, ...]:
         if not self.brief:
             return self.targets
         changed = lab.changed(h, self.unit)
-        return tuple(name for name in self.targets if name in changed)[:FIRST_OBSERVED]
+        names = [name for name in self.targets if name in changed]
+        off = [name for name in names if name in self.off]
+        return tuple(dict.fromkeys((*names[:FIRST_OBSERVED], *off[:FIRST_OBSERVED])))
 
     def early(self) -> Place:
         """Of a brief place, its first layers: enough to tell how an engine rounds."""
@@ -171,6 +178,8 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
     if ruled and labs[0].rule == EXACT:  # of one bit at most: printed values tell it at once, and nothing else does
         best = [] if units else _speaking(labs[0], list(_damage(labs[0], places)), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
+    if first[0].brief:
+        first = [replace(first[0], off=frozenset(n for n in first[0].targets if _off(labs[0], first[0], n) > limit**2))]
     say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
@@ -222,16 +231,30 @@ def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
 
 def _nothing_left(lab: Lab, places: Sequence[Place], limit: float) -> bool:
     """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
-    not a whole row, nor a feature in most rows."""
-    for groups in _definition(lab, places).values():
+    not a whole row, nor a feature in most rows. Of a large model some rows do, where an operand fell the other way."""
+    edges: Counter[int] = Counter()  # by token
+    for name, groups in _definition(lab, places).items():
         if groups is None:
             return False
         left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
-        if any(np.quantile(row, ON_AN_EDGE) > limit**2 for row in left):
+        off = [i for i, row in enumerate(left) if np.quantile(row, ON_AN_EDGE) > limit**2]
+        if off and not _fell_otherwise(lab, name, groups, off):
             return False
+        edges.update(off)
         if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > limit**2:
             return False
-    return True
+    return all(n <= FEW_EDGES * len(places) for n in edges.values())
+
+
+def _fell_otherwise(lab: Lab, name: str, groups: Groups, off: Sequence[int]) -> bool:
+    """Are these rows off as an operand's rounding makes them that fell the other way: few, and far less than all the
+    roundings of the rule together?"""
+    tokens = len(lab.dump.tokens)
+    if lab.terms.carried or len(groups.errors) != tokens or len(off) > FEW_EDGES * tokens:
+        return False
+    rule = [a.name for a in ARITHMETICS].index(lab.rule.as_coarse)
+    noise = lab.evidence[name].noise_local.rms[rule]
+    return all(float(np.sqrt(np.mean(np.square(groups.errors[i])))) <= AN_EDGE * noise[i] for i in off)
 
 
 def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
@@ -270,11 +293,20 @@ def _speaking(
 
 
 def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
+    off = {p: max(_off(lab, p, name) for name in p.targets) for p in places}
     for place in places:
         if place.targets == (place.unit.target,):
-            yield from damaged(lab, place.unit)
+            yield from damaged(lab, place.unit, bent=off[place] == max(off.values()))
         else:
             yield from glimpsed(lab, place.unit, place.targets)
+
+
+def _off(lab: Lab, place: Place, name: str) -> float:
+    """By how much (squared) the definition is off at a node, over what is no evidence."""
+    groups = _groups(lab, name, lab.base(place.unit)[name])
+    if groups is None:
+        return np.inf
+    return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors, strict=True))
 
 
 def _rank(voice: Voice) -> tuple[float, ...]:
