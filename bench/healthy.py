@@ -52,7 +52,7 @@ def models(build: Path) -> Iterator[tuple[str, Path]]:
     """K-quants on Llama's shape, a Gemma with windows, one with experts: heads of 32, which a cache of 8 bits needs."""
     yield "K-quants", make_kquant(build / "synthetic.gguf")
     yield "Gemma", tiny.make(build / "healthy-window.gguf", window=6, type="Q8_0", n_embd=128)
-    yield "experts", tiny.make(build / "healthy-experts.gguf", n_expert=4, type="Q8_0", n_embd=128)
+    yield "experts", tiny.make(build / "healthy-experts.gguf", n_expert=4, type=tiny.with_experts("Q8_0"), n_embd=128)
 
 
 def tokens(prompt: int) -> tuple[int, ...]:
@@ -93,11 +93,12 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     grading.add_arguments(parser)
-    parser.add_argument("--without-smollm2", action="store_true", help="the tiny models only")
+    parser.add_argument("--model", default="smollm2", help="the fourth model, a file or a name; '' leaves it out")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "healthy.jsonl", help="keep the results here")
     args = parser.parse_args()
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
-    out = build / "healthy.jsonl"
+    out = args.out
     if args.again:
         out.unlink(missing_ok=True)
     done = {(r["model"], r["kind"], r["style"], r["prompt"]) for r in grading.read(out)}
@@ -107,10 +108,10 @@ def main() -> None:
         for prompt, (name, model, weights), kind, style in product(range(PROMPTS), opened, ARITHMETICS, STYLES)
         if (name, kind, style, prompt) not in done
     ]
-    if not args.without_smollm2:
+    if args.model:
         from assay.runtime import hub
 
-        model = load(open_file(hub.resolve("smollm2")))
+        model = load(open_file(hub.resolve(args.model)))
         weights = Weights(model.file)
         ids = (*planting.SMOL_TOKENS, 260, 2240, 282)
         for i, kind in enumerate(ARITHMETICS):

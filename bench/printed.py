@@ -119,10 +119,11 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     grading.add_arguments(parser)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "printed.jsonl", help="keep the results here")
     args = parser.parse_args()
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
-    out = build / "printed.jsonl"
+    out = args.out
     if args.again:
         out.unlink(missing_ok=True)
     done = {(r["kind"], r["style"], r["bug"]) for r in grading.read(out)}

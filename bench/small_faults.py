@@ -1,7 +1,7 @@
 """Are faults named that are smaller than the noise of the engine that has them? Or are they called healthy?
 
 python bench/small_faults.py                  # three tiny models of three kinds, everything
-python bench/small_faults.py --model smollm2  # SmolLM2 (a run of it costs more)
+python bench/small_faults.py --model smollm2  # SmolLM2 (a run of it costs more), or a cut of it (bench/cut.py)
 python bench/small_faults.py --every 5        # a sample
 
 Each is planted in the second engine, which computes in float32, with a half cache or with Q8 activations, and is dumped
@@ -33,7 +33,7 @@ from tests.synthetic import make_kquant  # noqa: E402
 from assay.engines.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose import BENEATH, diagnose  # noqa: E402
 
 _SMALL = """
 rope-freq-factors rope-base rope-base/odd rope-linear rope-yarn-factor eps-value eps-place norm-weight-half
@@ -61,16 +61,21 @@ def models(name: str, build: Path) -> Iterator[tuple[str, Path]]:
     if name != "tiny":
         from assay.runtime import hub
 
-        yield name, hub.resolve(name)
+        yield Path(name).stem, hub.resolve(name)
         return
     yield "synthetic", make_kquant(build / "synthetic.gguf")
     yield "window", tiny.make(build / "tiny-window.gguf", window=6, type="Q8_0")
-    yield "experts", tiny.make(build / "tiny-experts.gguf", n_expert=4, type="Q8_0", n_layer=3)
+    yield "experts", tiny.make(build / "tiny-experts.gguf", n_expert=4, type=tiny.with_experts("Q8_0"), n_layer=3)
+
+
+def fed(name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Tokens and steps."""
+    return (TOKENS, STEPS) if name in DAMAGED else (planting.SMOL_TOKENS, planting.STEPS)
 
 
 def made(path: Path, name: str, bug: str, arithmetic: str) -> planting.Case:
     """The faulty engine's run, or the healthy one's where there is no bug."""
-    tokens, steps = (TOKENS, STEPS) if name != "smollm2" else (planting.SMOL_TOKENS, planting.STEPS)
+    tokens, steps = fed(name)
     options: dict[str, Any] = {"tokens": tokens, "steps": steps, "arithmetic": arithmetic}
     if bug.startswith("weight-damaged"):
         options["only"] = (DAMAGED.get(name, "blk.3.ffn_down.weight"),)
@@ -107,13 +112,17 @@ def grade(model: Model, weights: Weights, name: str, bug: str, arithmetic: str, 
         return None
     if not shown(case, healthy, style):
         return {**row, "grade": "not shown", "answer": "", "seconds": 0.0}
-    tokens, steps = (TOKENS, STEPS) if name != "smollm2" else (planting.SMOL_TOKENS, planting.STEPS)
+    tokens, steps = fed(name)
     with tempfile.TemporaryDirectory() as folder:
         found = diagnose(model, planting.dump(case, style, model, Path(folder), tokens, steps), weights=weights)
     answer = f"{found.causes[0].fault} ({found.causes[0].how})" if found.causes else found.verdict
-    if found and found.next_observation:
-        answer = f"healthy; undecided: {found.next_observation}"
+    if found:
+        answer = f"healthy; undecided: {found.next_observation}" if found.next_observation else _reason(found.notes)
     return {**row, "grade": planting.grade(found, case.faults), "answer": answer, "seconds": time.monotonic() - started}
+
+
+def _reason(notes: Sequence[str]) -> str:
+    return f"healthy; {BENEATH}" if BENEATH in notes else "healthy"
 
 
 def section(rows: Sequence[dict[str, Any]]) -> str:
@@ -148,7 +157,7 @@ def _share(rows: Sequence[dict[str, Any]], good: Sequence[str] = ("right", "tied
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny", help="tiny (three of them), or a model that assay knows")
+    parser.add_argument("--model", default="tiny", help="tiny (three of them), a file, or a model that assay knows")
     grading.add_arguments(parser)
     parser.add_argument("--only", default="", metavar="FAULT", help="faults whose name begins so")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here")

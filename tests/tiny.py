@@ -33,6 +33,11 @@ BIASES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ff
 _KINDS = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|turn|>": 3, "<|end|>": 3}
 
 
+def with_experts(type: str) -> Callable[[str], str]:
+    """Every matrix in a type but the router, which quantisers leave as it is."""
+    return lambda name: "F32" if "ffn_gate_inp" in name else type
+
+
 def make(
     path: Path,
     *,

@@ -19,7 +19,7 @@ STEPS = (14, 1, 1)
 TOKENS = (1, 270, 280, 17, 300, 281, 290, 33, 41, 277, 5, 160, 288, 9, 31, 262)
 MODELS: dict[str, dict[str, Any]] = {
     "window": {"window": 6, "type": "Q8_0"},
-    "experts": {"n_expert": 4, "type": "Q8_0"},
+    "experts": {"n_expert": 4, "type": tiny.with_experts("Q8_0")},
     "plain": {"type": "Q8_0"},
 }
 
@@ -44,6 +44,9 @@ CASES = [
     ("window", "swa-off-by-one/short", "kv16", "full"),
     ("window", "norm-weight-half", "f32", "layers"),
     ("plain", "pos-last-off-by-one", "q8", "full"),
+    ("window", "softmax-half", "kv16", "layers"),  # under the noise of a GELU table, and still by a rule
+    ("experts", "eps-place", "f32", "logits"),  # passes for float32's noise, and is not
+    pytest.param("window", "head-one-wrong", "f32", "last", marks=pytest.mark.slow),
     pytest.param("window", "head-one-wrong", "q8", "layers", marks=pytest.mark.slow),
     pytest.param("experts", "accumulate-half", "f32", "layers", marks=pytest.mark.slow),
     pytest.param("experts", "softmax-half", "kv16", "last", marks=pytest.mark.slow),
@@ -64,6 +67,23 @@ def test_a_flipped_bit_is_found_with_its_row_and_block(models: Any, tmp_path: Pa
     only = ("blk.1.ffn_down.weight",)
     result = found(models("plain"), tmp_path, "full", "weight-damaged", only=only, arithmetic=arithmetic)
     assert [c.fault for c in result.causes] == ["weight-damaged"] and result.causes[0].node == "ffn_out-1"
+    assert result.causes[0].how == "row 5 with bit 3 of byte 1 flipped in block 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "only", "arithmetic", "style"),
+    [
+        ("window", "blk.0.ffn_up.weight", "f32", "last"),  # ten values tell the row, and one number the bit
+        ("window", "blk.0.ffn_up.weight", "q8", "layers"),  # a norm follows and bends what the row does
+        ("experts", "blk.1.attn_output.weight", "f32", "layers"),  # experts do
+        pytest.param("experts", "blk.1.attn_output.weight", "q8", "last", marks=pytest.mark.slow),
+    ],
+)
+def test_damage_is_found_from_little(
+    models: Any, tmp_path: Path, name: str, only: str, arithmetic: str, style: str
+) -> None:
+    result = found(models(name), tmp_path, style, "weight-damaged", only=(only,), arithmetic=arithmetic)
+    assert [c.fault for c in result.causes] == ["weight-damaged"], result
     assert result.causes[0].how == "row 5 with bit 3 of byte 1 flipped in block 1"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.graph import split
-from assay.verify.diagnosis.damage import damaged
+from assay.verify.diagnosis.damage import damaged, glimpsed
 from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
@@ -129,7 +129,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
     if not found:
-        for h in damaged(lab, unit):
+        for h in (*damaged(lab, unit), *glimpsed(lab, unit, (unit.target,))):
             fit = lab.fit(h, unit)
             tried += 1
             if fit.residual < ONE_BIT * before.residual:
@@ -208,6 +208,7 @@ def make_cause(
         before=before.ratio,
         after=best.fit.ratio,
         fitted=best.fitted,
+        exact=best.fit.exact,
     )
 
 

@@ -4,12 +4,13 @@ A flipped bit in a file changes one number, or the scale of one block, of one ro
 too much to try; but the product that uses the row is wrong in one feature, and that gives the row. Of its bits, each
 one flipped changes the feature by a known amount for every token: the one that fits did it. A bad sector, read as
 zeros, is one more guess. Where only a layer's output was dumped, the deviation lies along one feature (the last
-product, or the one before it), or along one column of the last matrix (the two before that).
+product, or the one before it), or along one column of the last matrix (the two before that). Of printed values the
+first that is off tells the same: one value of a product, or all of one, along a column of its matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +21,26 @@ from assay.gguf import codecs
 from assay.graph import Node, split
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.faults import Change, Context, Variant
+from assay.verify.judge.arithmetic import UNIT
+from assay.verify.judge.evidence import deviation
+from assay.verify.thresholds import FIRST_OBSERVED, FLOAT32_LEFT, FLOOR_UNITS
 
 Array = NDArray[Any]
 DAMAGE = "weight-damaged"
 _ALONG = 0.7  # of the squared deviation that must lie along one direction
+_STANDS_OUT = 0.98  # the same, of a few printed values
+_FEWEST = 3  # printed values of which one may stand out
 _MOST = 3  # bits that are held against the observations: those that fit the feature best
 _WIDEST = 1 << 16  # elements of a row whose bits are tried
 _LAST = ("ffn_out", "ffn_down")
+_MIXING = ("kq", "kqv", "cache", "rope", "pool")  # where tokens meet, or their place counts
+_BENT = 0.5  # of the squared deviation of a token that lies along the answer: it is a tangent's
+_MOST_FEATURES = 4096
+_TOKENS, _POINTS, _HALVINGS = 3, 33, 6  # tokens that are solved for; points of a search, and how often it is narrowed
 
 
-def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
-    """Damage that the deviation of the unit's target speaks of."""
+def damaged(lab: Lab, unit: Unit, *, bent: bool = True) -> Iterator[Hypothesis]:
+    """Damage that the deviation of the unit's target speaks of; with `bent`, in what follows bends as well."""
     found = lab.dump.values(unit.target)
     if found is None or found.ndim != 2 or lab.graph.shapes[unit.target][0] != "T":
         return
@@ -45,6 +55,58 @@ def damaged(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
                 yield from _along_a_feature(lab, unit, node, error)
             elif split(node.name)[0] in ("ffn_gate", "ffn_up"):
                 yield from _along_a_column(lab, unit, node, error)
+        for node in (lab.graph[name] for name in unit.segment if bent):
+            yield from _by_response(lab, unit, node, error)
+
+
+def glimpsed(lab: Lab, unit: Unit, targets: Sequence[str]) -> Iterator[Hypothesis]:
+    """Damage that the first printed values which are off speak of; nothing was dumped whole."""
+    products = 0
+    for name in targets:
+        node, base = lab.graph[name], lab.base(unit)[name]
+        for obs in lab.dump.by_name[name]:
+            if obs.kind != "first" or obs.row is None or len(obs.data) < _FEWEST or obs.order != "gguf":
+                continue
+            if not _product(lab, node) or lab.graph.shapes[name][0] != "T":
+                continue
+            found = deviation(obs, base, 0, lab.model.hparams.n_embd_head, None)[0]
+            noise = lab.evidence[name].noise_carried.rms[0, obs.row]
+            size = float(np.sqrt(np.mean(np.square(base[obs.row], dtype=np.float64))))
+            limit = FLOAT32_LEFT * FLOOR_UNITS * (noise + UNIT["f32"] * size) + np.asarray(obs.printed or 0.0)
+            if np.isfinite(found).all() and (np.abs(found) > limit).any():
+                some = list(_glimpsed(lab, unit, node, obs.row, found))
+                products += bool(some)
+                yield from some
+        if products >= FIRST_OBSERVED:
+            return
+
+
+def _glimpsed(lab: Lab, unit: Unit, node: Node, token: int, error: Array) -> Iterator[Hypothesis]:
+    energy = error * error
+    row = int(energy.argmax())
+    if energy[row] >= _STANDS_OUT * energy.sum():
+        yield from _flips(lab, unit, node, row, lambda change: change[token : token + 1] - error[row])
+        return
+    joint = lab.graph.by_name.get(node.inputs[0])
+    if joint is None or joint.op != "glu":
+        return
+    columns = np.asarray(lab.weights[node.weights[0]][: len(error)])
+    size = np.sum(columns * columns, axis=0) + 1e-300
+    along = error @ columns
+    row = int((along * along / size).argmax())
+    if along[row] ** 2 / size[row] < _STANDS_OUT * float(energy.sum()):
+        return
+    gate, up = (lab.base(unit)[name][token, row] for name in joint.inputs)
+    act = ACTIVATIONS[joint.attr("act")]
+    wanted = act(gate) * up + along[row] / size[row]
+    for part, first in zip(joint.inputs, (True, False), strict=True):
+        if part in lab.graph.by_name and _product(lab, lab.graph[part]):
+
+            def left(change: Array, first: bool = first) -> Array:
+                d = change[token : token + 1]
+                return np.asarray((act(gate + d) * up if first else act(gate) * (up + d)) - wanted)
+
+            yield from _flips(lab, unit, lab.graph[part], row, left)
 
 
 def _along_a_feature(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
@@ -75,6 +137,51 @@ def _along_a_column(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[
     yield from _flips(lab, unit, node, row, lambda d: (act(gate + d) * up if first else act(gate) * (up + d)) - wanted)
 
 
+def _by_response(lab: Lab, unit: Unit, node: Node, error: Array) -> Iterator[Hypothesis]:
+    """What follows bends the feature: of each, moved a little, the answer at the target is computed for one token. The
+    direction tells which one it was; by how much, a search for each of a few tokens."""
+    if not _product(lab, node) or node.name == unit.target or len(lab.graph.weights[node.weights[0]]) != 2:
+        return
+    after = _after(lab, unit, node)
+    if unit.target not in after or any(lab.graph[name].op in _MIXING for name in after):
+        return
+    y, target = lab.base(unit)[node.name], lab.base(unit)[unit.target]
+    if y.ndim != 2 or y.shape[1] > _MOST_FEATURES:
+        return
+    tokens = np.argsort(-np.sum(error * error, axis=1))[:_TOKENS]
+    token, step = int(tokens[0]), 1e-3 * float(np.sqrt(np.mean(y * y)))
+    moved = lab.carry_on(unit, after, node, token, y[token] + step * np.eye(y.shape[1]), rounded=False)
+    still = lab.carry_on(unit, after, node, token, y[token : token + 1], rounded=False)
+    answers = moved - still
+    size = np.sum(answers * answers, axis=1) + 1e-300
+    along = answers @ error[token]
+    row = int((along * along / size).argmax())
+    if along[row] ** 2 / size[row] < _BENT * float(np.sum(error[token] ** 2)):
+        return
+    found: list[float] = []
+    for t in tokens:
+        middle = float(step * along[row] / size[row]) if t == token else 0.0
+        width = 2 * abs(middle) if t == token else 4 * max(abs(d) for d in found)
+        for _ in range(_HALVINGS):
+            grid = middle + width * np.linspace(-1, 1, _POINTS)
+            rows = np.repeat(y[t : t + 1], _POINTS, axis=0)
+            rows[:, row] += grid
+            rest = lab.carry_on(unit, after, node, int(t), rows, rounded=True) - target[t] - error[t]
+            middle, width = float(grid[np.nansum(rest * rest, axis=1).argmin()]), width * 4 / _POINTS
+        found.append(middle)
+    wanted = np.array(found)[:, None]
+    yield from _flips(lab, unit, node, row, lambda change: change[tokens] - wanted)
+
+
+def _after(lab: Lab, unit: Unit, node: Node) -> list[str]:
+    """What follows from a node in the segment, in order."""
+    found = [node.name]
+    for name in unit.segment:
+        if name != node.name and any(i in found for i in lab.graph[name].inputs):
+            found.append(name)
+    return found[1:]
+
+
 def _product(lab: Lab, node: Node) -> bool:
     """Is it a product with one matrix? A gate of one row is none."""
     return node.op == "linear" and len(node.weights) == 1 and len(lab.graph.weights[node.weights[0]]) == 2
@@ -82,8 +189,8 @@ def _product(lab: Lab, node: Node) -> bool:
 
 def _flips(lab: Lab, unit: Unit, node: Node, row: int, left: Callable[[Array], Array]) -> Iterator[Hypothesis]:
     """The flipped bits of the row that leave least; `left` gives it for changes of the feature, [tokens, bits]."""
-    inputs = lab.theirs if node.inputs[0] in lab.theirs else lab.base(unit)
-    x = inputs[node.inputs[0]].reshape(len(lab.dump.tokens), -1)
+    inputs = lab.base(unit) if node.inputs[0] in unit.segment else lab.theirs
+    x = lab.operand(node, inputs[node.inputs[0]].reshape(len(lab.dump.tokens), -1))
     info = lab.model.file.tensors[node.weights[0]]
     width, size = info.type.block_size, info.type.type_size
     if x.shape[1] > _WIDEST:

@@ -17,7 +17,7 @@ from assay.engines.blas import one_thread
 from assay.engines.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis.by_feeds import other_feed
-from assay.verify.diagnosis.by_nodes import by_nodes
+from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
 from assay.verify.diagnosis.candidates import Share
 from assay.verify.diagnosis.lab import Lab, Terms
@@ -27,10 +27,11 @@ from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff, NodeVerdict
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import ACCEPT, FEEDS_FIRST
+from assay.verify.thresholds import ACCEPT, FEEDS_FIRST, SHORT
 
 Progress = Callable[[str], None]
 
+BENEATH = "a fault that moves nothing by more than float32's noise would not show in what was dumped"
 CHOSEN = ("kv-quantised", "kv-rounded-twice")  # where the cache is Q8_0 at last
 
 
@@ -52,7 +53,10 @@ def diagnose(
 
 
 def _accepted(found: Diagnosis) -> Diagnosis:
-    """A cache in eight bits is somebody's choice: it is named, and nothing is wrong."""
+    """A cache in eight bits is somebody's choice, other first positions are: named, and nothing is wrong."""
+    if found.causes and all(c.fault in BENIGN for c in found.causes) and not found.unexplained:
+        notes = tuple(BENIGN[c.fault] for c in found.causes)
+        return replace(found, verdict="healthy", first_wrong=None, wrong_nodes=(), causes=(), notes=notes)
     if (
         found.unexplained
         or not found.causes
@@ -69,8 +73,9 @@ def _diagnose(
 ) -> Diagnosis:
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
+        say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
         hidden = _hidden(model, dump, diff, weights, say)
-        return _healthy(diff, hidden.next_observation if hidden else "") if hidden is None or hidden else hidden
+        return _healthy(diff, hidden) if hidden is None or hidden else hidden
     lab = Lab(model, dump, diff, weights)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
@@ -85,9 +90,11 @@ def _diagnose(
         if not long and result.verdict in ("unexplained", "inconclusive"):
             fed = _by_feed(lab, diff, wrong, say)
             result = result if fed is None else fed
-    if result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or diff.arithmetic != ARITHMETICS[0]):
+    coarse = diff.arithmetic != ARITHMETICS[0]
+    vague = lab.terms.guessed and any(not c.exact for c in result.causes)  # the noise of a guess covers much
+    if vague or (result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or coarse)):
         hidden = _hidden(model, dump, diff, weights, say)
-        result = result if hidden is None else hidden
+        result = result if hidden is None or (vague and not hidden.causes) else hidden
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
 
 
@@ -104,17 +111,25 @@ def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
     return [n for n in wrong if n.evidence.local[i] > ACCEPT] or wrong
 
 
-def _healthy(diff: Diff, would_decide: str = "") -> Diagnosis:
-    notes = (f"deviations are the noise of {diff.arithmetic.name}",) if diff.verdict == "noise" else ()
+def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:
+    notes = [f"deviations are the noise of {diff.arithmetic.name}"] if diff.verdict == "noise" else []
+    if open_question is None and _from_afar(diff):
+        notes.append(BENEATH)
+    would_decide = open_question.next_observation if open_question else ""
     return Diagnosis("healthy", None, (), (), would_decide, notes=(*notes, *diff.notes), diff=diff)
+
+
+def _from_afar(diff: Diff) -> bool:
+    """Was something judged by what many steps make of it? Float32's noise has then grown over all of them."""
+    return any(not n.evidence.whole or len(n.evidence.segment) > SHORT for n in diff.nodes)
 
 
 def _hidden(
     model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress, *, ruled: bool = False
 ) -> Diagnosis | None:
     """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
-    if diff.verdict == "same":
-        return None
+    if diff.verdict == "same" and all(n.evidence.whole and len(n.evidence.segment) <= FEEDS_FIRST for n in diff.nodes):
+        return None  # every step, or layer, is float32's to its noise
     exact = ARITHMETICS[0]
     strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, [n.evidence for n in diff.nodes], exact)))
     lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))

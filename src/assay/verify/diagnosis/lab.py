@@ -8,7 +8,7 @@ stranger's own values; what lies before its first effect is computed once and sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from assay.engines.functions import attn_mask
 from assay.engines.reference import evaluate, interpret
 from assay.engines.weights import Weights
-from assay.graph import Graph
+from assay.graph import Graph, Node
 from assay.models import Model
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
 from assay.verify.faults import Context, Planted, Variant
@@ -120,11 +120,12 @@ class Lab:
         kind = diff.arithmetic
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[Unit, dict[str, Array]] = {}
+        self._ran = False  # are `theirs` the definition's own?
 
     def on(self, terms: Terms) -> Lab:
         """The same bench on other terms."""
         lab = Lab(self.model, self.dump, self.diff, self.weights, terms, self.theirs, self.rule)
-        lab._bases = self._bases  # the definition's values: no terms enter them
+        lab._bases, lab._ran = self._bases, self._ran  # the definition's values: no terms enter them
         return lab
 
     def rounding(self, rule: Rounding) -> Lab:
@@ -136,7 +137,9 @@ class Lab:
     def from_tokens(self) -> Lab:
         """The definition's run in the place of the stranger's values: nothing of his was dumped whole."""
         run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | self.given
-        return Lab(self.model, self.dump, self.diff, self.weights, replace(self.terms, carried=True), run)
+        lab = Lab(self.model, self.dump, self.diff, self.weights, replace(self.terms, carried=True), run)
+        lab._ran = True
+        return lab
 
     def _theirs(self) -> dict[str, Array]:
         """The stranger's whole tensors, and what follows from them by moving numbers about."""
@@ -155,6 +158,8 @@ class Lab:
 
     def base(self, unit: Unit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the stranger's own inputs to it."""
+        if self._ran and self.rule == EXACT:
+            return {name: self.theirs[name] for name in unit.segment}
         if unit not in self._bases:
             env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
             with np.errstate(all="ignore"):
@@ -162,6 +167,24 @@ class Lab:
             if len(self._bases) > 4:
                 self._bases.pop(next(iter(self._bases)))
         return self._bases[unit]
+
+    def operand(self, node: Node, x: Array) -> Array:
+        """What the node reads, where this rule of rounding is obeyed."""
+        return x if self._hooks is None or self._hooks.operand is None else self._hooks.operand(node, 0, x)
+
+    def carry_on(
+        self, unit: Unit, after: Sequence[str], node: Node, token: int, rows: Array, *, rounded: bool
+    ) -> Array:
+        """The unit's target for one token, had a node in its segment had these values, one row a guess; `after` is what
+        follows from the node, in which no tokens meet."""
+        base = self.base(unit)
+        wanted = {i for name in after for i in self.graph[name].inputs if i not in after and i != node.name}
+        env = {i: np.repeat((base[i] if i in unit.segment else self.theirs[i])[token : token + 1], len(rows), axis=0)
+               for i in wanted}  # fmt: skip
+        hooks = self._hooks if rounded else None
+        with np.errstate(all="ignore"):
+            made = interpret(self.graph, self.weights, env | {node.name: rows}, [unit.target], hooks=hooks)
+        return made[unit.target]
 
     def touches(self, variant: Variant, unit: Unit, p: float = 0.0) -> bool:
         return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)

@@ -18,15 +18,17 @@ and faults are listened for under those that may be the engine's.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
-from assay.verify.diagnosis.damage import DAMAGE, damaged
+from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.diagnosis.result import Cause, Diagnosis
@@ -39,9 +41,11 @@ from assay.verify.judge.noise import by_rows
 from assay.verify.judge.rounding import EXACT, Rounding, roundings
 from assay.verify.thresholds import (
     ALIKE_NATS,
+    AN_EDGE,
     CLEARER_NATS,
     COEFFICIENT,
     DAMAGED_ROWS,
+    FEW_EDGES,
     FIRST_OBSERVED,
     FLOAT32_LEFT,
     FLOOR_UNITS,
@@ -53,6 +57,7 @@ from assay.verify.thresholds import (
     MOSTLY,
     ON_AN_EDGE,
     PARAMETER_NATS,
+    QUIET_LEFT,
     RULE_NATS,
     SPEAKS,
 )
@@ -117,17 +122,21 @@ class Voice:
 
 @dataclass(frozen=True)
 class Place:
-    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard."""
+    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard,
+    and the first few of these that are off."""
 
     unit: Unit
     targets: tuple[str, ...]
     brief: bool = False
+    off: frozenset[str] = frozenset()
 
     def heard(self, lab: Lab, h: Hypothesis) -> tuple[str, ...]:
         if not self.brief:
             return self.targets
         changed = lab.changed(h, self.unit)
-        return tuple(name for name in self.targets if name in changed)[:FIRST_OBSERVED]
+        names = [name for name in self.targets if name in changed]
+        off = [name for name in names if name in self.off]
+        return tuple(dict.fromkeys((*names[:FIRST_OBSERVED], *off[:FIRST_OBSERVED])))
 
     def early(self) -> Place:
         """Of a brief place, its first layers: enough to tell how an engine rounds."""
@@ -163,12 +172,18 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         places = [_run(lab, diff)]
         first = [replace(places[0], brief=True)]
     labs = _rules(lab, diff, first)
-    if (ruled and labs[0].rule == EXACT) or _nothing_left(labs[0], places):
+    limit = QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT
+    if _nothing_left(labs[0], places, limit):
         return None
+    if ruled and labs[0].rule == EXACT:  # of one bit at most: printed values tell it at once, and nothing else does
+        best = [] if units else _speaking(labs[0], list(_damage(labs[0], places)), first, places, 1)
+        return _answer(best, diff) if best and best[0].exact else None
+    if first[0].brief:
+        first = [replace(first[0], off=frozenset(n for n in first[0].targets if _off(labs[0], first[0], n) > limit**2))]
     say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
-    covered = diff.verdict == "noise"
+    covered = diff.verdict != "wrong"
     if not best and covered:
         return Diagnosis("healthy", None, (), (), _would_decide(diff))
     if not best or not (covered or best[0].exact):
@@ -192,7 +207,7 @@ def _would_decide(diff: Diff) -> str:
 def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
     """The bench under each rule of rounding that may be the engine's, the likeliest first: none, unless another is
     clearly likelier. A rule stays possible while its roundings are smaller than what is there to explain."""
-    most = diff.arithmetic if diff.verdict == "noise" else ARITHMETICS[-1]
+    most = ARITHMETICS[-1] if diff.verdict == "wrong" else diff.arithmetic
     labs = [lab.rounding(rule) for rule in roundings(most)]
     plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
     nats = []
@@ -214,18 +229,32 @@ def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
     return {name: _groups(lab, name, lab.base(p.unit)[name]) for p in places for name in p.targets}
 
 
-def _nothing_left(lab: Lab, places: Sequence[Place]) -> bool:
+def _nothing_left(lab: Lab, places: Sequence[Place], limit: float) -> bool:
     """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
-    not a whole row, nor a feature in most rows."""
-    for groups in _definition(lab, places).values():
+    not a whole row, nor a feature in most rows. Of a large model some rows do, where an operand fell the other way."""
+    edges: Counter[int] = Counter()  # by token
+    for name, groups in _definition(lab, places).items():
         if groups is None:
             return False
         left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
-        if any(np.quantile(row, ON_AN_EDGE) > FLOAT32_LEFT**2 for row in left):
+        off = [i for i, row in enumerate(left) if np.quantile(row, ON_AN_EDGE) > limit**2]
+        if off and not _fell_otherwise(lab, name, groups, off):
             return False
-        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > FLOAT32_LEFT**2:
+        edges.update(off)
+        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > limit**2:
             return False
-    return True
+    return all(n <= FEW_EDGES * len(places) for n in edges.values())
+
+
+def _fell_otherwise(lab: Lab, name: str, groups: Groups, off: Sequence[int]) -> bool:
+    """Are these rows off as an operand's rounding makes them that fell the other way: few, and far less than all the
+    roundings of the rule together?"""
+    tokens = len(lab.dump.tokens)
+    if lab.terms.carried or len(groups.errors) != tokens or len(off) > FEW_EDGES * tokens:
+        return False
+    rule = [a.name for a in ARITHMETICS].index(lab.rule.as_coarse)
+    noise = lab.evidence[name].noise_local.rms[rule]
+    return all(float(np.sqrt(np.mean(np.square(groups.errors[i])))) <= AN_EDGE * noise[i] for i in off)
 
 
 def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
@@ -235,12 +264,10 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
     rule is the engine's, and the roundings of the right rule a fault that is as small as they are.
     """
     likeliest, best, tried = labs[0], list[Voice](), 0
-    kinds = (
-        (_mistakes(likeliest, places, wide=wide), first),
-        (_solved(likeliest, places, first), first),
-        (_damage(likeliest, places), places),
-    )
-    for mistakes, where in kinds:  # generators: what comes later is made if it is needed
+    damage = (chain.from_iterable(_damage(lab, places) for lab in labs), places)
+    kinds = [(_mistakes(likeliest, places, wide=wide), first), (_solved(likeliest, places, first), first)]
+    kinds.insert(0 if first[0].brief else 2, damage)  # what was printed tells of few bits, so they are soon tried
+    for mistakes, where in kinds:
         some = list(mistakes)
         tried += len(some)
         for lab in labs:
@@ -266,9 +293,20 @@ def _speaking(
 
 
 def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
+    off = {p: max(_off(lab, p, name) for name in p.targets) for p in places}
     for place in places:
         if place.targets == (place.unit.target,):
-            yield from damaged(lab, place.unit)
+            yield from damaged(lab, place.unit, bent=off[place] == max(off.values()))
+        else:
+            yield from glimpsed(lab, place.unit, place.targets)
+
+
+def _off(lab: Lab, place: Place, name: str) -> float:
+    """By how much (squared) the definition is off at a node, over what is no evidence."""
+    groups = _groups(lab, name, lab.base(place.unit)[name])
+    if groups is None:
+        return np.inf
+    return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors, strict=True))
 
 
 def _rank(voice: Voice) -> tuple[float, ...]:
@@ -448,7 +486,7 @@ def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
         fitted=h.variant.search is not None and h.p not in h.variant.search.common,
     )
     notes = []
-    if diff.verdict == "noise":
+    if diff.verdict != "wrong":
         notes.append(
             f"small enough for the noise of {diff.arithmetic.name}, but not noise: it is what this fault predicts "
             f"({best.before:.3g} times float32's noise, {best.after:.2g} with the fault planted)"

@@ -26,6 +26,7 @@ class Cause:
     before: float  # deviation over noise, under the definition
     after: float  # and with the fault planted
     fitted: bool = False  # a parameter was solved for
+    exact: bool = True  # what it leaves is float32's noise
 
     @property
     def fix(self) -> str:

@@ -66,8 +66,8 @@ def _other_ids(box: Box, tokenizer: Tokenizer, right: list[int]) -> Iterator[tup
     if tokenizer.vocab.model == SENTENCEPIECE and tokenizer.vocab.scores is not None:
         begin = right[:1] if right[:1] == [bos] else []
         cut = begin + Unigram(box.model.file, tokenizer.vocab).encode(TEXT)
-        how = "cut where the sum of scores is highest, which is another kind of vocabulary's rule: "
-        yield "spm-merge-order", f"{how}{len(cut)} tokens, not {len(right)}, of {TEXT!r}", cut
+        how = f"by the best sum of scores, as unigram does: {len(cut)} tokens, not {len(right)}"
+        yield "spm-merge-order", how, cut
     if bos is not None and right[:1] == [bos]:
         yield "bos-missing", "no BOS", right[1:]
         yield "bos-double", "BOS twice", [bos, *right]

@@ -109,6 +109,16 @@ with_codec("q4_1-min", "d * (q - 8) + m", ("Q4_1", "Q5_1"), _min(1, 8))
 with_codec("q4_1-min", "d * (q - 8)", ("Q4_1", "Q5_1"), _min(0, 8))
 
 
+def _whole_zero(f: Fields, out: Floats) -> None:
+    z = np.rint(np.divide(-f["m"], f["d"], out=np.zeros_like(f["m"]), where=f["d"] != 0))
+    out[...] = f["q"]
+    out -= np.mod(z, 16)
+    out *= f["d"]
+
+
+with_codec("q4_1-min", "d * (q - z), with z = round(-m / d) in four bits", ("Q4_1",), _combined(_whole_zero))
+
+
 def _fifth_bits_in_pairs(f: Fields, blocks: Bytes) -> Fields:
     at = 4 if "m" in f else 2
     bits = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")

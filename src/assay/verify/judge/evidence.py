@@ -231,13 +231,21 @@ def examine(
     path = cache_path(model, dump.tokens, dump.positions)
     levels = load_levels(path, model) if cache else None
 
-    whole_run = NoiseRuns(model, dump.tokens, dump.positions)
     one_step = NoiseRuns(model, dump.tokens, dump.positions, dump)
-    own = OwnInputs(model, dump, (levels or whole_run.levels).__getitem__, one_step.levels.__getitem__)
+    # A step from what was merely printed begins at the tokens, too.
+    printed = not any(o.kind == "values" or model.graph[o.name].op == "group_mask" for o in dump.observations)
+    whole_run = None if levels or printed else NoiseRuns(model, dump.tokens, dump.positions)
+
+    def carried(name: str) -> Level:
+        if levels:
+            return levels[name]
+        return whole_run.levels[name] if whole_run else replace(one_step.levels[name], parts={})
+
+    own = OwnInputs(model, dump, carried, one_step.levels.__getitem__)
     with np.errstate(over="ignore", invalid="ignore"):  # a stranger's values may be too large for some arithmetic
-        sweep(model, [one_step, own] if levels else [whole_run, one_step, own], progress)
+        sweep(model, [*([whole_run] if whole_run else []), one_step, own], progress)
     if cache and not levels:
-        save_levels(path, whole_run.levels)
+        save_levels(path, (whole_run or one_step).levels)
     return own.evidence, own.routes
 
 

@@ -45,9 +45,9 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
         if rows[i] > 1 >= rows.min():  # a table of halves, say: only who rounds what it stores has that
             continue
         explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
-        # A node without any error, where this arithmetic makes none, says nothing.
-        first = next((e for e in early if e.local[0] > 0 or _disturbs(e, i)), early[0])
-        fine = i > 0 and (RUN * first.local[i] <= TOO_GOOD or _too_fine(early, i))
+        # A node that this arithmetic computes as float32 does says nothing of it.
+        first = next((e for e in early if _disturbs(e, i)), None)
+        fine = i > 0 and ((first is not None and RUN * first.local[i] <= TOO_GOOD) or _too_fine(early, i))
         if explained > longest and not fine:
             best, longest = arithmetic, explained
     return best if longest else ARITHMETICS[0]

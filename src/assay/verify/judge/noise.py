@@ -46,10 +46,11 @@ from assay.verify.judge.arithmetic import (
     summed,
 )
 from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_choice, other_groups, ranking
-from assay.verify.judge.sweep import Last, Squares, evaluate_all
+from assay.verify.judge.sweep import Last, Squares, Streamed, evaluate_all
 
 Array = NDArray[Any]
 VERSION = 7  # of the noise model; part of the cache key
+_TOGETHER = 1 << 17  # values of a node up to which all arithmetics are held against the definition in one array
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ def part_key(obs: Observation) -> tuple[Any, ...]:
 def apart(a: Array, b: Array) -> Array:
     """a - b, and 0 where both are the same infinity: scores and experts that are masked away."""
     with np.errstate(invalid="ignore"):
-        return np.where(a == b, 0, a - b)
+        found = np.asarray(a - b)
+    return np.where(a == b, 0, found) if np.isnan(found).any() else found
 
 
 def unseen(model: Model, given: Mapping[str, Array]) -> NDArray[np.bool_]:
@@ -78,7 +80,7 @@ def unseen(model: Model, given: Mapping[str, Array]) -> NDArray[np.bool_]:
 
 def by_rows(value: Array, axis: int) -> Array:
     """[rows, everything else]."""
-    moved = np.moveaxis(value, axis, 0)
+    moved = np.moveaxis(value, axis, 0) if axis else value
     return moved.reshape(len(moved), -1)
 
 
@@ -206,10 +208,10 @@ class NoiseRuns:
         sizes = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
         return _Sums(squares, sizes, operands)
 
-    def _spread(self, node: Node, sums: _Sums | None) -> list[tuple[Array, Array] | None]:
+    def _spread(self, node: Node, sums: _Sums | None) -> tuple[Array, Array] | None:
         """For each arithmetic the rms and the largest error that rows of such sums show."""
         if sums is None:
-            return [None] * len(ARITHMETICS)
+            return None
         axis = token_axis(self.graph, node.name)
         squares = by_rows(self._shown(node, sums.squares.copy()), axis)
         usual, largest = _expected(squares)
@@ -217,10 +219,11 @@ class NoiseRuns:
         for a, s in zip(ARITHMETICS, sums.sizes, strict=True):
             if a.q8 and sums.operands is not None and s not in quantised:
                 quantised[s] = _expected(squares * s**2 + by_rows(sums.operands, axis))
-        return [
+        found = [
             quantised[s] if a.q8 and s in quantised else (usual * s, largest * s)
             for a, s in zip(ARITHMETICS, sums.sizes, strict=True)
         ]
+        return np.stack([one for one, _ in found]), np.stack([peak for _, peak in found])
 
     def _slip(self, node: Node, values: list[Array], weights: Weights) -> list[Array]:
         """Q8_1: the blocks' minima times the rounding of the operand's block sums."""
@@ -229,7 +232,7 @@ class NoiseRuns:
         matrix = weights[node.weights[0]]
         if not isinstance(matrix, np.ndarray):
             return values
-        least = block_minima(matrix)
+        least = weights.minima(node.weights[0]) if isinstance(weights, Streamed) else block_minima(matrix)
         out, seen = [], dict[int, Array]()
         for a, run, value in zip(ARITHMETICS, self.runs, values, strict=True):
             x = run[node.inputs[0]]
@@ -250,7 +253,7 @@ class NoiseRuns:
         exact: Array,
         values: list[Array],
         observed: Sequence[Observation],
-        spreads: Sequence[tuple[Array, Array] | None],
+        spreads: tuple[Array, Array] | None,
         others: Mapping[int, Array],
     ) -> Level:
         """Noise of each row; at least what rows of this size show on average, for one row may have been lucky.
@@ -261,18 +264,24 @@ class NoiseRuns:
         rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
         rms, top = [], []
-        for value, spread in zip(values, spreads, strict=True):
-            difference = by_rows(self._shown(node, apart(value.astype(np.float32, copy=False), exact)), axis)
-            one = np.sqrt(np.mean(difference * difference, axis=1))
-            peak = np.abs(difference, out=difference).max(axis=1)
-            if spread is not None:
-                one, peak = np.maximum(one, spread[0]), np.maximum(peak, spread[1])
-            rms.append(np.maximum(one, scale * np.sqrt(np.mean((one / scale) ** 2))))
-            top.append(np.maximum(peak, scale * np.sqrt(np.mean((peak / scale) ** 2))))
+        step = len(values) if exact.size <= _TOGETHER else 1
+        for i in range(0, len(values), step):
+            difference = apart(np.stack([v.astype(np.float32, copy=False) for v in values[i : i + step]]), exact)
+            if node.op == "kq":
+                difference[:, :, self.hidden] = 0
+            difference = np.moveaxis(difference, 1 + axis, 1).reshape(len(difference), len(rows), -1)
+            rms.append(np.sqrt(np.mean(difference * difference, axis=2)))
+            top.append(np.abs(difference, out=difference).max(axis=2))
+        ones, peaks = np.concatenate(rms), np.concatenate(top)
+        if spreads is not None:
+            ones, peaks = (np.maximum(x, s) for x, s in zip((ones, peaks), spreads, strict=True))
+        ones, peaks = (
+            np.maximum(x, scale * np.sqrt(np.mean((x / scale) ** 2, axis=1, keepdims=True))) for x in (ones, peaks)
+        )
         for i, value in others.items():
             difference = by_rows(self._shown(node, apart(value.astype(np.float32), exact)), axis)
-            rms[i] = np.maximum(rms[i], np.sqrt(np.mean(difference * difference, axis=1)))
-            top[i] = np.maximum(top[i], np.abs(difference).max(axis=1))
+            ones[i] = np.maximum(ones[i], np.sqrt(np.mean(difference * difference, axis=1)))
+            peaks[i] = np.maximum(peaks[i], np.abs(difference).max(axis=1))
         parts = {
             part_key(o): np.stack(
                 [self._seen_as(o, others.get(i, v), axis) - self._seen_as(o, exact, axis) for i, v in enumerate(values)]
@@ -280,7 +289,7 @@ class NoiseRuns:
             for o in observed
             if o.kind != "values"
         }
-        return Level(np.stack(rms), np.stack(top), parts)
+        return Level(ones, peaks, parts)
 
     def _seen_as(self, obs: Observation, value: Array, axis: int) -> Array:
         return measure(obs, value, axis, self.head_width).astype(np.float64)

@@ -63,10 +63,10 @@ _RULES = (
 
 
 def roundings(most: Arithmetic) -> list[Rounding]:
-    """The rules that are no coarser than this arithmetic; beneath the noise of halved weights or quantised operands a
-    half cache hides, so it may be there as well."""
+    """The rules that are no coarser than this arithmetic; beneath the noise of halved weights, of quantised operands or
+    of a GELU by a table a half cache hides, so it may be there as well."""
     names = [a.name for a in ARITHMETICS]
-    if (most.q8 or most.f16_weights) and not most.f16_cache:
+    if most.gelu_table and not most.f16_cache:
         most = next(a for a in ARITHMETICS if a.f16_cache and (a.q8, a.f16_weights) == (most.q8, most.f16_weights))
     return [EXACT, *(r for r in _RULES if names.index(r.as_coarse) <= names.index(most.name))]
 
