@@ -154,17 +154,31 @@ KERNEL(layer_norm, RowArgs, 256) {
     }
 }
 
-// The row, normed if there are weights, as quantised activations.
+// The row, normed if there are weights, as quantised activations; block_x: row. Without a norm, block_y shares its columns.
 KERNEL(quantise_rows, RowArgs, 256) {
     SHARED;
     next_may_start();
     const int64_t row = block_x(), blocks = a.acts.stride / 32;
-    float *row_room = reinterpret_cast<float*>(shared) + 4, *norm = row_room + a.width;
-    if (a.w) copy_row(norm, a.w, a.width);
+    int8_t* q = a.acts.q + row * a.acts.stride;
+    float2* ds = a.acts.ds + row * blocks;
+    uint32_t* n = a.acts.n + row * blocks;
+    const float* x = a.x + row * a.width;
+    if (a.w) {
+        float *row_room = reinterpret_cast<float*>(shared) + 4, *norm = row_room + a.width;
+        copy_row(norm, a.w, a.width);
+        wait_for_previous();
+        copy_row(row_room, x, a.width);
+        copies_done<0>();
+        sync_block();
+        return quantise_row(row_room, norm, a.eps, a.width, a.acts.stride, q, ds, n);
+    }
     wait_for_previous();
-    copies_done<0>();
-    quantise_row(a.x + row * a.width, a.w ? norm : nullptr, a.eps, a.width, a.acts.stride, row_room, a.acts.q + row * a.acts.stride,
-                 a.acts.ds + row * blocks, a.acts.n + row * blocks);
+#pragma unroll 1
+    for (int i = block_y() * threads() + thread(); i < a.acts.stride / 8; i += grid_y() * threads()) {
+        float v[8] = {};
+        if (8 * i < a.width) load_eight(x + 8 * i, v);
+        quantise_eight(v, i, q, ds, n);
+    }
 }
 
 // The row, normed if there are weights, rounded to 16-bit floats and padded with zeros to the stride; w_step: to bf16

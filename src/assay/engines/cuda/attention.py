@@ -54,11 +54,75 @@ class AttentionSteps(Steps):
                 if turn:
                     k_source = self.graph[k_source].inputs[0]
                 k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
+            if k and v and turn and self._is_short(k_pool, v_pool, fields["mask"], heads):
+                acts = Value(heads * v_dim // 8 * 11) if self._read_as_codes(kqv.name) else None
+                self._attend_short(q, k, v, turn, out, acts, heads, k_pool, v_pool, fields)
+                return
             self._attend_one(q, k, v, turn, out, heads, k_pool, v_pool, fields)
             return
         kept = {role: self._new(n.name) if n and n.name in self.keep else None for role, n in
                 (("kq", kq), ("capped", capped), ("soft_max", softmax))}  # fmt: skip
         self._attend_tile(q, out, heads, k_pool, v_pool, fields, domain, kept)
+
+    def _is_short(self, k_pool: Any, v_pool: Any, mask: Any, heads: int) -> bool:
+        """Whether the kernel for the usual case of one sequence has all that this needs (attention_short.cu)."""
+        usual = not (self.shape.irregular or mask.sinks or mask.slopes or mask.window or mask.chunk or mask.cap)
+        alike = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and k_pool.dim == v_pool.dim == v_pool.columns
+        shape = k_pool.dim % 32 == 0 and k_pool.dim <= 256 and not v_pool.keys and k_pool.heads == v_pool.heads
+        few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()
+        return bool(usual and mask.causal and alike and shape and few)
+
+    def _read_as_codes(self, name: str) -> bool:
+        """Whether every reader of a value multiplies it by quantised weights, and wants nothing else of it."""
+        readers = [self.graph[reader] for reader in self.graph.users.get(name, ())]
+        if len(readers) == 1 and readers[0].op in ("merge_heads", "split_heads"):
+            return readers[0].name not in self.keep and self._read_as_codes(readers[0].name)
+        return all(n.op == "linear" and self.tensors.format(n.weights[0]) == "q8" for n in readers)
+
+    def _attend_short(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        turn: Value,
+        out: Value,
+        acts: Value | None,
+        heads: int,
+        k_pool: Any,
+        v_pool: Any,
+        fields: dict[str, Any],
+    ) -> None:
+        dim, blocks = k_pool.dim, self.shape.blocks
+        partial = Value(4 * heads * blocks * (2 + dim)) if blocks > 1 else None
+        stride = -(-heads * dim // 256) * 256
+        if acts and stride == heads * dim:
+            self.quantised[id(out)] = acts
+        else:
+            acts = None
+
+        def make() -> Launch:
+            args = structs.ShortArgs(
+                structs.AttentionArgs(
+                    q=self._at(q),
+                    k=self._at(k),
+                    v=self._at(v),
+                    turn=self._at(turn),
+                    out=self._at(out),
+                    partial=self._at(partial),
+                    arrived=self.memory.counters,
+                    cache=self._cache_struct(),
+                    keys=k_pool,
+                    values=v_pool,
+                    rows=self._rows_struct(),
+                    splits=heads // k_pool.heads,
+                    **fields,
+                ),
+                self._acts(acts, stride) if acts else structs.Acts(),
+            )
+            shared = 4 * (BLOCK * dim + 2 * dim + BLOCK + 8 + 8 * dim)
+            return Launch("attend_short", (blocks, heads, 1), 256, args, shared)
+
+        self._step([q, k, v, turn, out, partial, acts], make)
 
     def _attend_one(
         self,

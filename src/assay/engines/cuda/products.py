@@ -16,6 +16,7 @@ from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
+_LONG = 4096  # columns of a row that is quantised once, by a kernel of its own, and not by every block of a product
 
 
 class ProductSteps(Steps):
@@ -41,7 +42,7 @@ class ProductSteps(Steps):
                     parts=1,
                     eps=float(node.attr("eps")) if node else 0.0,
                 )
-                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (8 * width if node else 0))
+                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + 8 * width if node else 0)
 
             self._step([x, *acts], make)
             self.prepared[name, domain] = acts
@@ -104,9 +105,13 @@ class ProductSteps(Steps):
             for i in range(0, len(parts), 4):
                 self._many((halves, None, None), rows, parts[i : i + 4], self._tensor_tiles(rows, parts[i : i + 4]))
             return
-        if rows == 1 or form.floats:
-            for layouts, chosen in by_kernel(parts):
-                self._few(layouts, linear.inputs[0], norm, domain, chosen)
+        if rows == 1:
+            for kernel, chosen in by_kernel(parts):
+                self._few(kernel, linear.inputs[0], norm, domain, chosen)
+            return
+        if form.floats:
+            for i in range(0, len(parts), 4):
+                self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
             return
         acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
         for i in range(0, len(parts), 4):
@@ -131,16 +136,19 @@ class ProductSteps(Steps):
             first += per(p.matrix)
         return array, first
 
-    def _few(self, layouts: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
+    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
         """A block of threads norms and quantises for itself."""
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
+        given = None if node or matrix.format.floats else self._quantised(x, matrix)
+        prologue = _GIVEN if given else _NORMED if node else _PLAIN
 
         def make() -> Launch:
             array, groups = self._part_structs(parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
+                acts=self._acts(given, matrix.units * UNIT) if given else structs.Acts(),
                 x=self._at(x),
                 norm=self.tensors.vector(node.weights[0]) if node else 0,
                 n_parts=len(parts),
@@ -148,45 +156,44 @@ class ProductSteps(Steps):
                 tokens=rows,
                 columns=matrix.columns,
                 x_stride=matrix.columns,
-                prologue=_NORMED if node else _PLAIN,
+                prologue=prologue,
                 eps=float(node.attr("eps")) if node else 0.0,
             )
-            if matrix.format.floats:
-                each = 1 if rows == 1 else 4
-                shared = 4 * (each * matrix.units * UNIT + max(64, each * matrix.tiles * LANES))
-                grid = (groups, -(-rows // each), 1)
-                return Launch(f"product_floats_{each}", grid, 32 * warps_for(matrix.tiles), args, shared)
-            return self._one(layouts, args, parts, groups, (1, 1))
+            if not kernel:
+                shared = 4 * (4 * matrix.units * UNIT + max(64, 4 * matrix.tiles * LANES))
+                grid = (groups, -(-rows // 4), 1)
+                return Launch("product_floats_4", grid, 32 * warps_for(matrix.tiles), args, shared)
+            return self._one(kernel, args, parts, groups, (1, 1))
 
-        self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+        self._step([given or x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
-    def _one(
-        self,
-        layouts: str,
-        args: Any,
-        parts: Sequence[Part],
-        groups: int,
-        rest: tuple[int, int],
-    ) -> Launch:
-        """product_one or product_two: one row of x for each of `rest` blocks."""
-        found = arrange(
-            parts,
-            layouts,
-            groups,
-            normed=bool(args.norm),
-            several=bool(args.n_experts),
-            processors=self._processors(),
-            most=self.shared,
-            resident=self.tensors.device.resident,
-        )
+    def _quantised(self, x: Value, matrix: Matrix) -> Value | None:
+        """One row, quantised by whoever made it, or here if it is long."""
+        found, stride = self.quantised.get(id(x)), matrix.units * UNIT
+        if found or matrix.columns < _LONG:
+            return found
+        acts = self.quantised[id(x)] = Value(stride // 8 * 11)
+
+        def make() -> Launch:
+            args = structs.RowArgs(x=self._at(x), acts=self._acts(acts, stride), width=matrix.columns, parts=1)
+            return Launch("quantise_rows", (1, -(-stride // 2048), 1), 256, args)
+
+        self._step([x, acts], make)
+        return acts
+
+    def _one(self, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
+        """product_one: one row of x for each of `rest` blocks."""
+        processors = max(1, self._processors() // (rest[0] * rest[1]))
+        rows = (0, 1, 2)[args.prologue]
+        found = arrange(parts, groups, rows=rows, processors=processors, most=self.shared)
         if found is None:
             columns = parts[0].matrix.columns
             raise AssayError(
                 f"node {parts[0].name}: rows of {columns} values do not fit this GPU's shared memory; use --engine cpu"
             )
-        args.slots, args.team, args.together = found.slots, found.team, found.together
+        args.slots, args.stages, args.share, args.extra = found.slots, found.piece, found.share, found.extra
         args.shift = parts[0].matrix.group.bit_length() - 1
-        return Launch(found.kernel, (found.blocks, *rest), found.threads, args, found.shared)
+        return Launch(f"product_one_{kernel}", (found.blocks, *rest), found.threads, args, found.shared)
 
     def _many(
         self,
@@ -274,9 +281,6 @@ class ProductSteps(Steps):
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
             )
-            if matrix.format.floats:
-                shared = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))
-                return Launch("product_floats_1", (groups, *rest), 32 * warps_for(matrix.tiles), args, shared)
-            return self._one(matrix.format.name, args, array_parts, groups, rest)
+            return self._one(by_kernel(array_parts)[0][0], args, array_parts, groups, rest)
 
         self._step([x, idx, out], make)

@@ -96,6 +96,7 @@ class Steps:
     plan: Plan = field(init=False)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
     prepared: dict[tuple[str, str], tuple[Value, Value, Value]] = field(default_factory=dict)
+    quantised: dict[int, Value] = field(default_factory=dict)  # of one row, by the id of its value: q, ds and n in turn
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -133,6 +134,11 @@ class Steps:
 
     def _at(self, value: Value | None) -> int:
         return self.memory.arena + value.offset if value else 0
+
+    def _acts(self, value: Value, stride: int) -> Any:
+        """One row of quantised activations."""
+        at = self._at(value)
+        return structs.Acts(at, at + stride, at + stride // 4 * 5, stride)
 
     def _table(self, name: str) -> int:
         return self.memory.step + 4 * self.table_at[name][0]
