@@ -91,33 +91,4 @@ DEVICE void load_eight(const float* x, float (&v)[8]) {
     v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
 }
 
-// A row of floats on its way to shared memory, as one group of copies.
-DEVICE void copy_row(float* to, const float* from, int columns) {
-#pragma unroll 1
-    for (int i = thread(); i < columns / 4; i += threads()) copy_async(to + 4 * i, from + 4 * i);
-    copy_group();
-}
-
-// A row in shared memory, quantised by the threads of a block; normed on the way if `norm`, its weights in shared memory, is
-// given: there is a float before the row then. Columns from `columns` (a multiple of 32) to the stride become zeros.
-DEVICE void quantise_row(const float* row, const float* norm, float eps, int columns, int stride, int8_t* q, float2* ds, uint32_t* n) {
-    const float f = norm ? norm_factor(row, columns, eps, const_cast<float*>(row) - 4) : 0.0f;
-#pragma unroll 1
-    for (int i = thread(); i < stride / 8; i += threads()) {  // whole warps: the stride is a multiple of 256
-        float v[8], w[8];
-        if (8 * i < columns) {
-            load_eight(row + 8 * i, v);
-            if (norm) {
-                load_eight(norm + 8 * i, w);
-#pragma unroll
-                for (int j = 0; j < 8; j++) v[j] = (v[j] * f) * w[j];
-            }
-        } else {
-#pragma unroll
-            for (int j = 0; j < 8; j++) v[j] = 0.0f;
-        }
-        quantise_eight(v, i, q, ds, n);
-    }
-}
-
 }  // namespace assay

@@ -62,8 +62,10 @@ KERNEL(attend_short, ShortArgs, 256) {
         copy_group();
     }
     const float* table = t.turn + int64_t(row) * t.n_rot;
-    wait_for_previous();
     const bool here = fresh < kBlock;
+    const int new_page = here ? pages[fresh / kPage] : 0, position = t.rows.positions[row];
+    touch(a);
+    wait_for_previous();
     // An element a thread: of q, of the new key, of the new value.
 #pragma unroll 1
     for (int i = thread(); i < (here ? 3 : 1) * dim; i += 256) {
@@ -83,13 +85,13 @@ KERNEL(attend_short, ShortArgs, 256) {
             new_k[d + (which - 1) * dim] = h;
             if (head == kv * t.splits) {  // one head of the group puts them into the cache
                 const Pool& pool = which == 1 ? t.keys : t.values;
-                reinterpret_cast<uint16_t*>(head_of(t.cache, pool, pages[fresh / kPage], kv))[pool.index(slot % kPage, d)] = h;
+                reinterpret_cast<uint16_t*>(head_of(t.cache, pool, new_page, kv))[pool.index(slot % kPage, d)] = h;
             }
         }
     }
     if (here && head == 0 && thread() == 0) {
-        uint8_t* page = t.cache.pages + pages[fresh / kPage] * t.cache.page_bytes + t.cache.positions_at;
-        reinterpret_cast<int32_t*>(page)[slot % kPage] = t.rows.positions[row];
+        uint8_t* page = t.cache.pages + new_page * t.cache.page_bytes + t.cache.positions_at;
+        reinterpret_cast<int32_t*>(page)[slot % kPage] = position;
     }
     copies_done<0>();
     sync_block();

@@ -82,6 +82,15 @@ DEVICE uint16_t half_nearest(float f) {  // of a finite value in range
     return h;
 }
 
+// Arguments come from afar when they are looked at for the first time: this looks at all of them, before a kernel waits.
+template <class Args>
+DEVICE void touch(const Args& a) {
+    uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Args)); i += 64) all ^= reinterpret_cast<const uint32_t*>(&a)[i / 4];
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, %0, 0x7fb1c3d5;\n\t@p nanosleep.u32 0;\n\t}" :: "r"(all));
+}
+
 // Weights are read once: they must not push activations out of the first-level cache.
 DEVICE uint4 load_stream(const uint4* p) {
     uint4 v;
@@ -124,7 +133,7 @@ DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__c
 DEVICE void make_arrivals(Arrival* first, int count) {
     if ((threadIdx.x & 31) < count)
 #if __CUDA_ARCH__ >= 900
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;\n\tfence.proxy.async;"
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
 #else
         asm volatile("mbarrier.init.shared.b64 [%0], 32;"
 #endif
@@ -135,8 +144,10 @@ DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) 
 #if __CUDA_ARCH__ >= 900
     if ((threadIdx.x & 31) == 0) {
         asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(shared_address(arrival)), "r"(bytes) : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                     :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(arrival)) : "memory");
+        uint64_t policy;  // weights are read once: what else is in the second-level cache stays there
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                     :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(arrival)), "l"(policy) : "memory");
     }
 #else
     for (int i = (threadIdx.x & 31) * 16; i < bytes; i += 512)

@@ -20,7 +20,7 @@ enum Prologue { GIVEN, PLAIN_ROWS, NORMED_ROWS };
 
 struct ProductArgs {
     Product parts[4];
-    Acts acts;            // GIVEN: quantised already; of product_one: ds and n lie behind q
+    Acts acts;            // GIVEN: quantised already
     const float* x;       // else rows of floats ...
     const float* norm;    // ... and the weights of their norm
     const float* experts; // the matrix of each pair (token, choice), or null: each token has all of them in turn (heads)
@@ -88,12 +88,13 @@ DEVICE float2 totals_of(const Matrix& w, const float* parts, int pair) {
 
 // With several matrices, the pair of this block of threads: its row of x, its matrix, its row of the result.
 struct Pair {
-    int row = 0, matrix = 0;
+    int row = 0, row_of_x = 0, matrix = 0;
     const float* x;
     DEVICE Pair(const ProductArgs& a) : x(a.x) {  // where `experts` are given, after the kernel that chose them
         if (!a.n_experts) return;
         row = block_z() * grid_y() + block_y();
-        x = a.x + int64_t(row / a.rows_of_x) * a.x_stride;
+        row_of_x = row / a.rows_of_x;
+        x = a.x + int64_t(row_of_x) * a.x_stride;
         matrix = row % a.n_experts;
         if (!a.experts) return;
         const float id = a.experts[row];

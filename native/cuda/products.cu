@@ -1,10 +1,10 @@
 // Matrix products for one token: out[r] = sum_i W[r, i] x[i], a thread an item of 256 columns.
 //
 // A block of threads takes a run of groups of rows, its warps their tiles in turn. A warp has some tiles on their way to
-// shared memory before the kernel waits for the one that computes x; the block norms and quantises x for itself; each
-// warp multiplies its tiles and asks for the next ones; the partial sums of all units meet in shared memory, and one thread
-// a row adds them in order. Bound by memory: the weights are read once. A small model is bound by latency, so what is
-// executed after the wait is short, and registers and shared memory leave room for the next kernel to begin meanwhile.
+// shared memory before the kernel waits for the one that computes x, which comes quantised; each warp multiplies its tiles
+// and asks for the next ones; the partial sums of all units meet in shared memory, and one thread a row adds them in order.
+// Bound by memory: the weights are read once. A small model is bound by latency, so what is executed after the wait is
+// short, and registers and shared memory leave room for the next kernels to begin meanwhile.
 #include "multiply.h"
 
 namespace assay {
@@ -31,15 +31,14 @@ DEVICE void one_token(const ProductArgs& a) {
     const int warp = thread() / 32, warps = threads() / 32, slots = a.slots, room = a.stages;
     const int begin = block_x() * a.share + (block_x() < a.extra ? block_x() : a.extra);
     const int groups = a.share + (block_x() < a.extra), first = begin * tiles, end = (begin + groups) * tiles;
-    // In shared memory: pieces of weights, what says that they are there, x as it is (floats: normed in place), quantised, the
-    // norm's weights; the sums lie where x was, or behind floats.
+    // In shared memory: pieces of weights, what says that they are there, x, sums.
     uint8_t* const places = shared + warp * slots * room;
     Arrival* const arrivals = reinterpret_cast<Arrival*>(shared + warps * slots * room) + warp * slots;
-    int8_t* const q = reinterpret_cast<int8_t*>(arrivals + (warps - warp) * slots + (warps * slots & 1));
-    float2* const ds = reinterpret_cast<float2*>(q + (A::floats ? 0 : stride));
-    uint32_t* const n = reinterpret_cast<uint32_t*>(ds + (A::floats ? 0 : stride / 32));
-    float* const row = reinterpret_cast<float*>(n + (A::floats ? 0 : stride / 32)) + 4;
-    float *const norm = row + a.columns, *const sums = row + (A::floats ? stride : 0);
+    float* const row = reinterpret_cast<float*>(arrivals + (warps - warp) * slots + (warps * slots & 1)) + 4;  // floats ...
+    int8_t* const q = reinterpret_cast<int8_t*>(row);                                                          // ... or codes
+    float2* const ds = reinterpret_cast<float2*>(q + stride);
+    uint32_t* const n = reinterpret_cast<uint32_t*>(ds + stride / 32);
+    float* const sums = row + (A::floats ? stride : stride / 32 * 11);
     next_may_start();
     if (a.experts) wait_for_previous();  // the expert is known only when the kernel before is done
     if (no_pair(a)) return;
@@ -63,7 +62,6 @@ DEVICE void one_token(const ProductArgs& a) {
     };
 #pragma unroll 1
     for (int s = 0; s < slots; s++) fetch(s);
-    if (a.norm && !A::floats) copy_row(norm, a.norm, a.columns);
     const int rows = a.parts[0].paired ? 1 << (a.shift - 1) : 1 << a.shift, all = groups * rows;  // of the result
     const int row_shift = a.parts[0].paired ? a.shift - 1 : a.shift;
 #pragma unroll 1
@@ -76,25 +74,27 @@ DEVICE void one_token(const ProductArgs& a) {
             tail = Tail(of, begin + group - of.first_group, r, pair.row);
         }
         if (mine == thread()) {
+            touch(a);
             if (!a.experts) wait_for_previous();
             tail.ask();
             if constexpr (A::floats) {
                 for (int i = thread(); i < stride; i += threads()) row[i] = i < a.columns ? pair.x[i] : 0.0f;
-            } else if (a.prologue == GIVEN) {
-                copy_row(reinterpret_cast<float*>(q), reinterpret_cast<const float*>(a.acts.q), stride / 32 * 11);
-            } else {
-                copy_row(row, pair.x, a.columns);
-            }
-            copies_done<0>();
-            sync_block();
-            if constexpr (A::floats) {
+                sync_block();
                 if (a.norm) {
                     const float f = norm_factor(row, a.columns, a.eps, row - 4);
                     for (int i = thread(); i < a.columns; i += threads()) row[i] = (row[i] * f) * a.norm[i];
                     sync_block();
                 }
-            } else if (a.prologue != GIVEN) {
-                quantise_row(row, a.norm ? norm : nullptr, a.eps, a.columns, stride, q, ds, n);
+            } else {
+                const int64_t of = int64_t(pair.row_of_x) * stride;
+#pragma unroll 1
+                for (int i = thread(); i < stride / 16; i += threads()) {
+                    copy_async(q + i * 16, a.acts.q + of + i * 16);
+                    if (i < stride / 64) copy_async(ds + i * 2, a.acts.ds + of / 32 + i * 2);
+                    if (i < stride / 128) copy_async(n + i * 4, a.acts.n + of / 32 + i * 4);
+                }
+                copy_group();
+                copies_done<0>();
                 sync_block();
             }
             int slot = 0, phase = 0;

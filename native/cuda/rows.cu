@@ -154,30 +154,38 @@ KERNEL(layer_norm, RowArgs, 256) {
     }
 }
 
-// The row, normed if there are weights, as quantised activations; block_x: row. Without a norm, block_y shares its columns.
-KERNEL(quantise_rows, RowArgs, 256) {
+// The row, normed if there are weights, as quantised activations, padded with zeros to the stride; block_x: row. A thread has 8
+// values at a time. Without a norm, block_y shares columns; with one, the row lies in shared memory meanwhile.
+KERNEL(quantise_rows, RowArgs, 1024) {
     SHARED;
-    next_may_start();
     const int64_t row = block_x(), blocks = a.acts.stride / 32;
-    int8_t* q = a.acts.q + row * a.acts.stride;
-    float2* ds = a.acts.ds + row * blocks;
-    uint32_t* n = a.acts.n + row * blocks;
     const float* x = a.x + row * a.width;
-    if (a.w) {
-        float *row_room = reinterpret_cast<float*>(shared) + 4, *norm = row_room + a.width;
-        copy_row(norm, a.w, a.width);
-        wait_for_previous();
-        copy_row(row_room, x, a.width);
-        copies_done<0>();
-        sync_block();
-        return quantise_row(row_room, norm, a.eps, a.width, a.acts.stride, q, ds, n);
-    }
+    float* const copy = reinterpret_cast<float*>(shared) + 4;
+    const int first = block_y() * threads() + thread();
+    float v[8], w[8], f = 0.0f;
+    next_may_start();
+    if (a.w && 8 * first < a.width) load_eight(a.w + 8 * first, w);
+    touch(a);
     wait_for_previous();
+    if (8 * first < a.width) load_eight(x + 8 * first, v);
+    if (a.w) {
 #pragma unroll 1
-    for (int i = block_y() * threads() + thread(); i < a.acts.stride / 8; i += grid_y() * threads()) {
-        float v[8] = {};
-        if (8 * i < a.width) load_eight(x + 8 * i, v);
-        quantise_eight(v, i, q, ds, n);
+        for (int i = first; 8 * i < a.width; i += threads()) {
+            if (i != first) load_eight(x + 8 * i, v);
+            reinterpret_cast<float4*>(copy)[2 * i] = {v[0], v[1], v[2], v[3]};
+            reinterpret_cast<float4*>(copy)[2 * i + 1] = {v[4], v[5], v[6], v[7]};
+        }
+        sync_block();
+        f = norm_factor(copy, a.width, a.eps, copy - 4);
+    }
+#pragma unroll 1
+    for (int i = first; i < a.acts.stride / 8; i += grid_y() * threads()) {  // whole warps: the stride is a multiple of 256
+        const bool there = 8 * i < a.width;
+        if (there && (a.w || i != first)) load_eight((a.w ? copy : x) + 8 * i, v);
+        if (there && a.w && i != first) load_eight(a.w + 8 * i, w);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = !there ? 0.0f : a.w ? (v[j] * f) * w[j] : v[j];
+        quantise_eight(v, i, a.acts.q + row * a.acts.stride, a.acts.ds + row * blocks, a.acts.n + row * blocks);
     }
 }
 

@@ -138,6 +138,8 @@ inline uint16_t half_nearest(float f) {
     return uint16_t(sign | (((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10)));
 }
 
+template <class Args>
+inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }

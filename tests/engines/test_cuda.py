@@ -277,7 +277,7 @@ def test_how_a_product_is_dealt(name: str) -> None:
     units = -(-columns // 256)
     matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, paired), 0, 1, paired)
     parts = [arrange.Part(matrix, name)]
-    found = arrange.arrange(parts, matrix.groups, rows=2 * paired, processors=132, most=227 << 10)
+    found = arrange.arrange(parts, matrix.groups, processors=132, most=227 << 10)
     assert found and (found.threads // 32, found.slots) == (warps, slots)
     assert found.blocks * found.share + found.extra == matrix.groups and found.extra < found.blocks
     assert found.shared <= 226 << 10 and 0 < found.blocks <= 132

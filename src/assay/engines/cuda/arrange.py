@@ -47,9 +47,9 @@ class Arrangement:
     shared: int
 
 
-def arrange(parts: Sequence[Part], groups: int, *, rows: int, processors: int, most: int) -> Arrangement | None:
+def arrange(parts: Sequence[Part], groups: int, *, processors: int, most: int) -> Arrangement | None:
     """How a product of one token is dealt: a block a multiprocessor, as few turns as its warps allow, all tiles on
-    their way before x is there, if there is room for them. `rows`: of floats, x and the norm's weights, beside them."""
+    their way before x is there, if there is room for them."""
     matrix, floats = parts[0].matrix, parts[0].matrix.format.floats
     piece = _FLOATS if floats else max(p.matrix.format.tile_bytes for p in parts)
     pieces = matrix.format.tile_bytes // piece if floats else 1
@@ -57,21 +57,17 @@ def arrange(parts: Sequence[Part], groups: int, *, rows: int, processors: int, m
     blocks = min(groups, processors * -(-groups * tiles // (processors * _SUMS)))
     share, extra = divmod(groups, blocks)
     mine = (share + bool(extra)) * tiles
-    sums = 4 * LANES * mine
-    if floats:
-        room = 16 + 4 * stride + sums
-    else:
-        room = 16 + stride + stride // 32 * 12 + max(sums, 4 * matrix.columns * rows)
+    room = 24 + (4 * stride if floats else stride // 8 * 11) + 4 * LANES * mine
     found = []
     for warps in range(_WARPS[0], _WARPS[1] + 1):
         turns, each = -(-mine // warps), warps * (piece + 8)
         at_once = turns * pieces
-        if room + 8 + at_once * each > _ALL or at_once > LANES:
-            at_once = max((_PART - room - 8) // each, min(2, (_ALL - room - 8) // each), 1)
+        if room + at_once * each > _ALL or at_once > LANES:
+            at_once = max((_PART - room) // each, min(2, (_ALL - room) // each), 1)
         found.append((at_once < min(2, turns * pieces), turns, warps, min(at_once, LANES)))
     for _, _, warps, slots in sorted(found):
         for n in range(slots, 0, -1):
-            shared = room + warps * n * (piece + 8) + 8
+            shared = room + warps * n * (piece + 8)
             if shared <= most - 1024:
                 return Arrangement(blocks, LANES * warps, n, piece, share, extra, shared)
     return None

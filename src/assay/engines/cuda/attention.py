@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.program import Quantised, Steps, Value, quantised
 from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, tile_rows
 from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
@@ -55,7 +55,10 @@ class AttentionSteps(Steps):
                     k_source = self.graph[k_source].inputs[0]
                 k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
             if k and v and turn and self._is_short(k_pool, v_pool, fields["mask"], heads):
-                acts = Value(heads * v_dim // 8 * 11) if self._read_as_codes(kqv.name) else None
+                stride = heads * v_dim
+                acts = quantised(1, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
+                if acts:
+                    self.prepared[id(out), ""] = acts
                 self._attend_short(q, k, v, turn, out, acts, heads, k_pool, v_pool, fields)
                 return
             self._attend_one(q, k, v, turn, out, heads, k_pool, v_pool, fields)
@@ -86,7 +89,7 @@ class AttentionSteps(Steps):
         v: Value,
         turn: Value,
         out: Value,
-        acts: Value | None,
+        acts: Quantised | None,
         heads: int,
         k_pool: Any,
         v_pool: Any,
@@ -94,11 +97,6 @@ class AttentionSteps(Steps):
     ) -> None:
         dim, blocks = k_pool.dim, self.shape.blocks
         partial = Value(4 * heads * blocks * (2 + dim)) if blocks > 1 else None
-        stride = -(-heads * dim // 256) * 256
-        if acts and stride == heads * dim:
-            self.quantised[id(out)] = acts
-        else:
-            acts = None
 
         def make() -> Launch:
             args = structs.ShortArgs(
@@ -117,12 +115,12 @@ class AttentionSteps(Steps):
                     splits=heads // k_pool.heads,
                     **fields,
                 ),
-                self._acts(acts, stride) if acts else structs.Acts(),
+                self._acts(acts, heads * dim),
             )
             shared = 4 * (BLOCK * dim + 2 * dim + BLOCK + 8 + 8 * dim)
             return Launch("attend_short", (blocks, heads, 1), 256, args, shared)
 
-        self._step([q, k, v, turn, out, partial, acts], make)
+        self._step([q, k, v, turn, out, partial, *(acts or ())], make)
 
     def _attend_one(
         self,
@@ -151,10 +149,12 @@ class AttentionSteps(Steps):
         shared = 4 * at_once * (k_pool.dim + BLOCK + 2)
         kernel = "one"
         if halves:
-            shared += staged
-            at_a_time = self._processors() * max(1, self.shared // shared)
+            at_a_time = self._processors() * max(1, self.shared // (shared + staged))
             kernel = "blocks" if math.prod(grid) > at_a_time else "halves"
-            shared += (2 * (k_pool.dim + v_pool.dim) + 56 * at_once) * (kernel == "halves")
+            if kernel == "halves":
+                shared += staged + 2 * (k_pool.dim + v_pool.dim) + 56 * at_once
+            else:
+                shared += 2 * BLOCK * v_pool.dim + 2 * k_pool.dim + 32 * at_once * v_pool.dim + 8
         else:
             shared += 4 * (k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
 

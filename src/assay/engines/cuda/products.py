@@ -9,14 +9,13 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.program import Quantised, Steps, Value, quantised
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
-_LONG = 4096  # columns of a row that is quantised once, by a kernel of its own, and not by every block of a product
 
 
 class ProductSteps(Steps):
@@ -24,29 +23,29 @@ class ProductSteps(Steps):
 
     # -- products ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, name: str, norm: str | None, domain: str, matrix: Matrix) -> tuple[Value, Value, Value]:
-        """Quantised rows of a value, normed on the way if `norm` names a node."""
-        source = self.graph[norm].inputs[0] if norm else name
-        if (name, domain) not in self.prepared:
-            x, rows, stride = self._get(source, domain), self._rows(domain), matrix.units * UNIT
-            acts = Value(rows * stride), Value(rows * stride // 4), Value(rows * stride // 8)
-            width = self._width(source)
-            node = self.graph[norm] if norm else None
+    def _prepare(self, x: Value, rows: int, norm: Node | None, matrix: Matrix) -> Quantised:
+        """Quantised rows of a value, normed on the way; by whoever made it, or here."""
+        key = id(x), norm.name if norm else ""
+        if key not in self.prepared:
+            width, stride = matrix.columns, matrix.units * UNIT
+            acts = quantised(rows, stride)
 
             def make() -> Launch:
                 args = structs.RowArgs(
                     x=self._at(x),
-                    w=self.tensors.vector(node.weights[0]) if node else 0,
-                    acts=structs.Acts(*(self._at(v) for v in acts), stride),
+                    w=self.tensors.vector(norm.weights[0]) if norm else 0,
+                    acts=self._acts(acts, stride),
                     width=width,
                     parts=1,
-                    eps=float(node.attr("eps")) if node else 0.0,
+                    eps=float(norm.attr("eps")) if norm else 0.0,
                 )
-                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + 8 * width if node else 0)
+                if norm:
+                    return Launch("quantise_rows", (rows, 1, 1), min(1024, stride // 8), args, 16 + 4 * width)
+                return Launch("quantise_rows", (rows, -(-stride // 2048), 1), 256, args)
 
             self._step([x, *acts], make)
-            self.prepared[name, domain] = acts
-        return self.prepared[name, domain]
+            self.prepared[key] = acts
+        return self.prepared[key]
 
     def _halved(self, name: str, norm: str | None, domain: str, matrix: Matrix) -> Value:
         """Rows of a value as 16-bit floats of the matrix's type, normed on the way if `norm` names a node."""
@@ -113,7 +112,9 @@ class ProductSteps(Steps):
             for i in range(0, len(parts), 4):
                 self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
             return
-        acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
+        node = self.graph[norm] if norm else None
+        x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
+        acts = self._prepare(x, rows, node, parts[0].matrix)
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
 
@@ -137,18 +138,17 @@ class ProductSteps(Steps):
         return array, first
 
     def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
-        """A block of threads norms and quantises for itself."""
+        """One token; of floats, a few: a block of threads norms for itself."""
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        given = None if node or matrix.format.floats else self._quantised(x, matrix)
-        prologue = _GIVEN if given else _NORMED if node else _PLAIN
+        given = None if matrix.format.floats else self._prepare(x, rows, node, matrix)
 
         def make() -> Launch:
             array, groups = self._part_structs(parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
-                acts=self._acts(given, matrix.units * UNIT) if given else structs.Acts(),
+                acts=self._acts(given, matrix.units * UNIT),
                 x=self._at(x),
                 norm=self.tensors.vector(node.weights[0]) if node else 0,
                 n_parts=len(parts),
@@ -156,7 +156,7 @@ class ProductSteps(Steps):
                 tokens=rows,
                 columns=matrix.columns,
                 x_stride=matrix.columns,
-                prologue=prologue,
+                prologue=_GIVEN if given else _NORMED if node else _PLAIN,
                 eps=float(node.attr("eps")) if node else 0.0,
             )
             if not kernel:
@@ -165,27 +165,12 @@ class ProductSteps(Steps):
                 return Launch("product_floats_4", grid, 32 * warps_for(matrix.tiles), args, shared)
             return self._one(kernel, args, parts, groups, (1, 1))
 
-        self._step([given or x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
-
-    def _quantised(self, x: Value, matrix: Matrix) -> Value | None:
-        """One row, quantised by whoever made it, or here if it is long."""
-        found, stride = self.quantised.get(id(x)), matrix.units * UNIT
-        if found or matrix.columns < _LONG:
-            return found
-        acts = self.quantised[id(x)] = Value(stride // 8 * 11)
-
-        def make() -> Launch:
-            args = structs.RowArgs(x=self._at(x), acts=self._acts(acts, stride), width=matrix.columns, parts=1)
-            return Launch("quantise_rows", (1, -(-stride // 2048), 1), 256, args)
-
-        self._step([x, acts], make)
-        return acts
+        self._step([*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
     def _one(self, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
         """product_one: one row of x for each of `rest` blocks."""
         processors = max(1, self._processors() // (rest[0] * rest[1]))
-        rows = (0, 1, 2)[args.prologue]
-        found = arrange(parts, groups, rows=rows, processors=processors, most=self.shared)
+        found = arrange(parts, groups, processors=processors, most=self.shared)
         if found is None:
             columns = parts[0].matrix.columns
             raise AssayError(
@@ -263,12 +248,14 @@ class ProductSteps(Steps):
         pairs = self._rows(domain) * choices
         shared_rows = choices if idx and self._width(node.inputs[0]) == matrix.columns else 1
         rest = (min(pairs, _ROWS), -(-pairs // _ROWS))
+        given = None if matrix.format.floats else self._prepare(x, pairs // shared_rows, None, matrix)
 
         def make() -> Launch:
             array_parts = [Part(matrix, node.name, out=out)]
             array, groups = self._part_structs(array_parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
+                acts=self._acts(given, matrix.units * UNIT),
                 x=self._at(x),
                 experts=self._at(idx),
                 expert_bytes=matrix.size,
@@ -283,4 +270,4 @@ class ProductSteps(Steps):
             )
             return self._one(by_kernel(array_parts)[0][0], args, array_parts, groups, rest)
 
-        self._step([x, idx, out], make)
+        self._step([*(given or [x]), idx, out], make)

@@ -49,6 +49,13 @@ class Value:
     pinned: bool = False  # results stay to the end
 
 
+Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
+
+
+def quantised(rows: int, stride: int) -> Quantised:
+    return Value(rows * stride), Value(rows * stride // 4), Value(rows * stride // 8)
+
+
 @dataclass
 class Program:
     """Launches in order, the memory they need, and where results lie in it."""
@@ -95,8 +102,7 @@ class Steps:
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
     plan: Plan = field(init=False)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
-    prepared: dict[tuple[str, str], tuple[Value, Value, Value]] = field(default_factory=dict)
-    quantised: dict[int, Value] = field(default_factory=dict)  # of one row, by the id of its value: q, ds and n in turn
+    prepared: dict[tuple[int, str], Quantised] = field(default_factory=dict)  # by the id of the value, and its norm
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -135,10 +141,8 @@ class Steps:
     def _at(self, value: Value | None) -> int:
         return self.memory.arena + value.offset if value else 0
 
-    def _acts(self, value: Value, stride: int) -> Any:
-        """One row of quantised activations."""
-        at = self._at(value)
-        return structs.Acts(at, at + stride, at + stride // 4 * 5, stride)
+    def _acts(self, of: Quantised | None, stride: int) -> Any:
+        return structs.Acts(*(self._at(v) for v in of), stride) if of else structs.Acts()
 
     def _table(self, name: str) -> int:
         return self.memory.step + 4 * self.table_at[name][0]

@@ -136,7 +136,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "map": (MapArgs, 256),
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
-        "quantise_rows": (RowArgs, 256),
+        "quantise_rows": (RowArgs, 1024),
         "halve_rows": (RowArgs, 256),
         "softmax": (RowArgs, 32),
         "argsort": (RowArgs, 256),
