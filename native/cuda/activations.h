@@ -10,7 +10,7 @@ struct Acts {
     int8_t* q;
     float2* ds;
     uint32_t* n;
-    int32_t stride, padding;  // columns, a multiple of 256
+    int32_t stride, copies;  // columns, a multiple of 256; 0, or of one row so many copies
 };
 DEVICE int low_sum(uint32_t n) { return int16_t(n & 0xffff); }
 DEVICE int high_sum(uint32_t n) { return int16_t(n >> 16); }

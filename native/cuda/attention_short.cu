@@ -22,18 +22,23 @@ DEVICE void leave(const ShortArgs& s, int64_t head, int d, float y) {
     a.out[at] = y;
     if (!s.acts.q) return;
     const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
-    int sum = quantise(y, scale);
-    s.acts.q[at] = int8_t(sum);
+    const int code = quantise(y, scale);
+    int sum = code;
 #pragma unroll
     for (int h = 1; h < 16; h *= 2) sum += shuffle_xor(sum, h);
     const int second = shuffle_xor(sum, 16);
-    if (lane() == 0) {
-        s.acts.ds[at / 32] = {scale.d, scale.d * float(sum + second)};
-        s.acts.n[at / 32] = uint32_t(sum & 0xffff) | uint32_t(second) << 16;
+#pragma unroll 1
+    for (int c = 0; c < s.acts.copies; c++) {
+        const int64_t to = at + c * s.acts.stride;
+        s.acts.q[to] = int8_t(code);
+        if (lane() == 0) {
+            s.acts.ds[to / 32] = {scale.d, scale.d * float(sum + second)};
+            s.acts.n[to / 32] = uint32_t(sum & 0xffff) | uint32_t(second) << 16;
+        }
     }
 }
 
-KERNEL(attend_short, ShortArgs, 256) {
+KERNEL(attend_short, ShortArgs, 768) {
     SHARED;
     const AttentionArgs& t = a.attention;
     const int dim = t.keys.dim, warp = thread() / 32, page_halves = kPage * dim;
@@ -68,7 +73,7 @@ KERNEL(attend_short, ShortArgs, 256) {
     wait_for_previous();
     // An element a thread: of q, of the new key, of the new value.
 #pragma unroll 1
-    for (int i = thread(); i < (here ? 3 : 1) * dim; i += 256) {
+    for (int i = thread(); i < (here ? 3 : 1) * dim; i += threads()) {
         const int which = (i >= dim) + (i >= 2 * dim), d = i - which * dim;
         const float* x = which == 0 ? t.q + (int64_t(row) * t.heads + head) * dim
                                     : (which == 1 ? t.k : t.v) + (int64_t(row) * t.keys.heads + kv) * dim;
@@ -132,18 +137,27 @@ KERNEL(attend_short, ShortArgs, 256) {
         e[thread()] = lane() < mine ? exponential(s - m) : 0.0f;
         sync_warp();
         const int in_page = mine < kPage ? mine : kPage, new_here = fresh - warp * kPage;
+        const auto weigh = [&](auto pairs) {  // two neighbouring values a lane, and as many pairs 64 values apart
+            constexpr int n = pairs.value;
 #pragma unroll 1
-        for (int d = 2 * lane(); d < dim; d += 64) {
-            float x = 0.0f, y = 0.0f;
+            for (int d = 2 * lane(); d < dim; d += 64 * n) {
+                float2 sum[n] = {};
 #pragma unroll 8
-            for (int j = 0; j < in_page; j++) {
-                const uint32_t two = *reinterpret_cast<const uint32_t*>((j == new_here ? new_k + dim : v + j * dim) + d);
-                const float by = e[warp * kPage + j];
-                x = fma(by, half_to_float(uint16_t(two)), x);
-                y = fma(by, half_to_float(uint16_t(two >> 16)), y);
+                for (int j = 0; j < in_page; j++) {
+                    const uint16_t* of = (j == new_here ? new_k + dim : v + j * dim) + d;
+                    const float by = e[warp * kPage + j];
+#pragma unroll
+                    for (int i = 0; i < n; i++) {
+                        const uint32_t two = *reinterpret_cast<const uint32_t*>(of + 64 * i);
+                        sum[i] = {fma(by, half_to_float(uint16_t(two)), sum[i].x), fma(by, half_to_float(uint16_t(two >> 16)), sum[i].y)};
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < n; i++) *reinterpret_cast<float2*>(parts + warp * dim + d + 64 * i) = sum[i];
             }
-            *reinterpret_cast<float2*>(parts + warp * dim + d) = {x, y};
-        }
+        };
+        if (dim % 128 == 0) weigh(Constant<2>{});
+        else weigh(Constant<1>{});
     }
     sync_block();
     const int blocks = slot / kBlock + 1;

@@ -78,7 +78,7 @@ OUTLINED void finish(const Product& p, int64_t group, int r, int t, float y, flo
 // Partial sums of a group lie [unit][row]: the totals of row r and of the one that is `pair` rows behind it.
 DEVICE float2 totals_of(const Matrix& w, const float* parts, int pair) {
     float2 total = {parts[0], parts[pair]};
-#pragma unroll 4
+#pragma unroll 8
     for (int u = 1; u < w.units; u++) {
         parts += w.group;
         total = {total.x + parts[0], total.y + parts[pair]};

@@ -61,7 +61,10 @@ DEVICE void one_token(const ProductArgs& a) {
         if (++next_piece == A::pieces) next_piece = 0, next += warps;
     };
 #pragma unroll 1
-    for (int s = 0; s < slots; s++) fetch(s);
+    for (int s = 0; s < slots; s++) {  // one after the other: too much on its way delays the kernels before this one
+        if (s && first + warp + (s - 1) / A::pieces * warps < end) piece_here(arrivals + s - 1, 0);
+        fetch(s);
+    }
     const int rows = a.parts[0].paired ? 1 << (a.shift - 1) : 1 << a.shift, all = groups * rows;  // of the result
     const int row_shift = a.parts[0].paired ? a.shift - 1 : a.shift;
 #pragma unroll 1
@@ -86,13 +89,14 @@ DEVICE void one_token(const ProductArgs& a) {
                     sync_block();
                 }
             } else {
-                const int64_t of = int64_t(pair.row_of_x) * stride;
+                // Of a row that all blocks read there are copies: one place in memory cannot answer all of them at once.
+                const int64_t of = int64_t(a.acts.copies ? block_x() % a.acts.copies : pair.row_of_x) * stride;
+                const uint8_t* const codes = reinterpret_cast<const uint8_t*>(a.acts.q + of);
+                const uint8_t* const scales = reinterpret_cast<const uint8_t*>(a.acts.ds + of / 32) - stride;
+                const uint8_t* const more = reinterpret_cast<const uint8_t*>(a.acts.n + of / 32) - stride / 4 * 5;
 #pragma unroll 1
-                for (int i = thread(); i < stride / 16; i += threads()) {
-                    copy_async(q + i * 16, a.acts.q + of + i * 16);
-                    if (i < stride / 64) copy_async(ds + i * 2, a.acts.ds + of / 32 + i * 2);
-                    if (i < stride / 128) copy_async(n + i * 4, a.acts.n + of / 32 + i * 4);
-                }
+                for (int i = thread() * 16; i < stride / 8 * 11; i += threads() * 16)
+                    copy_async(q + i, (i < stride ? codes : i < stride / 4 * 5 ? scales : more) + i);
                 copy_group();
                 copies_done<0>();
                 sync_block();

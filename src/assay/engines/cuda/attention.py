@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.program import Quantised, Steps, Value, quantised
+from assay.engines.cuda.program import COPIES, Quantised, Steps, Value, quantised
 from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, tile_rows
 from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
@@ -56,7 +56,7 @@ class AttentionSteps(Steps):
                 k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
             if k and v and turn and self._is_short(k_pool, v_pool, fields["mask"], heads):
                 stride = heads * v_dim
-                acts = quantised(1, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
+                acts = quantised(COPIES, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
                 if acts:
                     self.prepared[id(out), ""] = acts
                 self._attend_short(q, k, v, turn, out, acts, heads, k_pool, v_pool, fields)
@@ -115,10 +115,10 @@ class AttentionSteps(Steps):
                     splits=heads // k_pool.heads,
                     **fields,
                 ),
-                self._acts(acts, heads * dim),
+                self._acts(acts, heads * dim, COPIES),
             )
             shared = 4 * (BLOCK * dim + 2 * dim + BLOCK + 8 + 8 * dim)
-            return Launch("attend_short", (blocks, heads, 1), 256, args, shared)
+            return Launch("attend_short", (blocks, heads, 1), max(256, 3 * dim), args, shared)
 
         self._step([q, k, v, turn, out, partial, *(acts or ())], make)
 

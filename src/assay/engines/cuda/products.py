@@ -9,7 +9,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-from assay.engines.cuda.program import Quantised, Steps, Value, quantised
+from assay.engines.cuda.program import COPIES, Quantised, Steps, Value, quantised
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
@@ -28,20 +28,22 @@ class ProductSteps(Steps):
         key = id(x), norm.name if norm else ""
         if key not in self.prepared:
             width, stride = matrix.columns, matrix.units * UNIT
-            acts = quantised(rows, stride)
+            copies = COPIES if rows == 1 else 0
+            blocks = copies or rows
+            acts = quantised(blocks, stride)
 
             def make() -> Launch:
                 args = structs.RowArgs(
                     x=self._at(x),
                     w=self.tensors.vector(norm.weights[0]) if norm else 0,
-                    acts=self._acts(acts, stride),
+                    acts=self._acts(acts, stride, copies),
                     width=width,
                     parts=1,
                     eps=float(norm.attr("eps")) if norm else 0.0,
                 )
                 if norm:
-                    return Launch("quantise_rows", (rows, 1, 1), min(1024, stride // 8), args, 16 + 4 * width)
-                return Launch("quantise_rows", (rows, -(-stride // 2048), 1), 256, args)
+                    return Launch("quantise_rows", (blocks, 1, 1), min(1024, stride // 8), args, 16 + 4 * width)
+                return Launch("quantise_rows", (blocks, -(-stride // 2048), 1), 256, args)
 
             self._step([x, *acts], make)
             self.prepared[key] = acts
@@ -148,7 +150,7 @@ class ProductSteps(Steps):
             array, groups = self._part_structs(parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
-                acts=self._acts(given, matrix.units * UNIT),
+                acts=self._acts(given, matrix.units * UNIT, COPIES),
                 x=self._at(x),
                 norm=self.tensors.vector(node.weights[0]) if node else 0,
                 n_parts=len(parts),
@@ -255,7 +257,7 @@ class ProductSteps(Steps):
             array, groups = self._part_structs(array_parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
-                acts=self._acts(given, matrix.units * UNIT),
+                acts=self._acts(given, matrix.units * UNIT, COPIES if pairs == shared_rows else 0),
                 x=self._at(x),
                 experts=self._at(idx),
                 expert_bytes=matrix.size,

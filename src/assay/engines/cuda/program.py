@@ -52,6 +52,9 @@ class Value:
 Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
 
 
+COPIES = 4  # of one row that all blocks of a product read
+
+
 def quantised(rows: int, stride: int) -> Quantised:
     return Value(rows * stride), Value(rows * stride // 4), Value(rows * stride // 8)
 
@@ -141,8 +144,8 @@ class Steps:
     def _at(self, value: Value | None) -> int:
         return self.memory.arena + value.offset if value else 0
 
-    def _acts(self, of: Quantised | None, stride: int) -> Any:
-        return structs.Acts(*(self._at(v) for v in of), stride) if of else structs.Acts()
+    def _acts(self, of: Quantised | None, stride: int, copies: int = 0) -> Any:
+        return structs.Acts(*(self._at(v) for v in of), stride, copies) if of else structs.Acts()
 
     def _table(self, name: str) -> int:
         return self.memory.step + 4 * self.table_at[name][0]

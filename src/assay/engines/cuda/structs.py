@@ -23,7 +23,7 @@ Matrix = _struct(
     ("group_bytes", _I64),
     *_all(_I32, "format rows columns units group tiles tile_bytes all_rows"),
 )
-Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride padding"))
+Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride copies"))
 Product = _struct(
     "Product",
     ("w", Matrix),
@@ -126,7 +126,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_many": (ProductArgs, 256),
     },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
-    "attention_short": {"attend_short": (ShortArgs, 256)},
+    "attention_short": {"attend_short": (ShortArgs, 768)},
     "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_halves": {f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_many": {
