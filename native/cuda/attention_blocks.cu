@@ -59,6 +59,7 @@ DEVICE void attend_blocks(const AttentionArgs& a) {
     next_may_start();
     const Where at(a, HQ);
     if (at.idle()) return wait_for_previous();
+    wait_for_keys(a);
     const int keys = at.keys(), used = (keys + kPage - 1) / kPage, v_bytes = kPage * v_dim * 2, j = thread();  // 256 threads
     const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;  // the new key of this block
     const uint4* from = nullptr;
@@ -112,20 +113,7 @@ DEVICE void attend_blocks(const AttentionArgs& a) {
                 if (i >= vectors) break;
                 const uint4 w = j == fresh ? mine[i] : next[n];
                 if (i + ahead < vectors && j != fresh) next[n] = from[(i + ahead) * kPage];
-                const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-                for (int t = 0; t < 4; t += 2) {
-                    const float k0 = half_to_float(uint16_t(words[t])), k1 = half_to_float(uint16_t(words[t] >> 16));
-                    const float k2 = half_to_float(uint16_t(words[t + 1])), k3 = half_to_float(uint16_t(words[t + 1] >> 16));
-#pragma unroll
-                    for (int h = 0; h < HQ; h++) {
-                        const float4 x = *reinterpret_cast<const float4*>(room.q + h * k_dim + 8 * i + 2 * t);
-                        s[h] = fma(x.x, k0, s[h]);
-                        s[h] = fma(x.y, k1, s[h]);
-                        s[h] = fma(x.z, k2, s[h]);
-                        s[h] = fma(x.w, k3, s[h]);
-                    }
-                }
+                score_eight<HQ>(w, room.q + 8 * i, k_dim, s);
             }
         }
     }

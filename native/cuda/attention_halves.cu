@@ -32,6 +32,7 @@ DEVICE void attend_halves(const AttentionArgs& a) {
     next_may_start();
     const Where at(a, HQ);
     if (at.idle()) return wait_for_previous();
+    wait_for_keys(a);
     const int keys = at.keys(), used = (keys + kPage - 1) / kPage, mine = keys - warp * kPage;  // keys of this warp's page
     const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;                          // the new key of this block
     if (mine > 0) {

@@ -105,19 +105,10 @@ KERNEL(attend_short, ShortArgs, 768) {
         const bool is_new = thread() == fresh;
         const uint4* from = is_new ? reinterpret_cast<const uint4*>(new_k) : reinterpret_cast<const uint4*>(k) + lane();
         const int step = is_new ? 1 : kPage;
+        float sum[1] = {0.0f};
 #pragma unroll 4
-        for (int i = 0; i < dim / 8; i++, from += step) {
-            const uint4 w = *from;
-            const float4 x = reinterpret_cast<const float4*>(q)[2 * i], y = reinterpret_cast<const float4*>(q)[2 * i + 1];
-            s = fma(x.x, half_to_float(uint16_t(w.x)), s);
-            s = fma(x.y, half_to_float(uint16_t(w.x >> 16)), s);
-            s = fma(x.z, half_to_float(uint16_t(w.y)), s);
-            s = fma(x.w, half_to_float(uint16_t(w.y >> 16)), s);
-            s = fma(y.x, half_to_float(uint16_t(w.z)), s);
-            s = fma(y.y, half_to_float(uint16_t(w.z >> 16)), s);
-            s = fma(y.z, half_to_float(uint16_t(w.w)), s);
-            s = fma(y.w, half_to_float(uint16_t(w.w >> 16)), s);
-        }
+        for (int i = 0; i < dim / 8; i++) score_eight<1>(from[i * step], q + 8 * i, dim, sum);
+        s = sum[0];
         s = s * t.mask.scale;
         // The largest of the page, NaN left out; a page of nothing else says so by a NaN.
         const bool counts = lane() < mine && s == s;

@@ -55,10 +55,7 @@ DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, co
     constexpr bool summed = L::offset != 0 || (L::sub16 && L::min);
     constexpr int low_of = -L::offset & 255, high_of = low_of << 8;  // bytes that take the offset out of the sums
     float part = 0.0f;
-#ifndef HALVES_
-#define HALVES_ 1
-#endif
-#pragma unroll HALVES_
+#pragma unroll 1
     for (int half = 0; half < 2; half++) {
         const Half<L> w(at, half, scales, minima);
         const int4* x = reinterpret_cast<const int4*>(q + half * 128);

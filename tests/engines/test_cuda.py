@@ -260,14 +260,15 @@ def test_without_a_driver_one_line_says_so(make: Make) -> None:
 
 # Of an H200: layout, rows, columns, gate with up; warps of a block, pieces of weights that each has on its way.
 SHAPES = {
-    "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, 8, 2),
+    "TinyLlama q, k and v": ("Q4_K", 2560, 2048, False, 8, 1),
+    "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, 12, 2),
     "TinyLlama down": ("Q6_K", 2048, 5632, False, 11, 1),
     "TinyLlama head": ("Q6_K", 32000, 2048, False, 8, 2),
-    "TinyLlama gate and up, Q8_0": ("Q8_0", 5632, 2048, True, 8, 1),
+    "TinyLlama gate and up, Q8_0": ("Q8_0", 5632, 2048, True, 12, 1),
     "TinyLlama gate and up, F16": ("F16", 5632, 2048, True, 12, 2),
     "7B o": ("Q4_K", 4096, 4096, False, 8, 2),
-    "7B gate and up": ("Q4_0", 14336, 4096, True, 12, 2),
-    "7B down": ("Q4_K", 4096, 14336, False, 8, 2),
+    "7B gate and up": ("Q4_K", 14336, 4096, True, 8, 3),
+    "7B down": ("Q4_K", 4096, 14336, False, 8, 3),
 }
 
 

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 _KERNELS = {"q4_k": "q4_k_q6_k", "q6_k": "q4_k_q6_k", "q5_k": "q5_k_q6_k"}  # layouts that have no kernel of their own
 _MIXED = {"q4_k_q6_k", "q5_k_q6_k"}
 _WARPS = (8, 12)  # fewest and most of a block
-# Most shared memory of a block: the kernel that follows wants room to begin. All tiles at once; or a part of them.
-_ALL, _PART = 136 << 10, 112 << 10
+# Most shared memory of a block, as the kernels that follow want room to begin: where all its tiles are on their way at
+# once, where some are, and where there are so many that only the stream counts.
+_ALL, _SOME, _STREAM = 136 << 10, 112 << 10, 150 << 10
+_MANY = 48  # tiles of a block from which it does
 _FLOATS = 8 * 512  # bytes of floats that a warp asks for at a time; of other layouts, a tile
 _SUMS = 256  # most tiles of a block, whose partial sums lie in shared memory
 
@@ -58,18 +60,19 @@ def arrange(parts: Sequence[Part], groups: int, *, processors: int, most: int) -
     share, extra = divmod(groups, blocks)
     mine = (share + bool(extra)) * tiles
     room = 24 + (4 * stride if floats else stride // 8 * 11) + 4 * LANES * mine
+    many = mine > _MANY
     found = []
-    for warps in range(_WARPS[0], _WARPS[1] + 1):
+    for warps in range(_WARPS[0], _WARPS[0 if many else 1] + 1):
         turns, each = -(-mine // warps), warps * (piece + 8)
-        at_once = turns * pieces
-        if room + at_once * each > _ALL or at_once > LANES:
-            at_once = max((_PART - room) // each, min(2, (_ALL - room) // each), 1)
-        found.append((at_once < min(2, turns * pieces), turns, warps, min(at_once, LANES)))
-    for _, _, warps, slots in sorted(found):
-        for n in range(slots, 0, -1):
-            shared = room + warps * n * (piece + 8)
+        slots = turns * pieces
+        if room + slots * each > _ALL:
+            slots = max(((_STREAM if many else _SOME) - room) // each, min(2, (_ALL - room) // each), 1)
+        found.append((slots < min(2, turns * pieces), turns, warps, min(slots, LANES)))
+    for _, _, warps, most_slots in sorted(found):
+        for slots in range(most_slots, 0, -1):
+            shared = room + warps * slots * (piece + 8)
             if shared <= most - 1024:
-                return Arrangement(blocks, LANES * warps, n, piece, share, extra, shared)
+                return Arrangement(blocks, LANES * warps, slots, piece, share, extra, shared)
     return None
 
 
