@@ -5,12 +5,12 @@
 namespace assay {
 
 // Rows of quantised activations, padded with zeros to whole units of 256 columns: q [rows][stride], and per block of 32
-// (d, d * sum) and the sums of its halves (n0 in the low 16 bits, n1 in the high ones).
+// (d, d * sum) and the sums of its halves (n0 in the low 16 bits, n1 in the high ones), [rows][blocks].
 struct Acts {
     int8_t* q;
     float2* ds;
     uint32_t* n;
-    int32_t stride, copies;  // columns, a multiple of 256; 0, or of one row so many copies
+    int32_t stride, padding;  // columns, a multiple of 256
 };
 DEVICE int low_sum(uint32_t n) { return int16_t(n & 0xffff); }
 DEVICE int high_sum(uint32_t n) { return int16_t(n >> 16); }

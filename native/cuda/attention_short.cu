@@ -13,6 +13,7 @@ namespace assay {
 struct ShortArgs {
     AttentionArgs attention;
     Acts acts;  // of the result, or null
+    int32_t copies, padding;
 };
 
 // The result of a head, element d of it in thread d, d < 32 * warps that call this.
@@ -28,7 +29,7 @@ DEVICE void leave(const ShortArgs& s, int64_t head, int d, float y) {
     for (int h = 1; h < 16; h *= 2) sum += shuffle_xor(sum, h);
     const int second = shuffle_xor(sum, 16);
 #pragma unroll 1
-    for (int c = 0; c < s.acts.copies; c++) {
+    for (int c = 0; c < s.copies; c++) {
         const int64_t to = at + c * s.acts.stride;
         s.acts.q[to] = int8_t(code);
         if (lane() == 0) {

@@ -27,7 +27,8 @@ struct ProductArgs {
     int64_t expert_bytes;
     int32_t n_parts, groups, tokens, columns, x_stride, prologue;
     float eps;
-    int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are
+    int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are;
+                                     // one matrix, of product_one: copies of the quantised row
     int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more
     int32_t shift;                   // the group is 1 << shift rows
     int32_t stages;                  // of product_many: 1, or as many as it has; of product_one: bytes of a piece

@@ -90,7 +90,7 @@ DEVICE void one_token(const ProductArgs& a) {
                 }
             } else {
                 // Of a row that all blocks read there are copies: one place in memory cannot answer all of them at once.
-                const int64_t of = int64_t(a.acts.copies ? block_x() % a.acts.copies : pair.row_of_x) * stride;
+                const int64_t of = int64_t(a.n_experts ? pair.row_of_x : block_x() % a.rows_of_x) * stride;
                 const uint8_t* const codes = reinterpret_cast<const uint8_t*>(a.acts.q + of);
                 const uint8_t* const scales = reinterpret_cast<const uint8_t*>(a.acts.ds + of / 32) - stride;
                 const uint8_t* const more = reinterpret_cast<const uint8_t*>(a.acts.n + of / 32) - stride / 4 * 5;

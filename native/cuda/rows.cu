@@ -154,12 +154,12 @@ KERNEL(layer_norm, RowArgs, 256) {
     }
 }
 
-// The row, normed if there are weights, as quantised activations, padded with zeros to the stride; block_x: row, or copy
-// of the one row. A thread has 8 values at a time. Without a norm, block_y shares columns; with one, the row lies in shared memory meanwhile.
+// The row, normed if there are weights, as quantised activations, padded with zeros to the stride; block_x: row; of `parts`
+// rows there may be copies. A thread has 8 values at a time. Without a norm, block_y shares columns; with one, the row lies in shared memory meanwhile.
 KERNEL(quantise_rows, RowArgs, 1024) {
     SHARED;
     const int64_t row = block_x(), blocks = a.acts.stride / 32;
-    const float* x = a.x + (a.acts.copies ? 0 : row) * a.width;
+    const float* x = a.x + row % a.parts * a.width;
     float* const copy = reinterpret_cast<float*>(shared) + 4;
     const int first = block_y() * threads() + thread();
     float v[8], w[8], f = 0.0f;

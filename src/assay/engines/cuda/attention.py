@@ -58,7 +58,7 @@ class AttentionSteps(Steps):
                 stride = heads * v_dim
                 acts = quantised(COPIES, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
                 if acts:
-                    self.prepared[id(out), ""] = acts
+                    self.prepared[id(out), stride, ""] = acts
                 self._attend_short(q, k, v, turn, out, acts, heads, k_pool, v_pool, fields)
                 return
             self._attend_one(q, k, v, turn, out, heads, k_pool, v_pool, fields)
@@ -115,7 +115,8 @@ class AttentionSteps(Steps):
                     splits=heads // k_pool.heads,
                     **fields,
                 ),
-                self._acts(acts, heads * dim, COPIES),
+                self._acts(acts, heads * dim),
+                COPIES,
             )
             shared = 4 * (BLOCK * dim + 2 * dim + BLOCK + 8 + 8 * dim)
             return Launch("attend_short", (blocks, heads, 1), max(256, 3 * dim), args, shared)

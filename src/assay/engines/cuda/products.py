@@ -25,20 +25,19 @@ class ProductSteps(Steps):
 
     def _prepare(self, x: Value, rows: int, norm: Node | None, matrix: Matrix) -> Quantised:
         """Quantised rows of a value, normed on the way; by whoever made it, or here."""
-        key = id(x), norm.name if norm else ""
+        key = id(x), matrix.columns, norm.name if norm else ""
         if key not in self.prepared:
             width, stride = matrix.columns, matrix.units * UNIT
-            copies = COPIES if rows == 1 else 0
-            blocks = copies or rows
+            blocks = COPIES if rows == 1 else rows
             acts = quantised(blocks, stride)
 
             def make() -> Launch:
                 args = structs.RowArgs(
                     x=self._at(x),
                     w=self.tensors.vector(norm.weights[0]) if norm else 0,
-                    acts=self._acts(acts, stride, copies),
+                    acts=self._acts(acts, stride),
                     width=width,
-                    parts=1,
+                    parts=rows,
                     eps=float(norm.attr("eps")) if norm else 0.0,
                 )
                 if norm:
@@ -150,7 +149,7 @@ class ProductSteps(Steps):
             array, groups = self._part_structs(parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
-                acts=self._acts(given, matrix.units * UNIT, COPIES),
+                acts=self._acts(given, matrix.units * UNIT),
                 x=self._at(x),
                 norm=self.tensors.vector(node.weights[0]) if node else 0,
                 n_parts=len(parts),
@@ -159,6 +158,7 @@ class ProductSteps(Steps):
                 columns=matrix.columns,
                 x_stride=matrix.columns,
                 prologue=_GIVEN if given else _NORMED if node else _PLAIN,
+                rows_of_x=COPIES,
                 eps=float(node.attr("eps")) if node else 0.0,
             )
             if not kernel:
@@ -257,7 +257,7 @@ class ProductSteps(Steps):
             array, groups = self._part_structs(array_parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
-                acts=self._acts(given, matrix.units * UNIT, COPIES if pairs == shared_rows else 0),
+                acts=self._acts(given, matrix.units * UNIT),
                 x=self._at(x),
                 experts=self._at(idx),
                 expert_bytes=matrix.size,

@@ -105,7 +105,7 @@ class Steps:
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
     plan: Plan = field(init=False)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
-    prepared: dict[tuple[int, str], Quantised] = field(default_factory=dict)  # by the id of the value, and its norm
+    prepared: dict[tuple[int, int, str], Quantised] = field(default_factory=dict)  # by value, its columns and its norm
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -144,8 +144,8 @@ class Steps:
     def _at(self, value: Value | None) -> int:
         return self.memory.arena + value.offset if value else 0
 
-    def _acts(self, of: Quantised | None, stride: int, copies: int = 0) -> Any:
-        return structs.Acts(*(self._at(v) for v in of), stride, copies) if of else structs.Acts()
+    def _acts(self, of: Quantised | None, stride: int) -> Any:
+        return structs.Acts(*(self._at(v) for v in of), stride) if of else structs.Acts()
 
     def _table(self, name: str) -> int:
         return self.memory.step + 4 * self.table_at[name][0]

@@ -23,7 +23,7 @@ Matrix = _struct(
     ("group_bytes", _I64),
     *_all(_I32, "format rows columns units group tiles tile_bytes all_rows"),
 )
-Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride copies"))
+Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride padding"))
 Product = _struct(
     "Product",
     ("w", Matrix),
@@ -57,7 +57,7 @@ AttentionArgs = _struct(
     ("query_rows", _POINTER),
     *_all(_I32, "heads n_rot neox n_tokens splits irregular turn_k max_blocks"),
 )
-ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts))
+ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))
 MapArgs = _struct(
     "MapArgs",
     *_all(_POINTER, "x y z out"),
