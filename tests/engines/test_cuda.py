@@ -194,6 +194,33 @@ def test_more_sequences_than_the_gpu_runs_at_once(make: Make, heads: dict[str, i
         assert any(k.startswith("attend_blocks") for k in kernels)
 
 
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"n_head": 8, "n_head_kv": 2, "n_embd": 256},
+        {"n_head": 4, "n_head_kv": 4, "n_embd": 256},
+        {"n_head": 2, "n_head_kv": 1, "n_embd": 192},
+        {"n_head": 2, "n_head_kv": 1, "n_embd": 256},
+    ],
+    ids=("32", "64", "96", "128"),
+)
+def test_the_usual_attention_of_one_sequence(make: Make, heads: dict[str, int]) -> None:
+    """Heads of 32, 64, 96 and 128 values, in one block of keys and over the edge to the second: they are folded."""
+    model = make(type="Q8_0", n_ff=256, **heads)
+    gpu = device()
+    gpu.multiprocessors = 132  # with fewer the shim would take the kernel for many blocks
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
+    table = pages(0, 300)
+    for begin, end in ((0, 40), (41, 255), (258, 290)):
+        for engine in (cpu, cuda):
+            engine.forward([Chunk(IDS[begin:end], begin, table, "none")])
+        for i in range(end, min(end + 3, 291)):
+            chunk = Chunk(IDS[i : i + 1], i, table)
+            assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+    kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert "attend_short" in kernels
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_layers_in_two_parts_give_the_bits_of_the_whole(tmp_path: Path, name: str) -> None:
     """A part of a graph reads rows that the caller brings: a prompt, then token by token."""
