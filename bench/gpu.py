@@ -6,8 +6,8 @@
     python bench/gpu.py model.gguf --llama-bench path/llama-bench
 
 Figures are medians over rounds, in tokens a second. `graph` is the step on the device alone, queued without waiting;
-`engine` is a call of `forward` for every token, logits on the host. Random weights (bench/make_model.py) are as good as
-any: speed does not depend on what they say.
+`engine` is a call of `forward` for every token, logits on the host; `greedy` the same with the best of them only.
+Random weights (bench/make_model.py) are as good as any: speed does not depend on what they say.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def fill(engine: CudaEngine, rng: np.random.Generator, index: int, depth: int, s
         engine.forward([Chunk(ids, 0, table(index, slots), "none")])
 
 
-def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[float, float]:
-    """Tokens a second of all streams together: the device alone, and through `forward`."""
+def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[float, float, float]:
+    """Tokens a second of all streams together: the device alone, through `forward`, and where only the best logit is
+    wanted."""
     rng = np.random.default_rng(1)
     slots = depth + tokens + PAGE
     for i in range(streams):
@@ -66,6 +68,9 @@ def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[f
             begin = time.perf_counter()
         engine.forward(batch)
     through = streams * (tokens - 4) / (time.perf_counter() - begin)
+    batch = [Chunk(np.array([5 + i], np.int32), depth + tokens, table(i, slots), best=1) for i in range(streams)]
+    greedy = streams / timed(lambda: engine.forward(batch), 20)
+    engine.forward([replace(chunk, best=0) for chunk in batch])
     program = next(reversed(engine._programs.values()))
     play, device = program.play, engine._device
     assert play is not None
@@ -75,7 +80,7 @@ def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[f
             play()
         device.sync()
 
-    return 50 * streams / timed(replay, 5), through
+    return 50 * streams / timed(replay, 5), through, greedy
 
 
 def prefill(engine: CudaEngine, tokens: int, rounds: int = 3) -> float:
@@ -141,11 +146,14 @@ def main() -> None:
             engine, [Chunk(np.array([5], np.int32), 64, table(i, 128)) for i in range(max(args.streams, default=1))]
         )
         kernels(engine, [Chunk(np.full(max(args.prefill, default=512), 5, np.int32), 0, table(0, max(args.prefill)))])
-    graph, through = decode(engine, 1, args.depth or 16, args.tokens)
-    print(f"decode after {args.depth or 16}: graph {graph:.0f}, engine {through:.0f} tok/s", flush=True)
+    graph, through, greedy = decode(engine, 1, args.depth or 16, args.tokens)
+    print(
+        f"decode after {args.depth or 16}: graph {graph:.0f}, engine {through:.0f}, greedy {greedy:.0f} tok/s",
+        flush=True,
+    )
     for n in args.streams:
-        graph, through = decode(engine, n, 128, 32)
-        print(f"{n} streams after 128: graph {graph:.0f}, engine {through:.0f} tok/s", flush=True)
+        graph, through, greedy = decode(engine, n, 128, 32)
+        print(f"{n} streams after 128: graph {graph:.0f}, engine {through:.0f}, greedy {greedy:.0f} tok/s", flush=True)
     for n in args.prefill:
         print(f"prefill {n}: {prefill(engine, n):.0f} tok/s", flush=True)
     engine.close()

@@ -200,10 +200,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--engine", help="as for `assay serve`")
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--peer-package", choices=PEERS, default="xllamacpp")
     args = parser.parse_args()
     own = [sys.executable, "-m", "assay", "serve", args.model, "--port", "0", "--json", "-t", str(args.threads)]
+    own += ["--parallel", str(args.streams), *(("--engine", args.engine) if args.engine else ())]
     with serve(own) as ours:
         if args.peer:
             with serve(

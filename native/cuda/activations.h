@@ -5,12 +5,14 @@
 namespace assay {
 
 // Rows of quantised activations, padded with zeros to whole units of 256 columns: q [rows][stride], and per block of 32
-// (d, d * sum) and the sums of its halves (n0 in the low 16 bits, n1 in the high ones), [rows][blocks].
+// (d, d * sum) and the sums of its halves (n0 in the low 16 bits, n1 in the high ones). These lie [rows][blocks] where a kernel
+// takes rows one by one (step 0), else [blocks][step]: there is room for more rows than there are tokens, so that a tile need
+// not look where they end.
 struct Acts {
     int8_t* q;
     float2* ds;
     uint32_t* n;
-    int32_t stride, padding;  // columns, a multiple of 256
+    int32_t stride, step;  // columns, a multiple of 256; rows that there is room for, or 0
 };
 DEVICE int low_sum(uint32_t n) { return int16_t(n & 0xffff); }
 DEVICE int high_sum(uint32_t n) { return int16_t(n >> 16); }
@@ -57,7 +59,7 @@ DEVICE float norm_factor(const float* x, int n, float eps, float* room) {
 
 // Eight neighbouring values, 8 `at` to 8 `at` + 7, as part of a block of 32: lanes 4 j to 4 j + 3 hold one block. With
 // kMagic added, a rounded value stands in the low byte.
-DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, uint32_t* n) {
+DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, uint32_t* n, int step = 1) {
     int top = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -81,8 +83,8 @@ DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, u
     sum += shuffle_xor(sum, 1);
     const int second = shuffle_xor(sum, 2);
     if (at % 4 == 0) {
-        ds[at / 4] = {s.d, s.d * float(sum + second)};
-        n[at / 4] = uint32_t(sum & 0xffff) | uint32_t(second) << 16;
+        ds[at / 4 * step] = {s.d, s.d * float(sum + second)};
+        n[at / 4 * step] = uint32_t(sum & 0xffff) | uint32_t(second) << 16;
     }
 }
 

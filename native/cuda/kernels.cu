@@ -3,6 +3,7 @@
 #include "attention_halves.cu"
 #include "attention_many.cu"
 #include "attention_one.cu"
+#include "attention_prompt.cu"
 #include "attention_short.cu"
 #include "best.cu"
 #include "gemm_few.cu"

@@ -119,6 +119,10 @@ DEVICE void copy_async4(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
                  :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
 }
+DEVICE void copy_async8(void* to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;"
+                 :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
 DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int LEFT>
 DEVICE void copies_done() {
@@ -181,17 +185,28 @@ DEVICE void wait_for_previous() {
 #endif
 }
 
-// d = a b + c over int8: a is 16 x 32 (row g: words a[0], a[2]; row g + 8: a[1], a[3]), b is 32 x 8, of this lane's
+// d = a b + start over int8: a is 16 x 32 (row g: words a[0], a[2]; row g + 8: a[1], a[3]), b is 32 x 8, of this lane's
 // g = lane / 4 and t = lane % 4; d[0], d[1] are row g, columns 2 t and 2 t + 1, d[2], d[3] row g + 8.
-DEVICE void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+DEVICE void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int start) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(start));
 }
-// The same over 16 columns: a[0] is row g, a[1] row g + 8.
-DEVICE void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(a0), "r"(a1), "r"(b));
+// The same over 16 columns: a0 is row g, a1 row g + 8.
+DEVICE void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int start) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a0), "r"(a1), "r"(b), "r"(start));
+}
+// Matrices of 8 rows x 16 bytes from shared memory, four or two: lane l gives the address of row l % 8 of matrix l / 8, and
+// gets word l % 4 of row l / 4 of each.
+DEVICE void load_matrices(uint32_t (&d)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))) : "memory");
+}
+DEVICE void load_matrices(uint32_t (&d)[2], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(d[0]), "=r"(d[1]) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))) : "memory");
 }
 // d = a b + c over 16-bit floats, 16 columns: a[0] and a[1] are rows g and g + 8, columns 2 t and 2 t + 1, a[2] and a[3] the
 // same from column 8 on; b0, b1 likewise; sums in float32.

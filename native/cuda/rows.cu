@@ -155,10 +155,12 @@ KERNEL(layer_norm, RowArgs, 256) {
 }
 
 // The row, normed if there are weights, as quantised activations, padded with zeros to the stride; block_x: row; of `parts`
-// rows there may be copies. A thread has 8 values at a time. Without a norm, block_y shares columns; with one, the row lies in shared memory meanwhile.
+// rows there may be copies. A thread has 8 values at a time. Without a norm, block_y shares columns; with one, the row lies in
+// shared memory meanwhile.
 KERNEL(quantise_rows, RowArgs, 1024) {
     SHARED;
-    const int64_t row = block_x(), blocks = a.acts.stride / 32;
+    const int64_t row = block_x(), at = a.acts.step ? row : row * (a.acts.stride / 32);
+    const int step = a.acts.step ? a.acts.step : 1;
     const float* x = a.x + row % a.parts * a.width;
     float* const copy = reinterpret_cast<float*>(shared) + 4;
     const int first = block_y() * threads() + thread();
@@ -185,7 +187,7 @@ KERNEL(quantise_rows, RowArgs, 1024) {
         if (there && a.w && i != first) load_eight(a.w + 8 * i, w);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = !there ? 0.0f : a.w ? (v[j] * f) * w[j] : v[j];
-        quantise_eight(v, i, a.acts.q + row * a.acts.stride, a.acts.ds + row * blocks, a.acts.n + row * blocks);
+        quantise_eight(v, i, a.acts.q + row * a.acts.stride, a.acts.ds + at, a.acts.n + at, step);
     }
 }
 

@@ -145,6 +145,7 @@ inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline void copy_async(void* to, const void* from) { *static_cast<uint4*>(to) = *static_cast<const uint4*>(from); }
 inline void copy_async4(void* to, const void* from) { *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from); }
+inline void copy_async8(void* to, const void* from) { *static_cast<uint2*>(to) = *static_cast<const uint2*>(from); }
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
@@ -171,13 +172,26 @@ inline void multiply(int (&d)[4], const uint32_t* a, const uint32_t* b) {
     barrier_warp();
 }
 }  // namespace shim
-inline void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+inline void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int start) {
     const uint32_t b[2] = {b0, b1};
+    for (int& x : d) x = start;
     shim::multiply<8>(d, a, b);
 }
-inline void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+inline void mma_k16(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, int start) {
     const uint32_t a[2] = {a0, a1};
+    for (int& x : d) x = start;
     shim::multiply<4>(d, a, &b);
+}
+template <int N>
+inline void load_matrices(uint32_t (&d)[N], const void* row) {
+    std::memcpy(shim::warp_slots(lane()), &row, sizeof row);
+    shim::barrier_warp();
+    for (int i = 0; i < N; i++) {
+        const uint32_t* from;
+        std::memcpy(&from, shim::warp_slots(8 * i + lane() / 4), sizeof from);
+        d[i] = from[lane() % 4];
+    }
+    shim::barrier_warp();
 }
 
 namespace shim {

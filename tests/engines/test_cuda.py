@@ -21,6 +21,7 @@ from assay.engines.cuda import CudaEngine, arrange, sources, structs
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.errors import AssayError
 from assay.gguf import open_file
+from assay.graph import Node
 from assay.models import Model, load
 from tests import tiny
 from tests.engines import bits
@@ -249,6 +250,38 @@ def test_more_keys_than_a_block(make: Make) -> None:
             engine.forward([Chunk(IDS[:310], 0, table, "none")])
         for i in (310, 311):
             assert np.array_equal(cuda.forward([Chunk(IDS[i : i + 1], i, table)])[0].logits[0], expected[i])
+
+
+def _masked(**attrs: Any) -> Callable[[Node], Any]:
+    return lambda node: node.with_attrs(**attrs) if node.op == "attn_softmax" else None
+
+
+MASKS = {
+    "plain": lambda node: None,
+    "window": _masked(window=70),
+    "chunk": _masked(chunk=100),
+    "slopes": _masked(max_bias=8.0),
+    "cap": bits.CASES["softcap"].change,
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("heads", [(4, 2), (2, 1), (4, 1)], ids=["64", "128", "64 of one"])
+def test_prompts_over_wide_heads(make: Make, heads: tuple[int, int], mask: str) -> None:
+    """Tiles of attention_prompt.cu: whole blocks of keys and parts of them, prompts at once and cut, two sequences."""
+    model = make(type="Q4_K", n_head=heads[0], n_head_kv=heads[1], n_layer=1, **WIDE)
+    graph = model.graph.rewrite(MASKS[mask]).check()
+    cpu = CpuEngine(model, threads=1, n_pages=40, graph=graph)
+    cuda = CudaEngine(model, n_pages=40, graph=graph, device=device())
+    n = 520
+    expected = cpu.forward([Chunk(IDS[:n], 0, pages(0, n), "last")])[0].logits
+    assert np.array_equal(cuda.forward([Chunk(IDS[:n], 0, pages(0, n), "last")])[0].logits, expected)
+    table = pages(20, n)
+    for begin, end in ((0, 5), (5, 300), (300, n)):
+        found = cuda.forward([Chunk(IDS[begin:end], begin, table, "last"), Chunk(IDS[:9], 0, pages(18, 9), "last")])
+    assert np.array_equal(found[0].logits, expected)
+    short = cpu.forward([Chunk(IDS[:9], 0, pages(18, 9), "last")])[0].logits
+    assert np.array_equal(found[1].logits, short)
 
 
 def test_shifted_positions_and_copied_pages(make: Make) -> None:

@@ -7,7 +7,7 @@ that share a prefix simply name the same pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -176,8 +176,6 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
         _check_rows(engine, chunk, where)
         if chunk.start < 0 or len(chunk.pages) * PAGE < chunk.end:
             raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {chunk.end}")
-        if int(chunk.pages.min()) < 0 or int(chunk.pages.max()) >= engine.n_pages:
-            raise AssayError(f"{where}: page outside the cache (expected 0 to {engine.n_pages - 1})")
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
         if chunk.start and engine.graph.whole:
@@ -190,14 +188,32 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
+    n_vocab = engine.model.hparams.n_vocab
+    for i, bad in _outside([chunk.pages for chunk in batch], engine.n_pages):
+        raise AssayError(
+            f"chunk {i} of the batch: page outside the cache (found {bad}, expected 0 to {engine.n_pages - 1})"
+        )
+    for i, bad in _outside([chunk.tokens for chunk in batch], n_vocab):
+        raise AssayError(
+            f"chunk {i} of the batch: token id outside the vocabulary (found {bad}, expected 0 to {n_vocab - 1})"
+        )
     for name in keep:
         if name not in engine.graph:
             raise AssayError(f"node {name}: not in the graph of this model; `assay inspect --graph` lists them")
 
 
+def _outside(arrays: Sequence[NDArray[np.int32]], most: int) -> Iterator[tuple[int, int]]:
+    """The first number of each array that is not from 0 to most - 1. All are looked at together: a batch has many."""
+    joined = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
+    if joined.size and not 0 <= int(joined.min()) <= int(joined.max()) < most:
+        for i, array in enumerate(arrays):
+            for bad in array[(array < 0) | (array >= most)][:1]:
+                yield i, int(bad)
+
+
 def _check_rows(engine: Engine, chunk: Chunk, where: str) -> None:
-    """Tokens of the vocabulary, and a row of each given value for every token."""
-    n_vocab, given, tokens = engine.model.hparams.n_vocab, engine.graph.given, chunk.tokens
+    """A row of tokens, and a row of each given value for every token."""
+    given, tokens = engine.graph.given, chunk.tokens
     if chunk.rows.keys() != given.keys():
         raise AssayError(
             f"{where}: rows must be given for what the graph reads "
@@ -216,6 +232,3 @@ def _check_rows(engine: Engine, chunk: Chunk, where: str) -> None:
         raise AssayError(f"{where}: tokens must be a non-empty row of integers (found {tokens.dtype}{tokens.shape})")
     if len(tokens) != n_tokens:
         raise AssayError(f"{where}: tokens and rows differ in number (found {len(tokens)} and {n_tokens})")
-    if int(tokens.min()) < 0 or int(tokens.max()) >= n_vocab:
-        bad = int(tokens[(tokens < 0) | (tokens >= n_vocab)][0])
-        raise AssayError(f"{where}: token id outside the vocabulary (found {bad}, expected 0 to {n_vocab - 1})")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ from assay.engines.base import (
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES
 from assay.engines.cuda.compile import compile_program
-from assay.engines.cuda.device import Device, DeviceError, Driver
+from assay.engines.cuda.device import Device, DeviceError, Driver, Landings
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.program import Memory as Addresses
 from assay.engines.cuda.program import Program
@@ -49,7 +50,7 @@ from assay.graph import Graph
 from assay.models import Model
 
 PRECISIONS = {"fast": "f16", "exact": "f32", "tensor": "f16"}  # and the type of the cache that goes with it
-STEP = 1024  # most tokens computed at once
+STEP, ROOMY = 1024, 8 << 30  # most tokens computed at once; twice as many where so many bytes are free
 _PROGRAMS = 64
 _GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
 _SPARE = 512 << 20  # bytes left for buffers and graphs when the cache takes what is free
@@ -89,9 +90,9 @@ class CudaEngine(PagedEngine):
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
-        self._landed: NDArray[np.float32] | None = None
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._device: Any = device or Driver(cubins)
+        self._landings = Landings(self._device)
         self.isa = self._device.name
         self._tensors: Tensors | None = Tensors(self._device, model.file, precision)
         try:
@@ -109,11 +110,13 @@ class CudaEngine(PagedEngine):
         size = self._layout.page_bytes * self.n_pages
         self._at.cache = self._device.alloc(size, f"a cache of {self.n_pages} pages")
         self._device.zero(self._at.cache, size)
+        self._step = STEP if self._device.memory()[0] < ROOMY else 2 * STEP
         heads = max((int(self.graph.shapes[n.name][0]) for n in self.graph if n.op == "kqv"), default=1)
-        self._at.counters = self._device.alloc(4 * STEP * heads, "counters")
-        self._device.zero(self._at.counters, 4 * STEP * heads)
+        self._at.counters = self._device.alloc(4 * self._step * heads, "counters")
+        self._device.zero(self._at.counters, 4 * self._step * heads)
         for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
+        self._tensors.settle()
         self._device.sync()
 
     def _first_shapes(self) -> list[Shape]:
@@ -153,7 +156,7 @@ class CudaEngine(PagedEngine):
         results: Results | None = None
         found: list[Output] = []
         program = None
-        for step in whole(batch) if scored else steps(batch, STEP, cut=not (whole_text or pooled)):
+        for step in whole(batch) if scored else steps(batch, self._step, cut=not (whole_text or pooled)):
             self._note_positions([p.chunk for p in step.pieces])
             shape = self._shape(step, exact=scored or self._loose, together=whole_text or pooled)
             program = self._program(shape, keep)
@@ -170,9 +173,8 @@ class CudaEngine(PagedEngine):
         most = max(c.best for c in batch) if all(c.best for c in batch) else 0
         best = 0 if most > BEST else BEST if most > 1 else most
         program = self._program(self._one(len(batch), max(c.end for c in batch), best), frozenset())
-        self._play(program, batch)
         width = program.results[0][0].width
-        rows = program.landed[0][: len(batch) * width].reshape(-1, 1, width).copy()
+        rows = self._play(program, batch)[0].reshape(-1, 1, width)
         if not best:
             return [Output(row) for row in rows]
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
@@ -253,7 +255,7 @@ class CudaEngine(PagedEngine):
         self._at.arena = self._at.step = self._arena_size = self._step_words = 0
         self._at.arena = self._device.alloc(arena, "buffers")
         self._at.step = self._device.alloc(4 * words, "tables of a step")
-        self._host = self._device.pinned(4 * words).view(np.int32)
+        self._host = self._landings.take(words).view(np.int32)
         self._arena_size, self._step_words = arena, words
 
     def _forget_programs(self) -> None:
@@ -268,11 +270,10 @@ class CudaEngine(PagedEngine):
         rows = {"tokens": step.n_tokens, "outputs": step.n_outputs, "keys": shape.keys, "scores": shape.scores}
         rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
-        at_once = shape.one and not self.graph.given
-        if at_once and shape.tokens * sum(e.width for e, _ in program.results) <= self._landing().size:
-            self._play(program, [p.chunk for p in step.pieces])
-            for size, array, landed in zip(sizes, arrays, program.landed, strict=True):
-                array[:size] = landed[:size]
+        if shape.one and not self.graph.given and shape.tokens <= _GRAPHED:
+            found = self._play(program, [p.chunk for p in step.pieces])
+            for size, array, landed in zip(sizes, arrays, found, strict=True):
+                array[:size] = landed
             return
         words = self._words(program)
         if shape.one:
@@ -289,52 +290,46 @@ class CudaEngine(PagedEngine):
             program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
         return words
 
-    def _play(self, program: Program, chunks: Sequence[Chunk]) -> None:
-        """A step of a token a sequence as one graph; its results land in pinned memory."""
+    def _play(self, program: Program, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
+        """A step of a token a sequence as one graph; a row a sequence of each result."""
         if program.play is None:
-            words, at, landed = self._words(program), 0, []
-            for external, _ in program.results:
-                landed.append(self._landing()[at : at + external.width * program.shape.tokens])
-                at += external.width * program.shape.tokens
-            program.play = self._device.capture(lambda: self._queue(program, words, landed))
-            program.landed = landed
+            words = self._words(program)
+            program.play = self._device.capture(lambda: self._queue(program, words, []))
         self._fill_one(program.tables, chunks)
         program.play()
+        landed = [self._landings.take(external.width * len(chunks)) for external, _ in program.results]
+        self._fetch(program, landed)
         self._device.sync()
-
-    def _landing(self) -> NDArray[np.float32]:
-        """Where graphs leave their results: the logits of the largest batch that is one."""
-        if self._landed is None:
-            width = int(self.graph.shapes[self.graph.output][1])
-            self._landed = self._device.pinned(4 * _GRAPHED * width).view(np.float32)
-        return self._landed
+        return landed
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)
-        for (external, offset), array in zip(program.results, results, strict=True):
+        for (external, offset), array in zip(program.results, results, strict=False):
             if external.given:
                 self._device.upload(self._at.arena + offset, array)
         for i, launch in enumerate(program.launches):
             self._device.launch(launch, early=i > 0)
-        for (external, offset), array in zip(program.results, results, strict=True):
+        self._fetch(program, results)
+
+    def _fetch(self, program: Program, results: list[NDArray[np.float32]]) -> None:
+        for (external, offset), array in zip(program.results, results, strict=False):
             if array.size and not external.given:
                 self._device.download(array, self._at.arena + offset)
 
     def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> None:
         """The tables of a step in which every sequence has one token."""
-        page = 0
-        for name in ("tokens", "positions", "tables"):  # rows of padding
-            at[name][len(chunks) :] = 0
-        at["slots"][len(chunks) :] = -1
-        for i, c in enumerate(chunks):
-            slot = c.start
-            position = slot if c.positions is None else int(c.positions[0])
-            token = c.tokens[0] if c.tokens.size else 0  # rows may be given in the place of tokens
-            at["tokens"][i], at["slots"][i], at["positions"][i], at["tables"][i] = token, slot, position, page
-            used = slot // PAGE + 1
-            at["pages"][page : page + used] = c.pages[:used]
-            self._positions[c.pages[used - 1], slot % PAGE] = position
-            page += used
+        n, slots = len(chunks), [c.start for c in chunks]
+        used = [slot // PAGE + 1 for slot in slots]
+        first = [0, *accumulate(used)]
+        positions = [c.start if c.positions is None else int(c.positions[0]) for c in chunks]
+        rows = {"positions": positions, "tables": first[:n], "slots": slots}
+        rows["tokens"] = [int(c.tokens[0]) if c.tokens.size else 0 for c in chunks]  # rows may be given in their place
+        for name, values in rows.items():
+            at[name][:n] = values
+            at[name][n:] = -1 if name == "slots" else 0  # rows of padding
+        pages = [c.pages[:count] for c, count in zip(chunks, used, strict=True)]
+        at["pages"][: first[n]] = np.concatenate(pages)
+        self._positions[[p[-1] for p in pages], np.mod(slots, PAGE)] = positions
 
     def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
         """The tables of any other step."""

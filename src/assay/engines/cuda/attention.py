@@ -10,7 +10,7 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.program import COPIES, Quantised, Steps, Value, quantised
-from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, tile_rows
+from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, prompt_rows, tile_rows
 from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
 from assay.errors import AssayError
@@ -58,7 +58,7 @@ class AttentionSteps(Steps):
                 stride = heads * v_dim
                 acts = quantised(COPIES, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
                 if acts:
-                    self.prepared[id(out), stride, ""] = acts
+                    self.prepared[id(out), stride, 0, ""] = acts
                 self._attend_short(q, k, v, turn, out, acts, heads, k_pool, v_pool, fields)
                 return
             self._attend_one(q, k, v, turn, out, heads, k_pool, v_pool, fields)
@@ -190,9 +190,13 @@ class AttentionSteps(Steps):
         domain: str,
         kept: dict[str, Value | None],
     ) -> None:
-        kernel, rows, shared = tile_rows(v_pool.dim, k_pool.dim, self.shared)
-        cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         traced = any(kept.values())
+        plain = all(p.type == KV_NUMBERS["f16"] and p.columns == p.dim for p in (k_pool, v_pool)) and not v_pool.keys
+        tile = tile_rows(v_pool.dim, k_pool.dim, self.shared)
+        if plain and not (traced or self.shape.irregular):
+            tile = prompt_rows(v_pool.dim, k_pool.dim, self.shared) or tile
+        kernel, rows, shared = tile
+        cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         raw = (kept["kq"] or Value(4 * heads * self.shape.scores)) if traced else None
         state = Value(8 * heads * self._rows(domain)) if traced else None
 
@@ -211,7 +215,8 @@ class AttentionSteps(Steps):
                 splits=1,
                 **fields,
             )
-            return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), 256, args, shared)
+            threads = structs.KERNELS[kernel][1]
+            return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), threads, args, shared)
 
         self._step([q, out, raw, state], make)
         if kept["capped"]:

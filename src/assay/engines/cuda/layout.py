@@ -132,6 +132,7 @@ class Tensors:
         self.vectors: dict[str, int] = {}
         self.constants: dict[bytes, int] = {}
         self.owned: list[int] = []
+        self.staged: dict[int, tuple[int, int]] = {}  # addresses and bytes
 
     @property
     def bytes(self) -> int:
@@ -206,21 +207,31 @@ class Tensors:
                 arrays = list(_native.unpack(np.ascontiguousarray(rows), info.type.id, to.columns))
             elif decoded:
                 arrays = [_decoded(self.file, name, to)[expert, first : first + at_once].view(np.uint8)]
-            staged: list[int] = []
-            try:
-                for array in map(np.ascontiguousarray, arrays):
-                    staged.append(self.device.alloc(array.nbytes, f"loading {name}"))
-                    self.device.upload(staged[-1], array)
-                raw_at, d, m = (*staged, 0, 0)[:3]
-                width = to.columns if wide else row_bytes
-                args = structs.RepackArgs(raw_at, d, m, struct, first, len(rows), width, half, part)
-                blocks = len(rows) * -(-to.columns // (256 if to.format.floats else 32))
-                grid = max(1, min(-(-blocks // 256), 64 * self.device.multiprocessors))
-                self.device.launch(Launch("repack", (grid, 1, 1), 256, args), early=False)
+            staged = [self._stage(i, np.ascontiguousarray(array), name) for i, array in enumerate(arrays)]
+            raw_at, d, m = (*staged, 0, 0)[:3]
+            width = to.columns if wide else row_bytes
+            args = structs.RepackArgs(raw_at, d, m, struct, first, len(rows), width, half, part)
+            blocks = len(rows) * -(-to.columns // (256 if to.format.floats else 32))
+            grid = max(1, min(-(-blocks // 256), 64 * self.device.multiprocessors))
+            self.device.launch(Launch("repack", (grid, 1, 1), 256, args), early=False)
+
+    def _stage(self, place: int, array: NDArray[Any], name: str) -> int:
+        """An array on the device, where the last one was: copies and kernels run in turn."""
+        at, size = self.staged.get(place, (0, 0))
+        if size < array.nbytes:
+            self.settle(place)
+            at = self.device.alloc(array.nbytes, f"loading {name}")
+            self.staged[place] = at, array.nbytes
+        self.device.upload(at, array)
+        return at
+
+    def settle(self, *places: int) -> None:
+        """Let go of what tensors were loaded through."""
+        for place in places or tuple(self.staged):
+            at, _ = self.staged.pop(place, (0, 0))
+            if at:
                 self.device.sync()
-            finally:
-                for at in staged:
-                    self.device.free(at)
+                self.device.free(at)
 
     def array(self, name: str) -> NDArray[np.float32]:
         return np.ascontiguousarray(self.file.decode(name), np.float32)
@@ -242,6 +253,9 @@ class Tensors:
         return self.constants[key]
 
     def close(self) -> None:
+        for at, _ in self.staged.values():
+            self.device.free(at)
+        self.staged.clear()
         for at in self.owned:
             self.device.free(at)
         self.owned.clear()

@@ -15,7 +15,14 @@ from assay.errors import AssayError
 from assay.graph import Node
 
 _GIVEN, _PLAIN, _NORMED = range(3)
+# Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
+_TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
+
+
+def _room(rows: int) -> int:
+    """Rows of activations that there is memory for: whole tiles of tokens."""
+    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 128) * 128
 
 
 class ProductSteps(Steps):
@@ -23,19 +30,19 @@ class ProductSteps(Steps):
 
     # -- products ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, x: Value, rows: int, norm: Node | None, matrix: Matrix) -> Quantised:
-        """Quantised rows of a value, normed on the way; by whoever made it, or here."""
-        key = id(x), matrix.columns, norm.name if norm else ""
+    def _prepare(self, x: Value, rows: int, norm: Node | None, matrix: Matrix, step: int = 0) -> Quantised:
+        """Quantised rows of a value, normed on the way; by whoever made it, or here. `step`: activations.h."""
+        key = id(x), matrix.columns, step, norm.name if norm else ""
         if key not in self.prepared:
             width, stride = matrix.columns, matrix.units * UNIT
-            blocks = COPIES if rows == 1 else rows
-            acts = quantised(blocks, stride)
+            blocks = COPIES if rows == 1 and not step else rows
+            acts = quantised(step or blocks, stride)
 
             def make() -> Launch:
                 args = structs.RowArgs(
                     x=self._at(x),
                     w=self.tensors.vector(norm.weights[0]) if norm else 0,
-                    acts=self._acts(acts, stride),
+                    acts=self._acts(acts, stride, step),
                     width=width,
                     parts=rows,
                     eps=float(norm.attr("eps")) if norm else 0.0,
@@ -52,7 +59,7 @@ class ProductSteps(Steps):
         """Rows of a value as 16-bit floats of the matrix's type, normed on the way if `norm` names a node."""
         node = self.graph[norm] if norm else None
         x, rows, stride = self._get(node.inputs[0] if node else name, domain), self._rows(domain), matrix.units * UNIT
-        out, width = Value(2 * rows * stride), matrix.columns
+        out, width = Value(2 * _room(rows) * stride), matrix.columns
 
         def make() -> Launch:
             args = structs.RowArgs(
@@ -115,7 +122,7 @@ class ProductSteps(Steps):
             return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
-        acts = self._prepare(x, rows, node, parts[0].matrix)
+        acts = self._prepare(x, rows, node, parts[0].matrix, _room(rows))
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
 
@@ -197,7 +204,7 @@ class ProductSteps(Steps):
             matrix = parts[0].matrix
             args = structs.ProductArgs(
                 parts=array,
-                acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT),
+                acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT, _room(rows)),
                 n_parts=len(parts),
                 groups=tiles,
                 tokens=rows,
@@ -205,27 +212,40 @@ class ProductSteps(Steps):
                 prologue=_GIVEN,
                 stages=stages,
             )
-            return Launch(kernel, (tiles, -(-rows // tokens), 1), threads, args, shared)
+            return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
     def _tiles_for(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
         """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
-        total = sum(p.matrix.groups * p.matrix.group for p in parts)
-        many = rows > 64 and -(-total // 128) * -(-rows // 64) >= self._processors()
+        formats, matrices = [p.matrix.format for p in parts], [p.matrix for p in parts]
+        most, room = self._processors(), self.shared - 1024
 
-        def stage(tile: int, tokens: int) -> int:
-            formats = [p.matrix.format for p in parts]
-            return max(tokens * (272 + 80 + 48 * f.sums) + tile * (16 * f.chunks + 4 * f.word) for f in formats)
+        def weights(tile: int) -> int:
+            return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
 
-        for tokens, splits in ((8, 8), (16, 8), (32, 4)):
-            size = stage(32, tokens)
+        for tokens, splits in ((8, 8), (16, 8)):
+            size = tokens * 336 + weights(32) + max(2048 + (2048 + 32 * tokens) * f.sums for f in formats)
             shared = splits * (size + 256 * (tokens if tokens == 8 else tokens + 8))
-            if not many and tokens >= min(rows, 32) and shared <= self.shared - 1024:
+            if rows <= tokens and shared <= room:
                 return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
-        size = stage(128, 64)
-        stages = 2 if 2 * size <= self.shared - 1024 else 1
-        return "product_many", 128, 64, 256, stages, stages * size
+        sums = any(f.sums for f in formats)
+        fitting = []
+        for tile, tokens, groups, most_stages in _TILES:
+            fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + weights(tile)
+            sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
+            stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
+            if stages >= 2:
+                name, shared = f"product_{tile}_{tokens}", groups * (fixed + stages * stage) + sent
+                fitting.append((name, tile, tokens, structs.KERNELS[name][1], stages, shared))
+        fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
+        if rows > 32 and len(fitting) > 1:
+            fitting = [t for t in fitting if t[2] > 32]
+        for found in fitting:  # the largest that every multiprocessor has one of
+            blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
+            if blocks >= 0.9 * most:
+                return found
+        return fitting[-1]
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""

@@ -70,7 +70,6 @@ class Program:
     aliases: dict[str, str]
     play: Played | None = None  # its graph
     tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
-    landed: list[Any] = field(default_factory=list)  # host memory that a graph leaves its results in
 
     def close(self) -> None:
         if self.play:
@@ -105,7 +104,7 @@ class Steps:
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
     plan: Plan = field(init=False)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
-    prepared: dict[tuple[int, int, str], Quantised] = field(default_factory=dict)  # by value, its columns and its norm
+    prepared: dict[tuple[int, int, int, str], Quantised] = field(default_factory=dict)  # by value, columns, step, norm
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -144,8 +143,8 @@ class Steps:
     def _at(self, value: Value | None) -> int:
         return self.memory.arena + value.offset if value else 0
 
-    def _acts(self, of: Quantised | None, stride: int) -> Any:
-        return structs.Acts(*(self._at(v) for v in of), stride) if of else structs.Acts()
+    def _acts(self, of: Quantised | None, stride: int, step: int = 0) -> Any:
+        return structs.Acts(*(self._at(v) for v in of), stride, step) if of else structs.Acts()
 
     def _table(self, name: str) -> int:
         return self.memory.step + 4 * self.table_at[name][0]

@@ -106,6 +106,17 @@ _TILES = (
 )
 
 
+# Kernels of attention_prompt.cu, by the width of a head: their query rows a tile.
+_PROMPTS = {64: 128, 128: 64}
+
+
+def prompt_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int] | None:
+    """The kernel for chunks over a cache of halves, its query rows a tile and its shared memory, if there is one."""
+    rows = _PROMPTS.get(v_dim, 0)
+    size = 4 * (rows * (v_dim + 4 + BLOCK + 8 + 8) + 128 * v_dim + 2)
+    return (f"attend_prompt_{v_dim}", rows, size) if rows and k_dim == v_dim and size <= shared - 1024 else None
+
+
 def tile_cuts(graph: Graph, layout: CacheLayout, shared: int) -> tuple[tuple[int, int], ...]:
     """The ways in which the attentions of a graph cut query rows into tiles: heads of a group, rows of a tile."""
     found = set()
@@ -113,7 +124,9 @@ def tile_cuts(graph: Graph, layout: CacheLayout, shared: int) -> tuple[tuple[int
         if isinstance(fused, Attention):
             heads, _, dim = graph.shapes[fused.kqv.name]
             pool = layout.pools[fused.keys]
-            found.add((int(heads) // pool.heads, tile_rows(int(dim), pool.dim, shared)[1]))
+            for cut in (tile_rows(int(dim), pool.dim, shared), prompt_rows(int(dim), pool.dim, shared)):
+                if cut:
+                    found.add((int(heads) // pool.heads, cut[1]))
     return tuple(sorted(found))
 
 

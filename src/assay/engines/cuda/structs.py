@@ -23,7 +23,7 @@ Matrix = _struct(
     ("group_bytes", _I64),
     *_all(_I32, "format rows columns units group tiles tile_bytes all_rows"),
 )
-Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride padding"))
+Acts = _struct("Acts", *_all(_POINTER, "q ds n"), *_all(_I32, "stride step"))
 Product = _struct(
     "Product",
     ("w", Matrix),
@@ -118,8 +118,14 @@ _LAYOUTS = (
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "products_floats": {"product_floats_4": (ProductArgs, 512)},
-    "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256), "product_32": (ProductArgs, 128)},
-    "gemm_many": {"product_many": (ProductArgs, 256)},
+    "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
+    "gemm_many": {
+        "product_128_128": (ProductArgs, 512),
+        "product_128_64": (ProductArgs, 256),
+        "product_64_64": (ProductArgs, 256),
+        "product_32_64": (ProductArgs, 512),
+        "product_32_32": (ProductArgs, 128),
+    },
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
         "product_tensor_8_small": (ProductArgs, 128),
@@ -132,6 +138,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "attention_many": {
         f"attend_tile_{width}": (AttentionArgs, 256) for width in ("64", "128", "256", "512", "512_small")
     },
+    "attention_prompt": {"attend_prompt_64": (AttentionArgs, 512), "attend_prompt_128": (AttentionArgs, 256)},
     "rows": {
         "map": (MapArgs, 256),
         "rms_norm": (RowArgs, 256),
