@@ -32,7 +32,7 @@ DEVICE void attend_halves(const AttentionArgs& a) {
     next_may_start();
     const Where at(a, HQ);
     if (at.idle()) return wait_for_previous();
-    if (!a.k) wait_for_previous();  // a kernel of this step wrote the newest keys
+    wait_for_keys(a);
     const int keys = at.keys(), used = (keys + kPage - 1) / kPage, mine = keys - warp * kPage;  // keys of this warp's page
     const int fresh = a.k && at.has_new_key() ? at.slot - at.base : -1;                          // the new key of this block
     if (mine > 0) {
@@ -80,23 +80,7 @@ DEVICE void attend_halves(const AttentionArgs& a) {
         const uint4* k = j == fresh ? reinterpret_cast<const uint4*>(room.new_k) : reinterpret_cast<const uint4*>(room.k + warp * room.k_page) + lane();
         const int stride = j == fresh ? 1 : kPage;
 #pragma unroll 4
-        for (int i = 0; i < k_dim / 8; i++) {
-            const uint4 w = k[i * stride];
-            const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int n = 0; n < 4; n += 2) {
-                const float k0 = half_to_float(uint16_t(words[n])), k1 = half_to_float(uint16_t(words[n] >> 16));
-                const float k2 = half_to_float(uint16_t(words[n + 1])), k3 = half_to_float(uint16_t(words[n + 1] >> 16));
-#pragma unroll
-                for (int h = 0; h < HQ; h++) {
-                    const float4 q = *reinterpret_cast<const float4*>(room.q + h * k_dim + 8 * i + 2 * n);
-                    s[h] = fma(q.x, k0, s[h]);
-                    s[h] = fma(q.y, k1, s[h]);
-                    s[h] = fma(q.z, k2, s[h]);
-                    s[h] = fma(q.w, k3, s[h]);
-                }
-            }
-        }
+        for (int i = 0; i < k_dim / 8; i++) score_eight<HQ>(k[i * stride], room.q + 8 * i, k_dim, s);
 #pragma unroll
         for (int h = 0; h < HQ; h++) {
             s[h] = a.mask.score(s[h], at.first + (h < at.count ? h : 0), distance);

@@ -23,23 +23,7 @@ DEVICE void scores_of(const AttentionArgs& a, const One& room, const uint8_t* he
     if (!fresh && a.keys.type == KV_F16 && dim % 8 == 0) {
         const uint4* at = reinterpret_cast<const uint4*>(head) + slot;
 #pragma unroll 4
-        for (int i = 0; i < dim / 8; i++) {
-            const uint4 w = at[i * kPage];
-            const uint32_t words[4] = {w.x, w.y, w.z, w.w};
-            float k[8];
-#pragma unroll
-            for (int j = 0; j < 8; j++) k[j] = half_to_float(uint16_t(words[j / 2] >> 16 * (j % 2)));
-#pragma unroll
-            for (int h = 0; h < HQ; h++)
-#pragma unroll
-                for (int j = 0; j < 8; j += 4) {
-                    const float4 q = *reinterpret_cast<const float4*>(room.q + h * dim + 8 * i + j);
-                    s[h] = fma(q.x, k[j], s[h]);
-                    s[h] = fma(q.y, k[j + 1], s[h]);
-                    s[h] = fma(q.z, k[j + 2], s[h]);
-                    s[h] = fma(q.w, k[j + 3], s[h]);
-                }
-        }
+        for (int i = 0; i < dim / 8; i++) score_eight<HQ>(at[i * kPage], room.q + 8 * i, dim, s);
         return;
     }
     for (int d = 0; d < dim; d++) {

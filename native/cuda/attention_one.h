@@ -36,6 +36,31 @@ struct Where {
     }
 };
 
+// Keys that an earlier kernel of this step puts into the cache: there is no new one, and nothing of the cache may be read
+// before that kernel is done. The kernels before this one may still run, and not only the last of them.
+DEVICE void wait_for_keys(const AttentionArgs& a) {
+    if (!a.k) wait_for_previous();
+}
+
+// Eight neighbouring elements of a key, as halves, by those of HQ queries, which lie `stride` apart: the chains go on.
+template <int HQ>
+DEVICE void score_eight(const uint4& key, const float* q, int stride, float (&s)[HQ]) {
+    const uint32_t words[4] = {key.x, key.y, key.z, key.w};
+#pragma unroll
+    for (int t = 0; t < 4; t += 2) {
+        const float k0 = half_to_float(uint16_t(words[t])), k1 = half_to_float(uint16_t(words[t] >> 16));
+        const float k2 = half_to_float(uint16_t(words[t + 1])), k3 = half_to_float(uint16_t(words[t + 1] >> 16));
+#pragma unroll
+        for (int h = 0; h < HQ; h++) {
+            const float4 x = *reinterpret_cast<const float4*>(q + h * stride + 2 * t);
+            s[h] = fma(x.x, k0, s[h]);
+            s[h] = fma(x.y, k1, s[h]);
+            s[h] = fma(x.z, k2, s[h]);
+            s[h] = fma(x.w, k3, s[h]);
+        }
+    }
+}
+
 constexpr int kFolded = 8;
 constexpr uint32_t kHidden = 0xffc00001u;  // a NaN of our own, in the place of a score: the key is not seen
 

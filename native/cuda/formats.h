@@ -71,12 +71,13 @@ struct Layout {
         high = v >> 4 & 0x0f0f0f0fu;
         if constexpr (KIND == N5) {
             const uint32_t fifth = chunk(8 + i / 4, i % 4);
-            low |= (fifth >> t & 0x01010101u) << 4;
-            high |= (fifth >> (4 + t) & 0x01010101u) << 4;
+            low |= fifth << (4 - t) & 0x10101010u;
+            high |= fifth >> t & 0x10101010u;
         }
         if constexpr (KIND == N6) {
-            low |= (chunk(8 + i / 2, i % 2 * 2) >> 2 * t & 0x03030303u) << 4;
-            high |= (chunk(8 + i / 2, i % 2 * 2 + 1) >> 2 * t & 0x03030303u) << 4;
+            const uint32_t x = chunk(8 + i / 2, i % 2 * 2), y = chunk(8 + i / 2, i % 2 * 2 + 1);
+            low |= (t < 2 ? x << (4 - 2 * t) : x >> (2 * t - 4)) & 0x30303030u;
+            high |= (t < 2 ? y << (4 - 2 * t) : y >> (2 * t - 4)) & 0x30303030u;
         }
         if constexpr (BOOK != PLAIN) {
             low = look_up<BOOK>(low);
@@ -90,7 +91,10 @@ struct Layout {
     struct Values {
         float d[2], m[2];
     };
-    static DEVICE float byte_float(uint32_t word, int j) { return as_float(permute(word, 0x4b000000u, 0x7540u | uint32_t(j)) ) - 8388608.0f; }
+    // d times an unsigned byte: exact, as 2^23 d is.
+    static DEVICE float times_byte(float d, uint32_t word, int j) {
+        return fma(d, as_float(permute(word, 0x4b000000u, 0x7540u | uint32_t(j))), d * -8388608.0f);
+    }
     static DEVICE float signed_float(uint32_t word, int j) {
         return as_float(permute(word ^ 0x80808080u, 0x4b000000u, 0x7540u | uint32_t(j))) - 8388736.0f;
     }
@@ -110,10 +114,10 @@ struct Layout {
                 v.d[1] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2 + 1), 0.0f);
             } else {
                 const uint32_t word = chunk(codes, i / 4);  // of 6 bits and unsigned where there are minima
-                v.d[0] = v.d[1] = fma(d, MIN ? byte_float(word, i % 4) : signed_float(word, i % 4), 0.0f);
+                v.d[0] = v.d[1] = MIN ? times_byte(d, word, i % 4) : fma(d, signed_float(word, i % 4), 0.0f);
             }
             if constexpr (MIN)
-                v.m[0] = v.m[1] = fma(-half_to_float(uint16_t(super >> 16)), byte_float(chunk(codes, 2 + i / 4), i % 4), 0.0f);
+                v.m[0] = v.m[1] = times_byte(-half_to_float(uint16_t(super >> 16)), chunk(codes, 2 + i / 4), i % 4);
         } else {
             constexpr int per = SUB16 ? 2 : 1, more = SUB16 ? 4 : 2;
             for (int h = 0; h < 2; h++) {
@@ -193,14 +197,5 @@ DEVICE InMemory item(const Matrix& w, int64_t row, int unit) {
     const int at = unit * w.group + int(row % w.group);
     return {w.tile(row / w.group, at / 32), at % 32};
 }
-
-// Chunks in registers; every index is a constant once loops are unrolled.
-template <int CHUNKS>
-struct InRegisters {
-    uint4 chunk[CHUNKS];
-    DEVICE uint32_t operator()(int c, int w) const {
-        return w == 0 ? chunk[c].x : w == 1 ? chunk[c].y : w == 2 ? chunk[c].z : chunk[c].w;
-    }
-};
 
 }  // namespace assay

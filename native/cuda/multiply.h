@@ -1,72 +1,136 @@
-// The inner loop of the products of one token: 256 columns of P rows, `dp4a` and the float chain of docs/arithmetic.md.
+// The inner loop of the products of one token: 256 columns of a row, as docs/arithmetic.md says.
+//
+// It is a loop over pieces of an item and not one long list of instructions: a kernel runs for a few microseconds, and
+// instructions that are met for the first time come from afar (docs/gpu.md). Weights and x lie in shared memory.
 #pragma once
 #include "product.h"
 
 namespace assay {
 
-// The partial sums of P items of this thread, one of each tile, which have their columns in common: x is read once.
-template <class L, int P>
-DEVICE void multiply(const uint8_t* const (&tiles)[P], const int8_t* q, const float2* ds, const uint32_t* n, float (&part)[P]) {
-    InRegisters<L::chunks> w[P];
-    uint32_t super[P];
+// Four blocks of an item of layout L in registers. To the functions of the layout they are blocks 0 to 3.
+template <class L>
+struct Half {
+    static constexpr int per = L::kind == N8 ? 8 : 4;  // chunks of codes
+    static constexpr int fifths = L::kind == N5 ? 1 : L::kind == N6 ? 2 : 0;
+    static constexpr int floats = L::scales_kind == FLOATS ? 2 : 0;
+    uint4 code[per], more[fifths + 1], d[floats + 1], m[floats + 1];
+    uint32_t scale[2], least[2];
+
+    // `at`: the lane's first chunk; `scales`, `minima`: the chunks of scales that are no floats.
+    DEVICE Half(const uint4* at, int half, const uint4& scales, const uint4& minima) {
 #pragma unroll
-    for (int k = 0; k < P; k++) {
+        for (int c = 0; c < per; c++) code[c] = at[(half * per + c) * 32];
 #pragma unroll
-        for (int c = 0; c < L::chunks; c++) w[k].chunk[c] = reinterpret_cast<const uint4*>(tiles[k])[c * 32 + lane()];
-        super[k] = L::word ? reinterpret_cast<const uint32_t*>(tiles[k] + L::chunks * 512)[lane()] : 0;
-        part[k] = 0.0f;
+        for (int c = 0; c < fifths; c++) more[c] = at[(8 + half * fifths + c) * 32];
+#pragma unroll
+        for (int c = 0; c < floats; c++) {
+            d[c] = at[(L::codes + half * 2 + c) * 32];
+            if (L::min) m[c] = at[(L::codes + 4 + half * 2 + c) * 32];
+        }
+        if constexpr (L::scales_kind == SUPER && !L::sub16) {
+            scale[0] = half ? scales.y : scales.x, least[0] = half ? scales.w : scales.z;
+        } else {
+            scale[0] = half ? scales.z : scales.x, scale[1] = half ? scales.w : scales.y;
+            least[0] = half ? minima.z : minima.x, least[1] = half ? minima.w : minima.y;
+        }
     }
+    static DEVICE uint32_t word(const uint4& v, int w) { return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w; }
+    DEVICE uint32_t operator()(int c, int w) const {
+        if (c < per) return word(code[c], w);
+        if (c < L::codes) return word(more[c - 8], w);
+        if constexpr (L::scales_kind == FLOATS) return c < L::codes + 4 ? word(d[c - L::codes], w) : word(m[c - L::codes - 4], w);
+        if constexpr (L::scales_kind == SUPER && !L::sub16) return w < 2 ? scale[0] : least[0];
+        return c == L::codes ? scale[w] : least[w];
+    }
+};
+
+// The partial sum of the lane's item of a tile.
+template <class L>
+DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
+    const uint4* at = reinterpret_cast<const uint4*>(tile) + lane();
+    uint4 scales = {}, minima = {};
+    if constexpr (L::scales_kind != FLOATS) scales = at[L::codes * 32];
+    if constexpr (L::scales_kind == HALVES && L::min) minima = at[(L::codes + 1) * 32];
+    const uint32_t super = L::word ? reinterpret_cast<const uint32_t*>(tile + L::chunks * 512)[lane()] : 0;
+    constexpr bool summed = L::offset != 0 || (L::sub16 && L::min);
+    constexpr int low_of = -L::offset & 255, high_of = low_of << 8;  // bytes that take the offset out of the sums
+    float part = 0.0f;
+#pragma unroll 1
+    for (int half = 0; half < 2; half++) {
+        const Half<L> w(at, half, scales, minima);
+        const int4* x = reinterpret_cast<const int4*>(q + half * 128);
+        const float4* of = reinterpret_cast<const float4*>(ds + half * 4);
+        const uint4 sums = summed ? reinterpret_cast<const uint4*>(n)[half] : uint4{};
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int4 x = reinterpret_cast<const int4*>(q)[2 * i], y = reinterpret_cast<const int4*>(q)[2 * i + 1];
-        const int of_x[4] = {x.x, x.y, x.z, x.w}, of_y[4] = {y.x, y.y, y.z, y.w};
-        const float2 s = ds[i];
-        const uint32_t sums = L::offset != 0 || (L::sub16 && L::min) ? n[i] : 0;
-#pragma unroll
-        for (int k = 0; k < P; k++) {
-            const typename L::Values f = L::factors(w[k], super[k], i);
+        for (int i = 0; i < 4; i++) {
+            const int4 a = x[2 * i], b = x[2 * i + 1];
+            const int low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
+            const float4 two = of[i / 2];
+            const float d = i % 2 ? two.z : two.x, dn = i % 2 ? two.w : two.y;
+            const uint32_t sum = Half<L>::word(sums, i);
+            const typename L::Values f = L::factors(w, super, i);
+            constexpr int start = int(kMagicBits);
+            int s = start, t = 0;  // of both halves of the block
             if constexpr (L::high_in_place) {
-                int a = int(kMagicBits) - L::offset * both_sums(sums), b = 0;
+                if constexpr (L::offset != 0) s = dp2a(sum, low_of | high_of, s);
 #pragma unroll
                 for (int g = 0; g < 4; g++) {
-                    a = dp4a(w[k](i, g) & 0x0f0f0f0fu, of_x[g], a);
-                    b = dp4a(w[k](i, g) & 0xf0f0f0f0u, of_y[g], b);
+                    s = dp4a(w(i, g) & 0x0f0f0f0fu, low[g], s);
+                    t = dp4a(w(i, g) & 0xf0f0f0f0u, high[g], t);
                 }
-                part[k] = fma((as_float(uint32_t(a + (b >> 4))) - kMagic) * f.d[0], s.x, part[k]);
-                if constexpr (L::min) part[k] = fma(f.m[0], s.y, part[k]);
+                part = fma((as_float(uint32_t(s + (t >> 4))) - kMagic) * f.d[0], d, part);
+                if constexpr (L::min) part = fma(f.m[0], dn, part);
                 continue;
             }
-            uint32_t c[8];
-#pragma unroll
-            for (int g = 0; g < 4; g++) L::words(w[k], i, g, c[g], c[g + 4]);
-            // Two chains of integers; where the halves have one scale they meet, and the second starts at nothing.
-            int a = int(kMagicBits) - L::offset * low_sum(sums), b = (L::sub16 ? int(kMagicBits) : 0) - L::offset * high_sum(sums);
+            if constexpr (L::sub16) t = start;
+            if constexpr (L::offset != 0 && !(L::sub16 && L::min)) s = dp2a(sum, low_of, s), t = dp2a(sum, high_of, t);
 #pragma unroll
             for (int g = 0; g < 4; g++) {
-                a = dp4a(int(c[g]), of_x[g], a);
-                b = dp4a(int(c[g + 4]), of_y[g], b);
+                uint32_t c, e;
+                L::words(w, i, g, c, e);
+                s = dp4a(int(c), low[g], s);
+                t = dp4a(int(e), high[g], t);
             }
             if constexpr (L::sub16) {
-                const float low = (as_float(uint32_t(a)) - kMagic) * f.d[0];
-                part[k] = fma(fma(as_float(uint32_t(b)) - kMagic, f.d[1], low), s.x, part[k]);
+                const float first = (as_float(uint32_t(s)) - kMagic) * f.d[0];
+                part = fma(fma(as_float(uint32_t(t)) - kMagic, f.d[1], first), d, part);
                 if constexpr (L::min) {
-                    part[k] = fma(f.m[0], s.x * float(low_sum(sums)), part[k]);
-                    part[k] = fma(f.m[1], s.x * float(high_sum(sums)), part[k]);
+                    part = fma(f.m[0], d * float(low_sum(sum)), part);
+                    part = fma(f.m[1], d * float(high_sum(sum)), part);
                 }
             } else {
-                part[k] = fma((as_float(uint32_t(a + b)) - kMagic) * f.d[0], s.x, part[k]);
-                if constexpr (L::min) part[k] = fma(f.m[0], s.y, part[k]);
+                part = fma((as_float(uint32_t(s + t)) - kMagic) * f.d[0], d, part);
+                if constexpr (L::min) part = fma(f.m[0], dn, part);
             }
         }
     }
+    return part;
 }
 
-template <class L>
-DEVICE float multiply_one(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
-    const uint8_t* const tiles[1] = {tile};
-    float part[1];
-    multiply<L, 1>(tiles, q, ds, n, part);
-    return part[0];
+// 8 chunks of an item of floats: two chains, even and odd columns, go on.
+template <int FORMAT>
+DEVICE void multiply_floats(const uint8_t* piece, const float* x, float& even, float& odd) {
+    constexpr int per = FORMAT == F32 ? 4 : 8;
+    const uint4* at = reinterpret_cast<const uint4*>(piece) + lane();
+#pragma unroll 4
+    for (int c = 0; c < 8; c++) {
+        const uint4 v = at[c * 32];
+        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < per; j += 4) {
+            const float4 y = *reinterpret_cast<const float4*>(x + c * per + j);
+            float w[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const uint16_t h = uint16_t(words[(j + k) / 2 % 4] >> 16 * (k % 2));
+                w[k] = FORMAT == F32 ? as_float(words[k]) : FORMAT == F16 ? half_to_float(h) : brain_to_float(h);
+            }
+            even = fma(w[0], y.x, even);
+            odd = fma(w[1], y.y, odd);
+            even = fma(w[2], y.z, even);
+            odd = fma(w[3], y.w, odd);
+        }
+    }
 }
 
 }  // namespace assay

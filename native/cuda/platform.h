@@ -55,6 +55,11 @@ DEVICE int dp4a(uint32_t a, int b, int c) {  // unsigned bytes by signed ones
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
+DEVICE int dp2a(uint32_t a, int b, int c) {  // two signed 16-bit values by the low two signed bytes of b
+    int d;
+    asm("dp2a.lo.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
 DEVICE uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
 
 DEVICE float shuffle(float x, int from) { return __shfl_sync(~0u, x, from); }
@@ -75,6 +80,15 @@ DEVICE uint16_t half_nearest(float f) {  // of a finite value in range
     uint16_t h;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
+}
+
+// Arguments come from afar when they are looked at for the first time: this looks at all of them, before a kernel waits.
+template <class Args>
+DEVICE void touch(const Args& a) {
+    uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < int(sizeof(Args)); i += 64) all ^= reinterpret_cast<const uint32_t*>(&a)[i / 4];
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, %0, 0x7fb1c3d5;\n\t@p nanosleep.u32 0;\n\t}" :: "r"(all));
 }
 
 // Weights are read once: they must not push activations out of the first-level cache.
@@ -113,6 +127,49 @@ DEVICE void copy_group() { asm volatile("cp.async.commit_group;" ::: "memory"); 
 template <int LEFT>
 DEVICE void copies_done() {
     asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory");
+}
+
+// A copy of whole vectors of 16 bytes by a warp, behind its back: `copy_piece` into shared memory, `piece_here` waits for it.
+// A place to copy to has an `Arrival` in shared memory, made by its warp; `phase` is how often the place has been filled
+// before, modulo 2. From sm_90 on one lane asks and a copy engine does the work.
+typedef uint64_t Arrival;
+DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+DEVICE void make_arrivals(Arrival* first, int count) {
+    if ((threadIdx.x & 31) < count)
+#if __CUDA_ARCH__ >= 900
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
+#else
+        asm volatile("mbarrier.init.shared.b64 [%0], 32;"
+#endif
+                     :: "r"(shared_address(first + (threadIdx.x & 31))) : "memory");
+    __syncwarp();
+}
+DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
+#if __CUDA_ARCH__ >= 900
+    if ((threadIdx.x & 31) == 0) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(shared_address(arrival)), "r"(bytes) : "memory");
+        uint64_t policy;  // weights are read once: what else is in the second-level cache stays there
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                     :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(arrival)), "l"(policy) : "memory");
+    }
+#else
+    for (int i = (threadIdx.x & 31) * 16; i < bytes; i += 512)
+        copy_async(static_cast<uint8_t*>(to) + i, static_cast<const uint8_t*>(from) + i);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(shared_address(arrival)) : "memory");
+#endif
+}
+DEVICE void piece_here(Arrival* arrival, int phase) {
+    uint32_t done;
+    do {
+        asm volatile("{\n\t.reg .pred p;\n\t"
+#if __CUDA_ARCH__ >= 900
+                     "mbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n\t"
+#else
+                     "mbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\t"
+#endif
+                     "selp.u32 %0, 1, 0, p;\n\t}" : "=r"(done) : "r"(shared_address(arrival)), "r"(phase) : "memory");
+    } while (!done);
 }
 
 // Programmatic dependent launch: `next_may_start` lets the following kernel begin what does not depend on this one;

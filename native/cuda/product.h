@@ -27,10 +27,11 @@ struct ProductArgs {
     int64_t expert_bytes;
     int32_t n_parts, groups, tokens, columns, x_stride, prologue;
     float eps;
-    int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are
-    int32_t slots, team, together;   // of product_one: tiles a warp has room for, warps a group, groups that a block takes at once
+    int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are;
+                                     // one matrix, of product_one: copies of the quantised row
+    int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more
     int32_t shift;                   // the group is 1 << shift rows
-    int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one
+    int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one; of product_one: bytes of a piece
 };
 
 // What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. `Tail` is made before
@@ -75,38 +76,37 @@ OUTLINED void finish(const Product& p, int64_t group, int r, int t, float y, flo
     tail.finish(y, up);
 }
 
-// Partial sums of a group lie [unit][row].
-DEVICE float total_of(const Matrix& w, const float* parts, int r) {
-    float total = parts[r];
-    for (int u = 1; u < w.units; u += 8) {  // eight on their way
-        float v[8];
-#pragma unroll
-        for (int k = 0; k < 8; k++) v[k] = u + k < w.units ? parts[(u + k) * w.group + r] : 0.0f;
-#pragma unroll
-        for (int k = 0; k < 8; k++)
-            if (u + k < w.units) total = total + v[k];
+// Partial sums of a group lie [unit][row]: the totals of row r and of the one that is `pair` rows behind it.
+DEVICE float2 totals_of(const Matrix& w, const float* parts, int pair) {
+    float2 total = {parts[0], parts[pair]};
+#pragma unroll 8
+    for (int u = 1; u < w.units; u++) {
+        parts += w.group;
+        total = {total.x + parts[0], total.y + parts[pair]};
     }
     return total;
 }
 
 // With several matrices, the pair of this block of threads: its row of x, its matrix, its row of the result.
 struct Pair {
-    int64_t row = 0, matrix = 0;
+    int row = 0, row_of_x = 0, matrix = 0;
     const float* x;
     DEVICE Pair(const ProductArgs& a) : x(a.x) {  // where `experts` are given, after the kernel that chose them
         if (!a.n_experts) return;
-        row = int64_t(block_z()) * grid_y() + block_y();
-        x = a.x + row / a.rows_of_x * a.x_stride;
+        row = block_z() * grid_y() + block_y();
+        row_of_x = row / a.rows_of_x;
+        x = a.x + int64_t(row_of_x) * a.x_stride;
         matrix = row % a.n_experts;
         if (!a.experts) return;
         const float id = a.experts[row];
-        matrix = id >= 0.0f && id < float(a.n_experts) ? int64_t(id) : 0;
+        matrix = id >= 0.0f && id < float(a.n_experts) ? int(id) : 0;
     }
 };
-DEVICE bool no_pair(const ProductArgs& a) { return a.n_experts && int64_t(block_z()) * grid_y() + block_y() >= a.tokens; }
+DEVICE bool no_pair(const ProductArgs& a) { return a.n_experts && block_z() * grid_y() + block_y() >= a.tokens; }
 
 DEVICE int part_of(const ProductArgs& a, int group) {
     int p = 0;
+#pragma unroll 1
     while (p + 1 < a.n_parts && group >= a.parts[p + 1].first_group) p++;
     return p;
 }

@@ -1,137 +1,171 @@
 // Matrix products for one token: out[r] = sum_i W[r, i] x[i], a thread an item of 256 columns.
 //
-// A team of warps takes a group of rows: its warps copy the group's tiles to shared memory, the first of them before the
-// kernel waits for the one that computes x; the block norms and quantises x for itself; the team multiplies, leaves the
-// partial sums of all units in shared memory, and one thread a row adds them in order. Bound by memory: the weights are read
-// once. Registers and shared memory are kept small, so that the next kernel has room to begin meanwhile.
+// A block of threads takes a run of groups of rows, its warps their tiles in turn. A warp has some tiles on their way to
+// shared memory before the kernel waits for the one that computes x, which comes quantised; each warp multiplies its tiles
+// and asks for the next ones; the partial sums of all units meet in shared memory, and one thread a row adds them in order.
+// Bound by memory: the weights are read once. A small model is bound by latency, so what is executed after the wait is
+// short, and registers and shared memory leave room for the next kernels to begin meanwhile.
 #include "multiply.h"
 
 namespace assay {
 
-// Where a block's activations, partial sums and weights lie in shared memory. The norm's weights lie over the partial sums,
-// which come later.
-struct Room {
-    int8_t* q;
-    float2* ds;
-    uint32_t* n;
-    float *row, *parts;
-    uint8_t* slots;
-    DEVICE Room(uint8_t* shared, int stride, int items, int normed) {
-        q = reinterpret_cast<int8_t*>(shared);
-        ds = reinterpret_cast<float2*>(shared + stride);
-        n = reinterpret_cast<uint32_t*>(ds + stride / 32);
-        row = reinterpret_cast<float*>(n + stride / 32) + 4;
-        parts = row + normed;
-        slots = reinterpret_cast<uint8_t*>(parts + (items > normed ? items : normed));
-    }
+// Floats come in pieces of 8 chunks.
+template <int FORMAT, int CHUNKS>
+struct Floats {
+    static constexpr int number = FORMAT, tile_bytes = CHUNKS * 512, pieces = CHUNKS / 8;
+    static constexpr bool floats = true;
+};
+template <int FORMAT>
+struct Codes : LayoutOf<FORMAT> {
+    static constexpr int pieces = 1;
+    static constexpr bool floats = false;
 };
 
-// Matrices of two layouts can share a launch. SLOTS tiles of a warp are on their way or at hand.
-template <class A, class B, int SLOTS>
+// Matrices of two layouts can share a launch.
+template <class A, class B>
 DEVICE void one_token(const ProductArgs& a) {
     SHARED;
     constexpr bool alike = A::number == B::number;
-    constexpr int tile_room = A::tile_bytes > B::tile_bytes ? A::tile_bytes : B::tile_bytes;
-    constexpr int most = A::chunks > B::chunks ? A::chunks : B::chunks;
     const Matrix& shape = a.parts[0].w;  // all parts are alike but for rows and layout
-    const int tiles = shape.tiles, items = tiles * 32, rows = 1 << a.shift, stride = shape.units * 256;
-    const int step = grid_x() * a.together;
-    const int warp = thread() / 32, team = warp / a.team, member = warp - team * a.team;
-    const bool works = team < a.together;  // warps behind the last team only quantise
-    const Room room(shared, stride, 2 * a.together * items, a.norm ? a.columns : 0);
-    uint8_t* const slots = room.slots + warp * SLOTS * tile_room;
+    const int tiles = shape.tiles, units = shape.units, stride = units * 256;
+    const int warp = thread() / 32, warps = threads() / 32, slots = a.slots, room = a.stages;
+    const int begin = block_x() * a.share + (block_x() < a.extra ? block_x() : a.extra);
+    const int groups = a.share + (block_x() < a.extra), first = begin * tiles, end = (begin + groups) * tiles;
+    // In shared memory: pieces of weights, what says that they are there, x, sums.
+    uint8_t* const places = shared + warp * slots * room;
+    Arrival* const arrivals = reinterpret_cast<Arrival*>(shared + warps * slots * room) + warp * slots;
+    float* const row = reinterpret_cast<float*>(arrivals + (warps - warp) * slots + (warps * slots & 1)) + 4;  // floats ...
+    int8_t* const q = reinterpret_cast<int8_t*>(row);                                                          // ... or codes
+    float2* const ds = reinterpret_cast<float2*>(q + stride);
+    uint32_t* const n = reinterpret_cast<uint32_t*>(ds + stride / 32);
+    float* const sums = row + (A::floats ? stride : stride / 32 * 11);
     next_may_start();
     if (a.experts) wait_for_previous();  // the expert is known only when the kernel before is done
     if (no_pair(a)) return;
     const Pair pair(a);
-    if (a.norm) copy_row(room.parts, a.norm, a.columns);
-    // The tile to be fetched next: this lane's part of it, and whether it has the first layout.
-    int next_group = works ? block_x() * a.together + team : a.groups, next_tile = member;
-    const uint8_t* from = nullptr;
-    bool next_first = true;
-    const auto seek = [&] {
-        const Product& p = a.parts[part_of(a, next_group)];
-        next_first = alike || p.w.format == A::number;
-        from = p.w.tile(next_group - p.first_group, member) + pair.matrix * a.expert_bytes + lane() * 16;
-    };
+    make_arrivals(arrivals, slots);
+    // The next piece that this warp asks for; of each place: whether its weights have the first layout.
+    int next = first + warp, next_piece = 0;
+    uint32_t firsts = 0;
     const auto fetch = [&](int slot) {
-        if (next_group < a.groups) {
-            uint8_t* to = slots + slot * tile_room + lane() * 16;
-            const int chunks = next_first ? A::chunks : B::chunks;
-#pragma unroll
-            for (int c = 0; c < most; c++)
-                if (alike || c < chunks) copy_async(to + c * 512, from + c * 512);
-            if (next_first ? A::word : B::word) copy_async4(to + chunks * 512 - lane() * 12, from + chunks * 512 - lane() * 12);
-            next_tile += a.team;
-            from += a.team * (next_first ? A::tile_bytes : B::tile_bytes);
-            if (next_tile >= tiles) {
-                next_tile = member, next_group += step;
-                if (next_group < a.groups) seek();
+        if (next >= end) return;
+        int p = 0;
+#pragma unroll 1
+        while (p + 1 < a.n_parts && next >= a.parts[p + 1].first_group * tiles) p++;
+        const Product& of = a.parts[p];
+        const bool is_first = alike || of.w.format == A::number;
+        const int bytes = is_first ? A::tile_bytes : B::tile_bytes, each = bytes / A::pieces;
+        const uint8_t* from = of.w.data + pair.matrix * a.expert_bytes + int64_t(next - of.first_group * tiles) * bytes;
+        copy_piece(places + slot * room, from + next_piece * each, each, arrivals + slot);
+        if (!alike) firsts = (firsts & ~(1u << slot)) | uint32_t(is_first) << slot;
+        if (++next_piece == A::pieces) next_piece = 0, next += warps;
+    };
+#pragma unroll 1
+    for (int s = 0; s < slots; s++) {  // one after the other: too much on its way delays the kernels before this one
+        if (s && first + warp + (s - 1) / A::pieces * warps < end) piece_here(arrivals + s - 1, 0);
+        fetch(s);
+    }
+    const int rows = a.parts[0].paired ? 1 << (a.shift - 1) : 1 << a.shift, all = groups * rows;  // of the result
+    const int row_shift = a.parts[0].paired ? a.shift - 1 : a.shift;
+#pragma unroll 1
+    for (int mine = thread(); mine < all || mine == thread(); mine += threads()) {
+        // What follows the sum is looked up before the wait.
+        const int group = mine >> row_shift, r = mine & (rows - 1);
+        Tail tail;
+        if (mine < all) {
+            const Product& of = a.parts[part_of(a, begin + group)];
+            tail = Tail(of, begin + group - of.first_group, r, pair.row);
+        }
+        if (mine == thread()) {
+            touch(a);
+            if (!a.experts) wait_for_previous();
+            tail.ask();
+            if constexpr (A::floats) {
+                for (int i = thread(); i < stride; i += threads()) row[i] = i < a.columns ? pair.x[i] : 0.0f;
+                sync_block();
+                if (a.norm) {
+                    const float f = norm_factor(row, a.columns, a.eps, row - 4);
+                    for (int i = thread(); i < a.columns; i += threads()) row[i] = (row[i] * f) * a.norm[i];
+                    sync_block();
+                }
+            } else {
+                // Of a row that all blocks read there are copies: one place in memory cannot answer all of them at once.
+                const int64_t of = int64_t(a.n_experts ? pair.row_of_x : block_x() % a.rows_of_x) * stride;
+                const uint8_t* const codes = reinterpret_cast<const uint8_t*>(a.acts.q + of);
+                const uint8_t* const scales = reinterpret_cast<const uint8_t*>(a.acts.ds + of / 32) - stride;
+                const uint8_t* const more = reinterpret_cast<const uint8_t*>(a.acts.n + of / 32) - stride / 4 * 5;
+#pragma unroll 1
+                for (int i = thread() * 16; i < stride / 8 * 11; i += threads() * 16)
+                    copy_async(q + i, (i < stride ? codes : i < stride / 4 * 5 ? scales : more) + i);
+                copy_group();
+                copies_done<0>();
+                sync_block();
             }
+            int slot = 0, phase = 0;
+            const auto turn = [&] {  // the piece at hand is used
+                sync_warp();
+                fetch(slot);
+                if (++slot == slots) slot = 0, phase ^= 1;
+            };
+            int tile = warp;
+#pragma unroll 1
+            while (tile >= tiles) tile -= tiles;
+#pragma unroll 1
+            for (int at = first + warp; at < end; at += warps) {
+                const int whole = (tile * 32 + lane()) >> a.shift, unit = whole < units ? whole : units - 1;
+                float part;
+                if constexpr (A::floats) {
+                    float even = 0.0f, odd = 0.0f;
+#pragma unroll 1
+                    for (int p = 0; p < A::pieces; p++) {
+                        piece_here(arrivals + slot, phase);
+                        multiply_floats<A::number>(places + slot * room, row + unit * 256 + p * (256 / A::pieces), even, odd);
+                        turn();
+                    }
+                    part = even + odd;
+                } else {
+                    piece_here(arrivals + slot, phase);
+                    const uint8_t* here = places + slot * room;
+                    if (alike || (firsts >> slot & 1)) part = multiply<A>(here, q + unit * 256, ds + unit * 8, n + unit * 8);
+                    else part = multiply<B>(here, q + unit * 256, ds + unit * 8, n + unit * 8);
+                    turn();
+                }
+                sums[(at - first) * 32 + lane()] = part;
+#pragma unroll 1
+                for (tile += warps; tile >= tiles;) tile -= tiles;
+            }
+            sync_block();
+        } else {
+            tail.ask();
         }
-        copy_group();
-    };
-    if (works && next_group < a.groups) seek();
-#pragma unroll
-    for (int slot = 0; slot < SLOTS; slot++) fetch(slot);
-    const int crew = a.team * 32, last_unit = shape.units - 1;
-    int slot = 0, mine = member * 32 + lane();  // the row that this thread adds, if it is one: another warp's in every round
-    bool first = true;
-    Tail tail;
-    const auto turn_to = [&](int group) {
-        if (group >= a.groups || !works || (alike && mine >= rows)) return;
-        const Product& of = a.parts[part_of(a, group)];
-        first = of.w.format == A::number;
-        tail = mine < rows ? Tail(of, group - of.first_group, mine, int(pair.row)) : Tail();
-    };
-    turn_to(block_x() * a.together + team);
-    if (!a.experts) wait_for_previous();
-    tail.ask();
-    copies_done<SLOTS>();  // the norm's weights
-    quantise_row(pair.x, a.norm ? room.parts : nullptr, a.eps, a.columns, stride, room.row, room.q, room.ds, room.n);
-    sync_block();
-    if (!works) return;
-    float *sums = room.parts + team * items, *others = sums + a.together * items;
-    for (int group = block_x() * a.together + team; group < a.groups; group += step) {
-        for (int tile = member; tile < tiles; tile += a.team, slot = slot + 1 == SLOTS ? 0 : slot + 1) {
-            copies_done<SLOTS - 1>();
-            sync_warp();
-            const int at = tile * 32 + lane(), whole = at >> a.shift, unit = whole < last_unit ? whole : last_unit;
-            const int8_t* q = room.q + unit * 256;
-            const uint8_t* here = slots + slot * tile_room;
-            sums[at] = alike || first ? multiply_one<A>(here, q, room.ds + unit * 8, room.n + unit * 8)
-                                      : multiply_one<B>(here, q, room.ds + unit * 8, room.n + unit * 8);
-            sync_warp();
-            fetch(slot);
+        if (mine < all) {
+            const float2 total = totals_of(shape, sums + group * tiles * 32 + r, tail.paired ? rows : 0);
+            tail.finish(total.x, total.y);
         }
-        sync_some(1 + team, crew);
-        if (mine < rows) tail.finish(total_of(shape, sums, mine), tail.paired ? total_of(shape, sums, (mine + rows / 2) & (rows - 1)) : 0.0f);
-        mine = mine < 32 ? mine + crew - 32 : mine - 32;
-        turn_to(group + step);
-        tail.ask();
-        float* const swapped = sums;
-        sums = others, others = swapped;
     }
 }
 
 // One kernel a layout, and one for each pair that the usual mixes put side by side.
-#define ONE(name, A, B)                                                                                            \
-    CROWDED(product_one_##name, ProductArgs, 768, 1) { one_token<LayoutOf<A>, LayoutOf<B>, 1>(a); }                \
-    CROWDED(product_two_##name, ProductArgs, 768, 1) { one_token<LayoutOf<A>, LayoutOf<B>, 2>(a); }
-ONE(q4_0, Q4_0, Q4_0)
-ONE(q4_1, Q4_1, Q4_1)
-ONE(q5_0, Q5_0, Q5_0)
-ONE(q5_1, Q5_1, Q5_1)
-ONE(q8_0, Q8_0, Q8_0)
-ONE(q4_k, Q4_K, Q4_K)
-ONE(q5_k, Q5_K, Q5_K)
-ONE(q6_k, Q6_K, Q6_K)
-ONE(iq4_nl, IQ4_NL, IQ4_NL)
-ONE(iq4_xs, IQ4_XS, IQ4_XS)
-ONE(mxfp4, MXFP4, MXFP4)
-ONE(wide16, WIDE16, WIDE16)
-ONE(wide16_min, WIDE16_MIN, WIDE16_MIN)
-ONE(q4_k_q6_k, Q4_K, Q6_K)
-ONE(q5_k_q6_k, Q5_K, Q6_K)
+#define ONE(name, A, B) \
+    CROWDED(product_one_##name, ProductArgs, 384, 2) { one_token<A, B>(a); }
+#define ONE_OF(name, A) ONE(name, Codes<A>, Codes<A>)
+using F32s = Floats<F32, 64>;
+using F16s = Floats<F16, 32>;
+using BF16s = Floats<BF16, 32>;
+ONE(f32, F32s, F32s)
+ONE(f16, F16s, F16s)
+ONE(bf16, BF16s, BF16s)
+ONE_OF(q4_0, Q4_0)
+ONE_OF(q4_1, Q4_1)
+ONE_OF(q5_0, Q5_0)
+ONE_OF(q5_1, Q5_1)
+ONE_OF(q8_0, Q8_0)
+ONE_OF(iq4_nl, IQ4_NL)
+ONE_OF(iq4_xs, IQ4_XS)
+ONE_OF(mxfp4, MXFP4)
+ONE_OF(wide16, WIDE16)
+ONE_OF(wide16_min, WIDE16_MIN)
+ONE(q4_k_q6_k, Codes<Q4_K>, Codes<Q6_K>)
+ONE(q5_k_q6_k, Codes<Q5_K>, Codes<Q6_K>)
 
 }  // namespace assay

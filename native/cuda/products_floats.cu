@@ -1,5 +1,5 @@
-// Matrix products of F32, F16 and BF16 weights for one token or a few: two chains a unit, even and odd columns. x lies in
-// shared memory as it is, or normed; a thread has an item of 256 columns, a block a group of rows.
+// Matrix products of F32, F16 and BF16 weights for a few tokens: two chains a unit, even and odd columns. x lies in shared
+// memory as it is, or normed; a thread has an item of 256 columns, a block a group of rows.
 #include "product.h"
 
 namespace assay {
@@ -14,7 +14,7 @@ DEVICE void load_ahead(const uint8_t* tile, uint4 (&next)[ahead]) {
 }
 
 template <int FORMAT, int M>
-DEVICE void multiply_floats(const uint8_t* tile, uint4 (&next)[ahead], const float* x, int stride, int unit, float (&part)[M]) {
+DEVICE void multiply_rows(const uint8_t* tile, uint4 (&next)[ahead], const float* x, int stride, int unit, float (&part)[M]) {
     constexpr int per = FORMAT == F32 ? 4 : 8, chunks = 256 / per;
     float even[M], odd[M];
 #pragma unroll
@@ -51,21 +51,19 @@ DEVICE void multiply_floats(const uint8_t* tile, uint4 (&next)[ahead], const flo
 template <int M>
 DEVICE void few_tokens_floats(const ProductArgs& a) {
     SHARED;
-    const int first = a.n_experts ? 0 : block_y() * M, left = a.n_experts ? 1 : a.tokens - first, tokens = left < M ? left : M;
+    const int first = block_y() * M, left = a.tokens - first, tokens = left < M ? left : M;
     const int warp = thread() / 32, warps = threads() / 32;
     const int stride = a.parts[0].w.units * 256;
     float* rows = reinterpret_cast<float*>(shared);
     float* parts = rows + M * stride;
     next_may_start();
     uint4 next[ahead];
-    if (!a.n_experts && warp < a.parts[0].w.tiles && block_x() < a.groups) {
+    if (warp < a.parts[0].w.tiles && block_x() < a.groups) {
         const Product& p = a.parts[part_of(a, block_x())];
         load_ahead(p.w.tile(block_x() - p.first_group, warp), next);
     }
     wait_for_previous();
-    if (no_pair(a)) return;
-    const Pair pair(a);
-    const float* x = pair.x + int64_t(first) * a.x_stride;
+    const float* x = a.x + int64_t(first) * a.x_stride;
     for (int t = 0; t < M; t++)
         for (int c = thread(); c < stride; c += threads())
             rows[t * stride + c] = t < tokens && c < a.columns ? x[int64_t(t) * a.x_stride + c] : 0.0f;
@@ -81,12 +79,12 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
         const int local = group - p.first_group, items = p.w.tiles * 32;
         for (int tile = warp; tile < p.w.tiles; tile += warps) {
             const int at = tile * 32 + lane(), unit = at / p.w.group < p.w.units ? at / p.w.group : p.w.units - 1;
-            const uint8_t* base = p.w.tile(local, tile) + pair.matrix * a.expert_bytes;
+            const uint8_t* base = p.w.tile(local, tile);
             float part[M];
-            if (a.n_experts || tile != warp || group != block_x()) load_ahead(base, next);
-            if (p.w.format == F32) multiply_floats<F32, M>(base, next, rows, stride, unit, part);
-            else if (p.w.format == F16) multiply_floats<F16, M>(base, next, rows, stride, unit, part);
-            else multiply_floats<BF16, M>(base, next, rows, stride, unit, part);
+            if (tile != warp || group != block_x()) load_ahead(base, next);
+            if (p.w.format == F32) multiply_rows<F32, M>(base, next, rows, stride, unit, part);
+            else if (p.w.format == F16) multiply_rows<F16, M>(base, next, rows, stride, unit, part);
+            else multiply_rows<BF16, M>(base, next, rows, stride, unit, part);
 #pragma unroll
             for (int t = 0; t < M; t++) parts[t * items + at] = part[t];
         }
@@ -94,14 +92,13 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
         for (int i = thread(); i < tokens * p.w.group; i += threads()) {
             const int t = i / p.w.group;
             const int r = i % p.w.group, half = p.paired ? p.w.group / 2 : 0;
-            const float* mine = parts + t * items;
-            finish(p, local, r, int(pair.row) + first + t, total_of(p.w, mine, r), total_of(p.w, mine, (r + half) % p.w.group));
+            const float2 total = totals_of(p.w, parts + t * items + r, r < half ? half : 0);
+            finish(p, local, r, first + t, total.x, total.y);
         }
         sync_block();
     }
 }
 
-KERNEL(product_floats_1, ProductArgs, 512) { few_tokens_floats<1>(a); }
 KERNEL(product_floats_4, ProductArgs, 512) { few_tokens_floats<4>(a); }
 
 }  // namespace assay

@@ -154,17 +154,41 @@ KERNEL(layer_norm, RowArgs, 256) {
     }
 }
 
-// The row, normed if there are weights, as quantised activations.
-KERNEL(quantise_rows, RowArgs, 256) {
+// The row, normed if there are weights, as quantised activations, padded with zeros to the stride; block_x: row; of `parts`
+// rows there may be copies. A thread has 8 values at a time. Without a norm, block_y shares columns; with one, the row lies in
+// shared memory meanwhile.
+KERNEL(quantise_rows, RowArgs, 1024) {
     SHARED;
+    const int64_t row = block_x(), at = a.acts.step ? row : row * (a.acts.stride / 32);
+    const int step = a.acts.step ? a.acts.step : 1;
+    const float* x = a.x + row % a.parts * a.width;
+    float* const copy = reinterpret_cast<float*>(shared) + 4;
+    const int first = block_y() * threads() + thread();
+    float v[8], w[8], f = 0.0f;
     next_may_start();
-    const int64_t row = block_x();
-    float *row_room = reinterpret_cast<float*>(shared) + 4, *norm = row_room + a.width;
-    if (a.w) copy_row(norm, a.w, a.width);
+    if (a.w && 8 * first < a.width) load_eight(a.w + 8 * first, w);
+    touch(a);
     wait_for_previous();
-    copies_done<0>();
-    quantise_row(a.x + row * a.width, a.w ? norm : nullptr, a.eps, a.width, a.acts.stride, row_room, a.acts.q + row * a.acts.stride,
-                 a.acts.ds + row, a.acts.n + row, a.acts.step);
+    if (8 * first < a.width) load_eight(x + 8 * first, v);
+    if (a.w) {
+#pragma unroll 1
+        for (int i = first; 8 * i < a.width; i += threads()) {
+            if (i != first) load_eight(x + 8 * i, v);
+            reinterpret_cast<float4*>(copy)[2 * i] = {v[0], v[1], v[2], v[3]};
+            reinterpret_cast<float4*>(copy)[2 * i + 1] = {v[4], v[5], v[6], v[7]};
+        }
+        sync_block();
+        f = norm_factor(copy, a.width, a.eps, copy - 4);
+    }
+#pragma unroll 1
+    for (int i = first; i < a.acts.stride / 8; i += grid_y() * threads()) {  // whole warps: the stride is a multiple of 256
+        const bool there = 8 * i < a.width;
+        if (there && (a.w || i != first)) load_eight((a.w ? copy : x) + 8 * i, v);
+        if (there && a.w && i != first) load_eight(a.w + 8 * i, w);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = !there ? 0.0f : a.w ? (v[j] * f) * w[j] : v[j];
+        quantise_eight(v, i, a.acts.q + row * a.acts.stride, a.acts.ds + at, a.acts.n + at, step);
+    }
 }
 
 // The row, normed if there are weights, rounded to 16-bit floats and padded with zeros to the stride; w_step: to bf16

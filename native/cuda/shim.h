@@ -89,6 +89,10 @@ inline int dp4a(uint32_t a, int b, int c) {
     for (int i = 0; i < 4; i++) c += int(a >> 8 * i & 255) * int8_t(uint32_t(b) >> 8 * i);
     return c;
 }
+inline int dp2a(uint32_t a, int b, int c) {
+    for (int i = 0; i < 2; i++) c += int16_t(a >> 16 * i) * int8_t(uint32_t(b) >> 8 * i);
+    return c;
+}
 inline uint32_t permute(uint32_t a, uint32_t b, uint32_t selector) {
     const uint64_t bytes = uint64_t(b) << 32 | a;
     uint32_t r = 0;
@@ -134,6 +138,8 @@ inline uint16_t half_nearest(float f) {
     return uint16_t(sign | (((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10)));
 }
 
+template <class Args>
+inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
@@ -143,6 +149,12 @@ inline void copy_async8(void* to, const void* from) { *static_cast<uint2*>(to) =
 inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
+typedef uint64_t Arrival;
+inline void make_arrivals(Arrival*, int) {}
+inline void copy_piece(void* to, const void* from, int bytes, Arrival*) {
+    if (lane() == 0) std::memcpy(to, from, size_t(bytes));
+}
+inline void piece_here(Arrival*, int) { shim::barrier_warp(); }  // the first lane has copied it by now
 inline void next_may_start() {}
 inline void wait_for_previous() {}
 

@@ -179,20 +179,6 @@ def test_an_architecture_over_more_keys_than_a_block(tmp_path: Path, name: str) 
         assert np.array_equal(*found)
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K"])
-def test_wide_products_give_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch, type_name: str) -> None:
-    """The kernel for long rows, on short ones: two groups a warp, an odd group at the end, several rounds."""
-    model = make(type=type_name, n_embd=512, n_ff=768, tied=False)
-    cpu = CpuEngine(model, threads=1, n_pages=16)
-    chunk = Chunk(IDS[:1], 0, pages(0, 1))
-    monkeypatch.setattr(arrange, "_ONCE", 0)
-    monkeypatch.setattr(arrange, "_LONG", 0)
-    cuda = CudaEngine(model, n_pages=16, device=device())
-    assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
-    kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
-    assert f"product_wide_{type_name.lower()}" in kernels
-
-
 @pytest.mark.parametrize("heads", [{"n_head": 4, "n_head_kv": 4}, {"n_head": 6, "n_head_kv": 2, "n_embd": 96}])
 def test_more_sequences_than_the_gpu_runs_at_once(make: Make, heads: dict[str, int]) -> None:
     """Attention by the kernel for many blocks of threads; sequences of every length up to three pages."""
@@ -208,6 +194,33 @@ def test_more_sequences_than_the_gpu_runs_at_once(make: Make, heads: dict[str, i
     if not ON_GPU:
         kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
         assert any(k.startswith("attend_blocks") for k in kernels)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        {"n_head": 8, "n_head_kv": 2, "n_embd": 256},
+        {"n_head": 4, "n_head_kv": 4, "n_embd": 256},
+        {"n_head": 2, "n_head_kv": 1, "n_embd": 192},
+        {"n_head": 2, "n_head_kv": 1, "n_embd": 256},
+    ],
+    ids=("32", "64", "96", "128"),
+)
+def test_the_usual_attention_of_one_sequence(make: Make, heads: dict[str, int]) -> None:
+    """Heads of 32, 64, 96 and 128 values, in one block of keys and over the edge to the second: they are folded."""
+    model = make(type="Q8_0", n_ff=256, **heads)
+    gpu = device()
+    gpu.multiprocessors = 132  # with fewer the shim would take the kernel for many blocks
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
+    table = pages(0, 300)
+    for begin, end in ((0, 40), (41, 255), (258, 290)):
+        for engine in (cpu, cuda):
+            engine.forward([Chunk(IDS[begin:end], begin, table, "none")])
+        for i in range(end, min(end + 3, 291)):
+            chunk = Chunk(IDS[i : i + 1], i, table)
+            assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+    kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert "attend_short" in kernels
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -306,28 +319,29 @@ def test_without_a_driver_one_line_says_so(make: Make) -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "engine cuda" in done.stderr
 
 
-# Of an H200, from docs/gpu.md: layout, rows, columns, gate with up; the kernel, and the warps of a block.
+# Of an H200: layout, rows, columns, gate with up; warps of a block, pieces of weights that each has on its way.
 SHAPES = {
-    "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, "product_one_q4_k", 24),
-    "TinyLlama down": ("Q6_K", 2048, 5632, False, "product_one_q6_k", 12),
-    "TinyLlama head": ("Q6_K", 32000, 2048, False, "product_two_q6_k", 12),
-    "TinyLlama gate and up, Q8_0": ("Q8_0", 5632, 2048, True, "product_two_q8_0", 8),
-    "7B o": ("Q4_K", 4096, 4096, False, "product_one_q4_k", 16),
-    "7B gate and up": ("Q4_K", 14336, 4096, True, "product_wide_q4_k", 8),
-    "7B down": ("Q4_K", 4096, 14336, False, "product_two_q4_k", 12),  # two groups of 28 tiles do not fit
+    "TinyLlama q, k and v": ("Q4_K", 2560, 2048, False, 8, 1),
+    "TinyLlama gate and up": ("Q4_K", 5632, 2048, True, 12, 2),
+    "TinyLlama down": ("Q6_K", 2048, 5632, False, 11, 1),
+    "TinyLlama head": ("Q6_K", 32000, 2048, False, 8, 2),
+    "TinyLlama gate and up, Q8_0": ("Q8_0", 5632, 2048, True, 12, 1),
+    "TinyLlama gate and up, F16": ("F16", 5632, 2048, True, 12, 2),
+    "7B o": ("Q4_K", 4096, 4096, False, 8, 2),
+    "7B gate and up": ("Q4_K", 14336, 4096, True, 8, 3),
+    "7B down": ("Q4_K", 4096, 14336, False, 8, 3),
 }
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_kernel_of_a_product_is_chosen_by_its_shape(name: str) -> None:
-    layout, rows, columns, paired, kernel, warps = SHAPES[name]
+def test_how_a_product_is_dealt(name: str) -> None:
+    layout, rows, columns, paired, warps, slots = SHAPES[name]
     units = -(-columns // 256)
     matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, paired), 0, 1, paired)
-    found = arrange.arrange(
-        [arrange.Part(matrix, name)], layout.lower(), matrix.groups, normed=paired, several=False, processors=132,
-        most=227 << 10, resident=lambda kernel, threads, shared: max(1, (227 << 10) // shared),
-    )  # fmt: skip
-    assert found and (found.kernel, found.threads // 32) == (kernel, warps)
+    parts = [arrange.Part(matrix, name)]
+    found = arrange.arrange(parts, matrix.groups, processors=132, most=227 << 10)
+    assert found and (found.threads // 32, found.slots) == (warps, slots)
+    assert found.blocks * found.share + found.extra == matrix.groups and found.extra < found.blocks
     assert found.shared <= 226 << 10 and 0 < found.blocks <= 132
 
 

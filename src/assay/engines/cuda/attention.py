@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.program import COPIES, Quantised, Steps, Value, quantised
 from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, prompt_rows, tile_rows
 from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
@@ -54,11 +54,74 @@ class AttentionSteps(Steps):
                 if turn:
                     k_source = self.graph[k_source].inputs[0]
                 k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
+            if k and v and turn and self._is_short(k_pool, v_pool, fields["mask"], heads):
+                stride = heads * v_dim
+                acts = quantised(COPIES, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
+                if acts:
+                    self.prepared[id(out), stride, 0, ""] = acts
+                self._attend_short(q, k, v, turn, out, acts, heads, k_pool, v_pool, fields)
+                return
             self._attend_one(q, k, v, turn, out, heads, k_pool, v_pool, fields)
             return
         kept = {role: self._new(n.name) if n and n.name in self.keep else None for role, n in
                 (("kq", kq), ("capped", capped), ("soft_max", softmax))}  # fmt: skip
         self._attend_tile(q, out, heads, k_pool, v_pool, fields, domain, kept)
+
+    def _is_short(self, k_pool: Any, v_pool: Any, mask: Any, heads: int) -> bool:
+        """Whether the kernel for the usual case of one sequence has all that this needs (attention_short.cu)."""
+        usual = not (self.shape.irregular or mask.sinks or mask.slopes or mask.window or mask.chunk or mask.cap)
+        alike = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and k_pool.dim == v_pool.dim == v_pool.columns
+        shape = k_pool.dim % 32 == 0 and k_pool.dim <= 256 and not v_pool.keys and k_pool.heads == v_pool.heads
+        few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()
+        return bool(usual and mask.causal and alike and shape and few)
+
+    def _read_as_codes(self, name: str) -> bool:
+        """Whether every reader of a value multiplies it by quantised weights, and wants nothing else of it."""
+        readers = [self.graph[reader] for reader in self.graph.users.get(name, ())]
+        if len(readers) == 1 and readers[0].op in ("merge_heads", "split_heads"):
+            return readers[0].name not in self.keep and self._read_as_codes(readers[0].name)
+        return all(n.op == "linear" and self.tensors.format(n.weights[0]) == "q8" for n in readers)
+
+    def _attend_short(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        turn: Value,
+        out: Value,
+        acts: Quantised | None,
+        heads: int,
+        k_pool: Any,
+        v_pool: Any,
+        fields: dict[str, Any],
+    ) -> None:
+        dim, blocks = k_pool.dim, self.shape.blocks
+        partial = Value(4 * heads * blocks * (2 + dim)) if blocks > 1 else None
+
+        def make() -> Launch:
+            args = structs.ShortArgs(
+                structs.AttentionArgs(
+                    q=self._at(q),
+                    k=self._at(k),
+                    v=self._at(v),
+                    turn=self._at(turn),
+                    out=self._at(out),
+                    partial=self._at(partial),
+                    arrived=self.memory.counters,
+                    cache=self._cache_struct(),
+                    keys=k_pool,
+                    values=v_pool,
+                    rows=self._rows_struct(),
+                    splits=heads // k_pool.heads,
+                    **fields,
+                ),
+                self._acts(acts, heads * dim),
+                COPIES,
+            )
+            shared = 4 * (BLOCK * dim + 2 * dim + BLOCK + 8 + 8 * dim)
+            return Launch("attend_short", (blocks, heads, 1), max(256, 3 * dim), args, shared)
+
+        self._step([q, k, v, turn, out, partial, *(acts or ())], make)
 
     def _attend_one(
         self,
@@ -87,10 +150,12 @@ class AttentionSteps(Steps):
         shared = 4 * at_once * (k_pool.dim + BLOCK + 2)
         kernel = "one"
         if halves:
-            shared += staged
-            at_a_time = self._processors() * max(1, self.shared // shared)
+            at_a_time = self._processors() * max(1, self.shared // (shared + staged))
             kernel = "blocks" if math.prod(grid) > at_a_time else "halves"
-            shared += (2 * (k_pool.dim + v_pool.dim) + 56 * at_once) * (kernel == "halves")
+            if kernel == "halves":
+                shared += staged + 2 * (k_pool.dim + v_pool.dim) + 56 * at_once
+            else:
+                shared += 2 * BLOCK * v_pool.dim + 2 * k_pool.dim + 32 * at_once * v_pool.dim + 8
         else:
             shared += 4 * (k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
 

@@ -103,22 +103,22 @@ class _Compiler(ProductSteps, AttentionSteps):
         return list(self.graph.users.get(name, ()))
 
     def _norms(self) -> dict[str, str]:
-        """For the first linear of a group: the norm before it, if only that group reads it."""
-        found = {}
+        """For the first linear of a group: the norm before it, if only products read it."""
+        firsts: dict[str, str] = {}  # of each linear, the first of its group
         for group in self.plan.groups:
             if isinstance(group, Products):
-                linears = [p.linear for p in group.products]
+                firsts |= {p.linear.name: group.products[0].linear.name for p in group.products}
             elif isinstance(group, Gated):
-                linears = [group.gate, group.up]
-            else:
-                continue
-            norm = self.graph.by_name.get(linears[0].inputs[0])
-            if not norm or norm.op != "rms_norm" or norm.attr("n_head") or norm.name in self.keep or not norm.weights:
+                firsts |= {n.name: group.gate.name for n in (group.gate, group.up)}
+        found: dict[str, str] = {}
+        for norm in self.graph:
+            if norm.op != "rms_norm" or norm.attr("n_head") or norm.name in self.keep or not norm.weights:
                 continue
             if len(self.graph.shapes[norm.name]) != 2 or norm.name == self.graph.output:
                 continue
-            if set(self._readers(norm.name)) == {n.name for n in linears}:
-                found[linears[0].name] = norm.name
+            readers = self._readers(norm.name)
+            if all(name in firsts for name in readers):
+                found |= {firsts[name]: norm.name for name in readers}
         return found
 
     def _attentions(self) -> dict[str, tuple[str, ...]]:

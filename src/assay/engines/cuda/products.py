@@ -9,7 +9,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.program import COPIES, Quantised, Steps, Value, quantised
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
@@ -30,30 +30,30 @@ class ProductSteps(Steps):
 
     # -- products ------------------------------------------------------------------------------------------------
 
-    def _prepare(self, name: str, norm: str | None, domain: str, matrix: Matrix) -> tuple[Value, Value, Value]:
-        """Quantised rows of a value, normed on the way if `norm` names a node."""
-        source = self.graph[norm].inputs[0] if norm else name
-        if (name, domain) not in self.prepared:
-            x, rows, stride = self._get(source, domain), self._rows(domain), matrix.units * UNIT
-            room = _room(rows)
-            acts = Value(room * stride), Value(room * stride // 4), Value(room * stride // 8)
-            width = self._width(source)
-            node = self.graph[norm] if norm else None
+    def _prepare(self, x: Value, rows: int, norm: Node | None, matrix: Matrix, step: int = 0) -> Quantised:
+        """Quantised rows of a value, normed on the way; by whoever made it, or here. `step`: activations.h."""
+        key = id(x), matrix.columns, step, norm.name if norm else ""
+        if key not in self.prepared:
+            width, stride = matrix.columns, matrix.units * UNIT
+            blocks = COPIES if rows == 1 and not step else rows
+            acts = quantised(step or blocks, stride)
 
             def make() -> Launch:
                 args = structs.RowArgs(
                     x=self._at(x),
-                    w=self.tensors.vector(node.weights[0]) if node else 0,
-                    acts=structs.Acts(*(self._at(v) for v in acts), stride, room),
+                    w=self.tensors.vector(norm.weights[0]) if norm else 0,
+                    acts=self._acts(acts, stride, step),
                     width=width,
-                    parts=1,
-                    eps=float(node.attr("eps")) if node else 0.0,
+                    parts=rows,
+                    eps=float(norm.attr("eps")) if norm else 0.0,
                 )
-                return Launch("quantise_rows", (rows, 1, 1), 256, args, 16 + (8 * width if node else 0))
+                if norm:
+                    return Launch("quantise_rows", (blocks, 1, 1), min(1024, stride // 8), args, 16 + 4 * width)
+                return Launch("quantise_rows", (blocks, -(-stride // 2048), 1), 256, args)
 
             self._step([x, *acts], make)
-            self.prepared[name, domain] = acts
-        return self.prepared[name, domain]
+            self.prepared[key] = acts
+        return self.prepared[key]
 
     def _halved(self, name: str, norm: str | None, domain: str, matrix: Matrix) -> Value:
         """Rows of a value as 16-bit floats of the matrix's type, normed on the way if `norm` names a node."""
@@ -112,11 +112,17 @@ class ProductSteps(Steps):
             for i in range(0, len(parts), 4):
                 self._many((halves, None, None), rows, parts[i : i + 4], self._tensor_tiles(rows, parts[i : i + 4]))
             return
-        if rows == 1 or form.floats:
-            for layouts, chosen in by_kernel(parts):
-                self._few(layouts, linear.inputs[0], norm, domain, chosen)
+        if rows == 1:
+            for kernel, chosen in by_kernel(parts):
+                self._few(kernel, linear.inputs[0], norm, domain, chosen)
             return
-        acts = self._prepare(linear.inputs[0], norm, domain, parts[0].matrix)
+        if form.floats:
+            for i in range(0, len(parts), 4):
+                self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
+            return
+        node = self.graph[norm] if norm else None
+        x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
+        acts = self._prepare(x, rows, node, parts[0].matrix, _room(rows))
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
 
@@ -139,16 +145,18 @@ class ProductSteps(Steps):
             first += per(p.matrix)
         return array, first
 
-    def _few(self, layouts: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
-        """A block of threads norms and quantises for itself."""
+    def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
+        """One token; of floats, a few: a block of threads norms for itself."""
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
+        given = None if matrix.format.floats else self._prepare(x, rows, node, matrix)
 
         def make() -> Launch:
             array, groups = self._part_structs(parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
+                acts=self._acts(given, matrix.units * UNIT),
                 x=self._at(x),
                 norm=self.tensors.vector(node.weights[0]) if node else 0,
                 n_parts=len(parts),
@@ -156,45 +164,30 @@ class ProductSteps(Steps):
                 tokens=rows,
                 columns=matrix.columns,
                 x_stride=matrix.columns,
-                prologue=_NORMED if node else _PLAIN,
+                prologue=_GIVEN if given else _NORMED if node else _PLAIN,
+                rows_of_x=COPIES,
                 eps=float(node.attr("eps")) if node else 0.0,
             )
-            if matrix.format.floats:
-                each = 1 if rows == 1 else 4
-                shared = 4 * (each * matrix.units * UNIT + max(64, each * matrix.tiles * LANES))
-                grid = (groups, -(-rows // each), 1)
-                return Launch(f"product_floats_{each}", grid, 32 * warps_for(matrix.tiles), args, shared)
-            return self._one(layouts, args, parts, groups, (1, 1))
+            if not kernel:
+                shared = 4 * (4 * matrix.units * UNIT + max(64, 4 * matrix.tiles * LANES))
+                grid = (groups, -(-rows // 4), 1)
+                return Launch("product_floats_4", grid, 32 * warps_for(matrix.tiles), args, shared)
+            return self._one(kernel, args, parts, groups, (1, 1))
 
-        self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+        self._step([*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
-    def _one(
-        self,
-        layouts: str,
-        args: Any,
-        parts: Sequence[Part],
-        groups: int,
-        rest: tuple[int, int],
-    ) -> Launch:
-        """product_one or product_two: one row of x for each of `rest` blocks."""
-        found = arrange(
-            parts,
-            layouts,
-            groups,
-            normed=bool(args.norm),
-            several=bool(args.n_experts),
-            processors=self._processors(),
-            most=self.shared,
-            resident=self.tensors.device.resident,
-        )
+    def _one(self, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
+        """product_one: one row of x for each of `rest` blocks."""
+        processors = max(1, self._processors() // (rest[0] * rest[1]))
+        found = arrange(parts, groups, processors=processors, most=self.shared)
         if found is None:
             columns = parts[0].matrix.columns
             raise AssayError(
                 f"node {parts[0].name}: rows of {columns} values do not fit this GPU's shared memory; use --engine cpu"
             )
-        args.slots, args.team, args.together = found.slots, found.team, found.together
+        args.slots, args.stages, args.share, args.extra = found.slots, found.piece, found.share, found.extra
         args.shift = parts[0].matrix.group.bit_length() - 1
-        return Launch(found.kernel, (found.blocks, *rest), found.threads, args, found.shared)
+        return Launch(f"product_one_{kernel}", (found.blocks, *rest), found.threads, args, found.shared)
 
     def _many(
         self,
@@ -277,12 +270,14 @@ class ProductSteps(Steps):
         pairs = self._rows(domain) * choices
         shared_rows = choices if idx and self._width(node.inputs[0]) == matrix.columns else 1
         rest = (min(pairs, _ROWS), -(-pairs // _ROWS))
+        given = None if matrix.format.floats else self._prepare(x, pairs // shared_rows, None, matrix)
 
         def make() -> Launch:
             array_parts = [Part(matrix, node.name, out=out)]
             array, groups = self._part_structs(array_parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
+                acts=self._acts(given, matrix.units * UNIT),
                 x=self._at(x),
                 experts=self._at(idx),
                 expert_bytes=matrix.size,
@@ -295,9 +290,6 @@ class ProductSteps(Steps):
                 rows_of_x=shared_rows,
                 n_experts=matrix.count,
             )
-            if matrix.format.floats:
-                shared = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))
-                return Launch("product_floats_1", (groups, *rest), 32 * warps_for(matrix.tiles), args, shared)
-            return self._one(matrix.format.name, args, array_parts, groups, rest)
+            return self._one(by_kernel(array_parts)[0][0], args, array_parts, groups, rest)
 
-        self._step([x, idx, out], make)
+        self._step([*(given or [x]), idx, out], make)

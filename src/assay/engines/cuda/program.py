@@ -49,6 +49,16 @@ class Value:
     pinned: bool = False  # results stay to the end
 
 
+Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
+
+
+COPIES = 4  # of one row that all blocks of a product read
+
+
+def quantised(rows: int, stride: int) -> Quantised:
+    return Value(rows * stride), Value(rows * stride // 4), Value(rows * stride // 8)
+
+
 @dataclass
 class Program:
     """Launches in order, the memory they need, and where results lie in it."""
@@ -94,7 +104,7 @@ class Steps:
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
     plan: Plan = field(init=False)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
-    prepared: dict[tuple[str, str], tuple[Value, Value, Value]] = field(default_factory=dict)
+    prepared: dict[tuple[int, int, int, str], Quantised] = field(default_factory=dict)  # by value, columns, step, norm
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -132,6 +142,9 @@ class Steps:
 
     def _at(self, value: Value | None) -> int:
         return self.memory.arena + value.offset if value else 0
+
+    def _acts(self, of: Quantised | None, stride: int, step: int = 0) -> Any:
+        return structs.Acts(*(self._at(v) for v in of), stride, step) if of else structs.Acts()
 
     def _table(self, name: str) -> int:
         return self.memory.step + 4 * self.table_at[name][0]

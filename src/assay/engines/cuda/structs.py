@@ -38,7 +38,7 @@ ProductArgs = _struct(
     ("expert_bytes", _I64),
     *_all(_I32, "n_parts groups tokens columns x_stride prologue"),
     ("eps", _F32),
-    *_all(_I32, "rows_of_x n_experts slots team together shift stages"),
+    *_all(_I32, "rows_of_x n_experts slots share extra shift stages"),
 )
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes columns first padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
@@ -57,6 +57,7 @@ AttentionArgs = _struct(
     ("query_rows", _POINTER),
     *_all(_I32, "heads n_rot neox n_tokens splits irregular turn_k max_blocks"),
 )
+ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))
 MapArgs = _struct(
     "MapArgs",
     *_all(_POINTER, "x y z out"),
@@ -110,15 +111,13 @@ RepackArgs = _struct(
 )
 
 _LAYOUTS = (
-    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
+    "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
-WIDE_LAYOUTS = ("q4_0", "q4_1", "q4_k", "q5_k", "q6_k")  # those that products_wide.cu has
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
-    "products": {f"product_{slots}_{name}": (ProductArgs, 768) for name in _LAYOUTS for slots in ("one", "two")},
-    "products_wide": {f"product_wide_{name}": (ProductArgs, 512) for name in WIDE_LAYOUTS},
-    "products_floats": {"product_floats_1": (ProductArgs, 512), "product_floats_4": (ProductArgs, 512)},
+    "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
+    "products_floats": {"product_floats_4": (ProductArgs, 512)},
     "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
@@ -133,6 +132,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_many": (ProductArgs, 256),
     },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
+    "attention_short": {"attend_short": (ShortArgs, 768)},
     "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_halves": {f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_many": {
@@ -143,7 +143,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "map": (MapArgs, 256),
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
-        "quantise_rows": (RowArgs, 256),
+        "quantise_rows": (RowArgs, 1024),
         "halve_rows": (RowArgs, 256),
         "softmax": (RowArgs, 32),
         "argsort": (RowArgs, 256),
