@@ -110,9 +110,9 @@ with_codec("q4_1-min", "d * (q - 8)", ("Q4_1", "Q5_1"), _min(0, 8))
 
 
 def _whole_zero(f: Fields, out: Floats) -> None:
-    z = np.rint(np.divide(-f["m"], f["d"], out=np.zeros_like(f["m"]), where=f["d"] != 0))
+    z = np.divide(-f["m"], f["d"], out=np.zeros_like(f["m"]), where=f["d"] != 0)
     out[...] = f["q"]
-    out -= np.mod(z, 16)
+    out -= np.mod(np.floor(z + np.float32(0.5)), 16)
     out *= f["d"]
 
 
