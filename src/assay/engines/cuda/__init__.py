@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ from assay.engines.base import (
 from assay.engines.batch import Results, Step, in_turns, steps, whole
 from assay.engines.cache import KV_TYPES
 from assay.engines.cuda.compile import compile_program
-from assay.engines.cuda.device import Device, DeviceError, Driver, Landings
+from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.program import Memory as Addresses
 from assay.engines.cuda.program import Program
@@ -90,9 +90,9 @@ class CudaEngine(PagedEngine):
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
+        self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # where results of graphs come to the host
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._device: Any = device or Driver(cubins)
-        self._landings = Landings(self._device)
         self.isa = self._device.name
         self._tensors: Tensors | None = Tensors(self._device, model.file, precision)
         try:
@@ -255,7 +255,7 @@ class CudaEngine(PagedEngine):
         self._at.arena = self._at.step = self._arena_size = self._step_words = 0
         self._at.arena = self._device.alloc(arena, "buffers")
         self._at.step = self._device.alloc(4 * words, "tables of a step")
-        self._host = self._landings.take(words).view(np.int32)
+        self._host = self._device.pinned(4 * words).view(np.int32)
         self._arena_size, self._step_words = arena, words
 
     def _forget_programs(self) -> None:
@@ -297,10 +297,13 @@ class CudaEngine(PagedEngine):
             program.play = self._device.capture(lambda: self._queue(program, words, []))
         self._fill_one(program.tables, chunks)
         program.play()
-        landed = [self._landings.take(external.width * len(chunks)) for external, _ in program.results]
+        ends = [0, *accumulate(external.width * len(chunks) for external, _ in program.results)]
+        if ends[-1] > self._landing.size:
+            self._landing = self._device.pinned(4 * max(ends[-1], 2 * self._landing.size)).view(np.float32)
+        landed = [self._landing[a:b] for a, b in pairwise(ends)]
         self._fetch(program, landed)
         self._device.sync()
-        return landed
+        return [part.copy() for part in landed]
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from mmap import mmap
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,9 +28,6 @@ class Launch:
     arena: int = 0  # the memory of its program, if it has one ...
     values: tuple[tuple[int, int], ...] = ()  # ... and what it may touch of it: addresses and bytes
     prepared: Any = field(default=None, repr=False)  # what the device made of it
-
-
-_PINNED: dict[int, mmap] = {}  # memory that a driver knows of may not go before it is told
 
 
 class DeviceError(AssayError):
@@ -62,8 +56,8 @@ class Device(Protocol):
 
     def alloc(self, size: int, what: str) -> int: ...
     def free(self, at: int) -> None: ...
-    def pin(self, memory: mmap) -> None:
-        """Copies to and from this memory of the host need not be staged, until the device is closed."""
+    def pinned(self, size: int) -> NDArray[np.uint8]:
+        """Bytes of host memory that copies need not stage, until the device is closed."""
         ...
 
     def zero(self, at: int, size: int) -> None: ...
@@ -120,7 +114,7 @@ class Driver:
         self.modules = {name: self._checked(driver.cuModuleLoadData(text)) for name, text in code.items()}
         self.stream = self._checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.functions: dict[str, Any] = {}
-        self.pins: list[int] = []
+        self.owned: list[int] = []
 
     def _checked(self, result: Sequence[Any]) -> Any:
         error = result[0]
@@ -148,11 +142,10 @@ class Driver:
     def free(self, at: int) -> None:
         self.cu.cuMemFree(at)
 
-    def pin(self, memory: mmap) -> None:
-        at = ctypes.addressof(ctypes.c_uint8.from_buffer(memory))
-        self._checked(self.cu.cuMemHostRegister(at, len(memory), 0))
-        self.pins.append(at)
-        _PINNED[at] = memory
+    def pinned(self, size: int) -> NDArray[np.uint8]:
+        at = int(self._checked(self.cu.cuMemHostAlloc(max(size, 256), 0)))
+        self.owned.append(at)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(at))
 
     def zero(self, at: int, size: int) -> None:
         self._checked(self.cu.cuMemsetD8Async(at, 0, size, self.stream))
@@ -220,31 +213,12 @@ class Driver:
         self._checked(self.cu.cuStreamSynchronize(self.stream))
 
     def close(self) -> None:
-        for at in self.pins:  # the memory is the host's: whoever has results in it keeps them
-            self.cu.cuMemHostUnregister(at)
-            del _PINNED[at]
-        self.pins.clear()
+        for at in self.owned:
+            self.cu.cuMemFreeHost(at)
+        self.owned.clear()
         for module in self.modules.values():
             self.cu.cuModuleUnload(module)
         self.cu.cuDevicePrimaryCtxRelease(self.device)
-
-
-class Landings:
-    """Memory of the host that results land in, to be handed out as it is: used again when nobody holds a part of it."""
-
-    def __init__(self, device: Device) -> None:
-        self.device, self.idle = device, defaultdict[int, list[mmap]](list)
-
-    def take(self, floats: int) -> NDArray[np.float32]:
-        size = 4096 << max(0, (4 * floats - 1) // 4096).bit_length()
-        if self.idle[size]:
-            memory = self.idle[size].pop()
-        else:
-            memory = mmap(-1, size)
-            self.device.pin(memory)
-        lease = (ctypes.c_float * floats).from_buffer(memory)
-        weakref.finalize(lease, self.idle[size].append, memory).atexit = False
-        return np.frombuffer(memoryview(lease).cast("B"), np.float32)
 
 
 @dataclass

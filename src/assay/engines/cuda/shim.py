@@ -9,10 +9,10 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from mmap import mmap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.cuda.device import Launch, Played
@@ -73,7 +73,8 @@ class Shim:
     def _guard(self, at: int, size: int, closed: bool) -> None:
         self.library.shim_guard(ctypes.c_void_p(at), ctypes.c_size_t(size), int(closed))
 
-    def pin(self, memory: mmap) -> None: ...
+    def pinned(self, size: int) -> NDArray[np.uint8]:
+        return np.empty(size, np.uint8)
 
     def zero(self, at: int, size: int) -> None:
         ctypes.memset(at, 0, size)
