@@ -5,8 +5,13 @@
 #include "blocks.h"
 #include "isa.h"
 
+#if defined(__OPTIMIZE_SIZE__)  // one copy of a step for all types
+#define INLINE inline
+#define INLINE_LAMBDA
+#else
 #define INLINE inline __attribute__((always_inline))
 #define INLINE_LAMBDA __attribute__((always_inline))
+#endif
 
 namespace assay::kernels {
 namespace {
