@@ -67,7 +67,7 @@ QUIET_LEFT = 1.0  # the same, in a run of many layers that passes for float32's:
 ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).
 FEW_EDGES = 1 / 4  # of the rows of a node, and of the nodes for a token: a fault shows in more
-AN_EDGE = 1 / 4  # of the noise of all the roundings: so large is what one of them makes (there: 0.01 to 0.14)
+AN_EDGE = 1 / 2  # of the noise of all the roundings: so large is what one of them makes (there: 0.01 to 0.28)
 HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.

@@ -45,8 +45,9 @@ def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
         if rows[i] > 1 >= rows.min():  # a table of halves, say: only who rounds what it stores has that
             continue
         explained = next((k for k, e in enumerate(early) if e.local[i] > 1), len(early))
-        # A node that this arithmetic computes as float32 does says nothing of it.
-        first = next((e for e in early if _disturbs(e, i)), None)
+        # A node that this arithmetic computes as float32 does says nothing of it; nor, of a cache in eight bits, does
+        # a product: its operands may be finer than among the arithmetics.
+        first = next((e for e in early if _disturbs(e, i) or (arithmetic.q8_cache and e.local[0] > 0)), None)
         fine = i > 0 and ((first is not None and RUN * first.local[i] <= TOO_GOOD) or _too_fine(early, i))
         if explained > longest and not fine:
             best, longest = arithmetic, explained
