@@ -127,8 +127,7 @@ Made by `make engines` (`bench/engines.py`); every cell is what `assay check MOD
 Each engine is an optional extra of its name: `pip install -e '.[tinygrad]'` in a checkout. What an engine lets be seen
 decides how its answer is found: from nodes, from the outputs of layers, or from log-probabilities alone. tinygrad runs
 with its switch HALF=0, in float32; by default its weights are halves. OpenVINO is asked for float32. mlx-lm reads no
-GGUF files: its model definitions
-get the file's decoded weights. The others read the file themselves.
+GGUF files: its model definitions get the file's decoded weights. The others read the file themselves.
 
 The second file is like a Llama 3 file: stories15M with a tensor `rope_freqs.weight` (ones, then 2 to 8 over the upper
 half of the pairs), which divides the angles of the rotation.
