@@ -17,8 +17,9 @@ POOL = _native.Pool(2)
 ARENA = _native.Arena()
 
 
-def cache(n_pages: int = 4) -> _native.Cache:
-    return _native.Cache(n_pages, [("f16", True, 2, 16), ("f16", False, 2, 16)])
+def cache(n_pages: int = 4, *windows: tuple[int, int]) -> _native.Cache:
+    last = len(windows)
+    return _native.Cache([(0, n_pages), *windows], [("f16", True, 2, 16, last), ("f16", False, 2, 16, last)])
 
 
 def weight(rows: int = 8, columns: int = 32) -> _native.Weight:
@@ -57,7 +58,11 @@ def test_a_right_call() -> None:
 @pytest.mark.parametrize("pages", [(-1, 0), (0, 4), (4, 0), (0, -1)])
 def test_pages_that_do_not_exist_are_not_copied(pages: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="cache: no page"):
-        cache(4).copy_page(*pages)
+        cache(4).copy_page(*pages, 0)
+    with pytest.raises(ValueError, match="cache: no page"):
+        cache(9, (8, 4)).copy_page(*pages, 1)
+    with pytest.raises(ValueError, match="no such group"):
+        cache(4).copy_page(0, 1, 1)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +103,22 @@ def test_wrong_weights(shape: tuple[int, int, int], kind: int) -> None:
 
 
 def test_wrong_caches() -> None:
-    for pages, kind, pools in (
-        (0, "f16", [(True, 1, 8)]),
-        (1, "f17", [(True, 1, 8)]),
-        (1, "f16", [(True, 0, 8)]),
-        (1, "q8_0", [(True, 1, 8)]),
+    for groups, pool in (
+        ([(0, 0)], ("f16", True, 1, 8, 0)),
+        ([(0, 1)], ("f17", True, 1, 8, 0)),
+        ([(0, 1)], ("f16", True, 0, 8, 0)),
+        ([(0, 1)], ("q8_0", True, 1, 8, 0)),
+        ([(0, 1)], ("f16", True, 1, 8, 1)),
+        ([(0, 1)], ("f16", True, 1, 8, -1)),
+        ([(0, 1), (8, 0)], ("f16", True, 1, 8, 1)),
+        ([(0, 1), (-8, 1)], ("f16", True, 1, 8, 1)),
+        ([(8, 1)], ("f16", True, 1, 8, 0)),
+        ([], ("f16", True, 1, 8, 0)),
     ):
         with pytest.raises(ValueError):
-            _native.Cache(pages, [(kind, *pool) for pool in pools])
+            _native.Cache(groups, [pool])
     with pytest.raises(MemoryError, match="no room for"):
-        _native.Cache(2**31 - 1, [("f32", True, 1 << 10, 1 << 10)])
+        _native.Cache([(0, 2**31 - 1)], [("f32", True, 1 << 10, 1 << 10, 0)])
 
 
 small = st.integers(-2, 9)
@@ -116,7 +127,8 @@ small = st.integers(-2, 9)
 @given(st.data())
 def test_any_program(data: st.DataObject) -> None:
     """Steps with any operands, then a run: a ValueError or IndexError, or numbers; never anything else."""
-    p = _native.Program(POOL, cache(), data.draw(st.booleans()))
+    windowed = data.draw(st.booleans())
+    p = _native.Program(POOL, cache(4, *[(8, 2)] * windowed), data.draw(st.booleans()))
     widths = st.sampled_from([1, 2, 8, 16, 32, 64])
     domains = st.sampled_from(["tokens", "outputs", "keys", "scores"])
     externals = 0
@@ -185,5 +197,10 @@ def test_any_program(data: st.DataObject) -> None:
             data.draw(st.sampled_from(steps))()
         except (ValueError, IndexError):
             continue
+    there: dict[str, Any] = {"externals": [np.zeros(4096, np.float32)] * externals}
+    if windowed:  # after 40 tokens, with a table for each group
+        there["chunks"] = np.array([[2, 40, 0, 2, 1]], np.int32)
+        there["pages"] = np.array([3, 2, data.draw(st.integers(-1, 2)), data.draw(st.integers(-1, 2))], np.int32)
+        there["positions"] = np.array([40, 41], np.int32) - data.draw(st.integers(0, 1))
     with contextlib.suppress(ValueError, RuntimeError):
-        p.run(*batch(externals=[np.zeros(4096, np.float32)] * externals))
+        p.run(*batch(**there))
