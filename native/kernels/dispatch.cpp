@@ -100,7 +100,7 @@ const std::vector<const Isa*>& isas() {
     static const std::vector<const Isa*> here = [] {
         std::vector<const Isa*> found;
         for (const Candidate& c : candidates)
-            if (c.table() && c.runs_here()) found.push_back(c.table());
+            if (c.runs_here() && c.table()) found.push_back(c.table());  // a table may be built by its own instructions
         return found;
     }();
     return here;
