@@ -82,6 +82,16 @@ class AttentionSteps(Steps):
             return readers[0].name not in self.keep and self._read_as_codes(readers[0].name)
         return all(n.op == "linear" and self.tensors.format(n.weights[0]) == "q8" for n in readers)
 
+    def _attention_args(
+        self, values: tuple[Value | None, ...], k_pool: Any, v_pool: Any, splits: int, fields: dict[str, Any]
+    ) -> Any:
+        """What every kernel of one token is told; values: q, k, v, turn, out, partial."""
+        q, k, v, turn, out, partial = map(self._at, values)
+        return structs.AttentionArgs(
+            q=q, k=k, v=v, turn=turn, out=out, partial=partial, arrived=self.memory.counters,
+            cache=self._cache_struct(), keys=k_pool, values=v_pool, rows=self._rows_struct(), splits=splits, **fields,
+        )  # fmt: skip
+
     def _attend_short(
         self,
         q: Value,
@@ -100,21 +110,7 @@ class AttentionSteps(Steps):
 
         def make() -> Launch:
             args = structs.ShortArgs(
-                structs.AttentionArgs(
-                    q=self._at(q),
-                    k=self._at(k),
-                    v=self._at(v),
-                    turn=self._at(turn),
-                    out=self._at(out),
-                    partial=self._at(partial),
-                    arrived=self.memory.counters,
-                    cache=self._cache_struct(),
-                    keys=k_pool,
-                    values=v_pool,
-                    rows=self._rows_struct(),
-                    splits=heads // k_pool.heads,
-                    **fields,
-                ),
+                self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, heads // k_pool.heads, fields),
                 self._acts(acts, heads * dim),
                 COPIES,
             )
@@ -160,21 +156,7 @@ class AttentionSteps(Steps):
             shared += 4 * (k_pool.dim + v_pool.dim + 64 + 8 * at_once * v_pool.dim)
 
         def make() -> Launch:
-            args = structs.AttentionArgs(
-                q=self._at(q),
-                k=self._at(k),
-                v=self._at(v),
-                turn=self._at(turn),
-                out=self._at(out),
-                partial=self._at(partial),
-                arrived=self.memory.counters,
-                cache=self._cache_struct(),
-                keys=k_pool,
-                values=v_pool,
-                rows=self._rows_struct(),
-                splits=splits,
-                **fields,
-            )
+            args = self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, splits, fields)
             return Launch(f"attend_{kernel}_{at_once}", grid, 256, args, shared)
 
         self._step([q, k, v, turn, out, partial], make)
