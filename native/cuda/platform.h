@@ -24,6 +24,8 @@ typedef unsigned long long uint64_t;
 // At most so many threads a block, and registers for so many blocks a multiprocessor.
 #define CROWDED(name, Args, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+// All blocks run at the same time, one a multiprocessor.
+#define TOGETHER(name, Args, threads) CROWDED(name, Args, threads, 1)
 #define SHARED uint8_t* const shared = shared_memory
 #define CONSTANT __device__ const
 
@@ -110,6 +112,38 @@ DEVICE float load_fresh(const float* p) {
     return v;
 }
 
+DEVICE uint4 load_fresh4(const void* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+// For other blocks that look for it: what is there before is `kNotYet`, which no result is.
+constexpr uint32_t kNotYet = 0xffffffffu;
+DEVICE void store_fresh(float* p, float y) {
+    const uint32_t v = __float_as_uint(y) == kNotYet ? 0x7fffffffu : __float_as_uint(y);
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory");
+}
+// Of who looks: what never comes must end the kernel.
+struct Patience {
+    uint32_t left = 1u << 23;
+    DEVICE void lose() {
+        if (--left == 0) __trap();
+    }
+};
+// Of the cache: read once a step, and not by other blocks.
+DEVICE uint4 load_once(const uint4* p) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+    return v;
+}
+DEVICE uint32_t load_once(const uint32_t* p) {
+    uint32_t v;
+    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
+    return v;
+}
+
 // 16 bytes from global to shared memory, behind the thread's back; `copies_done<N>` waits for all but the last N groups.
 DEVICE void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
@@ -135,14 +169,23 @@ DEVICE void copies_done() {
 typedef uint64_t Arrival;
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 DEVICE void make_arrivals(Arrival* first, int count) {
-    if ((threadIdx.x & 31) < count)
+    for (int i = threadIdx.x & 31; i < count; i += 32)
 #if __CUDA_ARCH__ >= 900
         asm volatile("mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
 #else
         asm volatile("mbarrier.init.shared.b64 [%0], 32;"
 #endif
-                     :: "r"(shared_address(first + (threadIdx.x & 31))) : "memory");
+                     :: "r"(shared_address(first + i)) : "memory");
     __syncwarp();
+}
+// Places that another warp fills: when their content is used, their warp leaves them, and `piece_here` says so.
+DEVICE void make_places(Arrival* first, int count) {
+    for (int i = threadIdx.x & 31; i < count; i += 32)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(shared_address(first + i)) : "memory");
+    __syncwarp();
+}
+DEVICE void leave_place(Arrival* place) {
+    if ((threadIdx.x & 31) == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared_address(place)) : "memory");
 }
 DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
 #if __CUDA_ARCH__ >= 900

@@ -1,0 +1,151 @@
+"""Runs of products and attentions of one token as one launch (native/cuda/walk.cu)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.engines.cuda import structs
+from assay.engines.cuda.arrange import Part
+from assay.engines.cuda.device import Launch
+from assay.engines.cuda.layout import LANES, UNIT
+from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.shapes import BLOCK
+
+_PRODUCT, _ATTEND, _FOLD = range(3)
+_X, _RESIDUAL = 1, 2  # written by a step of the walk
+_ANY = "any"  # a step that every kernel has
+_WARPS = 12  # that compute; one more fetches
+_AHEAD = 48 << 10  # bytes that a multiprocessor has asked for at a time
+_FLOATS = 8 * 512  # bytes of a piece of floats
+_MOST = 4  # walks of a program; with more, launches that begin early are faster
+
+
+@dataclass
+class _Run:
+    kernel: str
+    begin: int
+    end: int
+    work: int
+    piece: int
+    memory: Value
+
+
+class Walks(Steps):
+    """Steps that can be those of a walk, and walks made of them."""
+
+    runs: Sequence[_Run] = ()
+
+    def _attention_args(
+        self, values: tuple[Value | None, ...], k_pool: Any, v_pool: Any, splits: int, fields: dict[str, Any]
+    ) -> Any:
+        """What every kernel of one token is told; values: q, k, v, turn, out, partial."""
+        q, k, v, turn, out, partial = map(self._at, values)
+        return structs.AttentionArgs(
+            q=q, k=k, v=v, turn=turn, out=out, partial=partial, arrived=self.memory.counters,
+            cache=self._cache_struct(), keys=k_pool, values=v_pool, rows=self._rows_struct(), splits=splits, **fields,
+        )  # fmt: skip
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _walk_room(self, parts: Sequence[Part], normed: bool) -> tuple[int, int]:
+        """Shared memory of a product (x, then partial sums, or x as it was and the weights of its norm), and a piece."""
+        matrix = parts[0].matrix
+        tiles = -(-sum(p.matrix.groups for p in parts) // self._processors()) * matrix.tiles
+        stride, sums = matrix.units * UNIT, 4 * LANES * tiles
+        if matrix.format.floats:
+            return 16 + 4 * stride + sums, _FLOATS
+        piece = max(p.matrix.format.tile_bytes for p in parts)
+        return 16 + stride // 8 * 11 + max(sums, (16 + 8 * matrix.columns) * normed), piece
+
+    def _walk_product(self, args: Any, parts: Sequence[Part], groups: int, x: Value) -> Any:
+        args.share, args.extra = divmod(groups, self._processors())
+        args.shift = parts[0].matrix.group.bit_length() - 1
+        fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
+        return structs.WalkStep(_PRODUCT, fresh, args=structs.StepUnion(product=args))
+
+    def _walk_attention(
+        self, values: tuple[Value, ...], heads: int, k_pool: Any, v_pool: Any, fields: dict[str, Any]
+    ) -> None:
+        dim, blocks, group = k_pool.dim, self.shape.blocks, heads // k_pool.heads
+        at_once = 4 if group % 4 == 0 and heads * blocks > self._processors() else 1
+        partial = Value(4 * heads * blocks * (2 + dim)) if blocks > 1 else None
+
+        def make(kind: int) -> Any:
+            args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
+            fresh = _X * any(v.inside for v in values[:3])
+            return structs.WalkStep(kind, fresh, at_once, args=structs.StepUnion(attention=args))
+
+        work = 4 * (at_once * (9 * dim + BLOCK + 8) + dim)
+        self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, min(64, dim) * 64)
+        if partial:
+            self._step([*values, partial], lambda: make(_FOLD), _ANY)
+
+    # -- walks ---------------------------------------------------------------------------------------------------
+
+    def _join(self) -> bool:
+        """Find the runs of steps that one kernel has, and give what they leave each other memory of its own."""
+        runs: list[_Run] = []
+        for i, (kernel, work, piece) in enumerate(self.walked):
+            last = runs[-1] if runs and runs[-1].end == i else None
+            if kernel and last and (_ANY in (kernel, last.kernel) or kernel == last.kernel):
+                last.kernel = kernel if last.kernel == _ANY else last.kernel
+                last.end, last.work, last.piece = i + 1, max(last.work, work), max(last.piece, piece)
+            elif kernel:
+                runs.append(_Run(kernel, i, i + 1, work, piece, Value(0, i, i)))
+        self.runs = runs
+        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= 8 for run in runs)
+
+    def _keep_apart(self, run: _Run) -> bool:
+        """Whether no result is read on the way, which nobody could wait for."""
+        used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values}
+        inner = [v for v in used.values() if v.first >= run.begin]
+        if any(v.pinned and v.first < v.last < run.end for v in inner) or run.kernel == _ANY:
+            return False
+        for value in (v for v in inner if not v.pinned):
+            value.inside, value.offset = run.memory, run.memory.size
+            run.memory.size += -(-value.size // 256) * 256
+        for value in (*used.values(), run.memory):
+            value.first = min(value.first, run.begin)
+            value.last = max(value.last, run.end - 1, *(v.last for v in inner if value is run.memory))
+        self.steps[run.begin][0].append(run.memory)
+        return True
+
+    def _launches(self) -> list[Launch]:
+        launches, done = [], 0
+        for run in (*self.runs, None):
+            until = run.begin if run else len(self.steps)
+            launches += [self._made(make(), used) for used, make in self.steps[done:until]]
+            if run:
+                launches.append(self._walk(run))
+                done = run.end
+        cleared = [run.memory for run in self.runs if run.memory.size]
+        return [self._made(self._clear(memory), [memory]) for memory in cleared] + launches
+
+    def _made(self, launch: Launch, used: Sequence[Value]) -> Launch:
+        launch.arena = self.memory.arena
+        launch.values = tuple((self._at(value), value.size) for value in used)
+        return launch
+
+    def _clear(self, memory: Value) -> Launch:
+        args = structs.ClearArgs(self._at(memory), memory.size // 16)
+        return Launch("clear", (min(self._processors(), -(-memory.size // 4096)), 1, 1), 256, args)
+
+    def _slots(self, run: _Run) -> int:
+        free = self.shared - 1024 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
+        return min(60, free // (run.piece + 16))
+
+    def _walk(self, run: _Run) -> Launch:
+        steps = [make() for _, make in self.steps[run.begin : run.end]]
+        table = (structs.WalkStep * len(steps))(*steps)
+        slots, room = self._slots(run), run.piece
+        at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
+        args = structs.WalkArgs(at, len(steps), slots, room, max(2, min(slots, _AHEAD // room)))
+        shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
+        used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
+        launch = Launch(f"walk_{run.kernel}", (self._processors(), 1, 1), 32 * (_WARPS + 1), args, shared, together=True)
+        return self._made(launch, list(used.values()))
