@@ -86,14 +86,33 @@ struct Fetch {
             piece_here(here + late, late_fill & 1);
             if (++late == a.slots) late = 0, late_fill++;
         }
+        sync_warp();  // a lane that looks late must not find the next turn
         copy_piece(places + slot * a.room, from, bytes, here + slot);
         asked++;
         if (++slot == a.slots) slot = 0, fill++;
     }
 };
 
+// Floats come in several pieces a tile: the first ones of all warps' tiles, the second ones, and so on.
+template <class A>
+DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
+    const Share my(p);
+    const int begin = my.begin * my.tiles, end = begin + my.groups * my.tiles, warps = team() / 32;
+#pragma unroll 1
+    for (int first = begin; first < end; first += warps)
+#pragma unroll 1
+        for (int i = 0; i < A::pieces; i++)
+#pragma unroll 1
+            for (int at = first; at < first + warps && at < end; at++) {
+                const Product& of = p.parts[part_of(p, at / my.tiles)];
+                constexpr int each = A::tile_bytes / A::pieces;
+                fetch(of.w.data + int64_t(at - of.first_group * my.tiles) * A::tile_bytes + i * each, each);
+            }
+}
+
 template <class A, class B>
 DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
+    if constexpr (A::floats) return fetch_floats<A>(p, fetch);
     const Share my(p);
     const int end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
     int at = my.begin * my.tiles;
@@ -101,10 +120,10 @@ DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
     for (int i = 0; i < n_parts && at < end; i++) {
         const int stop = i + 1 < n_parts ? p.parts[i + 1].first_group * my.tiles : end, to = stop < end ? stop : end;
         const bool is_first = A::number == B::number || p.parts[i].w.format == A::number;
-        const int bytes = is_first ? A::tile_bytes : B::tile_bytes, each = bytes / A::pieces;
+        const int bytes = is_first ? A::tile_bytes : B::tile_bytes;
         const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles) * bytes;
 #pragma unroll 1
-        for (int left = (to - at) * A::pieces; left > 0; left--, from += each) fetch(from, each);
+        for (int left = to - at; left > 0; left--, from += bytes) fetch(from, bytes);
         if (to > at) at = to;
     }
 }
@@ -276,7 +295,7 @@ DEVICE int multiply_step(const WalkStep& step, const Ring& ring, uint8_t* work) 
     if (thread() < all) look(thread());
     if constexpr (A::floats) take_floats(p, step.fresh & X_IS, stride, row);
     else take_codes(p, step.fresh & X_IS, stride, q, ds, n, sums);
-    Reader reader(ring, warp * A::pieces);
+    Reader reader(ring, warp);
     int tile = warp;
     while (tile >= my.tiles) tile -= my.tiles;
 #pragma unroll 1
@@ -288,7 +307,8 @@ DEVICE int multiply_step(const WalkStep& step, const Ring& ring, uint8_t* work) 
 #pragma unroll 1
             for (int i = 0; i < A::pieces; i++) {
                 multiply_floats<A::number>(reader.take(), row + unit * 256 + i * (256 / A::pieces), even, odd);
-                reader.leave(i + 1 < A::pieces ? 1 : 1 + (warps - 1) * A::pieces);
+                const int round = tiles - at + warp < warps ? tiles - at + warp : warps;  // tiles of this turn
+                reader.leave(i + 1 < A::pieces ? round : warps);
             }
             part = even + odd;
         } else {

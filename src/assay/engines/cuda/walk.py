@@ -98,7 +98,7 @@ class Walks(Steps):
             elif kernel:
                 runs.append(_Run(kernel, i, i + 1, work, piece, Value(0, i, i)))
         self.runs = runs
-        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= 8 for run in runs)
+        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= 16 for run in runs)
 
     def _keep_apart(self, run: _Run) -> bool:
         """Whether no result is read on the way, which nobody could wait for."""
