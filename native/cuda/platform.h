@@ -120,9 +120,9 @@ DEVICE uint4 load_fresh4(const void* p) {
 }
 // For other blocks that look for it: what is there before is `kNotYet`, which no result is.
 constexpr uint32_t kNotYet = 0xffffffffu;
+DEVICE void store_fresh(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 DEVICE void store_fresh(float* p, float y) {
-    const uint32_t v = __float_as_uint(y) == kNotYet ? 0x7fffffffu : __float_as_uint(y);
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory");
+    store_fresh(reinterpret_cast<uint32_t*>(p), __float_as_uint(y) == kNotYet ? 0x7fffffffu : __float_as_uint(y));
 }
 // Of who looks: what never comes must end the kernel.
 struct Patience {
@@ -131,18 +131,6 @@ struct Patience {
         if (--left == 0) __trap();
     }
 };
-// Of the cache: read once a step, and not by other blocks.
-DEVICE uint4 load_once(const uint4* p) {
-    uint4 v;
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
-}
-DEVICE uint32_t load_once(const uint32_t* p) {
-    uint32_t v;
-    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-    return v;
-}
 
 // 16 bytes from global to shared memory, behind the thread's back; `copies_done<N>` waits for all but the last N groups.
 DEVICE void copy_async(void* to, const void* from) {
@@ -181,7 +169,11 @@ DEVICE void make_arrivals(Arrival* first, int count) {
 // Places that another warp fills: when their content is used, their warp leaves them, and `piece_here` says so.
 DEVICE void make_places(Arrival* first, int count) {
     for (int i = threadIdx.x & 31; i < count; i += 32)
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;" :: "r"(shared_address(first + i)) : "memory");
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;"
+#if __CUDA_ARCH__ >= 900
+                     "\n\tfence.mbarrier_init.release.cluster;"
+#endif
+                     :: "r"(shared_address(first + i)) : "memory");
     __syncwarp();
 }
 DEVICE void leave_place(Arrival* place) {
@@ -200,6 +192,19 @@ DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) 
     for (int i = (threadIdx.x & 31) * 16; i < bytes; i += 512)
         copy_async(static_cast<uint8_t*>(to) + i, static_cast<const uint8_t*>(from) + i);
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(shared_address(arrival)) : "memory");
+#endif
+}
+// The same by one lane, to a place of `make_places`.
+DEVICE void copy_by_lane(void* to, const void* from, int bytes, Arrival* place) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(shared_address(place)), "r"(bytes) : "memory");
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(place)), "l"(policy) : "memory");
+#else
+    for (int i = 0; i < bytes; i += 16) copy_async(static_cast<uint8_t*>(to) + i, static_cast<const uint8_t*>(from) + i);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(shared_address(place)) : "memory");
 #endif
 }
 DEVICE void piece_here(Arrival* arrival, int phase) {

@@ -148,12 +148,11 @@ inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
 constexpr uint32_t kNotYet = 0xffffffffu;
+inline void store_fresh(uint32_t* p, uint32_t v) { *p = v; }
 inline void store_fresh(float* p, float y) { *p = bits(y) == kNotYet ? as_float(0x7fffffffu) : y; }
 struct Patience {
     void lose() { shim::pause(); }
 };
-inline uint4 load_once(const uint4* p) { return *p; }
-inline uint32_t load_once(const uint32_t* p) { return *p; }
 inline void copy_async(void* to, const void* from) { *static_cast<uint4*>(to) = *static_cast<const uint4*>(from); }
 inline void copy_async4(void* to, const void* from) { *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from); }
 inline void copy_async8(void* to, const void* from) { *static_cast<uint2*>(to) = *static_cast<const uint2*>(from); }
@@ -172,6 +171,7 @@ inline void leave_place(Arrival* place) {
 inline void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
     if (lane() == 0) std::memcpy(to, from, size_t(bytes)), ++*arrival;
 }
+inline void copy_by_lane(void* to, const void* from, int bytes, Arrival* place) { std::memcpy(to, from, size_t(bytes)), ++*place; }
 inline void piece_here(Arrival* arrival, int phase) {
     while (int(*arrival & 1) == phase) shim::pause();
 }

@@ -14,10 +14,12 @@
 namespace assay {
 
 enum StepKind { PRODUCT, ATTEND, FOLD };
-enum Fresh { X_IS = 1, RESIDUAL_IS = 2 };  // written by a step of this run
+enum Fresh { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4 };  // written by a step of this run; the result of attention as codes
 
 struct WalkStep {
-    int32_t kind, fresh, heads, padding[3];  // heads: that a block of threads attends with at a time
+    int32_t kind, fresh;
+    int32_t heads, of_block, dim_shift, per_group;  // of attention: that a block of threads has at a time, all of them by that,
+                                                    // log2 of their width, and 65536 / heads of a group, rounded up
     union {
         ProductArgs product;
         AttentionArgs attention;
@@ -25,6 +27,7 @@ struct WalkStep {
 };
 struct WalkArgs {
     const WalkStep* steps;
+    const int32_t* slot;                  // of the token, in the cache
     int32_t n_steps, slots, room, ahead;  // places for pieces of weights, their bytes, how many are on their way at most
 };
 
@@ -46,18 +49,41 @@ DEVICE float await(const float* p, bool fresh) {
     while (fresh && bits(v) == kNotYet) patience.lose(), v = load_fresh(p);
     return v;
 }
+DEVICE bool there(const uint4& v) {
+    const uint32_t x = v.x > v.y ? v.x : v.y, y = v.z > v.w ? v.z : v.w;
+    return (x > y ? x : y) != kNotYet;
+}
 struct Eight {
     uint4 a, b;
     DEVICE void ask(const float* x) { a = load_fresh4(x), b = load_fresh4(x + 4); }
-    DEVICE bool there() const {
-        const auto most = [](uint32_t x, uint32_t y) { return x > y ? x : y; };
-        return most(most(most(a.x, a.y), most(a.z, a.w)), most(most(b.x, b.y), most(b.z, b.w))) != kNotYet;
-    }
     DEVICE void await(const float* x, bool fresh) {
         Patience patience;
-        while (fresh && !there()) patience.lose(), ask(x);
+        while (fresh && !(there(a) && there(b))) patience.lose(), ask(x);
     }
 };
+
+// 32 quantised values on their way: their codes, then (d, d * sum, sums of the halves), 48 bytes. No code is -128 and no sum
+// -32768, so that these words, turned over, are never `kNotYet`.
+constexpr uint32_t kCodes = 0x7f7f7f7fu, kSums = 0x7fff7fffu;
+
+// A warp leaves its 32 values, one a lane.
+DEVICE void leave_codes(uint8_t* to, float y) {
+    const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
+    int code = quantise(y, scale), sum = code;
+#pragma unroll
+    for (int h = 1; h < 16; h *= 2) sum += shuffle_xor(sum, h);
+    const int second = shuffle_xor(sum, 16);
+    uint32_t word = uint32_t(code & 255) << 8 * (lane() & 3);
+    word |= uint32_t(shuffle_xor(int(word), 1));
+    word |= uint32_t(shuffle_xor(int(word), 2));
+    if (lane() % 4 == 0) store_fresh(reinterpret_cast<uint32_t*>(to) + lane() / 4, word ^ kCodes);
+    if (lane() == 0) {
+        store_fresh(reinterpret_cast<float*>(to) + 8, scale.d);
+        store_fresh(reinterpret_cast<float*>(to) + 9, scale.d * float(sum + second));
+        store_fresh(reinterpret_cast<uint32_t*>(to) + 10, (uint32_t(sum & 0xffff) | uint32_t(second) << 16) ^ kSums);
+        store_fresh(reinterpret_cast<uint32_t*>(to) + 11, 0u);
+    }
+}
 
 // The warps that compute; the last one of the block fetches.
 DEVICE int team() { return threads() - 32; }
@@ -74,22 +100,24 @@ struct Share {
 
 // ---- what is fetched ------------------------------------------------------------------------------------------------
 // Pieces of weights, and of keys and values, in the order in which the steps use them. The last warp asks for them as places
-// become free, a few at a time: what has been asked for delays what is asked for later.
+// become free, some lanes for a piece each, and not too far ahead: what has been asked for delays what is asked for later.
+constexpr int kAtOnce = 4;
 struct Fetch {
     const WalkArgs& a;
     uint8_t* places;
     Arrival *here, *gone;
-    int slot = 0, fill = 0, late = 0, late_fill = 0, asked = 0;  // late: must be here before one more is asked for
-    DEVICE void operator()(const uint8_t* from, int bytes) {
-        if (fill) piece_here(gone + slot, (fill - 1) & 1);
-        if (asked >= a.ahead) {
-            piece_here(here + late, late_fill & 1);
-            if (++late == a.slots) late = 0, late_fill++;
-        }
+    int slot = 0, fill = 0;
+    DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // of lanes 0 to count - 1, at most kAtOnce
+        const bool mine = lane() < count;
+        int at = slot + lane(), of = fill, late = at - a.ahead, late_of = fill;
+        if (at >= a.slots) at -= a.slots, of++;
+        if (late < 0) late += a.slots, late_of--;
+        if (mine && of > 0) piece_here(gone + at, (of - 1) & 1);
+        if (mine && late_of >= 0) piece_here(here + late, late_of & 1);
         sync_warp();  // a lane that looks late must not find the next turn
-        copy_piece(places + slot * a.room, from, bytes, here + slot);
-        asked++;
-        if (++slot == a.slots) slot = 0, fill++;
+        if (mine) copy_by_lane(places + at * a.room, from, bytes, here + at);
+        slot += count;
+        if (slot >= a.slots) slot -= a.slots, fill++;
     }
 };
 
@@ -103,10 +131,11 @@ DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
 #pragma unroll 1
         for (int i = 0; i < A::pieces; i++)
 #pragma unroll 1
-            for (int at = first; at < first + warps && at < end; at++) {
+            for (int round = end - first < warps ? end - first : warps, w = 0; w < round; w += kAtOnce) {
+                const int left = round - w < kAtOnce ? round - w : kAtOnce, at = first + w + (lane() < left ? lane() : 0);
                 const Product& of = p.parts[part_of(p, at / my.tiles)];
                 constexpr int each = A::tile_bytes / A::pieces;
-                fetch(of.w.data + int64_t(at - of.first_group * my.tiles) * A::tile_bytes + i * each, each);
+                fetch(of.w.data + int64_t(at - of.first_group * my.tiles) * A::tile_bytes + i * each, each, left);
             }
 }
 
@@ -121,43 +150,72 @@ DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
         const int stop = i + 1 < n_parts ? p.parts[i + 1].first_group * my.tiles : end, to = stop < end ? stop : end;
         const bool is_first = A::number == B::number || p.parts[i].w.format == A::number;
         const int bytes = is_first ? A::tile_bytes : B::tile_bytes;
-        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles) * bytes;
+        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + lane()) * bytes;
 #pragma unroll 1
-        for (int left = to - at; left > 0; left--, from += bytes) fetch(from, bytes);
+        for (int left = to - at; left > 0; left -= kAtOnce, from += kAtOnce * bytes) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
         if (to > at) at = to;
     }
 }
 
-// The keys of a block of threads: 256 of some heads of one group. A page has `pieces` pieces of keys and as many of values.
+// The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
+// keys and as many of values.
 struct Item {
-    int block, head, kv, used, pieces;
-    const int32_t* pages;
-    DEVICE Item(const AttentionArgs& t, int heads, int slot, int item) {
-        const int of_block = t.heads / heads, left = slot + 1;
-        block = item / of_block, head = (item - block * of_block) * heads, kv = head / (t.heads / t.keys.heads);
-        const int pages_left = (left - block * kBlock + kPage - 1) / kPage;
-        used = pages_left < kPages ? pages_left : kPages, pieces = t.keys.dim <= 64 ? 1 : t.keys.dim / 64;
-        pages = t.rows.pages + t.rows.tables[0] + block * kPages;
+    int block, of, pieces;  // 256 keys; which heads
+    DEVICE Item(const WalkStep& step) : block(0), of(block_x()) {
+        pieces = step.dim_shift <= 6 ? 1 : 1 << (step.dim_shift - 6);
+        wrap(step);
     }
-    static DEVICE int count(const AttentionArgs& t, int heads, int slot) { return (slot / kBlock + 1) * (t.heads / heads); }
+    DEVICE void wrap(const WalkStep& step) {
+#pragma unroll 1
+        while (of >= step.of_block) of -= step.of_block, block++;
+    }
+    DEVICE void next(const WalkStep& step) { of += grid_x(), wrap(step); }
+    DEVICE int head(const WalkStep& step) const { return of * step.heads; }
+    DEVICE int kv(const WalkStep& step) const { return head(step) * step.per_group >> 16; }
+    DEVICE int used(int slot) const {
+        const int pages = (slot >> 5) + 1 - block * kPages;
+        return pages < kPages ? pages : kPages;
+    }
+    DEVICE const int32_t* pages(const AttentionArgs& t) const { return t.rows.pages + t.rows.tables[0] + block * kPages; }
 };
 
 // All keys of an item before its values: they are used first.
-DEVICE void fetch_cache(const WalkStep& step, Fetch& fetch) {
+DEVICE void fetch_cache(const WalkStep& step, int slot, Fetch& fetch) {
     const AttentionArgs& t = step.attention;
-    const int slot = t.rows.slots[0], bytes = t.keys.dim * kPage * 2, heads = step.heads;
 #pragma unroll 1
-    for (int i = block_x(); i < Item::count(t, heads, slot); i += grid_x()) {
-        const Item item(t, heads, slot, i);
+    for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
+        const int kv = item.kv(step), used = item.used(slot), half = used * item.pieces;
+        const int bytes = item.pieces == 1 ? 64 << step.dim_shift : 4096;
+        const int32_t* pages = item.pages(t);
 #pragma unroll 1
-        for (int n = 0; n < 2 * item.used; n++) {
-            const uint8_t* from = n < item.used ? head_of(t.cache, t.keys, item.pages[n], item.kv)
-                                                : head_of(t.cache, t.values, item.pages[n - item.used], item.kv);
-#pragma unroll 1
-            for (int k = 0; k < item.pieces; k++) fetch(from + k * (bytes / item.pieces), bytes / item.pieces);
+        for (int n = 0; n < 2 * half; n += kAtOnce) {
+            const int left = 2 * half - n < kAtOnce ? 2 * half - n : kAtOnce, mine = n + (lane() < left ? lane() : 0);
+            const bool values = mine >= half;
+            const int piece = values ? mine - half : mine, page = item.pieces == 1 ? piece : piece >> (step.dim_shift - 6);
+            const uint8_t* from = head_of(t.cache, values ? t.values : t.keys, pages[page], kv);
+            fetch(from + (piece & (item.pieces - 1)) * bytes, bytes, left);
         }
     }
 }
+
+struct Ring {  // where pieces lie, and the place of the one that a step begins with
+    uint8_t* places;
+    Arrival *here, *gone;
+    int slots, room, slot, fill;
+    DEVICE void skip(int pieces) {
+#pragma unroll 1
+        for (slot += pieces; slot >= slots; slot -= slots) fill++;
+    }
+    DEVICE const uint8_t* take() const {
+        piece_here(here + slot, fill & 1);
+        return places + slot * room;
+    }
+    DEVICE void leave(int further) {
+        sync_warp();
+        leave_place(gone + slot);
+        skip(further);
+    }
+};
 
 // ---- products -------------------------------------------------------------------------------------------------------
 // 1 / sqrt(mean x^2 + eps), for the team; x in shared memory, written by all of it.
@@ -165,15 +223,30 @@ DEVICE float factor_of(const float* x, int n, float eps, float* room) {
     sync_team();
     if (thread() < 32) {
         const float squares = sum_of_squares(x, n);
-        if (thread() == 0) *room = 1.0f / square_root(squares / float(n) + eps);
+        const bool power = (n & (n - 1)) == 0;  // then the reciprocal is exact
+        const float mean = power ? squares * as_float(0x7f000000u - bits(float(n))) : squares / float(n);
+        if (thread() == 0) *room = 1.0f / square_root(mean + eps);
     }
     sync_team();
     return *room;
 }
 
 // x of a step, normed and quantised, into shared memory. `scratch`: room for 4 + 2 columns floats, of a norm.
-DEVICE void take_codes(const ProductArgs& p, bool fresh, int stride, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
+DEVICE void take_codes(const ProductArgs& p, int fresh, int stride, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
     const int chunks = stride / 8, all = p.columns / 8;
+    if (fresh & AS_CODES) {
+#pragma unroll 1
+        for (int i = thread(); i < stride / 32 * 3; i += team()) {
+            const int block = i / 3, which = i - 3 * block;
+            uint4 v;
+            Patience patience;
+            const uint4* const from = reinterpret_cast<const uint4*>(p.x) + i;
+            for (v = load_fresh4(from); (fresh & X_IS) && !there(v); v = load_fresh4(from)) patience.lose();
+            if (which < 2) reinterpret_cast<uint4*>(q)[2 * block + which] = {v.x ^ kCodes, v.y ^ kCodes, v.z ^ kCodes, v.w ^ kCodes};
+            else ds[block] = {as_float(v.x), as_float(v.y)}, n[block] = v.z ^ kSums;
+        }
+        return sync_team();
+    }
     float *const copy = scratch + 4, *const weights = copy + p.columns;
     float f = 0.0f;
     if (p.norm) {
@@ -183,39 +256,43 @@ DEVICE void take_codes(const ProductArgs& p, bool fresh, int stride, int8_t* q, 
             copy_async(weights + 8 * i + 4, p.norm + 8 * i + 4);
         }
         copy_group();
+    }
+    Eight two[2] = {};
+    const auto ask = [&](int i) {
+        const float *const x = p.x + 8 * i, *const y = x + 8 * team();
+        const bool both = i + team() < all;
+        two[0].ask(x);
+        if (both) two[1].ask(y);
+        two[0].await(x, fresh & X_IS);
+        if (both) two[1].await(y, fresh & X_IS);
+    };
+    if (p.norm) {
+        uint4* const to = reinterpret_cast<uint4*>(copy);
 #pragma unroll 1
         for (int i = thread(); i < all; i += 2 * team()) {
-            const int j = i + team() < all ? i + team() : i;
-            Eight one, two;
-            one.ask(p.x + 8 * i), two.ask(p.x + 8 * j);
-            one.await(p.x + 8 * i, fresh), two.await(p.x + 8 * j, fresh);
-            uint4* const to = reinterpret_cast<uint4*>(copy);
-            to[2 * i] = one.a, to[2 * i + 1] = one.b, to[2 * j] = two.a, to[2 * j + 1] = two.b;
+            const int j = i + team();
+            ask(i);
+            to[2 * i] = two[0].a, to[2 * i + 1] = two[0].b;
+            if (j < all) to[2 * j] = two[1].a, to[2 * j + 1] = two[1].b;
         }
         copies_done<0>();
         f = factor_of(copy, p.columns, p.eps, scratch);
     }
 #pragma unroll 1
     for (int i = thread(); i < chunks; i += 2 * team()) {  // whole warps: the stride is a multiple of 256
-        Eight two[2];
-        if (!p.norm) {
-            const int j = i + team();
-            if (i < all) two[0].ask(p.x + 8 * i);
-            if (j < all) two[1].ask(p.x + 8 * j);
-            if (i < all) two[0].await(p.x + 8 * i, fresh);
-            if (j < all) two[1].await(p.x + 8 * j, fresh);
-        }
+        const int j = i + team();
+        if (!p.norm && i < all) ask(i);
 #pragma unroll 1
-        for (int k = 0, at = i; k < 2 && at < chunks; k++, at += team()) {
+        for (int at = i; at < chunks && at <= j; at += team()) {
             float v[8] = {};
             if (at < all) {
                 if (p.norm) {
                     float w[8];
                     load_eight(copy + 8 * at, v), load_eight(weights + 8 * at, w);
 #pragma unroll
-                    for (int j = 0; j < 8; j++) v[j] = (v[j] * f) * w[j];
+                    for (int k = 0; k < 8; k++) v[k] = (v[k] * f) * w[k];
                 } else {
-                    const uint4 x = k ? two[1].a : two[0].a, y = k ? two[1].b : two[0].b;
+                    const uint4 x = at == j ? two[1].a : two[0].a, y = at == j ? two[1].b : two[0].b;
                     v[0] = as_float(x.x), v[1] = as_float(x.y), v[2] = as_float(x.z), v[3] = as_float(x.w);
                     v[4] = as_float(y.x), v[5] = as_float(y.y), v[6] = as_float(y.z), v[7] = as_float(y.w);
                 }
@@ -246,33 +323,8 @@ DEVICE void take_floats(const ProductArgs& p, bool fresh, int stride, float* row
     sync_team();
 }
 
-struct Ring {  // where the pieces of a step lie
-    uint8_t* places;
-    Arrival *here, *gone;
-    int slots, room, first;  // first: the piece that the step begins with, of all pieces so far
-};
-
-// A warp on its way through the pieces of a step.
-struct Reader {
-    const Ring& ring;
-    int slot, fill;
-    DEVICE Reader(const Ring& ring, int piece) : ring(ring) {
-        piece += ring.first;
-        fill = piece / ring.slots, slot = piece - fill * ring.slots;
-    }
-    DEVICE const uint8_t* take() const {
-        piece_here(ring.here + slot, fill & 1);
-        return ring.places + slot * ring.room;
-    }
-    DEVICE void leave(int further) {
-        sync_warp();
-        leave_place(ring.gone + slot);
-        for (slot += further; slot >= ring.slots; slot -= ring.slots) fill++;
-    }
-};
-
 template <class A, class B>
-DEVICE int multiply_step(const WalkStep& step, const Ring& ring, uint8_t* work) {
+DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const ProductArgs& p = step.product;
     const Share my(p);
     if (!my.groups) return 0;
@@ -284,61 +336,82 @@ DEVICE int multiply_step(const WalkStep& step, const Ring& ring, uint8_t* work) 
     uint32_t* const n = reinterpret_cast<uint32_t*>(ds + stride / 32);
     float* const sums = row + (A::floats ? stride : stride / 32 * 11);
     const bool paired = p.parts[0].paired;
-    const int row_shift = paired ? p.shift - 1 : p.shift, rows = 1 << row_shift, all = my.groups * rows;
-    Tail tail;
+    const int row_shift = paired ? p.shift - 1 : p.shift, rows = 1 << row_shift, all = my.groups << row_shift;
+    // What follows the sum of a row is looked up before x is there.
+    const Product* of = p.parts;
+    int at_row = 0;
+    float residual = 0.0f;
     const auto look = [&](int mine) {
-        const int group = my.begin + (mine >> row_shift);
-        const Product& of = p.parts[part_of(p, group)];
-        tail = Tail(of, group - of.first_group, mine & (rows - 1), 0);
-        if (tail.residual_at) tail.residual = await(tail.residual_at, step.fresh & RESIDUAL_IS);
+        at_row = (my.begin << row_shift) + mine;
+#pragma unroll 1
+        for (of = p.parts; of + 1 < p.parts + p.n_parts && at_row >= of[1].first_group << row_shift;) of++;
+        at_row -= of->first_group << row_shift;
+        if (of->residual && at_row < of->w.rows) residual = await(of->residual + at_row, step.fresh & RESIDUAL_IS);
     };
     if (thread() < all) look(thread());
     if constexpr (A::floats) take_floats(p, step.fresh & X_IS, stride, row);
-    else take_codes(p, step.fresh & X_IS, stride, q, ds, n, sums);
-    Reader reader(ring, warp);
-    int tile = warp;
-    while (tile >= my.tiles) tile -= my.tiles;
+    else take_codes(p, step.fresh, stride, q, ds, n, sums);
+    ring.skip(warp);
+    int tile = warp, group = my.begin;
+    const Product* with = p.parts;
 #pragma unroll 1
-    for (int at = warp; at < tiles; at += warps) {
+    for (int at = warp; at < tiles; at += warps, tile += warps) {
+#pragma unroll 1
+        for (; tile >= my.tiles; tile -= my.tiles) group++;
         const int whole = (tile * 32 + lane()) >> p.shift, unit = whole < units ? whole : units - 1;
         float part;
         if constexpr (A::floats) {
             float even = 0.0f, odd = 0.0f;
 #pragma unroll 1
             for (int i = 0; i < A::pieces; i++) {
-                multiply_floats<A::number>(reader.take(), row + unit * 256 + i * (256 / A::pieces), even, odd);
+                multiply_floats<A::number>(ring.take(), row + unit * 256 + i * (256 / A::pieces), even, odd);
                 const int round = tiles - at + warp < warps ? tiles - at + warp : warps;  // tiles of this turn
-                reader.leave(i + 1 < A::pieces ? round : warps);
+                ring.leave(i + 1 < A::pieces ? round : warps);
             }
             part = even + odd;
         } else {
-            const bool is_first = A::number == B::number || p.parts[part_of(p, my.begin + at / my.tiles)].w.format == A::number;
-            const uint8_t* piece = reader.take();
+            if constexpr (A::number != B::number) {
+#pragma unroll 1
+                while (with + 1 < p.parts + p.n_parts && group >= with[1].first_group) with++;
+            }
+            const bool is_first = A::number == B::number || with->w.format == A::number;
+            const uint8_t* piece = ring.take();
             if (is_first) part = multiply<A>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
             else part = multiply<B>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
-            reader.leave(warps);
+            ring.leave(warps);
         }
         sums[at * 32 + lane()] = part;
-        for (tile += warps; tile >= my.tiles;) tile -= my.tiles;
     }
     sync_team();
 #pragma unroll 1
     for (int mine = thread(); mine < all; mine += team()) {
         if (mine != thread()) look(mine);
         const float2 total = totals_of(shape, sums + (mine >> row_shift) * my.tiles * 32 + (mine & (rows - 1)), paired ? rows : 0);
-        tail.finish(total.x, total.y);
+        float y = total.x;
+        if (at_row >= of->w.rows) continue;
+        if (paired) y = (of->act == SILU ? y / (1.0f + exponential(-y)) : gate(of->act, y)) * total.y;
+        if (of->bias) y = y + of->bias[at_row];
+        if (of->residual) y = y + residual;
+        store_fresh(of->out + at_row, y);
     }
     return tiles * A::pieces;
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
+// The result of 32 values of a head, one a lane, `at`: the first of them, in all heads.
+DEVICE void leave_values(const WalkStep& step, int at, float y) {
+    float* const out = step.attention.out;
+    if (step.fresh & AS_CODES) leave_codes(reinterpret_cast<uint8_t*>(out) + at / 32 * 48, y);
+    else store_fresh(out + at + lane(), y);
+}
+
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
-// weighs PAIRS pairs of values. The cache is in halves and a query sees all keys before it (products.py).
+// weighs PAIRS pairs of values. The cache is in halves and a query sees all keys before it (attention.py).
 template <int PAIRS, int H>
-DEVICE int attend(const WalkStep& step, const Ring& ring, uint8_t* work) {
+DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
     const AttentionArgs& t = step.attention;
     const bool fresh = step.fresh & X_IS;
-    const int warp = thread() / 32, slot = t.rows.slots[0], dim = t.keys.dim, group = t.heads / t.keys.heads;
+    const int warp = thread() / 32, dim_shift = step.dim_shift, dim = 1 << dim_shift;
     float* const q = reinterpret_cast<float*>(work);                   // [H][dim]
     uint16_t* const new_k = reinterpret_cast<uint16_t*>(q + H * dim);  // [dim], and the new value
     float* const e = reinterpret_cast<float*>(new_k + 2 * dim);        // [H][256]
@@ -346,59 +419,56 @@ DEVICE int attend(const WalkStep& step, const Ring& ring, uint8_t* work) {
     float* const parts = tops + H * kPages;                            // [8 pages][H][dim]
     int pieces = 0;
 #pragma unroll 1
-    for (int n = block_x(); n < Item::count(t, H, slot); n += grid_x()) {
-        const Item item(t, H, slot, n);
-        const int head = item.head, kv = item.kv, first = item.block * kBlock, newest = slot - first;
-        const int mine = slot + 1 - first - warp * kPage;  // keys from the warp's first one on
-        const bool here = newest < kBlock, busy = warp < item.used;
-        // An element a thread: of q, of the new key, of the new value.
-        const int new_page = here ? item.pages[newest / kPage] : 0;
+    for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
+        const int head = item.head(step), kv = item.kv(step), newest = slot - item.block * kBlock, used = item.used(slot);
+        const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
+        const bool here = newest < kBlock, busy = warp < used;
+        // Two elements a thread: of q, of the new key, of the new value.
 #pragma unroll 1
-        for (int i = thread(); i < (here ? H + 2 : H) * dim; i += team()) {
-            const int which = i / dim, d = i - which * dim;
-            const float* x = which < H ? t.q + (head + which) * dim : (which == H ? t.k : t.v) + kv * dim;
-            float y;
-            if (which <= H && d < t.n_rot) {
-                const int half = t.n_rot / 2, j = t.neox ? (d < half ? d : d - half) : d / 2;
-                const bool second = t.neox ? d >= half : d & 1;
-                const float *of = x + d, *with = x + (t.neox ? (second ? j : j + half) : d ^ 1);
-                const float c = t.turn[j], s = t.turn[half + j];
-                y = load_fresh(of);
-                float other = load_fresh(with);
-                Patience patience;
-                while (fresh && (bits(y) == kNotYet || bits(other) == kNotYet)) patience.lose(), y = load_fresh(of), other = load_fresh(with);
-                y = second ? other * s + y * c : y * c - other * s;
-            } else {
-                y = await(x + d, fresh);
+        for (int i = thread(); i < (here ? H + 2 : H) << (dim_shift - 1); i += team()) {
+            const int which = i >> (dim_shift - 1), j = i - (which << (dim_shift - 1)), half = t.n_rot / 2;
+            const float* const x = which < H ? t.q + ((head + which) << dim_shift) : (which == H ? t.k : t.v) + (kv << dim_shift);
+            const bool turned = which <= H && j < half;
+            const int first = turned && t.neox ? j : 2 * j, second = turned && t.neox ? j + half : first + 1;
+            float c = 1.0f, s = 0.0f;
+            if (turned) c = t.turn[j], s = t.turn[half + j];
+            float y = load_fresh(x + first), z = load_fresh(x + second);
+            Patience patience;
+            while (fresh && (bits(y) == kNotYet || bits(z) == kNotYet)) patience.lose(), y = load_fresh(x + first), z = load_fresh(x + second);
+            if (turned) {
+                const float y2 = y * c - z * s;
+                z = y * s + z * c, y = y2;
             }
-            if (which < H) q[i] = y;
+            if (which < H) q[(which << dim_shift) + first] = y, q[(which << dim_shift) + second] = z;
             else {
-                const uint16_t h = float_to_half(y);
-                new_k[i - H * dim] = h;
-                if (head == kv * group) {  // one head of the group puts them into the cache
-                    const Pool& pool = which == H ? t.keys : t.values;
-                    reinterpret_cast<uint16_t*>(head_of(t.cache, pool, new_page, kv))[pool.index(slot % kPage, d)] = h;
+                const uint16_t g = float_to_half(y), h = float_to_half(z);
+                uint16_t* const to = new_k + ((which - H) << dim_shift);
+                to[first] = g, to[second] = h;
+                if (head == kv * (t.heads / t.keys.heads)) {  // one head of the group puts them into the cache
+                    const int page = item.pages(t)[newest / kPage], in_page = slot % kPage;
+                    uint16_t* const at = reinterpret_cast<uint16_t*>(head_of(t.cache, which == H ? t.keys : t.values, page, kv));
+                    const auto place = [&](int d) { return which == H ? (d / 8 * kPage + in_page) * 8 + d % 8 : (in_page << dim_shift) + d; };
+                    at[place(first)] = g, at[place(second)] = h;
+                    if (i == H << (dim_shift - 1) && head == 0)
+                        reinterpret_cast<int32_t*>(t.cache.pages + page * t.cache.page_bytes + t.cache.positions_at)[in_page] = t.rows.positions[0];
                 }
             }
         }
-        if (here && head == 0 && thread() == 0) {
-            uint8_t* page = t.cache.pages + new_page * t.cache.page_bytes + t.cache.positions_at;
-            reinterpret_cast<int32_t*>(page)[slot % kPage] = t.rows.positions[0];
-        }
         sync_team();
         float s[H] = {};
+        Ring keys = ring;
         if (busy) {
             const bool is_new = thread() == newest;
-            Reader reader(ring, pieces + warp * item.pieces);
+            keys.skip(pieces + warp * item.pieces);
             const float* query = q;
+            const int vectors = dim / 8 / item.pieces, step_of = is_new ? 1 : kPage;
 #pragma unroll 1
             for (int i = 0; i < item.pieces; i++) {
-                const uint4* key = reinterpret_cast<const uint4*>(reader.take()) + lane();
-                if (is_new) key = reinterpret_cast<const uint4*>(new_k) + (query - q) / 8;
-                const int step_of = is_new ? 1 : kPage;
+                const uint4* key = reinterpret_cast<const uint4*>(keys.take()) + lane();
+                if (is_new) key = reinterpret_cast<const uint4*>(new_k) + i * vectors;
 #pragma unroll 4
-                for (int j = 0; j < dim / 8 / item.pieces; j++, query += 8) score_eight<H>(key[j * step_of], query, dim, s);
-                reader.leave(1);
+                for (int j = 0; j < vectors; j++, query += 8) score_eight<H>(key[j * step_of], query, dim, s);
+                keys.leave(1);
             }
 #pragma unroll
             for (int h = 0; h < H; h++) {
@@ -414,23 +484,28 @@ DEVICE int attend(const WalkStep& step, const Ring& ring, uint8_t* work) {
         }
         sync_team();
         const auto top_of = [&](int h) {
-            float m = minus_infinity();
-            bool odd = false;
-#pragma unroll 1
-            for (int p = 0; p < item.used; p++) m = larger(m, tops[h * kPages + p]), odd |= tops[h * kPages + p] != tops[h * kPages + p];
-            return m == minus_infinity() && odd ? as_float(0xff7fffffu) : m;
+            const float x = lane() < used ? tops[h * kPages + lane()] : minus_infinity();
+            float m = x == x ? x : minus_infinity();
+#pragma unroll
+            for (int i = 4; i; i /= 2) m = larger(m, shuffle_xor(m, i));
+            m = shuffle(m, 0);
+            return any_lane(x != x) && m == minus_infinity() ? as_float(0xff7fffffu) : m;
         };
         if (busy) {
             float* const mine_e = e + warp * kPage;
 #pragma unroll
-            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine ? exponential(s[h] - top_of(h)) : 0.0f;
+            for (int h = 0; h < H; h++) {
+                const float m = top_of(h);
+                mine_e[h * kBlock + lane()] = lane() < mine ? exponential(s[h] - m) : 0.0f;
+            }
             sync_warp();
             const int in_page = mine < kPage ? mine : kPage, new_here = newest - warp * kPage, rows = kPage / item.pieces;
             float2 sum[H][PAIRS] = {};
-            Reader reader(ring, pieces + (item.used + warp) * item.pieces);
+            Ring values = ring;
+            values.skip(pieces + (used + warp) * item.pieces);
 #pragma unroll 1
             for (int i = 0; i < item.pieces; i++) {
-                const uint16_t* value = reinterpret_cast<const uint16_t*>(reader.take());
+                const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take());
                 const int end = in_page < (i + 1) * rows ? in_page : (i + 1) * rows;
                 if (2 * lane() < dim)
 #pragma unroll 4
@@ -447,7 +522,7 @@ DEVICE int attend(const WalkStep& step, const Ring& ring, uint8_t* work) {
                             }
                         }
                     }
-                reader.leave(1);
+                values.leave(1);
             }
             if (2 * lane() < dim)
 #pragma unroll
@@ -457,76 +532,84 @@ DEVICE int attend(const WalkStep& step, const Ring& ring, uint8_t* work) {
         }
         sync_team();
 #pragma unroll 1
-        for (int i = thread(); i < H * dim; i += team()) {
-            const int h = i / dim, d = i - h * dim;
+        for (int i = thread(); i < H << dim_shift; i += team()) {
+            const int h = i >> dim_shift, d = i - (h << dim_shift);
             float l = 0.0f, acc = 0.0f;
-#pragma unroll 1
-            for (int p = 0; p < item.used; p++) l = l + e[h * kBlock + p * kPage + lane()], acc = acc + parts[p * H * dim + i];
+#pragma unroll 2
+            for (int p = 0; p < used; p++) l = l + e[h * kBlock + p * kPage + lane()], acc = acc + parts[(p * H << dim_shift) + i];
 #pragma unroll
             for (int x = 16; x; x /= 2) l = l + shuffle_xor(l, x);
             if (t.max_blocks == 1) {
-                store_fresh(t.out + head * dim + i, acc * (1.0f / l));
+                leave_values(step, (head << dim_shift) + i - lane(), acc * (1.0f / l));
                 continue;
             }
             float* to = t.partial + (int64_t(head + h) * t.max_blocks + item.block) * (2 + dim);
             store_fresh(to + 2 + d, acc);
-            if (d == 0) store_fresh(to, top_of(h)), store_fresh(to + 1, l);
+            const float m = top_of(h);
+            if (d == 0) store_fresh(to, m), store_fresh(to + 1, l);
         }
-        pieces += 2 * item.used * item.pieces;
+        pieces += 2 * used * item.pieces;
     }
     return pieces;
 }
 
 // The blocks of 256 keys of a head, ascending; a lane an element.
-DEVICE void fold_step(const WalkStep& step) {
+DEVICE void fold_step(const WalkStep& step, int slot) {
     const AttentionArgs& t = step.attention;
-    const int dim = t.values.dim, blocks = t.rows.slots[0] / kBlock + 1, of_head = dim / 32;
+    const int dim = t.values.dim, blocks = slot / kBlock + 1, of_head = step.dim_shift - 5;
+    constexpr int some = 4;
 #pragma unroll 1
-    for (int task = thread() / 32 * grid_x() + block_x(); task < t.heads * of_head; task += team() / 32 * grid_x()) {
-        const int head = task / of_head, d = task % of_head * 32 + lane();
+    for (int task = thread() / 32 * grid_x() + block_x(); task < t.heads << of_head; task += team() / 32 * grid_x()) {
+        const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
         const float* from = t.partial + int64_t(head) * t.max_blocks * (2 + dim);
-        float m = minus_infinity(), l = 0.0f, acc = 0.0f;
+        float m = minus_infinity(), l = 0.0f, acc = 0.0f, m2[some], l2[some], acc2[some];
+        const auto ask = [&](int b0) {
+#pragma unroll
+            for (int i = 0; i < some; i++) {
+                const float* at = from + (b0 + i < blocks ? b0 + i : blocks - 1) * (2 + dim);
+                m2[i] = load_fresh(at), l2[i] = load_fresh(at + 1), acc2[i] = load_fresh(at + 2 + d);
+            }
+        };
+        ask(0);
 #pragma unroll 1
-        for (int b0 = 0; b0 < blocks; b0 += kFolded) {
-            float m2[kFolded], l2[kFolded], acc2[kFolded];
-            bool there;
+        for (int b0 = 0; b0 < blocks; b0 += some) {
             Patience patience;
-            do {
-                there = true;
+#pragma unroll 1
+            while (true) {
+                bool here = true;
 #pragma unroll
-                for (int i = 0; i < kFolded; i++) {
-                    const float* at = from + (b0 + i < blocks ? b0 + i : blocks - 1) * (2 + dim);
-                    m2[i] = load_fresh(at), l2[i] = load_fresh(at + 1), acc2[i] = load_fresh(at + 2 + d);
-                }
+                for (int i = 0; i < some; i++) here &= bits(m2[i]) != kNotYet && bits(l2[i]) != kNotYet && bits(acc2[i]) != kNotYet;
+                if (here) break;
+                patience.lose(), ask(b0);
+            }
+            float m1[some], l1[some], acc1[some];
 #pragma unroll
-                for (int i = 0; i < kFolded; i++)
-                    there &= bits(m2[i]) != kNotYet && bits(l2[i]) != kNotYet && bits(acc2[i]) != kNotYet;
-                if (!there) patience.lose();
-            } while (!there);
+            for (int i = 0; i < some; i++) m1[i] = m2[i], l1[i] = l2[i], acc1[i] = acc2[i];
+            ask(b0 + some);  // the next ones are on their way meanwhile
 #pragma unroll
-            for (int i = 0; i < kFolded; i++) {
-                if (b0 + i >= blocks || m2[i] == minus_infinity()) continue;
+            for (int i = 0; i < some; i++) {
+                if (b0 + i >= blocks || m1[i] == minus_infinity()) continue;
                 float fa = 0.0f, fb = 1.0f;
-                if (m == minus_infinity()) m = m2[i], l = l2[i], acc = acc2[i];
-                else fold(m, l, m2[i], l2[i], fa, fb), acc = acc * fa + acc2[i] * fb;
+                if (m == minus_infinity()) m = m1[i], l = l1[i], acc = acc1[i];
+                else fold(m, l, m1[i], l1[i], fa, fb), acc = acc * fa + acc1[i] * fb;
             }
         }
-        store_fresh(t.out + head * dim + d, acc * (1.0f / l));
+        sync_warp();
+        leave_values(step, head * dim + d - lane(), acc * (1.0f / l));
     }
 }
 
-DEVICE int attend_step(const WalkStep& step, const Ring& ring, uint8_t* work) {
-    const bool wide = step.attention.keys.dim == 128;
-    if (step.heads == 4) return wide ? attend<2, 4>(step, ring, work) : attend<1, 4>(step, ring, work);
-    return wide ? attend<2, 1>(step, ring, work) : attend<1, 1>(step, ring, work);
+DEVICE int attend_step(const WalkStep& step, int slot, const Ring& ring, uint8_t* work) {
+    const bool wide = step.dim_shift == 7;
+    if (step.heads == 4) return wide ? attend<2, 4>(step, slot, ring, work) : attend<1, 4>(step, slot, ring, work);
+    return wide ? attend<2, 1>(step, slot, ring, work) : attend<1, 1>(step, slot, ring, work);
 }
 
 // ---- the walk -------------------------------------------------------------------------------------------------------
 template <class A, class B>
 DEVICE void walk(const WalkArgs& a) {
     SHARED;
-    const int warp = thread() / 32;
-    Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0};
+    Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
     ring.gone = ring.here + a.slots;
     WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two
     uint8_t* const work = reinterpret_cast<uint8_t*>(steps + 2);
@@ -538,32 +621,31 @@ DEVICE void walk(const WalkArgs& a) {
         copy_group();
     };
     next_may_start();
-    if (thread() >= team()) {
-        make_arrivals(ring.here, a.slots);
-        make_places(ring.gone, a.slots);
-    }
+    if (thread() >= team()) make_places(ring.here, 2 * a.slots);
     sync_block();
+    wait_for_previous();
+    const int slot = *a.slot;
     if (thread() >= team()) {
-        wait_for_previous();
         Fetch fetch{a, ring.places, ring.here, ring.gone};
 #pragma unroll 1
         for (int s = 0; s < a.n_steps; s++) {
             if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s].product, fetch);
-            else if (a.steps[s].kind == ATTEND) fetch_cache(a.steps[s], fetch);
+            else if (a.steps[s].kind == ATTEND) fetch_cache(a.steps[s], slot, fetch);
         }
         return;
     }
     bring(0);
-    wait_for_previous();
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
         copies_done<0>();
         sync_team();
         bring(s + 1);
         const WalkStep& step = steps[s % 2];
-        if (step.kind == PRODUCT) ring.first += multiply_step<A, B>(step, ring, work);
-        else if (step.kind == ATTEND) ring.first += attend_step(step, ring, work);
-        else fold_step(step);
+        int pieces = 0;
+        if (step.kind == PRODUCT) pieces = multiply_step<A, B>(step, ring, work);
+        else if (step.kind == ATTEND) pieces = attend_step(step, slot, ring, work);
+        else fold_step(step, slot);
+        ring.skip(pieces);
     }
 }
 

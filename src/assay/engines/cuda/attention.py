@@ -57,7 +57,8 @@ class AttentionSteps(Walks):
                 k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
             usual = bool(k and v and turn) and self._is_usual(k_pool, v_pool, fields["mask"])
             if k and v and turn and usual and self.walks and k_pool.dim in (32, 64, 128):
-                self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields)
+                codes = heads * v_dim % 256 == 0 and self._read_as_codes(kqv.name)
+                self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields, codes)
                 return
             few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()
             if k and v and turn and usual and few:

@@ -101,6 +101,7 @@ class Steps:
     cuts: tuple[tuple[int, int], ...]
     walks: bool = False  # whether steps of one token are those of a walk, where they can be
     steps: list[tuple[list[Value], Callable[[], Any]]] = field(default_factory=list)
+    as_codes: set[int] = field(default_factory=set)  # values that a walk leaves quantised
     walked: list[tuple[str, int, int]] = field(default_factory=list)  # of each step: as `_step` is told
     results: list[tuple[External, Value]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
 _PRODUCT, _ATTEND, _FOLD = range(3)
-_X, _RESIDUAL = 1, 2  # written by a step of the walk
+_X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of attention is quantised
 _ANY = "any"  # a step that every kernel has
 _WARPS = 12  # that compute; one more fetches
 _AHEAD = 48 << 10  # bytes that a multiprocessor has asked for at a time
@@ -66,19 +66,27 @@ class Walks(Steps):
         args.share, args.extra = divmod(groups, self._processors())
         args.shift = parts[0].matrix.group.bit_length() - 1
         fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
+        fresh += _CODES * (id(x) in self.as_codes)
         return structs.WalkStep(_PRODUCT, fresh, args=structs.StepUnion(product=args))
 
     def _walk_attention(
-        self, values: tuple[Value, ...], heads: int, k_pool: Any, v_pool: Any, fields: dict[str, Any]
+        self, values: tuple[Value, ...], heads: int, k_pool: Any, v_pool: Any, fields: dict[str, Any], codes: bool
     ) -> None:
+        """Attention, then the fold of its blocks; `codes`: the result is wanted quantised and by nobody else."""
         dim, blocks, group = k_pool.dim, self.shape.blocks, heads // k_pool.heads
         at_once = 4 if group % 4 == 0 and heads * blocks > self._processors() else 1
+        if codes:
+            self.as_codes.add(id(values[-1]))
         partial = Value(4 * heads * blocks * (2 + dim)) if blocks > 1 else None
 
         def make(kind: int) -> Any:
             args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
-            fresh = _X * any(v.inside for v in values[:3])
-            return structs.WalkStep(kind, fresh, at_once, args=structs.StepUnion(attention=args))
+            fresh = _X * any(v.inside for v in values[:3]) + _CODES * codes
+            per_group = -(-65536 // group)
+            union = structs.StepUnion(attention=args)
+            return structs.WalkStep(
+                kind, fresh, at_once, heads // at_once, dim.bit_length() - 1, per_group, args=union
+            )
 
         work = 4 * (at_once * (9 * dim + BLOCK + 8) + dim)
         self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, min(64, dim) * 64)
@@ -144,7 +152,7 @@ class Walks(Steps):
         table = (structs.WalkStep * len(steps))(*steps)
         slots, room = self._slots(run), run.piece
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
-        args = structs.WalkArgs(at, len(steps), slots, room, max(2, min(slots, _AHEAD // room)))
+        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, max(2, min(slots, _AHEAD // room)))
         shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
         launch = Launch(f"walk_{run.kernel}", (self._processors(), 1, 1), 32 * (_WARPS + 1), args, shared, together=True)
