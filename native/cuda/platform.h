@@ -124,6 +124,14 @@ DEVICE void store_fresh(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.
 DEVICE void store_fresh(float* p, float y) {
     store_fresh(reinterpret_cast<uint32_t*>(p), __float_as_uint(y) == kNotYet ? 0x7fffffffu : __float_as_uint(y));
 }
+DEVICE void rest() { __nanosleep(64); }
+DEVICE uint32_t ticks() { return uint32_t(clock64()); }
+// Into the second-level cache, in vectors of 16 bytes.
+DEVICE void bring_near(const void* from, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
+#endif
+}
 // Of who looks: what never comes must end the kernel.
 struct Patience {
     uint32_t left = 1u << 23;

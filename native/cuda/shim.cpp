@@ -119,7 +119,7 @@ Block* now;  // the one whose thread runs
 void* scheduler;
 void (*body)(void*);
 void* context;
-long idle;  // rounds in which threads only looked
+long idle;  // looks since the last barrier of a block
 
 void leave() { shim_switch(&now->fibers[state.thread].at, scheduler); }
 
@@ -160,7 +160,7 @@ void start(Fiber& fiber) {
 void barrier_block() {
     if (++now->arrived == now->alive) {
         now->arrived = 0;
-        now->turn++;
+        now->turn++, idle = 0;
         return;
     }
     wait_on(&now->turn);
@@ -179,7 +179,7 @@ void barrier_warp() {
 void barrier_some(int id, int count) {
     if (++now->some_arrived[id] == count) {
         now->some_arrived[id] = 0;
-        now->some_turn[id]++;
+        now->some_turn[id]++, idle = 0;
         return;
     }
     wait_on(&now->some_turn[id]);

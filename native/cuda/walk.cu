@@ -13,7 +13,7 @@
 
 namespace assay {
 
-enum StepKind { PRODUCT, ATTEND, FOLD };
+enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE };
 enum Fresh { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4 };  // written by a step of this run; the result of attention as codes
 
 struct WalkStep {
@@ -29,6 +29,7 @@ struct WalkArgs {
     const WalkStep* steps;
     const int32_t* slot;                  // of the token, in the cache
     int32_t n_steps, slots, room, ahead;  // places for pieces of weights, their bytes, how many are on their way at most
+    int32_t further, work;                // pieces beyond them that are brought to the second-level cache; bytes of what steps compute with
 };
 
 struct ClearArgs {
@@ -85,8 +86,8 @@ DEVICE void leave_codes(uint8_t* to, float y) {
     }
 }
 
-// The warps that compute; the last one of the block fetches.
-DEVICE int team() { return threads() - 32; }
+// The warps that compute; the last two of the block fetch.
+DEVICE int team() { return threads() - 64; }
 DEVICE void sync_team() { sync_some(1, team()); }
 
 // The groups of rows of this block.
@@ -106,7 +107,8 @@ struct Fetch {
     const WalkArgs& a;
     uint8_t* places;
     Arrival *here, *gone;
-    int slot = 0, fill = 0;
+    volatile int* asked;  // pieces so far, for `Prefetch`
+    int slot = 0, fill = 0, pieces = 0;
     DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // of lanes 0 to count - 1, at most kAtOnce
         const bool mine = lane() < count;
         int at = slot + lane(), of = fill, late = at - a.ahead, late_of = fill;
@@ -116,14 +118,32 @@ struct Fetch {
         if (mine && late_of >= 0) piece_here(here + late, late_of & 1);
         sync_warp();  // a lane that looks late must not find the next turn
         if (mine) copy_by_lane(places + at * a.room, from, bytes, here + at);
-        slot += count;
+        slot += count, pieces += count;
+        if (lane() == 0) *asked = pieces;
         if (slot >= a.slots) slot -= a.slots, fill++;
     }
 };
 
+// The same pieces, while there is no place for them: to the second-level cache, no faster than memory gives them.
+struct Prefetch {
+    int further;
+    volatile int* asked;
+    int pieces = 0;
+    uint32_t next = ticks();
+    DEVICE void operator()(const uint8_t* from, int bytes, int count) {
+        pieces += count;
+        int now;
+        while (pieces - (now = shuffle(*asked, 0)) > further) rest();
+        if (pieces <= now) return;
+        while (int32_t(ticks() - next) < 0) rest();
+        next = ticks() + uint32_t(count * bytes) / 16;
+        if (lane() < count) bring_near(from, bytes);
+    }
+};
+
 // Floats come in several pieces a tile: the first ones of all warps' tiles, the second ones, and so on.
-template <class A>
-DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
+template <class A, class To>
+DEVICE void fetch_floats(const ProductArgs& p, To& fetch) {
     const Share my(p);
     const int begin = my.begin * my.tiles, end = begin + my.groups * my.tiles, warps = team() / 32;
 #pragma unroll 1
@@ -139,8 +159,8 @@ DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
             }
 }
 
-template <class A, class B>
-DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
+template <class A, class B, class To>
+DEVICE void fetch_weights(const ProductArgs& p, To& fetch) {
     if constexpr (A::floats) return fetch_floats<A>(p, fetch);
     const Share my(p);
     const int end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
@@ -180,7 +200,8 @@ struct Item {
 };
 
 // All keys of an item before its values: they are used first.
-DEVICE void fetch_cache(const WalkStep& step, int slot, Fetch& fetch) {
+template <class To>
+DEVICE void fetch_cache(const WalkStep& step, int slot, To& fetch) {
     const AttentionArgs& t = step.attention;
 #pragma unroll 1
     for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
@@ -195,6 +216,15 @@ DEVICE void fetch_cache(const WalkStep& step, int slot, Fetch& fetch) {
             const uint8_t* from = head_of(t.cache, values ? t.values : t.keys, pages[page], kv);
             fetch(from + (piece & (item.pieces - 1)) * bytes, bytes, left);
         }
+    }
+}
+
+template <class A, class B, class To>
+DEVICE void fetch_all(const WalkArgs& a, int slot, To fetch) {
+#pragma unroll 1
+    for (int s = 0; s < a.n_steps; s++) {
+        if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s].product, fetch);
+        else if (a.steps[s].kind == ATTEND) fetch_cache(a.steps[s], slot, fetch);
     }
 }
 
@@ -339,14 +369,15 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const int row_shift = paired ? p.shift - 1 : p.shift, rows = 1 << row_shift, all = my.groups << row_shift;
     // What follows the sum of a row is looked up before x is there.
     const Product* of = p.parts;
-    int at_row = 0;
-    float residual = 0.0f;
+    float *out = nullptr, residual = 0.0f, bias = 0.0f;
     const auto look = [&](int mine) {
-        at_row = (my.begin << row_shift) + mine;
+        int at_row = (my.begin << row_shift) + mine;
 #pragma unroll 1
         for (of = p.parts; of + 1 < p.parts + p.n_parts && at_row >= of[1].first_group << row_shift;) of++;
         at_row -= of->first_group << row_shift;
-        if (of->residual && at_row < of->w.rows) residual = await(of->residual + at_row, step.fresh & RESIDUAL_IS);
+        out = at_row < of->w.rows ? of->out + at_row : nullptr;
+        if (out && of->bias) bias = of->bias[at_row];
+        if (out && of->residual) residual = await(of->residual + at_row, step.fresh & RESIDUAL_IS);
     };
     if (thread() < all) look(thread());
     if constexpr (A::floats) take_floats(p, step.fresh & X_IS, stride, row);
@@ -386,15 +417,38 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
 #pragma unroll 1
     for (int mine = thread(); mine < all; mine += team()) {
         if (mine != thread()) look(mine);
-        const float2 total = totals_of(shape, sums + (mine >> row_shift) * my.tiles * 32 + (mine & (rows - 1)), paired ? rows : 0);
-        float y = total.x;
-        if (at_row >= of->w.rows) continue;
-        if (paired) y = (of->act == SILU ? y / (1.0f + exponential(-y)) : gate(of->act, y)) * total.y;
-        if (of->bias) y = y + of->bias[at_row];
+        const float* from = sums + (mine >> row_shift) * my.tiles * 32 + (mine & (rows - 1));
+        const int pair = paired ? rows : 0;
+        float y = from[0], up = from[pair];
+#pragma unroll 1
+        for (int u = 1; u < units; u += 8) {
+            float a[8], b[8];
+#pragma unroll
+            for (int k = 0; k < 8; k++) {
+                const float* at = from + ((u + k < units ? u + k : 0) << p.shift);
+                a[k] = at[0], b[k] = at[pair];
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                if (u + k < units) y = y + a[k], up = up + b[k];
+        }
+        if (!out) continue;
+        if (paired) y = (of->act == SILU ? y / (1.0f + exponential(-y)) : gate(of->act, y)) * up;
+        if (of->bias) y = y + bias;
         if (of->residual) y = y + residual;
-        store_fresh(of->out + at_row, y);
+        store_fresh(out, y);
     }
     return tiles * A::pieces;
+}
+
+// A row that is too long for every block to quantise: 32 values a warp.
+DEVICE void quantise_step(const WalkStep& step) {
+    const ProductArgs& p = step.product;
+#pragma unroll 1
+    for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
+        const int at = 32 * i + lane();
+        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? await(p.x + at, step.fresh & X_IS) : 0.0f);
+    }
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
@@ -553,45 +607,46 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
     return pieces;
 }
 
-// The blocks of 256 keys of a head, ascending; a lane an element.
+// The blocks of 256 keys of a head, ascending; a lane an element. What they are weighed with, a lane computes for a block.
 DEVICE void fold_step(const WalkStep& step, int slot) {
     const AttentionArgs& t = step.attention;
     const int dim = t.values.dim, blocks = slot / kBlock + 1, of_head = step.dim_shift - 5;
-    constexpr int some = 4;
+    constexpr int some = 8;
 #pragma unroll 1
     for (int task = thread() / 32 * grid_x() + block_x(); task < t.heads << of_head; task += team() / 32 * grid_x()) {
         const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
-        const float* from = t.partial + int64_t(head) * t.max_blocks * (2 + dim);
-        float m = minus_infinity(), l = 0.0f, acc = 0.0f, m2[some], l2[some], acc2[some];
-        const auto ask = [&](int b0) {
-#pragma unroll
-            for (int i = 0; i < some; i++) {
-                const float* at = from + (b0 + i < blocks ? b0 + i : blocks - 1) * (2 + dim);
-                m2[i] = load_fresh(at), l2[i] = load_fresh(at + 1), acc2[i] = load_fresh(at + 2 + d);
-            }
-        };
-        ask(0);
+        const float* const from = t.partial + int64_t(head) * t.max_blocks * (2 + dim);
+        float m = minus_infinity(), l = 0.0f, acc = 0.0f;
+        bool any = false;
 #pragma unroll 1
-        for (int b0 = 0; b0 < blocks; b0 += some) {
-            Patience patience;
-#pragma unroll 1
-            while (true) {
-                bool here = true;
+        for (int b0 = 0; b0 < blocks; b0 += 32) {
+            const int mine = b0 + lane();
+            const float m2 = mine < blocks ? await(from + mine * (2 + dim), true) : minus_infinity();
+            const float l2 = mine < blocks ? await(from + mine * (2 + dim) + 1, true) : 0.0f;
+            float top = m2;  // the largest so far, this block's included
 #pragma unroll
-                for (int i = 0; i < some; i++) here &= bits(m2[i]) != kNotYet && bits(l2[i]) != kNotYet && bits(acc2[i]) != kNotYet;
-                if (here) break;
-                patience.lose(), ask(b0);
+            for (int h = 1; h < 32; h *= 2) {
+                const float other = shuffle(top, lane() >= h ? lane() - h : lane());
+                top = larger(other, top);
             }
-            float m1[some], l1[some], acc1[some];
+            top = larger(m, top);
+            float before = shuffle(top, lane() ? lane() - 1 : 0);
+            if (lane() == 0) before = m;
+            const float fa = exponential(before - top), fb = exponential(m2 - top);
+            m = shuffle(top, 31);
+#pragma unroll 1
+            for (int b = b0; b < blocks && b < b0 + 32; b += some) {
+                float acc2[some];
 #pragma unroll
-            for (int i = 0; i < some; i++) m1[i] = m2[i], l1[i] = l2[i], acc1[i] = acc2[i];
-            ask(b0 + some);  // the next ones are on their way meanwhile
+                for (int i = 0; i < some; i++) acc2[i] = load_fresh(from + (b + i < blocks ? b + i : blocks - 1) * (2 + dim) + 2 + d);
 #pragma unroll
-            for (int i = 0; i < some; i++) {
-                if (b0 + i >= blocks || m1[i] == minus_infinity()) continue;
-                float fa = 0.0f, fb = 1.0f;
-                if (m == minus_infinity()) m = m1[i], l = l1[i], acc = acc1[i];
-                else fold(m, l, m1[i], l1[i], fa, fb), acc = acc * fa + acc1[i] * fb;
+                for (int i = 0; i < some; i++) {
+                    const float a = shuffle(fa, (b + i) & 31), c = shuffle(fb, (b + i) & 31), more = shuffle(l2, (b + i) & 31);
+                    const bool counts = b + i < blocks && shuffle(m2, (b + i) & 31) != minus_infinity();
+                    if (bits(acc2[i]) == kNotYet) acc2[i] = await(from + (b + i < blocks ? b + i : blocks - 1) * (2 + dim) + 2 + d, true);
+                    if (counts && !any) l = more, acc = acc2[i], any = true;
+                    else if (counts) l = l * a + more * c, acc = acc * a + acc2[i] * c;
+                }
             }
         }
         sync_warp();
@@ -621,19 +676,17 @@ DEVICE void walk(const WalkArgs& a) {
         copy_group();
     };
     next_may_start();
-    if (thread() >= team()) make_places(ring.here, 2 * a.slots);
+    volatile int* const asked = reinterpret_cast<volatile int*>(work + a.work);
+    if (thread() >= team() + 32) make_places(ring.here, 2 * a.slots);
+    if (thread() == 0) *asked = 0;
     sync_block();
     wait_for_previous();
     const int slot = *a.slot;
-    if (thread() >= team()) {
-        Fetch fetch{a, ring.places, ring.here, ring.gone};
-#pragma unroll 1
-        for (int s = 0; s < a.n_steps; s++) {
-            if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s].product, fetch);
-            else if (a.steps[s].kind == ATTEND) fetch_cache(a.steps[s], slot, fetch);
-        }
+    if (thread() >= team() + 32) {
+        if (a.further) fetch_all<A, B>(a, slot, Prefetch{a.further, asked});
         return;
     }
+    if (thread() >= team()) return fetch_all<A, B>(a, slot, Fetch{a, ring.places, ring.here, ring.gone, asked});
     bring(0);
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
@@ -644,13 +697,14 @@ DEVICE void walk(const WalkArgs& a) {
         int pieces = 0;
         if (step.kind == PRODUCT) pieces = multiply_step<A, B>(step, ring, work);
         else if (step.kind == ATTEND) pieces = attend_step(step, slot, ring, work);
-        else fold_step(step, slot);
+        else if (step.kind == FOLD) fold_step(step, slot);
+        else quantise_step(step);
         ring.skip(pieces);
     }
 }
 
 #define WALK(name, A, B) \
-    TOGETHER(walk_##name, WalkArgs, 416) { walk<A, B>(a); }
+    TOGETHER(walk_##name, WalkArgs, 448) { walk<A, B>(a); }
 #define WALK_OF(name, A) WALK(name, Codes<A>, Codes<A>)
 WALK(f32, F32s, F32s)
 WALK(f16, F16s, F16s)

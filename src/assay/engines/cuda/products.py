@@ -10,7 +10,7 @@ from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
 from assay.engines.cuda.program import COPIES, Quantised, Value, quantised
-from assay.engines.cuda.walk import Walks
+from assay.engines.cuda.walk import LONG, Walks
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
@@ -177,6 +177,8 @@ class ProductSteps(Walks):
                 return self._walk_product(args, parts, groups, x)
             return self._one(kernel, args, parts, groups, (1, 1))
 
+        if self.walks and not (node or matrix.format.floats or id(x) in self.as_codes) and matrix.columns >= LONG:
+            x = self._walk_codes(x, matrix)
         used = [*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))]
         if self.walks:
             self._step(used, make, kernel, *self._walk_room(parts, bool(node)))

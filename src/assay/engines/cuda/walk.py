@@ -12,15 +12,16 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.layout import LANES, UNIT
+from assay.engines.cuda.layout import LANES, UNIT, Matrix
 from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
-_PRODUCT, _ATTEND, _FOLD = range(3)
+_PRODUCT, _ATTEND, _FOLD, _QUANTISE = range(4)
 _X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of attention is quantised
 _ANY = "any"  # a step that every kernel has
-_WARPS = 12  # that compute; one more fetches
-_AHEAD = 48 << 10  # bytes that a multiprocessor has asked for at a time
+_WARPS = 12  # that compute; two more fetch
+_AHEAD, _FURTHER = 64 << 10, 128 << 10  # bytes that a multiprocessor asks for at a time; that it brings near beyond its ring
+LONG = 3072  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
 _MOST = 4  # walks of a program; with more, launches that begin early are faster
 
@@ -93,6 +94,22 @@ class Walks(Steps):
         if partial:
             self._step([*values, partial], lambda: make(_FOLD), _ANY)
 
+    def _walk_codes(self, x: Value, matrix: Matrix) -> Value:
+        """A long row, quantised by a step of its own."""
+        key = id(x), matrix.columns, -1, ""
+        if key not in self.prepared:
+            codes = Value(matrix.units * UNIT // 32 * 48)
+
+            def make() -> Any:
+                args = structs.ProductArgs(x=self._at(x), columns=matrix.columns)
+                args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
+                return structs.WalkStep(_QUANTISE, _X * bool(x.inside), args=structs.StepUnion(product=args))
+
+            self._step([x, codes], make, _ANY)
+            self.as_codes.add(id(codes))
+            self.prepared[key] = codes, codes, codes
+        return self.prepared[key][0]
+
     # -- walks ---------------------------------------------------------------------------------------------------
 
     def _join(self) -> bool:
@@ -144,7 +161,7 @@ class Walks(Steps):
         return Launch("clear", (min(self._processors(), -(-memory.size // 4096)), 1, 1), 256, args)
 
     def _slots(self, run: _Run) -> int:
-        free = self.shared - 1024 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
+        free = self.shared - 1040 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
         return min(60, free // (run.piece + 16))
 
     def _walk(self, run: _Run) -> Launch:
@@ -152,8 +169,9 @@ class Walks(Steps):
         table = (structs.WalkStep * len(steps))(*steps)
         slots, room = self._slots(run), run.piece
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
-        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, max(2, min(slots, _AHEAD // room)))
-        shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
+        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, max(8, min(slots, _AHEAD // room)))
+        args.further, args.work = _FURTHER // room, run.work
+        shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work + 16
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
-        launch = Launch(f"walk_{run.kernel}", (self._processors(), 1, 1), 32 * (_WARPS + 1), args, shared, together=True)
+        launch = Launch(f"walk_{run.kernel}", (self._processors(), 1, 1), 32 * (_WARPS + 2), args, shared, together=True)
         return self._made(launch, list(used.values()))
