@@ -70,6 +70,7 @@ DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mas
 DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE float shuffle_down(float x, int by) { return __shfl_down_sync(~0u, x, by); }
 DEVICE uint32_t reduce_max(uint32_t x) { return __reduce_max_sync(~0u, x); }
+DEVICE int reduce_add(int x) { return __reduce_add_sync(~0u, x); }
 DEVICE uint32_t reduce_min(uint32_t x) { return __reduce_min_sync(~0u, x); }
 DEVICE int fetch_add(int* p, int x) { return atomicAdd(p, x); }
 

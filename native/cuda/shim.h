@@ -120,6 +120,10 @@ inline uint32_t reduce_max(uint32_t x) {
     }
     return x;
 }
+inline int reduce_add(int x) {
+    for (int h = 16; h; h /= 2) x += shim::exchange(x, lane() ^ h);
+    return x;
+}
 inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
 inline int fetch_add(int* p, int x) {
     const int old = *p;

@@ -20,6 +20,7 @@ struct WalkStep {
     int32_t kind, fresh;
     int32_t heads, of_block, dim_shift, per_group;  // of attention: that a block of threads has at a time, all of them by that,
                                                     // log2 of their width, and 65536 / heads of a group, rounded up
+    int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
     union {
         ProductArgs product;
         AttentionArgs attention;
@@ -67,23 +68,28 @@ struct Eight {
 // -32768, so that these words, turned over, are never `kNotYet`.
 constexpr uint32_t kCodes = 0x7f7f7f7fu, kSums = 0x7fff7fffu;
 
+// Of what all blocks read there are copies, as one place in memory cannot answer all of them at once: which one is mine.
+DEVICE const uint8_t* copy_of(const WalkStep& step, const void* x) {
+    return static_cast<const uint8_t*>(x) + (block_x() & (step.in_copies - 1)) * step.in_bytes;
+}
+
 // A warp leaves its 32 values, one a lane.
-DEVICE void leave_codes(uint8_t* to, float y) {
+DEVICE void leave_codes(const WalkStep& step, uint8_t* to, float y) {
     const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
-    int code = quantise(y, scale), sum = code;
-#pragma unroll
-    for (int h = 1; h < 16; h *= 2) sum += shuffle_xor(sum, h);
-    const int second = shuffle_xor(sum, 16);
+    const int code = quantise(y, scale), all = reduce_add(code), first = reduce_add(lane() < 16 ? code : 0);
     uint32_t word = uint32_t(code & 255) << 8 * (lane() & 3);
     word |= uint32_t(shuffle_xor(int(word), 1));
     word |= uint32_t(shuffle_xor(int(word), 2));
-    if (lane() % 4 == 0) store_fresh(reinterpret_cast<uint32_t*>(to) + lane() / 4, word ^ kCodes);
-    if (lane() == 0) {
-        store_fresh(reinterpret_cast<float*>(to) + 8, scale.d);
-        store_fresh(reinterpret_cast<float*>(to) + 9, scale.d * float(sum + second));
-        store_fresh(reinterpret_cast<uint32_t*>(to) + 10, (uint32_t(sum & 0xffff) | uint32_t(second) << 16) ^ kSums);
-        store_fresh(reinterpret_cast<uint32_t*>(to) + 11, 0u);
-    }
+    word ^= kCodes;
+    // Lanes 0, 4, ... have the codes, lanes 1, 5, 9 and 13 the rest.
+    if (lane() == 1) word = bits(scale.d);
+    if (lane() == 5) word = bits(scale.d * float(all));
+    if (lane() == 9) word = (uint32_t(first & 0xffff) | uint32_t(all - first) << 16) ^ kSums;
+    if (lane() == 13) word = 0;
+    uint32_t* at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
+    if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16))
+#pragma unroll 1
+        for (int c = 0; c < step.out_copies; c++, at += step.out_bytes / 4) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
 }
 
 // The warps that compute; the last two of the block fetch.
@@ -262,7 +268,10 @@ DEVICE float factor_of(const float* x, int n, float eps, float* room) {
 }
 
 // x of a step, normed and quantised, into shared memory. `scratch`: room for 4 + 2 columns floats, of a norm.
-DEVICE void take_codes(const ProductArgs& p, int fresh, int stride, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
+DEVICE void take_codes(const WalkStep& step, int stride, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
+    const ProductArgs& p = step.product;
+    const int fresh = step.fresh;
+    const uint8_t* const source = copy_of(step, p.x);
     const int chunks = stride / 8, all = p.columns / 8;
     if (fresh & AS_CODES) {
 #pragma unroll 1
@@ -270,7 +279,7 @@ DEVICE void take_codes(const ProductArgs& p, int fresh, int stride, int8_t* q, f
             const int block = i / 3, which = i - 3 * block;
             uint4 v;
             Patience patience;
-            const uint4* const from = reinterpret_cast<const uint4*>(p.x) + i;
+            const uint4* const from = reinterpret_cast<const uint4*>(source) + i;
             for (v = load_fresh4(from); (fresh & X_IS) && !there(v); v = load_fresh4(from)) patience.lose();
             if (which < 2) reinterpret_cast<uint4*>(q)[2 * block + which] = {v.x ^ kCodes, v.y ^ kCodes, v.z ^ kCodes, v.w ^ kCodes};
             else ds[block] = {as_float(v.x), as_float(v.y)}, n[block] = v.z ^ kSums;
@@ -289,7 +298,7 @@ DEVICE void take_codes(const ProductArgs& p, int fresh, int stride, int8_t* q, f
     }
     Eight two[2] = {};
     const auto ask = [&](int i) {
-        const float *const x = p.x + 8 * i, *const y = x + 8 * team();
+        const float *const x = reinterpret_cast<const float*>(source) + 8 * i, *const y = x + 8 * team();
         const bool both = i + team() < all;
         two[0].ask(x);
         if (both) two[1].ask(y);
@@ -333,17 +342,20 @@ DEVICE void take_codes(const ProductArgs& p, int fresh, int stride, int8_t* q, f
     sync_team();
 }
 
-DEVICE void take_floats(const ProductArgs& p, bool fresh, int stride, float* row) {
+DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
+    const ProductArgs& p = step.product;
+    const bool fresh = step.fresh & X_IS;
+    const float* const source = reinterpret_cast<const float*>(copy_of(step, p.x));
     if (p.columns % 8 == 0) {
 #pragma unroll 1
         for (int i = thread(); i < p.columns / 8; i += team()) {
             Eight x;
-            x.ask(p.x + 8 * i);
-            x.await(p.x + 8 * i, fresh);
+            x.ask(source + 8 * i);
+            x.await(source + 8 * i, fresh);
             reinterpret_cast<uint4*>(row)[2 * i] = x.a, reinterpret_cast<uint4*>(row)[2 * i + 1] = x.b;
         }
     } else {
-        for (int i = thread(); i < p.columns; i += team()) row[i] = await(p.x + i, fresh);
+        for (int i = thread(); i < p.columns; i += team()) row[i] = await(source + i, fresh);
     }
     for (int i = p.columns + thread(); i < stride; i += team()) row[i] = 0.0f;
     if (p.norm) {
@@ -380,8 +392,8 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         if (out && of->residual) residual = await(of->residual + at_row, step.fresh & RESIDUAL_IS);
     };
     if (thread() < all) look(thread());
-    if constexpr (A::floats) take_floats(p, step.fresh & X_IS, stride, row);
-    else take_codes(p, step.fresh, stride, q, ds, n, sums);
+    if constexpr (A::floats) take_floats(step, stride, row);
+    else take_codes(step, stride, q, ds, n, sums);
     ring.skip(warp);
     int tile = warp, group = my.begin;
     const Product* with = p.parts;
@@ -436,7 +448,8 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         if (paired) y = (of->act == SILU ? y / (1.0f + exponential(-y)) : gate(of->act, y)) * up;
         if (of->bias) y = y + bias;
         if (of->residual) y = y + residual;
-        store_fresh(out, y);
+#pragma unroll 1
+        for (int c = 0; c < step.out_copies; c++, out += step.out_bytes / 4) store_fresh(out, y);
     }
     return tiles * A::pieces;
 }
@@ -447,7 +460,7 @@ DEVICE void quantise_step(const WalkStep& step) {
 #pragma unroll 1
     for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
         const int at = 32 * i + lane();
-        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? await(p.x + at, step.fresh & X_IS) : 0.0f);
+        leave_codes(step, reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? await(p.x + at, step.fresh & X_IS) : 0.0f);
     }
 }
 
@@ -455,14 +468,16 @@ DEVICE void quantise_step(const WalkStep& step) {
 // The result of 32 values of a head, one a lane, `at`: the first of them, in all heads.
 DEVICE void leave_values(const WalkStep& step, int at, float y) {
     float* const out = step.attention.out;
-    if (step.fresh & AS_CODES) leave_codes(reinterpret_cast<uint8_t*>(out) + at / 32 * 48, y);
-    else store_fresh(out + at + lane(), y);
+    if (step.fresh & AS_CODES) leave_codes(step, reinterpret_cast<uint8_t*>(out) + at / 32 * 48, y);
+    else
+        for (int c = 0; c < step.out_copies; c++) store_fresh(out + c * (step.out_bytes / 4) + at + lane(), y);
 }
 
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
 // weighs PAIRS pairs of values. The cache is in halves and a query sees all keys before it (attention.py).
 template <int PAIRS, int H>
 DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
+    constexpr int UNROLL = H == 1 ? 8 : 4;
     const AttentionArgs& t = step.attention;
     const bool fresh = step.fresh & X_IS;
     const int warp = thread() / 32, dim_shift = step.dim_shift, dim = 1 << dim_shift;
@@ -520,7 +535,7 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
             for (int i = 0; i < item.pieces; i++) {
                 const uint4* key = reinterpret_cast<const uint4*>(keys.take()) + lane();
                 if (is_new) key = reinterpret_cast<const uint4*>(new_k) + i * vectors;
-#pragma unroll 4
+#pragma unroll UNROLL
                 for (int j = 0; j < vectors; j++, query += 8) score_eight<H>(key[j * step_of], query, dim, s);
                 keys.leave(1);
             }
@@ -562,7 +577,7 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
                 const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take());
                 const int end = in_page < (i + 1) * rows ? in_page : (i + 1) * rows;
                 if (2 * lane() < dim)
-#pragma unroll 4
+#pragma unroll UNROLL
                     for (int j = i * rows; j < end; j++, value += dim) {
                         const uint16_t* of = (j == new_here ? new_k + dim : value) + 2 * lane();
 #pragma unroll

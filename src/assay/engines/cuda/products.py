@@ -179,6 +179,9 @@ class ProductSteps(Walks):
 
         if self.walks and not (node or matrix.format.floats or id(x) in self.as_codes) and matrix.columns >= LONG:
             x = self._walk_codes(x, matrix)
+        if self.walks:
+            self.read_by_all.add(id(x))
+            self.side_by_side |= {id(p.out) for p in parts if len(parts) > 1}
         used = [*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))]
         if self.walks:
             self._step(used, make, kernel, *self._walk_room(parts, bool(node)))

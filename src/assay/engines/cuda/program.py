@@ -48,6 +48,7 @@ class Value:
     offset: int = 0
     pinned: bool = False  # results stay to the end
     inside: Value | None = None  # a larger one that it is part of: written and read by one walk (walk.py)
+    copies: int = 1  # side by side, of a row that every block of threads reads
 
 
 Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
@@ -102,6 +103,8 @@ class Steps:
     walks: bool = False  # whether steps of one token are those of a walk, where they can be
     steps: list[tuple[list[Value], Callable[[], Any]]] = field(default_factory=list)
     as_codes: set[int] = field(default_factory=set)  # values that a walk leaves quantised
+    read_by_all: set[int] = field(default_factory=set)  # x of its products
+    side_by_side: set[int] = field(default_factory=set)  # results of one step
     walked: list[tuple[str, int, int]] = field(default_factory=list)  # of each step: as `_step` is told
     results: list[tuple[External, Value]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)

@@ -21,6 +21,7 @@ _X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of 
 _ANY = "any"  # a step that every kernel has
 _WARPS = 12  # that compute; two more fetch
 _AHEAD, _FURTHER = 64 << 10, 128 << 10  # bytes that a multiprocessor asks for at a time; that it brings near beyond its ring
+_COPIES = 4  # of what every block of threads reads
 LONG = 3072  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
 _MOST = 4  # walks of a program; with more, launches that begin early are faster
@@ -68,7 +69,14 @@ class Walks(Steps):
         args.shift = parts[0].matrix.group.bit_length() - 1
         fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
         fresh += _CODES * (id(x) in self.as_codes)
-        return structs.WalkStep(_PRODUCT, fresh, args=structs.StepUnion(product=args))
+        return self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
+
+    def _walk_step(self, kind: int, fresh: int, x: Value, out: Value | None, args: Any, *of_heads: int) -> Any:
+        step = structs.WalkStep(kind, fresh, *of_heads, args=args)
+        step.in_copies, step.in_bytes = x.copies, x.size // x.copies
+        if out:
+            step.out_copies, step.out_bytes = out.copies, out.size // out.copies
+        return step
 
     def _walk_attention(
         self, values: tuple[Value, ...], heads: int, k_pool: Any, v_pool: Any, fields: dict[str, Any], codes: bool
@@ -84,10 +92,8 @@ class Walks(Steps):
             args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
             fresh = _X * any(v.inside for v in values[:3]) + _CODES * codes
             per_group = -(-65536 // group)
-            union = structs.StepUnion(attention=args)
-            return structs.WalkStep(
-                kind, fresh, at_once, heads // at_once, dim.bit_length() - 1, per_group, args=union
-            )
+            union, of_heads = structs.StepUnion(attention=args), (at_once, heads // at_once, dim.bit_length() - 1, per_group)
+            return self._walk_step(kind, fresh, values[0], values[-1], union, *of_heads)
 
         work = 4 * (at_once * (9 * dim + BLOCK + 8) + dim)
         self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, min(64, dim) * 64)
@@ -103,7 +109,7 @@ class Walks(Steps):
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
-                return structs.WalkStep(_QUANTISE, _X * bool(x.inside), args=structs.StepUnion(product=args))
+                return self._walk_step(_QUANTISE, _X * bool(x.inside), x, codes, structs.StepUnion(product=args))
 
             self._step([x, codes], make, _ANY)
             self.as_codes.add(id(codes))
@@ -123,7 +129,7 @@ class Walks(Steps):
             elif kernel:
                 runs.append(_Run(kernel, i, i + 1, work, piece, Value(0, i, i)))
         self.runs = runs
-        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= 16 for run in runs)
+        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= _WARPS + 8 for run in runs)
 
     def _keep_apart(self, run: _Run) -> bool:
         """Whether no result is read on the way, which nobody could wait for."""
@@ -132,6 +138,9 @@ class Walks(Steps):
         if any(v.pinned and v.first < v.last < run.end for v in inner) or run.kernel == _ANY:
             return False
         for value in (v for v in inner if not v.pinned):
+            if id(value) in self.read_by_all - self.side_by_side:
+                value.size = -(-value.size // 256) * 256 * _COPIES
+                value.copies = _COPIES
             value.inside, value.offset = run.memory, run.memory.size
             run.memory.size += -(-value.size // 256) * 256
         for value in (*used.values(), run.memory):
@@ -169,7 +178,8 @@ class Walks(Steps):
         table = (structs.WalkStep * len(steps))(*steps)
         slots, room = self._slots(run), run.piece
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
-        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, max(8, min(slots, _AHEAD // room)))
+        ahead = max(4, min(slots - _WARPS - 4, _AHEAD // room))  # fewer: a warp knows its next piece by its turn
+        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, ahead)
         args.further, args.work = _FURTHER // room, run.work
         shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work + 16
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
