@@ -49,6 +49,14 @@ DEVICE void fence() { __threadfence(); }
 DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+// a / b rounded once, as the compiler divides, without its checks: both between 2^-60 and 2^100, without their signs.
+DEVICE float divide_near(float a, float b) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
+    const float q = __fmul_rn(a, r);
+    return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+}
 DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
 DEVICE float as_float(uint32_t x) { return __uint_as_float(x); }
 DEVICE int dp4a(int a, int b, int c) { return __dp4a(a, b, c); }
@@ -124,14 +132,6 @@ constexpr uint32_t kNotYet = 0xffffffffu;
 DEVICE void store_fresh(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
 DEVICE void store_fresh(float* p, float y) {
     store_fresh(reinterpret_cast<uint32_t*>(p), __float_as_uint(y) == kNotYet ? 0x7fffffffu : __float_as_uint(y));
-}
-DEVICE void rest() { __nanosleep(64); }
-DEVICE uint32_t ticks() { return uint32_t(clock64()); }
-// Into the second-level cache, in vectors of 16 bytes.
-DEVICE void bring_near(const void* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
-#endif
 }
 // Of who looks: what never comes must end the kernel.
 struct Patience {

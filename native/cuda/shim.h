@@ -82,6 +82,7 @@ inline void fence() {}
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float square_root(float x) { return std::sqrt(x); }
+inline float divide_near(float a, float b) { return a / b; }
 inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float as_float(uint32_t x) { return __builtin_bit_cast(float, x); }
 inline int dp4a(int a, int b, int c) {
@@ -154,12 +155,6 @@ inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); 
 constexpr uint32_t kNotYet = 0xffffffffu;
 inline void store_fresh(uint32_t* p, uint32_t v) { *p = v; }
 inline void store_fresh(float* p, float y) { *p = bits(y) == kNotYet ? as_float(0x7fffffffu) : y; }
-inline void rest() { shim::pause(); }
-inline uint32_t ticks() {  // time flies
-    static uint32_t now = 0;
-    return now += 1000;
-}
-inline void bring_near(const void*, int) {}
 struct Patience {
     void lose() { shim::pause(); }
 };

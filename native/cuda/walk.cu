@@ -30,7 +30,6 @@ struct WalkArgs {
     const WalkStep* steps;
     const int32_t* slot;                  // of the token, in the cache
     int32_t n_steps, slots, room, ahead;  // places for pieces of weights, their bytes, how many are on their way at most
-    int32_t further, work;                // pieces beyond them that are brought to the second-level cache; bytes of what steps compute with
 };
 
 struct ClearArgs {
@@ -74,7 +73,7 @@ DEVICE const uint8_t* copy_of(const WalkStep& step, const void* x) {
 }
 
 // A warp leaves its 32 values, one a lane.
-DEVICE void leave_codes(const WalkStep& step, uint8_t* to, float y) {
+DEVICE void leave_codes(uint8_t* to, float y) {
     const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
     const int code = quantise(y, scale), all = reduce_add(code), first = reduce_add(lane() < 16 ? code : 0);
     uint32_t word = uint32_t(code & 255) << 8 * (lane() & 3);
@@ -86,14 +85,12 @@ DEVICE void leave_codes(const WalkStep& step, uint8_t* to, float y) {
     if (lane() == 5) word = bits(scale.d * float(all));
     if (lane() == 9) word = (uint32_t(first & 0xffff) | uint32_t(all - first) << 16) ^ kSums;
     if (lane() == 13) word = 0;
-    uint32_t* at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
-    if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16))
-#pragma unroll 1
-        for (int c = 0; c < step.out_copies; c++, at += step.out_bytes / 4) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
+    uint32_t* const at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
+    if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16)) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
 }
 
-// The warps that compute; the last two of the block fetch.
-DEVICE int team() { return threads() - 64; }
+// The warps that compute; the last one of the block fetches.
+DEVICE int team() { return threads() - 32; }
 DEVICE void sync_team() { sync_some(1, team()); }
 
 // The groups of rows of this block.
@@ -113,8 +110,7 @@ struct Fetch {
     const WalkArgs& a;
     uint8_t* places;
     Arrival *here, *gone;
-    volatile int* asked;  // pieces so far, for `Prefetch`
-    int slot = 0, fill = 0, pieces = 0;
+    int slot = 0, fill = 0;
     DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // of lanes 0 to count - 1, at most kAtOnce
         const bool mine = lane() < count;
         int at = slot + lane(), of = fill, late = at - a.ahead, late_of = fill;
@@ -124,32 +120,14 @@ struct Fetch {
         if (mine && late_of >= 0) piece_here(here + late, late_of & 1);
         sync_warp();  // a lane that looks late must not find the next turn
         if (mine) copy_by_lane(places + at * a.room, from, bytes, here + at);
-        slot += count, pieces += count;
-        if (lane() == 0) *asked = pieces;
+        slot += count;
         if (slot >= a.slots) slot -= a.slots, fill++;
     }
 };
 
-// The same pieces, while there is no place for them: to the second-level cache, no faster than memory gives them.
-struct Prefetch {
-    int further;
-    volatile int* asked;
-    int pieces = 0;
-    uint32_t next = ticks();
-    DEVICE void operator()(const uint8_t* from, int bytes, int count) {
-        pieces += count;
-        int now;
-        while (pieces - (now = shuffle(*asked, 0)) > further) rest();
-        if (pieces <= now) return;
-        while (int32_t(ticks() - next) < 0) rest();
-        next = ticks() + uint32_t(count * bytes) / 16;
-        if (lane() < count) bring_near(from, bytes);
-    }
-};
-
 // Floats come in several pieces a tile: the first ones of all warps' tiles, the second ones, and so on.
-template <class A, class To>
-DEVICE void fetch_floats(const ProductArgs& p, To& fetch) {
+template <class A>
+DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
     const Share my(p);
     const int begin = my.begin * my.tiles, end = begin + my.groups * my.tiles, warps = team() / 32;
 #pragma unroll 1
@@ -165,8 +143,8 @@ DEVICE void fetch_floats(const ProductArgs& p, To& fetch) {
             }
 }
 
-template <class A, class B, class To>
-DEVICE void fetch_weights(const ProductArgs& p, To& fetch) {
+template <class A, class B>
+DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
     if constexpr (A::floats) return fetch_floats<A>(p, fetch);
     const Share my(p);
     const int end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
@@ -206,8 +184,7 @@ struct Item {
 };
 
 // All keys of an item before its values: they are used first.
-template <class To>
-DEVICE void fetch_cache(const WalkStep& step, int slot, To& fetch) {
+DEVICE void fetch_cache(const WalkStep& step, int slot, Fetch& fetch) {
     const AttentionArgs& t = step.attention;
 #pragma unroll 1
     for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
@@ -225,8 +202,8 @@ DEVICE void fetch_cache(const WalkStep& step, int slot, To& fetch) {
     }
 }
 
-template <class A, class B, class To>
-DEVICE void fetch_all(const WalkArgs& a, int slot, To fetch) {
+template <class A, class B>
+DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch fetch) {
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
         if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s].product, fetch);
@@ -261,7 +238,8 @@ DEVICE float factor_of(const float* x, int n, float eps, float* room) {
         const float squares = sum_of_squares(x, n);
         const bool power = (n & (n - 1)) == 0;  // then the reciprocal is exact
         const float mean = power ? squares * as_float(0x7f000000u - bits(float(n))) : squares / float(n);
-        if (thread() == 0) *room = 1.0f / square_root(mean + eps);
+        const float root = square_root(mean + eps);
+        if (thread() == 0) *room = root > 0x1p-60f && root < 0x1p+60f ? divide_near(1.0f, root) : 1.0f / root;
     }
     sync_team();
     return *room;
@@ -379,19 +357,26 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     float* const sums = row + (A::floats ? stride : stride / 32 * 11);
     const bool paired = p.parts[0].paired;
     const int row_shift = paired ? p.shift - 1 : p.shift, rows = 1 << row_shift, all = my.groups << row_shift;
-    // What follows the sum of a row is looked up before x is there.
+    // What follows the sum of a row is looked up before x is there. Each copy of the result has threads of its own.
     const Product* of = p.parts;
     float *out = nullptr, residual = 0.0f, bias = 0.0f;
-    const auto look = [&](int mine) {
+    const float* residual_at = nullptr;
+    int mine = 0;
+    const auto look = [&](int i) {
+        int copy = 0;
+#pragma unroll 1
+        for (mine = i; mine >= all; mine -= all) copy++;
         int at_row = (my.begin << row_shift) + mine;
 #pragma unroll 1
         for (of = p.parts; of + 1 < p.parts + p.n_parts && at_row >= of[1].first_group << row_shift;) of++;
         at_row -= of->first_group << row_shift;
-        out = at_row < of->w.rows ? of->out + at_row : nullptr;
+        out = at_row < of->w.rows ? of->out + copy * (step.out_bytes / 4) + at_row : nullptr;
+        residual_at = out && of->residual ? of->residual + at_row : nullptr;
         if (out && of->bias) bias = of->bias[at_row];
-        if (out && of->residual) residual = await(of->residual + at_row, step.fresh & RESIDUAL_IS);
+        if (residual_at) residual = load_fresh(residual_at);
     };
-    if (thread() < all) look(thread());
+    const int threads_of = all * step.out_copies;
+    if (thread() < threads_of) look(thread());
     if constexpr (A::floats) take_floats(step, stride, row);
     else take_codes(step, stride, q, ds, n, sums);
     ring.skip(warp);
@@ -427,8 +412,8 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     }
     sync_team();
 #pragma unroll 1
-    for (int mine = thread(); mine < all; mine += team()) {
-        if (mine != thread()) look(mine);
+    for (int i = thread(); i < threads_of; i += team()) {
+        if (i != thread()) look(i);
         const float* from = sums + (mine >> row_shift) * my.tiles * 32 + (mine & (rows - 1));
         const int pair = paired ? rows : 0;
         float y = from[0], up = from[pair];
@@ -445,11 +430,17 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
                 if (u + k < units) y = y + a[k], up = up + b[k];
         }
         if (!out) continue;
-        if (paired) y = (of->act == SILU ? y / (1.0f + exponential(-y)) : gate(of->act, y)) * up;
+        if (paired) {
+            const float size = as_float(bits(y) & 0x7fffffffu);
+            if (of->act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
+            else y = gate(of->act, y) * up;
+        }
         if (of->bias) y = y + bias;
-        if (of->residual) y = y + residual;
-#pragma unroll 1
-        for (int c = 0; c < step.out_copies; c++, out += step.out_bytes / 4) store_fresh(out, y);
+        if (residual_at) {
+            if (bits(residual) == kNotYet) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+            y = y + residual;
+        }
+        store_fresh(out, y);
     }
     return tiles * A::pieces;
 }
@@ -460,7 +451,7 @@ DEVICE void quantise_step(const WalkStep& step) {
 #pragma unroll 1
     for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
         const int at = 32 * i + lane();
-        leave_codes(step, reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? await(p.x + at, step.fresh & X_IS) : 0.0f);
+        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? await(p.x + at, step.fresh & X_IS) : 0.0f);
     }
 }
 
@@ -468,9 +459,8 @@ DEVICE void quantise_step(const WalkStep& step) {
 // The result of 32 values of a head, one a lane, `at`: the first of them, in all heads.
 DEVICE void leave_values(const WalkStep& step, int at, float y) {
     float* const out = step.attention.out;
-    if (step.fresh & AS_CODES) leave_codes(step, reinterpret_cast<uint8_t*>(out) + at / 32 * 48, y);
-    else
-        for (int c = 0; c < step.out_copies; c++) store_fresh(out + c * (step.out_bytes / 4) + at + lane(), y);
+    if (step.fresh & AS_CODES) leave_codes(reinterpret_cast<uint8_t*>(out) + at / 32 * 48, y);
+    else store_fresh(out + at + lane(), y);
 }
 
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
@@ -691,17 +681,11 @@ DEVICE void walk(const WalkArgs& a) {
         copy_group();
     };
     next_may_start();
-    volatile int* const asked = reinterpret_cast<volatile int*>(work + a.work);
-    if (thread() >= team() + 32) make_places(ring.here, 2 * a.slots);
-    if (thread() == 0) *asked = 0;
+    if (thread() >= team()) make_places(ring.here, 2 * a.slots);
     sync_block();
     wait_for_previous();
     const int slot = *a.slot;
-    if (thread() >= team() + 32) {
-        if (a.further) fetch_all<A, B>(a, slot, Prefetch{a.further, asked});
-        return;
-    }
-    if (thread() >= team()) return fetch_all<A, B>(a, slot, Fetch{a, ring.places, ring.here, ring.gone, asked});
+    if (thread() >= team()) return fetch_all<A, B>(a, slot, Fetch{a, ring.places, ring.here, ring.gone});
     bring(0);
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
@@ -719,7 +703,7 @@ DEVICE void walk(const WalkArgs& a) {
 }
 
 #define WALK(name, A, B) \
-    TOGETHER(walk_##name, WalkArgs, 448) { walk<A, B>(a); }
+    TOGETHER(walk_##name, WalkArgs, 416) { walk<A, B>(a); }
 #define WALK_OF(name, A) WALK(name, Codes<A>, Codes<A>)
 WALK(f32, F32s, F32s)
 WALK(f16, F16s, F16s)

@@ -181,6 +181,7 @@ class ProductSteps(Walks):
             x = self._walk_codes(x, matrix)
         if self.walks:
             self.read_by_all.add(id(x))
+            self.of_products |= {id(p.out) for p in parts}
             self.side_by_side |= {id(p.out) for p in parts if len(parts) > 1}
         used = [*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))]
         if self.walks:

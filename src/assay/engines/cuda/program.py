@@ -105,6 +105,7 @@ class Steps:
     as_codes: set[int] = field(default_factory=set)  # values that a walk leaves quantised
     read_by_all: set[int] = field(default_factory=set)  # x of its products
     side_by_side: set[int] = field(default_factory=set)  # results of one step
+    of_products: set[int] = field(default_factory=set)
     walked: list[tuple[str, int, int]] = field(default_factory=list)  # of each step: as `_step` is told
     results: list[tuple[External, Value]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)

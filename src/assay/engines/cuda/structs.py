@@ -64,7 +64,7 @@ class StepUnion(ctypes.Union):
 
 
 WalkStep = _struct("WalkStep", *_all(_I32, "kind fresh heads of_block dim_shift per_group in_copies in_bytes out_copies out_bytes"), ("args", StepUnion))
-WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room ahead further work"))
+WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room ahead"))
 ClearArgs = _struct("ClearArgs", ("at", _POINTER), ("vectors", _I64))
 ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))
 MapArgs = _struct(
@@ -126,7 +126,7 @@ _LAYOUTS = (
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
-    "walk": {"clear": (ClearArgs, 256)} | {f"walk_{name}": (WalkArgs, 448) for name in _LAYOUTS},
+    "walk": {"clear": (ClearArgs, 256)} | {f"walk_{name}": (WalkArgs, 416) for name in _LAYOUTS},
     "products_floats": {"product_floats_4": (ProductArgs, 512)},
     "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
     "gemm_many": {

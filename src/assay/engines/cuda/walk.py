@@ -19,10 +19,10 @@ from assay.engines.cuda.shapes import BLOCK
 _PRODUCT, _ATTEND, _FOLD, _QUANTISE = range(4)
 _X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of attention is quantised
 _ANY = "any"  # a step that every kernel has
-_WARPS = 12  # that compute; two more fetch
-_AHEAD, _FURTHER = 64 << 10, 128 << 10  # bytes that a multiprocessor asks for at a time; that it brings near beyond its ring
+_WARPS = 12  # that compute; one more fetches
+_AHEAD = 64 << 10  # bytes that a multiprocessor has asked for at a time
 _COPIES = 4  # of what every block of threads reads
-LONG = 3072  # columns from which a row is quantised once, and not by every block of threads
+LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
 _MOST = 4  # walks of a program; with more, launches that begin early are faster
 
@@ -138,7 +138,7 @@ class Walks(Steps):
         if any(v.pinned and v.first < v.last < run.end for v in inner) or run.kernel == _ANY:
             return False
         for value in (v for v in inner if not v.pinned):
-            if id(value) in self.read_by_all - self.side_by_side:
+            if id(value) in self.read_by_all - self.side_by_side - self.as_codes and id(value) in self.of_products:
                 value.size = -(-value.size // 256) * 256 * _COPIES
                 value.copies = _COPIES
             value.inside, value.offset = run.memory, run.memory.size
@@ -170,7 +170,7 @@ class Walks(Steps):
         return Launch("clear", (min(self._processors(), -(-memory.size // 4096)), 1, 1), 256, args)
 
     def _slots(self, run: _Run) -> int:
-        free = self.shared - 1040 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
+        free = self.shared - 1024 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
         return min(60, free // (run.piece + 16))
 
     def _walk(self, run: _Run) -> Launch:
@@ -180,8 +180,7 @@ class Walks(Steps):
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
         ahead = max(4, min(slots - _WARPS - 4, _AHEAD // room))  # fewer: a warp knows its next piece by its turn
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, ahead)
-        args.further, args.work = _FURTHER // room, run.work
-        shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work + 16
+        shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
-        launch = Launch(f"walk_{run.kernel}", (self._processors(), 1, 1), 32 * (_WARPS + 2), args, shared, together=True)
+        launch = Launch(f"walk_{run.kernel}", (self._processors(), 1, 1), 32 * (_WARPS + 1), args, shared, together=True)
         return self._made(launch, list(used.values()))
