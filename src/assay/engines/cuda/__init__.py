@@ -321,6 +321,14 @@ class CudaEngine(PagedEngine):
 
     def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> None:
         """The tables of a step in which every sequence has one token."""
+        if len(chunks) == 1 == at["slots"].size:  # one stream: its time counts most
+            c = chunks[0]
+            last, position = c.start // PAGE, c.start if c.positions is None else int(c.positions[0])
+            at["positions"][0], at["slots"][0], at["tables"][0] = position, c.start, 0
+            at["tokens"][0] = c.tokens[0] if c.tokens.size else 0
+            at["pages"][: last + 1] = c.pages[: last + 1]
+            self._positions[c.pages[last], c.start % PAGE] = position
+            return
         n, slots = len(chunks), [c.start for c in chunks]
         used = [slot // PAGE + 1 for slot in slots]
         first = [0, *accumulate(used)]

@@ -153,7 +153,7 @@ class ProductSteps(Walks):
         matrix, rows = parts[0].matrix, self._rows(domain)
         given = None if matrix.format.floats or self.walks else self._prepare(x, rows, node, matrix)
 
-        def make() -> Launch:
+        def make() -> Any:
             array, groups = self._part_structs(parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,

@@ -143,7 +143,7 @@ class Steps:
     def _step(
         self, uses: Sequence[Value | None], make: Callable[[], Any], kernel: str = "", work: int = 0, piece: int = 0
     ) -> None:
-        """One launch; or, where `kernel` is given, a step of a walk, its shared memory and the bytes it fetches at once."""
+        """One launch; or, where `kernel` is given, a step of a walk: its shared memory and bytes of a piece."""
         self.walked.append((kernel, work, piece))
         used = [v for v in uses if v]
         for value in used:

@@ -63,7 +63,11 @@ class StepUnion(ctypes.Union):
     _fields_ = (("product", ProductArgs), ("attention", AttentionArgs))
 
 
-WalkStep = _struct("WalkStep", *_all(_I32, "kind fresh heads of_block dim_shift per_group in_copies in_bytes out_copies out_bytes"), ("args", StepUnion))
+WalkStep = _struct(
+    "WalkStep",
+    *_all(_I32, "kind fresh heads of_block dim_shift per_group in_copies in_bytes out_copies out_bytes"),
+    ("args", StepUnion),
+)
 WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room ahead"))
 ClearArgs = _struct("ClearArgs", ("at", _POINTER), ("vectors", _I64))
 ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))

@@ -21,7 +21,7 @@ _X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of 
 _ANY = "any"  # a step that every kernel has
 _WARPS = 12  # that compute; one more fetches
 _AHEAD = 64 << 10  # bytes that a multiprocessor has asked for at a time
-_COPIES = 4  # of what every block of threads reads
+_COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
 _MOST = 4  # walks of a program; with more, launches that begin early are faster
@@ -55,7 +55,7 @@ class Walks(Steps):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _walk_room(self, parts: Sequence[Part], normed: bool) -> tuple[int, int]:
-        """Shared memory of a product (x, then partial sums, or x as it was and the weights of its norm), and a piece."""
+        """Shared memory of a product (x, then sums, or x as it was and the norm's weights), and bytes of a piece."""
         matrix = parts[0].matrix
         tiles = -(-sum(p.matrix.groups for p in parts) // self._processors()) * matrix.tiles
         stride, sums = matrix.units * UNIT, 4 * LANES * tiles
@@ -91,9 +91,8 @@ class Walks(Steps):
         def make(kind: int) -> Any:
             args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
             fresh = _X * any(v.inside for v in values[:3]) + _CODES * codes
-            per_group = -(-65536 // group)
-            union, of_heads = structs.StepUnion(attention=args), (at_once, heads // at_once, dim.bit_length() - 1, per_group)
-            return self._walk_step(kind, fresh, values[0], values[-1], union, *of_heads)
+            of_heads = at_once, heads // at_once, dim.bit_length() - 1, -(-65536 // group)
+            return self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
 
         work = 4 * (at_once * (9 * dim + BLOCK + 8) + dim)
         self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, min(64, dim) * 64)
@@ -127,7 +126,7 @@ class Walks(Steps):
                 last.kernel = kernel if last.kernel == _ANY else last.kernel
                 last.end, last.work, last.piece = i + 1, max(last.work, work), max(last.piece, piece)
             elif kernel:
-                runs.append(_Run(kernel, i, i + 1, work, piece, Value(0, i, i)))
+                runs.append(_Run(kernel, i, i + 1, work, piece, Value(0, 0, i)))
         self.runs = runs
         return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= _WARPS + 8 for run in runs)
 
@@ -182,5 +181,6 @@ class Walks(Steps):
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, ahead)
         shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
-        launch = Launch(f"walk_{run.kernel}", (self._processors(), 1, 1), 32 * (_WARPS + 1), args, shared, together=True)
+        grid, threads = (self._processors(), 1, 1), 32 * (_WARPS + 1)
+        launch = Launch(f"walk_{run.kernel}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))
