@@ -362,6 +362,22 @@ def test_every_tile_gives_the_same_bits(
     assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
 
 
+def test_nothing_is_written_where_a_walk_will_look(make: Make) -> None:
+    """Its memory is cleared when a token begins: no launch before the walk may touch it."""
+    model = make(type="Q8_0", n_ff=256, n_head=2, n_head_kv=1, n_embd=192)  # heads of 96: walks with attention between
+    cuda = CudaEngine(model, n_pages=16, device=device())
+    cuda.forward([Chunk(IDS[:1], 0, pages(0, 1))])
+    launches = next(reversed(cuda._programs.values())).launches
+    assert sum(launch.kernel.startswith("walk") for launch in launches) > 1
+    for clear in (launch for launch in launches if launch.kernel == "clear"):
+        begin, end = clear.args.at, clear.args.at + 16 * clear.args.vectors
+        walk = next(
+            i for i, n in enumerate(launches) if n.kernel.startswith("walk") and (begin, end - begin) in n.values
+        )
+        for launch in launches[:walk]:
+            assert launch is clear or all(at + size <= begin or end <= at for at, size in launch.values)
+
+
 def test_long_rows_are_quantised_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk has a step for it; here every row that is not normed is long."""
     monkeypatch.setattr(products, "LONG", 32)
