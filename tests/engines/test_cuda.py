@@ -362,9 +362,9 @@ def test_every_tile_gives_the_same_bits(
     assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
 
 
-def test_nothing_is_written_where_a_walk_will_look(make: Make) -> None:
+def test_nothing_is_written_where_a_walk_will_look(tmp_path: Path) -> None:
     """Its memory is cleared when a token begins: no launch before the walk may touch it."""
-    model = make(type="Q8_0", n_ff=256, n_head=2, n_head_kv=1, n_embd=192)  # heads of 96: walks with attention between
+    model = bits.make(bits.CASES["arch mistral3"], tmp_path / "model.gguf")  # walks with other launches between
     cuda = CudaEngine(model, n_pages=16, device=device())
     cuda.forward([Chunk(IDS[:1], 0, pages(0, 1))])
     launches = next(reversed(cuda._programs.values())).launches
