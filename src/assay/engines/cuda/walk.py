@@ -24,7 +24,7 @@ _AHEAD = 64 << 10  # bytes that a multiprocessor has asked for at a time
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
-_MOST = 4  # walks of a program; with more, launches that begin early are faster
+_MOST = 4  # walks of a program; with more there are launches instead, which begin early
 
 
 @dataclass
@@ -118,7 +118,8 @@ class Walks(Steps):
     # -- walks ---------------------------------------------------------------------------------------------------
 
     def _join(self) -> bool:
-        """Find the runs of steps that one kernel has, and give what they leave each other memory of its own."""
+        """Find the runs of steps that one kernel has, and give what they leave each other memory of its own: from the
+        beginning of the program on, as it is cleared there."""
         runs: list[_Run] = []
         for i, (kernel, work, piece) in enumerate(self.walked):
             last = runs[-1] if runs and runs[-1].end == i else None
