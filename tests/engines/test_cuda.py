@@ -76,6 +76,12 @@ def test_every_type_gives_the_cpu_engines_bits(make: Make, type_name: str) -> No
     same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
 
 
+@pytest.mark.parametrize("n_ff", [14336, 30208])
+def test_float_rows_too_wide_for_four_in_shared_memory_give_the_cpu_engines_bits(make: Make, n_ff: int) -> None:
+    model = make(type="F16", n_embd=64, n_ff=n_ff, n_layer=1)
+    same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_gives_the_cpu_engines_bits(make: Make, variant: str) -> None:
     options = {"type": "Q8_0", **VARIANTS[variant]}

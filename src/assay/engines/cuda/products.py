@@ -169,9 +169,10 @@ class ProductSteps(Steps):
                 eps=float(node.attr("eps")) if node else 0.0,
             )
             if not kernel:
-                shared = 4 * (4 * matrix.units * UNIT + max(64, 4 * matrix.tiles * LANES))
-                grid = (groups, -(-rows // 4), 1)
-                return Launch("product_floats_4", grid, 32 * warps_for(matrix.tiles), args, shared)
+                each = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))  # bytes of shared memory for a row of x
+                fit = next((n for n in (4, 2) if n * each <= self.shared), 1)
+                grid = (groups, -(-rows // fit), 1)
+                return Launch(f"product_floats_{fit}", grid, 32 * warps_for(matrix.tiles), args, fit * each)
             return self._one(kernel, args, parts, groups, (1, 1))
 
         self._step([*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)

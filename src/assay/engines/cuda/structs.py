@@ -117,7 +117,7 @@ _LAYOUTS = (
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
-    "products_floats": {"product_floats_4": (ProductArgs, 512)},
+    "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
