@@ -179,12 +179,13 @@ def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
 
 def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = ()) -> None:
     """Every engine's first line: refuse what would read or write outside the cache or the vocabulary."""
+    windows, whole, most = engine.windows, engine.graph.whole, engine.graph.max_positions
     for i, chunk in enumerate(batch):
         where = f"chunk {i} of the batch"
         _check_rows(engine, chunk, where)
         if chunk.start < 0 or len(chunk.pages) * PAGE < chunk.end:
             raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {chunk.end}")
-        for window, n in engine.windows.items():
+        for window, n in windows.items():
             table = chunk.windows.get(window, chunk.pages)
             if len(table) != len(chunk.pages) or int(table.max()) >= n:
                 raise AssayError(
@@ -192,12 +193,11 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
                 )
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
-        if chunk.start and engine.graph.whole:
+        if whole and chunk.start:
             raise AssayError(
                 f"{where}: attention is not causal (or the output is pooled), so the text is run whole "
                 f"(found a start of {chunk.start})"
             )
-        most = engine.graph.max_positions
         if most is not None and not 0 <= int(chunk.all_positions().min()) <= int(chunk.all_positions().max()) < most:
             raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")
         if chunk.outputs not in ("last", "all", "none"):

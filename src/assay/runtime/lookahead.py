@@ -55,13 +55,8 @@ class Guesses:
         self._places: dict[tuple[int, int], deque[int]] = {}  # a pair of tokens: where the second one stood
         self._indexed = 1
         self._odds = {least: Odds(first) for least, first in _ODDS.items()}
-        self._matched = 0
-        self.tokens: list[int] = []
-
-    @property
-    def odds(self) -> Odds | None:
-        """Of the guess that was made."""
-        return next((odds for least, odds in self._odds.items() if self._matched >= least), None)
+        self.tokens: list[int] = []  # the guess that was made,
+        self.odds: Odds | None = None  # and how often such guesses were right
 
     def make(self, ids: Row[int], most: int) -> list[int]:
         """Up to `most` tokens after `ids`: the longest match with what came before, the latest of equals."""
@@ -69,19 +64,20 @@ class Guesses:
         for i in range(self._indexed, last):
             self._places.setdefault((ids[i - 1], ids[i]), deque(maxlen=_PLACES)).append(i)
         self._indexed = max(self._indexed, last)
-        self._matched, self.tokens = 0, []
+        self.tokens, self.odds = [], None
         if last < 1 or most < 1:
             return self.tokens
-        best = -1
+        matched, best = 0, -1
         for place in self._places.get((ids[last - 1], ids[last]), ()):
             n = 2
             while n < min(_REACH, place + 1) and ids[place - n] == ids[last - n]:
                 n += 1
-            if n >= self._matched:
-                self._matched, best = n, place
+            if n >= matched:
+                matched, best = n, place
         if best >= 0:
             period = last - best  # a copy that reaches its own start goes round
             self.tokens = [ids[best + 1 + i % period] for i in range(most)]
+            self.odds = next(odds for least, odds in self._odds.items() if matched >= least)
         return self.tokens
 
     def learn(self, drawn: Row[int]) -> None:
@@ -153,10 +149,11 @@ class Lookahead:
             sequence.guesses.make(sequence.ids, min(most, LONGEST))
         chances: list[tuple[float, Sequence]] = []
         for sequence in room:
-            chance, odds = 1.0, sequence.guesses.odds
-            for _ in sequence.guesses.tokens:
-                chance *= odds.value if odds else 0.0
-                chances.append((chance, sequence))
+            if odds := sequence.guesses.odds:
+                chance, each = 1.0, odds.value
+                for _ in sequence.guesses.tokens:
+                    chance *= each
+                    chances.append((chance, sequence))
         chances.sort(key=lambda pair: -pair[0])  # of one sequence they fall, so a later one never goes without
         n = self._best(len(room), [chance for chance, _ in chances])
         chosen: dict[Sequence, list[int]] = {}
