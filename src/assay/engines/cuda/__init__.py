@@ -60,6 +60,7 @@ class CudaEngine(PagedEngine):
     """The engine contract over compiled programs and one device."""
 
     name = "cuda"
+    follows = True
 
     def __init__(
         self,
@@ -172,13 +173,19 @@ class CudaEngine(PagedEngine):
         self._note_positions(batch)
         most = max(c.best for c in batch) if all(c.best for c in batch) else 0
         best = 0 if most > BEST else BEST if most > 1 else most
-        program = self._program(self._one(len(batch), max(c.end for c in batch), best), frozenset())
+        follow = [c.follow if best == 1 else 0 for c in batch]
+        longest = max(c.end + n for c, n in zip(batch, follow, strict=True))
+        program = self._program(self._one(len(batch), longest, best), frozenset())
         width = program.results[0][0].width
-        rows = self._play(program, batch)[0].reshape(-1, 1, width)
+        rounds = [r.reshape(-1, 1, width) for r in self._play(program, batch, follow)]
         if not best:
-            return [Output(row) for row in rows]
+            return [Output(row) for row in rounds[0]]
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
-        return [Output(nothing, {}, Best(row[0, best:].astype(np.int64), row[0, :best])) for row in rows]
+        outputs = []
+        for i, n in enumerate(follow):
+            found = [Best(r[i, 0, best:].astype(np.int64), r[i, 0, :best]) for r in rounds[: 1 + n]]
+            outputs.append(Output(nothing, {}, found[0], tuple(found[1:])))
+        return outputs
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +284,7 @@ class CudaEngine(PagedEngine):
             return
         words = self._words(program)
         if shape.one:
-            self._fill_one(program.tables, [p.chunk for p in step.pieces])
+            self._fill_one(program.tables, [p.chunk for p in step.pieces], ())
         else:
             self._fill(shape, program.tables, step)
         self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
@@ -290,18 +297,28 @@ class CudaEngine(PagedEngine):
             program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
         return words
 
-    def _play(self, program: Program, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
-        """A step of a token a sequence as one graph; a row a sequence of each result."""
+    def _play(self, program: Program, chunks: Sequence[Chunk], follow: Sequence[int] = ()) -> list[NDArray[np.float32]]:
+        """A step of a token a sequence as one graph; a row a sequence of each result. Then the same with the tables as
+        the step before left them and its results, until every sequence has as many tokens more as `follow` says."""
+        more = max(follow, default=0)
         if program.play is None:
             words = self._words(program)
             program.play = self._device.capture(lambda: self._queue(program, words, []))
-        self._fill_one(program.tables, chunks)
-        program.play()
-        ends = [0, *accumulate(external.width * len(chunks) for external, _ in program.results)]
+        if more and program.again is None:
+            program.again = self._device.capture(lambda: self._launch(program))
+        self._fill_one(program.tables, chunks, follow)
+        n = len(program.results)
+        sizes = [external.width * len(chunks) for external, _ in program.results] * (1 + more)
+        ends = [0, *accumulate(sizes)]
         if ends[-1] > self._landing.size:
             self._landing = self._device.pinned(4 * max(ends[-1], 2 * self._landing.size)).view(np.float32)
         landed = [self._landing[a:b] for a, b in pairwise(ends)]
-        self._fetch(program, landed)
+        program.play()
+        self._fetch(program, landed[:n])
+        for i in range(more):
+            assert program.again
+            program.again()
+            self._fetch(program, landed[(i + 1) * n : (i + 2) * n])
         self._device.sync()
         return [part.copy() for part in landed]
 
@@ -310,29 +327,37 @@ class CudaEngine(PagedEngine):
         for (external, offset), array in zip(program.results, results, strict=False):
             if external.given:
                 self._device.upload(self._at.arena + offset, array)
+        self._launch(program)
+        self._fetch(program, results)
+
+    def _launch(self, program: Program) -> None:
         for i, launch in enumerate(program.launches):
             self._device.launch(launch, early=i > 0)
-        self._fetch(program, results)
 
     def _fetch(self, program: Program, results: list[NDArray[np.float32]]) -> None:
         for (external, offset), array in zip(program.results, results, strict=False):
             if array.size and not external.given:
                 self._device.download(array, self._at.arena + offset)
 
-    def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> None:
-        """The tables of a step in which every sequence has one token."""
+    def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], follow: Sequence[int]) -> None:
+        """The tables of a step in which every sequence has one token, and those that `follow` it."""
         n, slots = len(chunks), [c.start for c in chunks]
-        used = [slot // PAGE + 1 for slot in slots]
+        later = list(follow) or [0] * n
+        used = [pages_for(c.end + m) for c, m in zip(chunks, later, strict=True)]
         first = [0, *accumulate(used)]
         positions = [c.start if c.positions is None else int(c.positions[0]) for c in chunks]
-        rows = {"positions": positions, "tables": first[:n], "slots": slots}
+        rows = {"positions": positions, "tables": first[:n], "slots": slots, "left": later}
         rows["tokens"] = [int(c.tokens[0]) if c.tokens.size else 0 for c in chunks]  # rows may be given in their place
         for name, values in rows.items():
             at[name][:n] = values
             at[name][n:] = -1 if name == "slots" else 0  # rows of padding
         pages = [c.pages[:count] for c, count in zip(chunks, used, strict=True)]
         at["pages"][: first[n]] = np.concatenate(pages)
-        self._positions[[p[-1] for p in pages], np.mod(slots, PAGE)] = positions
+        self._positions[[c.pages[c.start // PAGE] for c in chunks], np.mod(slots, PAGE)] = positions
+        for c, position, m in zip(chunks, positions, later, strict=True):
+            if m:
+                at_slots = np.arange(c.end, c.end + m)
+                self._positions[c.pages[at_slots // PAGE], at_slots % PAGE] = position - c.start + at_slots
 
     def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
         """The tables of any other step."""

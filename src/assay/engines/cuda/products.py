@@ -169,7 +169,7 @@ class ProductSteps(Steps):
                 eps=float(node.attr("eps")) if node else 0.0,
             )
             if not kernel:
-                each = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))  # bytes of shared memory for a row of x
+                each = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))  # bytes that a row of x takes
                 fit = next((n for n in (4, 2) if n * each <= self.shared), 1)
                 grid = (groups, -(-rows // fit), 1)
                 return Launch(f"product_floats_{fit}", grid, 32 * warps_for(matrix.tiles), args, fit * each)

@@ -40,7 +40,7 @@ class Shape:
     def tables(self) -> dict[str, tuple[int, int]]:
         """Where each table lies among the words of the step, and how many it has."""
         m = self.tokens
-        sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "outputs": self.outputs}
+        sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "left": m, "outputs": self.outputs}
         sizes |= {
             "output_positions": self.outputs,
             "tiles": 8 * self.tiles * self.cuts,

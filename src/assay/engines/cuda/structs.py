@@ -101,7 +101,9 @@ ScoreArgs = _struct(
     ("mask", Mask),
     *_all(_I32, "heads kv_heads dim op"),
 )
-BestArgs = _struct("BestArgs", *_all(_POINTER, "x lists out"), *_all(_I32, "width n_lists k padding"))
+BestArgs = _struct(
+    "BestArgs", *_all(_POINTER, "x lists out tokens positions slots left"), *_all(_I32, "width n_lists k padding")
+)
 RepackArgs = _struct(
     "RepackArgs",
     *_all(_POINTER, "raw d m"),
