@@ -177,13 +177,14 @@ class CudaEngine(PagedEngine):
         longest = max(c.end + n for c, n in zip(batch, follow, strict=True))
         program = self._program(self._one(len(batch), longest, best), frozenset())
         width = program.results[0][0].width
-        rounds = [r.reshape(-1, 1, width) for r in self._play(program, batch, follow)]
+        rounds = [r.reshape(len(batch), width) for r in self._play(program, batch, follow)]
         if not best:
-            return [Output(row) for row in rounds[0]]
+            return [Output(row[None]) for row in rounds[0]]
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
+        split = [(r[:, best:].astype(np.int64), r[:, :best]) for r in rounds]
         outputs = []
         for i, n in enumerate(follow):
-            found = [Best(r[i, 0, best:].astype(np.int64), r[i, 0, :best]) for r in rounds[: 1 + n]]
+            found = [Best(ids[i], values[i]) for ids, values in split[: 1 + n]]
             outputs.append(Output(nothing, {}, found[0], tuple(found[1:])))
         return outputs
 
