@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Row
+from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
@@ -95,6 +97,7 @@ class Costs:
     def __init__(self, slope: float = 0.25) -> None:
         self._slope = slope  # what a token more costs, in steps of one token, unless it was measured
         self._seen: dict[int, tuple[int, deque[float]]] = {}
+        self._medians: dict[int, float] = {}
         self._steps = 0
 
     def note(self, n: int, seconds: float) -> None:
@@ -102,13 +105,17 @@ class Costs:
         taken = self._seen[n][1] if n in self._seen else deque[float](maxlen=7)
         taken.append(seconds)
         self._seen[n] = self._steps, taken
+        self._medians[n] = median(taken)
         if self._steps % _STALE == 0:
             self._seen = {size: row for size, row in self._seen.items() if row[0] > self._steps - _STALE}
+            self._medians = {size: self._medians[size] for size in self._seen}
 
     def __call__(self, n: int) -> float:
         """Between two sizes that were measured, what they have in common with the usual shape; 0 before any was."""
-        below = max((size for size in self._seen if size <= n), default=0)
-        above = min((size for size in self._seen if size >= n), default=0)
+        if n in self._medians:
+            return self._medians[n]
+        below = max((size for size in self._medians if size <= n), default=0)
+        above = min((size for size in self._medians if size >= n), default=0)
         if not below and not above:
             return 0.0
         a, b = self._ratio(below or above), self._ratio(above or below)
@@ -119,7 +126,15 @@ class Costs:
         return 1 + self._slope * (n - 1)
 
     def _ratio(self, size: int) -> float:
-        return median(self._seen[size][1]) / self._shape(size)
+        return self._medians[size] / self._shape(size)
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """1 to `most`, each up to 16 and then by eighths: between two of them a step's cost hardly differs."""
+    n = 0
+    while n < most:
+        n = min(most, n + max(1, n // 8))
+        yield n
 
 
 class Drafter(Protocol):
@@ -175,10 +190,10 @@ class Lookahead:
         """How many of the chances to take, best first."""
         if not chances or not (alone := self.costs(base)):
             return 0
-        best, found, expected = 0, _GAIN * base / alone, float(base)
-        for n, chance in enumerate(chances, 1):
-            expected += chance
-            rate = expected / self.costs(base + n)
+        best, found = 0, _GAIN * base / alone
+        expected = list(accumulate(chances, initial=float(base)))
+        for n in _sizes(len(chances)):
+            rate = expected[n] / self.costs(base + n)
             if rate > found:
                 best, found = n, rate
         return best
