@@ -9,6 +9,7 @@
 #include "gemm_few.cu"
 #include "gemm_halves.cu"
 #include "gemm_many.cu"
+#include "gemm_tensor.cu"
 #include "products.cu"
 #include "products_floats.cu"
 #include "repack.cu"

@@ -138,6 +138,14 @@ inline uint16_t half_nearest(float f) {
     return uint16_t(sign | (((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10)));
 }
 
+inline uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {  // not to the last bit where c is far from a b
+    uint32_t d = 0;
+    for (int i = 0; i < 32; i += 16)
+        d |= uint32_t(half_nearest(fma(half_to_float(uint16_t(a >> i)), half_to_float(uint16_t(b >> i)), half_to_float(uint16_t(c >> i))))) << i;
+    return d;
+}
+inline uint32_t add_halves(uint32_t a, uint32_t b) { return fma_halves(a, 0x3c003c00u, b); }
+
 template <class Args>
 inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }

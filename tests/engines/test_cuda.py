@@ -96,7 +96,7 @@ def test_exact_gives_the_cpu_engines_bits(make: Make) -> None:
     same(CpuEngine(model, threads=1, **options), CudaEngine(model, device=device(), **options))
 
 
-@pytest.mark.parametrize("type_name", ["F16", "BF16"])
+@pytest.mark.parametrize("type_name", TYPES[1:])
 def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, type_name: str) -> None:
     model = make(type=type_name, n_head=4, n_head_kv=2, **WIDE)
     cuda = CudaEngine(model, precision="tensor", n_pages=16, device=device())
@@ -118,13 +118,20 @@ def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, t
     assert error < (0.01 if type_name == "F16" else 0.05)
 
 
-def test_tensor_leaves_quantised_weights_as_they_are(make: Make) -> None:
-    model = make(type="Q4_K", **WIDE)
-    cpu, cuda = (
-        CpuEngine(model, threads=1, n_pages=16),
-        CudaEngine(model, precision="tensor", n_pages=16, device=device()),
-    )
-    same(cpu, cuda)
+@pytest.mark.parametrize("tile", products.TENSOR_TILES, ids=lambda tile: f"{tile[0]} x {tile[1]}")
+def test_every_tensor_tile_gives_the_same_bits(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int]
+) -> None:
+    """Those of one token: rows and tokens that do not fill tiles, columns that do not fill a unit or a step."""
+    model = make(type="Q8_0", n_layer=1, n_embd=96, n_ff=352)
+    one = CudaEngine(model, precision="tensor", n_pages=4, device=device())
+    expected = [one.forward([Chunk(IDS[i : i + 1], i, pages(0, 6))])[0].logits[0] for i in range(6)]
+    monkeypatch.setattr(products, "TENSOR_TILES", (tile,))
+    cuda = CudaEngine(model, precision="tensor", n_pages=20, device=device())
+    texts = [Chunk(IDS[:n], 0, pages(4 * i, n), "all") for i, n in enumerate((70, 71, 6))]
+    found = [o.logits for o in cuda.forward(texts)]
+    assert np.array_equal(found[2], expected) and np.array_equal(found[1][:70], found[0])
+    assert np.array_equal(found[0][:6], expected)
 
 
 @pytest.mark.parametrize("variant", ["untied", "experts", "window"])

@@ -17,12 +17,15 @@ from assay.graph import Node
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
+# Tiles of gemm_tensor.cu: rows, tokens, blocks of threads a multiprocessor.
+TENSOR_TILES = ((128, 256, 1), (128, 128, 1), (128, 64, 2), (64, 64, 2), (32, 64, 3))
+Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
 def _room(rows: int) -> int:
     """Rows of activations that there is memory for: whole tiles of tokens."""
-    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 128) * 128
+    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 256) * 256
 
 
 class ProductSteps(Steps):
@@ -109,8 +112,9 @@ class ProductSteps(Steps):
             p.out = self._new(p.name)
         if self.tensors.tensor(form):
             halves = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
+            tiles = self._float_tiles if form.floats else self._tensor_tiles
             for i in range(0, len(parts), 4):
-                self._many((halves, None, None), rows, parts[i : i + 4], self._tensor_tiles(rows, parts[i : i + 4]))
+                self._many((halves, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
             return
         if rows == 1:
             for kernel, chosen in by_kernel(parts):
@@ -194,7 +198,7 @@ class ProductSteps(Steps):
         acts: tuple[Value, Value | None, Value | None],
         rows: int,
         parts: Sequence[Part],
-        tiles_of: tuple[str, int, int, int, int, int],
+        tiles_of: Tiles,
     ) -> None:
         """Tensor cores: tiles of rows and tokens."""
         kernel, tile, tokens, threads, stages, shared = tiles_of
@@ -211,15 +215,15 @@ class ProductSteps(Steps):
                 columns=matrix.columns,
                 prologue=_GIVEN,
                 stages=stages,
+                slots=tokens // 8,
             )
             return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
-    def _tiles_for(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
+    def _tiles_for(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
-        formats, matrices = [p.matrix.format for p in parts], [p.matrix for p in parts]
-        most, room = self._processors(), self.shared - 1024
+        formats, room = [p.matrix.format for p in parts], self.shared - 1024
 
         def weights(tile: int) -> int:
             return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
@@ -241,13 +245,30 @@ class ProductSteps(Steps):
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
         if rows > 32 and len(fitting) > 1:
             fitting = [t for t in fitting if t[2] > 32]
-        for found in fitting:  # the largest that every multiprocessor has one of
-            blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
-            if blocks >= 0.9 * most:
-                return found
-        return fitting[-1]
+        return self._largest(rows, parts, fitting)
 
-    def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
+    def _largest(self, rows: int, parts: Sequence[Part], tiles: Sequence[Tiles]) -> Tiles:
+        """The first that every multiprocessor has one of, or the last."""
+        for found in tiles:
+            blocks = sum(-(-p.matrix.groups * p.matrix.group // found[1]) for p in parts) * -(-rows // found[2])
+            if blocks >= 0.9 * self._processors():
+                return found
+        return tiles[-1]
+
+    def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
+        """The same for quantised weights as halves: two units of weights, two steps of them and some of activations."""
+        fitting = []
+        for tile, most, blocks in TENSOR_TILES:
+            tokens = min(most, _room(rows)) if tile == 32 else most
+            fixed = 2 * tile * max(16 * p.matrix.format.chunks + 4 * p.matrix.format.word + 144 for p in parts)
+            stages = 3 if fixed + 3 * tokens * 144 <= self.shared // blocks - 1024 else 2
+            shared, kernel = fixed + stages * tokens * 144, "tensor_32" if tile == 32 else f"tensor_{tile}_{most}"
+            if shared <= self.shared - 1024:
+                fitting.append((kernel, tile, tokens, 256, stages, shared))
+        fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
+        return self._largest(rows, parts, fitting)
+
+    def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""
         total = sum(p.matrix.groups * p.matrix.group for p in parts)
         size = 8 * 528 + 32 * 512

@@ -131,6 +131,9 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_8_small": (ProductArgs, 128),
         "product_tensor_many": (ProductArgs, 256),
     },
+    "gemm_tensor": {
+        f"tensor_{tile}": (ProductArgs, 256) for tile in ("128_256", "128_128", "128_64", "64_64", "32")
+    },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
     "attention_short": {"attend_short": (ShortArgs, 768)},
     "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
