@@ -115,7 +115,7 @@ DEVICE void tensor_tile(const ProductArgs& a) {
     else copies_done<1>();
     sync_block();
     unpack(0);
-    const bool multiplies = warp < WR * wide;
+    const bool multiplies = warp < WR * wide, late = (a.extra & 1) && (multiplies && (WR * wide < kWarps || warp >= kWarps / 2));
     const uint8_t* a_at = halves + (warp / wide * 16 * F + lane() % 16) * kHalves + lane() / 16 * 16;
     const uint8_t* b_at = acts + (warp % wide * 8 * J + lane() % 8 + lane() / 16 * 8 * (J > 1)) * kHalves + lane() / 8 % 2 * 16;
     int now = 0, last = stages - 1;  // the stage at hand, and the one before it
@@ -125,8 +125,14 @@ DEVICE void tensor_tile(const ProductArgs& a) {
         sync_block();  // step n is there, in both forms, and nobody reads step n - 1 any more
         if (n % kSteps == kSteps - 1) fetch_unit((n + 1) / kSteps + 1);
         fetch_acts(last, n + stages - 1);
-        if (n + 1 < steps) unpack(n + 1);
-        if (multiplies) {
+        // Half of the warps multiply first, so that the tensor cores are not idle while weights are unpacked.
+#pragma unroll 1
+        for (int turn = 0; turn < 2; turn++) {
+            if ((turn == 0) != late) {
+                if (n + 1 < steps) unpack(n + 1);
+                continue;
+            }
+            if (!multiplies) continue;
             const uint8_t* of_a = a_at + n % 2 * rows * kHalves;
             const uint8_t* of_b = b_at + now * tokens * kHalves;
 #pragma unroll

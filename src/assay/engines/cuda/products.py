@@ -17,6 +17,7 @@ from assay.graph import Node
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
+STAGGER = 1
 # Tiles of gemm_tensor.cu: rows, tokens, blocks of threads a multiprocessor.
 TENSOR_TILES = ((128, 256, 1), (128, 128, 1), (128, 64, 2), (64, 64, 2), (32, 64, 3))
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
@@ -216,6 +217,7 @@ class ProductSteps(Steps):
                 prologue=_GIVEN,
                 stages=stages,
                 slots=tokens // 8,
+                extra=STAGGER,
             )
             return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
 
