@@ -3,23 +3,21 @@
 // gives the same bits; they are not the cpu engine's.
 //
 // A weight is fma(q, d, m) in f16, q being exact, d and m rounded to f16 after they were multiplied by 64: so that no scale of a
-// real file is subnormal. The sum is divided by 64.
+// real file is subnormal. The sum is divided by 64. Columns 4 t to 4 t + 3 of 16 take places 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: what
+// a lane holds of a fragment is then one word of codes.
 //
-// A block of 8 warps takes 16 F WR rows x 8 J WT tokens. A step is 64 columns: all warps unpack its weights to f16 in shared
-// memory, one step ahead; the first WR WT warps multiply. Weights come by units of 256 columns, as they lie in memory, one unit
-// ahead, activations by steps. Bound by `mma` for large tiles, for 8 tokens by the latency of its chain, 33 cycles 16 columns.
+// A block takes 64 GROUPS rows x 8 J tokens, a warp 16 of the rows. A warp copies its weights, as they lie in memory, to shared
+// memory some units ahead, and makes the fragments of a step (16 S columns) in registers while the step before is multiplied.
+// All warps copy the activations. Bound by the tensor cores for 256 tokens, by unpacking for few.
 #include "gemm.h"
+#include "warpgroup.h"
 
 namespace assay {
 
-constexpr int kColumns = 64, kSteps = 256 / kColumns, kHalves = 2 * kColumns + 16;  // of a step; bytes of a row of one: eight hit all banks
-constexpr int kWarps = 8;
+constexpr int kStages = 4;  // steps of activations in shared memory
 constexpr float kLift = 64.0f;
 
-DEVICE uint32_t twice(float x) {
-    const uint32_t h = float_to_half(x * kLift);
-    return h | h << 16;
-}
+DEVICE uint32_t lifted(float x) { return float_to_half(x * kLift); }
 
 // Four codes, a byte each, of layout L as the exact halves of q: 1024 + code stands in a half whose low byte is the code.
 template <class L>
@@ -29,144 +27,197 @@ DEVICE uint2 codes_as_halves(uint32_t codes) {
     return {add_halves(permute(codes, 0x64646464u, 0x4140), minus), add_halves(permute(codes, 0x64646464u, 0x4342), minus)};
 }
 
-// Step q of a unit, to [rows][kHalves]: a thread has `per` words of a block of a row.
-template <class L, int ROWS>
-DEVICE void unpack_step(const uint8_t* raw, int q, uint8_t* to) {
-    constexpr int per = ROWS / 32;
-    const int row = thread() % ROWS, piece = thread() / ROWS, b = piece / (4 / per), t0 = piece % (4 / per) * per, i = 2 * q + b;
-    const InStage w{raw, ROWS, row};
-    const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(raw + L::chunks * ROWS * 16 + row * 4) : 0;
-    const typename L::Values v = L::factors(w, super, i);
-    uint32_t d[2], m[2] = {0, 0};
+// Fragments of 16 rows from block `first` of a unit on. Lane t of four makes the factors of two rows and two blocks for all four.
+template <class L, int S>
+DEVICE void unpack_step(const uint8_t* raw, int first, uint32_t (&a)[S][4]) {
+    const int g = lane() / 4, t = lane() % 4;
+    const InStage own{raw, 16, g + t % 2 * 8};
+    const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(raw + L::chunks * 256 + own.row * 4) : 0;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        d[h] = twice(v.d[L::sub16 ? h : 0]);
-        if constexpr (L::min) m[h] = twice(v.m[L::sub16 ? h : 0]);
-    }
-    uint8_t* line = to + row * kHalves + b * 64 + t0 * 8;
-    uint2 all[2][per];
+    for (int two = 0; two < S / 4; two++) {
+        const typename L::Values v = L::factors(own, super, first + 2 * two + t / 2);
+        uint32_t scales = lifted(v.d[0]), minima = 0;
+        if constexpr (L::sub16) scales |= lifted(v.d[1]) << 16;
+        else if constexpr (L::min) scales |= lifted(v.m[0]) << 16;
+        if constexpr (L::sub16 && L::min) minima = lifted(v.m[0]) | lifted(v.m[1]) << 16;
 #pragma unroll
-    for (int t = 0; t < per; t++) {
-        uint32_t codes[2];
-        if constexpr (per == 4 && L::kind != N8) L::words(Held{w, w.chunk(i), i}, i, t, codes[0], codes[1]);
-        else L::words(w, i, t0 + t, codes[0], codes[1]);
+        for (int b = 0; b < 2; b++)
 #pragma unroll
-        for (int h = 0; h < 2; h++) {
-            const uint2 x = codes_as_halves<L>(codes[h]);
-            all[h][t] = {fma_halves(x.x, d[h], m[h]), fma_halves(x.y, d[h], m[h])};
-        }
-    }
+            for (int r = 0; r < 2; r++) {
+                const int from = lane() - t + 2 * b + r;
+                const uint32_t s = uint32_t(shuffle(int(scales), from)), low = permute(s, s, 0x1010), high = permute(s, s, 0x3232);
+                uint32_t d[2] = {low, L::sub16 ? high : low}, m[2] = {0, 0};
+                if constexpr (L::min && !L::sub16) m[0] = m[1] = high;
+                if constexpr (L::min && L::sub16) {
+                    const uint32_t n = uint32_t(shuffle(int(minima), from));
+                    m[0] = permute(n, n, 0x1010), m[1] = permute(n, n, 0x3232);
+                }
+                uint32_t codes[2];
+                L::words(InStage{raw, 16, g + 8 * r}, first + 2 * two + b, t, codes[0], codes[1]);
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        if constexpr (per == 1) *reinterpret_cast<uint2*>(line + 32 * h) = all[h][0];
-        else
-#pragma unroll
-            for (int t = 0; t < per; t += 2)
-                *reinterpret_cast<uint4*>(line + 32 * h + 8 * t) = {all[h][t].x, all[h][t].y, all[h][t + 1].x, all[h][t + 1].y};
+                for (int h = 0; h < 2; h++) {
+                    const uint2 x = codes_as_halves<L>(codes[h]);
+                    a[4 * two + 2 * b + h][r] = fma_halves(x.x, d[h], m[h]);
+                    a[4 * two + 2 * b + h][2 + r] = fma_halves(x.y, d[h], m[h]);
+                }
+            }
     }
 }
 
-// Shared memory: two units of weights as they lie, [chunks][rows][16] and words; two steps of weights as halves; `stages` steps of
-// activations, [tokens][kHalves]. WT 0: as many warps as there are eights of tokens, a.slots.
-template <int WR, int WT, int F, int J>
+// What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
+template <int J>
+DEVICE void store_rows(const Product& p, const float (&sum)[J][4], int row, int second, int token, int tokens) {
+    const int g = lane() / 4, half = p.paired ? p.w.group / 2 : p.w.group;
+    token += lane() % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int at = row + g + r * second, out = p.paired ? at / p.w.group * half + at % p.w.group : at;
+        if ((p.paired && r) || out >= p.w.rows) continue;  // of a pair the second row is the first one's up
+        const float bias = p.bias ? p.bias[out] : 0.0f;
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                if (token + 8 * j + e >= tokens) continue;
+                const int64_t to = int64_t(token + 8 * j + e) * p.out_stride + out;
+                float y = sum[j][2 * r + e] * (1.0f / kLift);
+                if (r == 0 && p.paired) {
+                    const float up = sum[j][2 + e] * (1.0f / kLift);
+                    if (p.gate_out) p.gate_out[to] = y;
+                    if (p.up_out) p.up_out[to] = up;
+                    y = gate(p.act, y) * up;
+                }
+                if (p.bias) y = y + bias;
+                if (p.residual) y = y + p.residual[to];
+                p.out[to] = y;
+            }
+    }
+}
+
+// Shared memory: kStages steps of activations, [S / 4][tokens][128 bytes], then a.slots units of weights of each warp,
+// [chunks][16 rows][16] and words. block_x: tile of tokens; block_y: tile of rows.
+template <int J, int S, int GROUPS>
 DEVICE void tensor_tile(const ProductArgs& a) {
     SHARED;
-    constexpr int rows = 16 * F * WR, count = 32 * kWarps;
-    const int wide = WT ? WT : a.slots, tokens = 8 * J * wide, tile = block_y(), first_token = block_x() * tokens;
+    constexpr int tokens = 8 * J, count = 128 * GROUPS, per_unit = 16 / S, stage_bytes = S / 4 * tokens * 128, pieces = 2 * S;
+    const int tile = block_y(), first_token = block_x() * tokens, me = thread(), warp = me / 32;
     next_may_start();
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
     const Matrix& w = p.w;
-    const int first = (tile - p.first_group) * rows, me = thread(), warp = me / 32, format = w.format;
-    const int units = w.units, steps = (w.columns + kColumns - 1) / kColumns, stages = a.stages /* 2 or 3 */, chunks = w.tile_bytes / 512;
-    const int unit_bytes = rows * (chunks * 16 + (w.tile_bytes % 512 ? 4 : 0));
-    uint8_t* const halves = shared + 2 * unit_bytes;
-    uint8_t* const acts = halves + 2 * rows * kHalves;
-    const Source source(w, first, rows, chunks, me);
+    const int units = w.units, steps = (w.columns + 16 * S - 1) / (16 * S), slots = a.slots, chunks = w.tile_bytes / 512, format = w.format;
+    // A lane's two rows are a pair where there are pairs: they lie 8 or 16 rows apart.
+    const int second = p.paired ? w.group / 2 : 8, first = (tile - p.first_group) * 64 * GROUPS;
+    const int row = second == 16 ? first + warp / 2 * 32 + warp % 2 * 8 : first + warp * 16;
+    const int unit_bytes = 16 * (chunks * 16 + (w.tile_bytes % 512 ? 4 : 0));
+    uint8_t* const raw = shared + kStages * stage_bytes + warp * slots * unit_bytes;
+    const Source source(w, row + lane() % 8 + lane() / 8 % 2 * second, lane() % 16, chunks);
     const auto fetch_unit = [&](int u) {
-        if (u < units) source.fetch(shared + u % 2 * unit_bytes, rows, u, me, count);
+        if (u < units) source.fetch(raw + u % slots * unit_bytes, 16, u, lane(), 32);
     };
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.acts.q) + int64_t(first_token + me / 8) * a.acts.stride + me % 8 * 8;
-    const auto fetch_acts = [&](int stage, int n) {
-        uint8_t* to = acts + stage * tokens * kHalves + me / 8 * kHalves + me % 8 * 16;
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.acts.q) + int64_t(first_token + me / pieces) * a.acts.stride + me % pieces * 8;
+    const auto fetch_acts = [&](int n) {
+        uint8_t* const to = shared + n % kStages * stage_bytes + me % pieces / 8 * tokens * 128;
         if (n < steps)
-            for (int t = me / 8; t < tokens; t += count / 8, to += count / 8 * kHalves)
-                copy_async(to, x + int64_t(t - me / 8) * a.acts.stride + n * kColumns);
+#pragma unroll
+            for (int i = 0; i < tokens * pieces / count; i++) {
+                const int token = me / pieces + i * (count / pieces);
+                copy_async(to + token * 128 + (me % 8 ^ token % 8) * 16, x + int64_t(i * (count / pieces)) * a.acts.stride + n * 16 * S);
+            }
         copy_group();
     };
-    const auto unpack = [&](int n) {
+    const auto unpack = [&](int n, uint32_t (&to)[S][4]) {
         with_layout(format, [&](auto layout) {
-            unpack_step<decltype(layout), rows>(shared + n / kSteps % 2 * unit_bytes, n % kSteps, halves + n % 2 * rows * kHalves);
+            unpack_step<decltype(layout), S>(raw + n / per_unit % slots * unit_bytes, n % per_unit * (S / 2), to);
         });
     };
-    float sum[F][J][4];
+    float sum[J][4];
 #pragma unroll
-    for (int f = 0; f < F; f++)
+    for (int j = 0; j < J; j++)
 #pragma unroll
-        for (int j = 0; j < J; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) sum[f][j][e] = 0.0f;
-    fetch_unit(0);
-    fetch_unit(1);
+        for (int e = 0; e < 4; e++) sum[j][e] = 0.0f;
+    for (int u = 0; u < slots; u++) fetch_unit(u);
     copy_group();
     wait_for_previous();
-    fetch_acts(0, 0);
-    if (stages > 2) fetch_acts(1, 1);
-    if (stages > 2) copies_done<2>();
-    else copies_done<1>();
-    sync_block();
-    unpack(0);
-    const bool multiplies = warp < WR * wide, late = (a.extra & 1) && (multiplies && (WR * wide < kWarps || warp >= kWarps / 2));
-    const uint8_t* a_at = halves + (warp / wide * 16 * F + lane() % 16) * kHalves + lane() / 16 * 16;
-    const uint8_t* b_at = acts + (warp % wide * 8 * J + lane() % 8 + lane() / 16 * 8 * (J > 1)) * kHalves + lane() / 8 % 2 * 16;
-    int now = 0, last = stages - 1;  // the stage at hand, and the one before it
-    for (int n = 0; n < steps; n++) {
-        if (stages > 2) copies_done<1>();
-        else copies_done<0>();
-        sync_block();  // step n is there, in both forms, and nobody reads step n - 1 any more
-        if (n % kSteps == kSteps - 1) fetch_unit((n + 1) / kSteps + 1);
-        fetch_acts(last, n + stages - 1);
-        // Half of the warps multiply first, so that the tensor cores are not idle while weights are unpacked.
-#pragma unroll 1
-        for (int turn = 0; turn < 2; turn++) {
-            if ((turn == 0) != late) {
-                if (n + 1 < steps) unpack(n + 1);
-                continue;
-            }
-            if (!multiplies) continue;
-            const uint8_t* of_a = a_at + n % 2 * rows * kHalves;
-            const uint8_t* of_b = b_at + now * tokens * kHalves;
+    fetch_acts(0);
+    fetch_acts(1);
+    copies_done<2>();
+    sync_warp();
+    constexpr bool in_turns = J >= 16;  // two sets of fragments change places; else one is copied
+    uint32_t here[S][4], there[S][4];
+    unpack(0, here);
+    const auto step = [&](int n, uint32_t (&now)[S][4], uint32_t (&next)[S][4]) {
+        copies_done<1>();
+        fence_copies();
+        sync_block();  // step n is there, and step n - 2 has been multiplied by all
+        products_begin();
 #pragma unroll
-            for (int i = 0; i < kColumns / 16; i++) {
-                uint32_t fragment[F][4], b[4];
-#pragma unroll
-                for (int f = 0; f < F; f++) load_matrices(fragment[f], of_a + 16 * f * kHalves + 32 * i);
-#pragma unroll
-                for (int j = 0; j < J; j++) {
-                    if (j % 2 == 0) load_matrices(b, of_b + 8 * j * kHalves + 32 * i);
-#pragma unroll
-                    for (int f = 0; f < F; f++) mma_f16(sum[f][j], fragment[f], b[j % 2 * 2], b[j % 2 * 2 + 1]);
-                }
-            }
+        for (int k = 0; k < S; k++) multiply_rows<J>(sum, now[k], shared + n % kStages * stage_bytes + k / 4 * tokens * 128, k % 4);
+        products_sent();
+        if (in_turns) products_done<1>();
+        if ((n + 1) % per_unit == 0) fetch_unit((n + 1) / per_unit - 1 + slots);
+        fetch_acts(n + 2);
+        if (n + 1 < steps) unpack(n + 1, next);
+    };
+    if constexpr (in_turns) {
+        for (int n = 0; n < steps; n += 2) {
+            step(n, here, there);
+            if (n + 1 < steps) step(n + 1, there, here);
         }
-        last = now;
-        now = now + 1 == stages ? 0 : now + 1;
+        products_done<0>();
+    } else {
+        for (int n = 0; n < steps; n++) {
+            step(n, here, there);
+            products_done<0>();
+#pragma unroll
+            for (int k = 0; k < S; k++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) here[k][e] = there[k][e];
+        }
     }
-    if (!multiplies) return;
-#pragma unroll
-    for (int f = 0; f < F; f++)
-#pragma unroll
-        for (int j = 0; j < J; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++) sum[f][j][e] = sum[f][j][e] * (1.0f / kLift);
-#pragma unroll
-    for (int f = 0; f < F; f += 2)
-        store_sums<J>(p, &sum[f], first + (warp / wide * F + f) * 16, first_token + warp % wide * 8 * J, a.tokens);
+    store_rows<J>(p, sum, row, second, first_token, a.tokens);
 }
 
-CROWDED(tensor_128_256, ProductArgs, 256, 1) { tensor_tile<2, 4, 4, 8>(a); }
-CROWDED(tensor_128_128, ProductArgs, 256, 1) { tensor_tile<2, 4, 4, 4>(a); }
-CROWDED(tensor_128_64, ProductArgs, 256, 2) { tensor_tile<4, 2, 2, 4>(a); }
-CROWDED(tensor_64_64, ProductArgs, 256, 2) { tensor_tile<2, 4, 2, 2>(a); }
-CROWDED(tensor_32, ProductArgs, 256, 3) { tensor_tile<1, 0, 2, 1>(a); }  // 8 to 64 tokens
+CROWDED(tensor_256, ProductArgs, 256, 1) { tensor_tile<32, 4, 2>(a); }
+CROWDED(tensor_128, ProductArgs, 256, 1) { tensor_tile<16, 4, 2>(a); }
+CROWDED(tensor_64, ProductArgs, 128, 3) { tensor_tile<8, 8, 1>(a); }
+CROWDED(tensor_32, ProductArgs, 128, 4) { tensor_tile<4, 8, 1>(a); }
+CROWDED(tensor_16, ProductArgs, 128, 4) { tensor_tile<2, 8, 1>(a); }
+CROWDED(tensor_8, ProductArgs, 128, 4) { tensor_tile<1, 8, 1>(a); }
+
+struct HalveArgs {
+    const float* x;
+    const float* norm;  // weights of a norm before, or null
+    uint16_t* out;      // [rows][stride]
+    int32_t width, stride;
+    float eps;
+    int32_t padding;
+};
+
+// Rows as halves, normed if there are weights, their columns in the order of the fragments above, zeros behind them; block_x: row.
+KERNEL(halve_columns, HalveArgs, 512) {
+    SHARED;
+    next_may_start();
+    wait_for_previous();
+    const float* x = a.x + int64_t(block_x()) * a.width;
+    float* const row = reinterpret_cast<float*>(shared) + 4;
+    float f = 0.0f;
+    if (a.norm) {
+        for (int i = thread(); i < a.width; i += threads()) row[i] = x[i];
+        sync_block();
+        f = norm_factor(row, a.width, a.eps, row - 4);
+        x = row;
+    }
+    uint32_t* const to = reinterpret_cast<uint32_t*>(a.out + int64_t(block_x()) * a.stride);
+    for (int i = thread(); i < a.stride / 4; i += threads()) {
+        uint32_t h[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int c = 4 * i + j;
+            h[j] = c >= a.width ? 0 : float_to_half(a.norm ? (x[c] * f) * a.norm[c] : x[c]);
+        }
+        to[i / 4 * 8 + i % 4] = h[0] | h[1] << 16;
+        to[i / 4 * 8 + 4 + i % 4] = h[2] | h[3] << 16;
+    }
+}
 
 }  // namespace assay

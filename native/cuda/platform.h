@@ -1,7 +1,7 @@
 // What a kernel may use of the machine: two dozen functions, written once for a GPU and once for the host.
 //
 // Everything else under native/cuda is plain C++ over these, so the same sources run on a GPU (compiled by NVRTC) and
-// under the shim (compiled by the host's compiler, threads of a block as coroutines). PTX stands in this file only.
+// under the shim (compiled by the host's compiler, threads of a block as coroutines). PTX stands in this file and in warpgroup.h only.
 // No contraction, no flushing of subnormals: the compiler is told so, and every fused operation is written `fma`.
 #pragma once
 
@@ -27,7 +27,7 @@ typedef unsigned long long uint64_t;
 #define SHARED uint8_t* const shared = shared_memory
 #define CONSTANT __device__ const
 
-extern __shared__ __align__(16) uint8_t shared_memory[];
+extern __shared__ __align__(1024) uint8_t shared_memory[];
 
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int threads() { return blockDim.x; }

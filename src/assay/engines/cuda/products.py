@@ -17,9 +17,8 @@ from assay.graph import Node
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
-STAGGER = 1
-# Tiles of gemm_tensor.cu: rows, tokens, blocks of threads a multiprocessor.
-TENSOR_TILES = ((128, 256, 1), (128, 128, 1), (128, 64, 2), (64, 64, 2), (32, 64, 3))
+# Tiles of gemm_tensor.cu: rows, tokens, columns of a step, units of weights on their way.
+TENSOR_TILES = ((128, 256, 64, 2), (128, 128, 64, 2), (64, 64, 128, 3), (64, 32, 128, 4), (64, 16, 128, 4), (64, 8, 128, 4))
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
@@ -66,6 +65,12 @@ class ProductSteps(Steps):
         out, width = Value(2 * _room(rows) * stride), matrix.columns
 
         def make() -> Launch:
+            if not matrix.format.floats:
+                weights = self.tensors.vector(node.weights[0]) if node else 0
+                half = structs.HalveArgs(
+                    self._at(x), weights, self._at(out), width, stride, float(node.attr("eps")) if node else 0.0
+                )
+                return Launch("halve_columns", (rows, 1, 1), 512 if width >= 2048 else 128, half, 16 + 4 * width)
             args = structs.RowArgs(
                 x=self._at(x),
                 w=self.tensors.vector(node.weights[0]) if node else 0,
@@ -203,6 +208,7 @@ class ProductSteps(Steps):
     ) -> None:
         """Tensor cores: tiles of rows and tokens."""
         kernel, tile, tokens, threads, stages, shared = tiles_of
+        units = stages if kernel.startswith("tensor") else 0
 
         def make() -> Launch:
             array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
@@ -216,8 +222,7 @@ class ProductSteps(Steps):
                 columns=matrix.columns,
                 prologue=_GIVEN,
                 stages=stages,
-                slots=tokens // 8,
-                extra=STAGGER,
+                slots=units,
             )
             return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
 
@@ -258,17 +263,16 @@ class ProductSteps(Steps):
         return tiles[-1]
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
-        """The same for quantised weights as halves: two units of weights, two steps of them and some of activations."""
+        """The same for quantised weights as halves: some units of weights and four steps of activations."""
         fitting = []
-        for tile, most, blocks in TENSOR_TILES:
-            tokens = min(most, _room(rows)) if tile == 32 else most
-            fixed = 2 * tile * max(16 * p.matrix.format.chunks + 4 * p.matrix.format.word + 144 for p in parts)
-            stages = 3 if fixed + 3 * tokens * 144 <= self.shared // blocks - 1024 else 2
-            shared, kernel = fixed + stages * tokens * 144, "tensor_32" if tile == 32 else f"tensor_{tile}_{most}"
+        for tile, tokens, columns, units in TENSOR_TILES:
+            shared = 4 * 2 * columns * tokens + units * tile * max(
+                16 * p.matrix.format.chunks + 4 * p.matrix.format.word for p in parts
+            )
             if shared <= self.shared - 1024:
-                fitting.append((kernel, tile, tokens, 256, stages, shared))
+                fitting.append((f"tensor_{tokens}", tile, tokens, 2 * tile, units, shared))
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
-        return self._largest(rows, parts, fitting)
+        return self._largest(rows, parts, fitting if rows > 64 else fitting[:1])
 
     def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""

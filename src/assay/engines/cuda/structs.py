@@ -73,6 +73,9 @@ RowArgs = _struct(
     ("eps", _F32),
     ("w_step", _I32),
 )
+HalveArgs = _struct(
+    "HalveArgs", *_all(_POINTER, "x norm out"), *_all(_I32, "width stride"), ("eps", _F32), ("padding", _I32)
+)
 StepArgs = _struct(
     "StepArgs",
     ("rows", Rows),
@@ -132,7 +135,8 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_many": (ProductArgs, 256),
     },
     "gemm_tensor": {
-        f"tensor_{tile}": (ProductArgs, 256) for tile in ("128_256", "128_128", "128_64", "64_64", "32")
+        **{f"tensor_{tokens}": (ProductArgs, 256 if tokens > 64 else 128) for tokens in (8, 16, 32, 64, 128, 256)},
+        "halve_columns": (HalveArgs, 512),
     },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
     "attention_short": {"attend_short": (ShortArgs, 768)},
