@@ -104,7 +104,7 @@ DEVICE void tensor_tile(const ProductArgs& a) {
     next_may_start();
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
     const Matrix& w = p.w;
-    const int units = w.units, steps = (w.columns + 16 * S - 1) / (16 * S), slots = a.slots, chunks = w.tile_bytes / 512, format = w.format;
+    const int units = w.units, steps = (w.columns + 127) / 128 * (8 / S), slots = a.slots, chunks = w.tile_bytes / 512, format = w.format;
     // A lane's two rows are a pair where there are pairs: they lie 8 or 16 rows apart.
     const int second = p.paired ? w.group / 2 : 8, first = (tile - p.first_group) * 64 * GROUPS;
     const int row = second == 16 ? first + warp / 2 * 32 + warp % 2 * 8 : first + warp * 16;
@@ -158,14 +158,16 @@ DEVICE void tensor_tile(const ProductArgs& a) {
         fetch_acts(n + 2);
         if (n + 1 < steps) unpack(n + 1, next);
     };
+    int n = 0;
     if constexpr (in_turns) {
-        for (int n = 0; n < steps; n += 2) {
+        do {  // at least once: so the compiler knows that nothing but products writes the sums
             step(n, here, there);
-            if (n + 1 < steps) step(n + 1, there, here);
-        }
+            step(n + 1, there, here);
+            n += 2;
+        } while (n < steps);
         products_done<0>();
     } else {
-        for (int n = 0; n < steps; n++) {
+        for (; n < steps; n++) {
             step(n, here, there);
             products_done<0>();
 #pragma unroll
