@@ -5,6 +5,7 @@
 #include "attention_one.cu"
 #include "attention_prompt.cu"
 #include "attention_short.cu"
+#include "attention_tensor.cu"
 #include "best.cu"
 #include "gemm_few.cu"
 #include "gemm_halves.cu"

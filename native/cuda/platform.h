@@ -94,6 +94,17 @@ DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
     return d;
 }
 
+DEVICE uint32_t two_halves(float low, float high) {  // finite, in range
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+DEVICE float power_of_two(float x) {  // about 2 ulp
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Arguments come from afar when they are looked at for the first time: this looks at all of them, before a kernel waits.
 template <class Args>
 DEVICE void touch(const Args& a) {
@@ -219,6 +230,11 @@ DEVICE void load_matrices(uint32_t (&d)[4], const void* row) {
 DEVICE void load_matrices(uint32_t (&d)[2], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                  : "=r"(d[0]), "=r"(d[1]) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))) : "memory");
+}
+// Four matrices of 8 rows x 8 halves, turned: of each the lane gets halves l / 4 of rows 2 (l % 4) and the next.
+DEVICE void load_matrices_turned(uint32_t (&d)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
 }
 // d = a b + c over 16-bit floats, 16 columns: a[0] and a[1] are rows g and g + 8, columns 2 t and 2 t + 1, a[2] and a[3] the
 // same from column 8 on; b0, b1 likewise; sums in float32.

@@ -146,6 +146,9 @@ inline uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {  // not to the 
 }
 inline uint32_t add_halves(uint32_t a, uint32_t b) { return fma_halves(a, 0x3c003c00u, b); }
 
+inline uint32_t two_halves(float low, float high) { return half_nearest(low) | uint32_t(half_nearest(high)) << 16; }
+inline float power_of_two(float x) { return std::exp2(x); }
+
 template <class Args>
 inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
@@ -198,6 +201,20 @@ inline void load_matrices(uint32_t (&d)[N], const void* row) {
         const uint32_t* from;
         std::memcpy(&from, shim::warp_slots(8 * i + lane() / 4), sizeof from);
         d[i] = from[lane() % 4];
+    }
+    shim::barrier_warp();
+}
+
+inline void load_matrices_turned(uint32_t (&d)[4], const void* row) {
+    std::memcpy(shim::warp_slots(lane()), &row, sizeof row);
+    shim::barrier_warp();
+    for (int i = 0; i < 4; i++) {
+        d[i] = 0;
+        for (int e = 0; e < 2; e++) {
+            const uint16_t* from;
+            std::memcpy(&from, shim::warp_slots(8 * i + lane() % 4 * 2 + e), sizeof from);
+            d[i] |= uint32_t(from[lane() / 4]) << 16 * e;
+        }
     }
     shim::barrier_warp();
 }

@@ -291,6 +291,33 @@ def test_prompts_over_wide_heads(make: Make, heads: tuple[int, int], mask: str) 
     assert np.array_equal(found[1].logits, short)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("heads", [(4, 2), (2, 1)], ids=["64", "128"])
+def test_tensor_attention_has_one_set_of_bits(make: Make, heads: tuple[int, int], mask: str) -> None:
+    """A prompt at once, cut, beside another, with scores kept, and token by token over the edges of blocks."""
+    model = make(type="Q4_K", n_head=heads[0], n_head_kv=heads[1], n_layer=1, **WIDE)
+    graph = model.graph.rewrite(MASKS[mask]).check()
+    cuda = CudaEngine(model, precision="tensor", n_pages=40, graph=graph, device=device())
+    n, table = 300, pages(20, 300)
+    whole = cuda.forward([Chunk(IDS[:n], 0, pages(0, n), "all")])[0].logits
+    for begin, end in ((0, 5), (5, 127), (127, 129), (129, 255)):
+        found = cuda.forward([Chunk(IDS[begin:end], begin, table, "all"), Chunk(IDS[:9], 0, pages(18, 9), "all")])
+        assert np.array_equal(found[0].logits, whole[begin:end]) and np.array_equal(found[1].logits, whole[:9])
+    for i in (255, 256, 257):
+        batch = [Chunk(IDS[i : i + 1], i, table), Chunk(IDS[40:41], 40, pages(0, n)), Chunk(IDS[:1], 0, pages(18, 1))]
+        found = cuda.forward(batch)
+        assert all(np.array_equal(o.logits[0], whole[j]) for o, j in zip(found, (i, 40, 0), strict=True))
+    softmax = next(node.name for node in graph if node.op == "attn_softmax")
+    traced = cuda.forward([Chunk(IDS[:140], 0, pages(30, 140), "all")], [softmax])[0]
+    assert np.array_equal(traced.logits, whole[:140])
+    assert np.allclose(traced.nodes[softmax].sum(-1), 1.0, atol=1e-3)
+    kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert {k for k in kernels if k.startswith("attend")} >= {f"attend_tensor_{256 // heads[0]}"}
+    cpu = CpuEngine(model, threads=1, n_pages=40, graph=graph)
+    expected = cpu.forward([Chunk(IDS[:n], 0, pages(0, n), "all")])[0].logits
+    assert np.abs(whole - expected).max() < 0.05 * np.abs(expected).max()
+
+
 def test_shifted_positions_and_copied_pages(make: Make) -> None:
     model = make(type="Q8_0")
     cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device())

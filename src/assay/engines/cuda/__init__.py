@@ -104,7 +104,7 @@ class CudaEngine(PagedEngine):
     def _load(self) -> None:
         """Weights and cache onto the device, or one line that says why not."""
         assert self._tensors
-        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes)
+        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, self._tensors.halves)
         self._check_room(self._tensors.planned(self.graph))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages

@@ -140,6 +140,12 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
     "attention_short": {"attend_short": (ShortArgs, 768)},
+    "attention_tensor": {
+        "attend_tensor_64": (AttentionArgs, 256),
+        "attend_tensor_128": (AttentionArgs, 256),
+        "attend_tensor_one_64": (AttentionArgs, 128),
+        "attend_tensor_one_128": (AttentionArgs, 128),
+    },
     "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_halves": {f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_many": {
