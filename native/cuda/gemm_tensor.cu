@@ -6,9 +6,11 @@
 // real file is subnormal. The sum is divided by 64. Columns 4 t to 4 t + 3 of 16 take places 2 t, 2 t + 1, 8 + 2 t and 9 + 2 t: what
 // a lane holds of a fragment is then one word of codes.
 //
-// A block takes 64 GROUPS rows x 8 J tokens, a warp 16 of the rows. A warp copies its weights, as they lie in memory, to shared
-// memory some units ahead, and makes the fragments of a step (16 S columns) in registers while the step before is multiplied.
-// All warps copy the activations. Bound by the tensor cores for 256 tokens, by unpacking for few.
+// Four warps take 64 rows, a warp 16 of them. A warp copies its weights, as they lie in memory, to shared memory some units ahead,
+// and makes fragments in registers; tokens come to shared memory once for all four.
+//   tensor_256, tensor_128      128 rows; fragments of 64 columns are made while the 64 before are multiplied. Bound by tensor cores
+//   tensor_64 ... tensor_8      64 rows; groups of four warps take the units of 256 columns in turn: each makes the fragments of its
+//                               own unit, then gets the sums from the group before. Bound by unpacking and the chain of products
 #include "gemm.h"
 #include "warpgroup.h"
 
@@ -64,6 +66,23 @@ DEVICE void unpack_step(const uint8_t* raw, int first, uint32_t (&a)[S][4]) {
     }
 }
 
+// The rows of a warp, 16 from `first`: a lane's two are a pair where there are pairs, 8 or 16 apart.
+struct WarpRows {
+    int second, row, unit_bytes;  // unit_bytes: of 16 rows
+    Source source;
+    DEVICE WarpRows(const Product& p, int first, int warp)
+        : second(p.paired ? p.w.group / 2 : 8), row(second == 16 ? first + warp / 2 * 32 + warp % 2 * 8 : first + warp * 16),
+          unit_bytes(p.w.tile_bytes / 2), source(p.w, row + lane() % 8 + lane() / 8 % 2 * second, lane() % 16, p.w.tile_bytes / 512) {}
+};
+
+template <int J>
+DEVICE void clear_rows(float (&sum)[J][4]) {
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[j][e] = 0.0f;
+}
+
 // What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
 template <int J>
 DEVICE void store_rows(const Product& p, const float (&sum)[J][4], int row, int second, int token, int tokens) {
@@ -94,55 +113,43 @@ DEVICE void store_rows(const Product& p, const float (&sum)[J][4], int row, int 
     }
 }
 
-// Shared memory: kStages steps of activations, [S / 4][tokens][128 bytes], then a.slots units of weights of each warp,
-// [chunks][16 rows][16] and words. block_x: tile of tokens; block_y: tile of rows.
-template <int J, int S, int GROUPS>
+// Shared memory: kStages steps of activations, [tokens][128 bytes], then two units of weights of each warp, [chunks][16 rows][16] and
+// words. block_x: tile of tokens; block_y: tile of rows.
+template <int J>
 DEVICE void tensor_tile(const ProductArgs& a) {
     SHARED;
-    constexpr int tokens = 8 * J, count = 128 * GROUPS, per_unit = 16 / S, stage_bytes = S / 4 * tokens * 128, pieces = 2 * S;
+    constexpr int S = 4, tokens = 8 * J, count = 256, stage_bytes = tokens * 128;
     const int tile = block_y(), first_token = block_x() * tokens, me = thread(), warp = me / 32;
     next_may_start();
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
-    const Matrix& w = p.w;
-    const int units = w.units, steps = (w.columns + 127) / 128 * (8 / S), slots = a.slots, chunks = w.tile_bytes / 512, format = w.format;
-    // A lane's two rows are a pair where there are pairs: they lie 8 or 16 rows apart.
-    const int second = p.paired ? w.group / 2 : 8, first = (tile - p.first_group) * 64 * GROUPS;
-    const int row = second == 16 ? first + warp / 2 * 32 + warp % 2 * 8 : first + warp * 16;
-    const int unit_bytes = 16 * (chunks * 16 + (w.tile_bytes % 512 ? 4 : 0));
-    uint8_t* const raw = shared + kStages * stage_bytes + warp * slots * unit_bytes;
-    const Source source(w, row + lane() % 8 + lane() / 8 % 2 * second, lane() % 16, chunks);
+    const WarpRows of(p, (tile - p.first_group) * 128, warp);
+    const int units = p.w.units, steps = (p.w.columns + 127) / 128 * 2, format = p.w.format;
+    uint8_t* const raw = shared + kStages * stage_bytes + warp * 2 * of.unit_bytes;
     const auto fetch_unit = [&](int u) {
-        if (u < units) source.fetch(raw + u % slots * unit_bytes, 16, u, lane(), 32);
+        if (u < units) of.source.fetch(raw + u % 2 * of.unit_bytes, 16, u, lane(), 32);
     };
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.acts.q) + int64_t(first_token + me / pieces) * a.acts.stride + me % pieces * 8;
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.acts.q) + int64_t(first_token + me / 8) * a.acts.stride + me % 8 * 8;
     const auto fetch_acts = [&](int n) {
-        uint8_t* const to = shared + n % kStages * stage_bytes + me % pieces / 8 * tokens * 128;
+        uint8_t* const to = shared + n % kStages * stage_bytes + me / 8 * 128 + (me % 8 ^ me / 8 % 8) * 16;
         if (n < steps)
 #pragma unroll
-            for (int i = 0; i < tokens * pieces / count; i++) {
-                const int token = me / pieces + i * (count / pieces);
-                copy_async(to + token * 128 + (me % 8 ^ token % 8) * 16, x + int64_t(i * (count / pieces)) * a.acts.stride + n * 16 * S);
-            }
+            for (int i = 0; i < tokens * 8 / count; i++)
+                copy_async(to + i * (count / 8) * 128, x + int64_t(i * (count / 8)) * a.acts.stride + n * 64);
         copy_group();
     };
     const auto unpack = [&](int n, uint32_t (&to)[S][4]) {
-        with_layout(format, [&](auto layout) {
-            unpack_step<decltype(layout), S>(raw + n / per_unit % slots * unit_bytes, n % per_unit * (S / 2), to);
-        });
+        with_layout(format, [&](auto layout) { unpack_step<decltype(layout), S>(raw + n / 4 % 2 * of.unit_bytes, n % 4 * 2, to); });
     };
     float sum[J][4];
-#pragma unroll
-    for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) sum[j][e] = 0.0f;
-    for (int u = 0; u < slots; u++) fetch_unit(u);
+    clear_rows<J>(sum);
+    fetch_unit(0);
+    fetch_unit(1);
     copy_group();
     wait_for_previous();
     fetch_acts(0);
     fetch_acts(1);
     copies_done<2>();
     sync_warp();
-    constexpr bool in_turns = J >= 16;  // two sets of fragments change places; else one is copied
     uint32_t here[S][4], there[S][4];
     unpack(0, here);
     const auto step = [&](int n, uint32_t (&now)[S][4], uint32_t (&next)[S][4]) {
@@ -151,40 +158,102 @@ DEVICE void tensor_tile(const ProductArgs& a) {
         sync_block();  // step n is there, and step n - 2 has been multiplied by all
         products_begin();
 #pragma unroll
-        for (int k = 0; k < S; k++) multiply_rows<J>(sum, now[k], shared + n % kStages * stage_bytes + k / 4 * tokens * 128, k % 4);
+        for (int k = 0; k < S; k++) multiply_rows<J>(sum, now[k], shared + n % kStages * stage_bytes, k);
         products_sent();
-        if (in_turns) products_done<1>();
-        if ((n + 1) % per_unit == 0) fetch_unit((n + 1) / per_unit - 1 + slots);
+        products_done<1>();
+        if (n % 4 == 3) fetch_unit((n + 1) / 4 + 1);
         fetch_acts(n + 2);
         if (n + 1 < steps) unpack(n + 1, next);
     };
     int n = 0;
-    if constexpr (in_turns) {
-        do {  // at least once: so the compiler knows that nothing but products writes the sums
-            step(n, here, there);
-            step(n + 1, there, here);
-            n += 2;
-        } while (n < steps);
-        products_done<0>();
-    } else {
-        for (; n < steps; n++) {
-            step(n, here, there);
-            products_done<0>();
-#pragma unroll
-            for (int k = 0; k < S; k++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) here[k][e] = there[k][e];
-        }
-    }
-    store_rows<J>(p, sum, row, second, first_token, a.tokens);
+    do {  // at least once: so the compiler knows that nothing but products writes the sums
+        step(n, here, there);
+        step(n + 1, there, here);
+        n += 2;
+    } while (n < steps);
+    products_done<0>();
+    store_rows<J>(p, sum, of.row, of.second, first_token, a.tokens);
 }
 
-CROWDED(tensor_256, ProductArgs, 256, 1) { tensor_tile<32, 4, 2>(a); }
-CROWDED(tensor_128, ProductArgs, 256, 1) { tensor_tile<16, 4, 2>(a); }
-CROWDED(tensor_64, ProductArgs, 128, 3) { tensor_tile<8, 8, 1>(a); }
-CROWDED(tensor_32, ProductArgs, 128, 4) { tensor_tile<4, 8, 1>(a); }
-CROWDED(tensor_16, ProductArgs, 128, 4) { tensor_tile<2, 8, 1>(a); }
-CROWDED(tensor_8, ProductArgs, 128, 4) { tensor_tile<1, 8, 1>(a); }
+// Shared memory: sums on their way, [J][128 lanes], activations of a unit of each group, [4][tokens][128 bytes], and two units of
+// weights of each warp. Barriers: 1 + group for sums, 8 + group for the group alone.
+template <int J>
+DEVICE void tensor_turns(const ProductArgs& a) {
+    SHARED;
+    constexpr int S = 16, tokens = 8 * J, acts_bytes = 512 * tokens;
+    const int tile = block_y(), first_token = block_x() * tokens, groups = threads() / 128, group = thread() / 128, me = thread() % 128;
+    next_may_start();
+    const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
+    const WarpRows of(p, (tile - p.first_group) * 64, me / 32);
+    const int units = p.w.units, format = p.w.format;
+    float4* const passed = reinterpret_cast<float4*>(shared) + me;
+    uint8_t* const acts = shared + 256 * tokens + group * acts_bytes;
+    uint8_t* const raw = shared + 256 * tokens + groups * acts_bytes + thread() / 32 * 2 * of.unit_bytes;
+    const auto fetch_unit = [&](int u, int slot) {
+        if (u < units) of.source.fetch(raw + slot * of.unit_bytes, 16, u, lane(), 32);
+    };
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.acts.q) + int64_t(first_token + me / 32) * a.acts.stride + me % 32 * 8;
+    const auto fetch_acts = [&](int u) {
+        uint8_t* const to = acts + me % 32 / 8 * tokens * 128;
+        if (u < units)
+#pragma unroll
+            for (int i = 0; i < tokens / 4; i++) {
+                const int token = me / 32 + 4 * i;
+                copy_async(to + token * 128 + (me % 8 ^ token % 8) * 16, x + int64_t(4 * i) * a.acts.stride + u * 256);
+            }
+    };
+    fetch_unit(group, 0);
+    fetch_unit(group + groups, 1);
+    copy_group();
+    wait_for_previous();
+    fetch_acts(group);
+    copy_group();
+    int slot = 0;
+    for (int u = group; u < units; u += groups, slot = 1 - slot) {
+        uint32_t fragments[S][4];
+        copies_done<1>();
+        sync_warp();
+        with_layout(format, [&](auto layout) { unpack_step<decltype(layout), S>(raw + slot * of.unit_bytes, 0, fragments); });
+        sync_warp();
+        fetch_unit(u + 2 * groups, slot);
+        copy_group();
+        copies_done<1>();
+        fence_copies();
+        sync_some(8 + group, 128);
+        float sum[J][4];
+        clear_rows<J>(sum);
+        if (u > 0) {
+            sync_some(1 + group, 256);
+#pragma unroll
+            for (int j = 0; j < J; j++) {
+                const float4 y = passed[j * 128];
+                sum[j][0] = y.x, sum[j][1] = y.y, sum[j][2] = y.z, sum[j][3] = y.w;
+            }
+        }
+        products_begin();
+#pragma unroll
+        for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
+        products_sent();
+        products_done<0>();
+        if (u + 1 == units) {
+            store_rows<J>(p, sum, of.row, of.second, first_token, a.tokens);
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < J; j++) passed[j * 128] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
+        arrive_some(1 + (group + 1) % groups, 256);
+        sync_some(8 + group, 128);  // nobody reads the activations any more
+        fetch_acts(u + groups);
+        copy_group();
+    }
+}
+
+CROWDED(tensor_256, ProductArgs, 256, 1) { tensor_tile<32>(a); }
+CROWDED(tensor_128, ProductArgs, 256, 1) { tensor_tile<16>(a); }
+CROWDED(tensor_64, ProductArgs, 384, 1) { tensor_turns<8>(a); }
+CROWDED(tensor_32, ProductArgs, 512, 1) { tensor_turns<4>(a); }
+CROWDED(tensor_16, ProductArgs, 512, 1) { tensor_turns<2>(a); }
+CROWDED(tensor_8, ProductArgs, 512, 1) { tensor_turns<1>(a); }
 
 struct HalveArgs {
     const float* x;

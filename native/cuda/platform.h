@@ -41,6 +41,7 @@ DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 // A barrier of some warps of a block, `count` threads in all; id: 1 to 15.
 DEVICE void sync_some(int id, int count) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(count) : "memory"); }
+DEVICE void arrive_some(int id, int count) { asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(count) : "memory"); }  // and go on
 DEVICE bool any_lane(bool x) { return __any_sync(~0u, x); }
 DEVICE void fence() { __threadfence(); }
 

@@ -37,7 +37,7 @@ extern State state;
 void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, void (*body)(void*), void* context);
 void barrier_block();
 void barrier_warp();
-void barrier_some(int id, int count);
+void barrier_some(int id, int count, bool wait = true);
 uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
 
 template <class F>
@@ -69,6 +69,7 @@ inline int grid_y() { return shim::state.grid[1]; }
 inline void sync_block() { shim::barrier_block(); }
 inline void sync_warp() { shim::barrier_warp(); }
 inline void sync_some(int id, int count) { shim::barrier_some(id, count); }
+inline void arrive_some(int id, int count) { shim::barrier_some(id, count, false); }
 inline bool any_lane(bool x) {
     int any = x;
     for (int h = 16; h; h /= 2) any |= shim::exchange(any, (shim::state.thread & 31) ^ h);

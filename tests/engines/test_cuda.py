@@ -118,10 +118,8 @@ def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, t
     assert error < (0.01 if type_name == "F16" else 0.05)
 
 
-@pytest.mark.parametrize("tile", products.TENSOR_TILES, ids=lambda tile: f"{tile[0]} x {tile[1]}")
-def test_every_tensor_tile_gives_the_same_bits(
-    make: Make, monkeypatch: pytest.MonkeyPatch, tile: tuple[int, int, int, int]
-) -> None:
+@pytest.mark.parametrize("tile", products.TENSOR_TILES)
+def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
     """Those of one token: rows and tokens that do not fill tiles, columns that do not fill a unit or a step."""
     model = make(type="Q8_0", n_layer=1, n_embd=96, n_ff=352)
     one = CudaEngine(model, precision="tensor", n_pages=4, device=device())

@@ -17,8 +17,7 @@ from assay.graph import Node
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
-# Tiles of gemm_tensor.cu: rows, tokens, columns of a step, units of weights on their way.
-TENSOR_TILES = ((128, 256, 64, 2), (128, 128, 64, 2), (64, 64, 128, 3), (64, 32, 128, 4), (64, 16, 128, 4), (64, 8, 128, 4))
+TENSOR_TILES = (256, 128, 64, 32, 16, 8)  # tokens of the tiles of gemm_tensor.cu
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
@@ -208,7 +207,6 @@ class ProductSteps(Steps):
     ) -> None:
         """Tensor cores: tiles of rows and tokens."""
         kernel, tile, tokens, threads, stages, shared = tiles_of
-        units = stages if kernel.startswith("tensor") else 0
 
         def make() -> Launch:
             array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
@@ -222,7 +220,6 @@ class ProductSteps(Steps):
                 columns=matrix.columns,
                 prologue=_GIVEN,
                 stages=stages,
-                slots=units,
             )
             return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
 
@@ -263,14 +260,22 @@ class ProductSteps(Steps):
         return tiles[-1]
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
-        """The same for quantised weights as halves: some units of weights and four steps of activations."""
-        fitting = []
-        for tile, tokens, columns, units in TENSOR_TILES:
-            shared = 4 * 2 * columns * tokens + units * tile * max(
-                16 * p.matrix.format.chunks + 4 * p.matrix.format.word for p in parts
-            )
+        """The same for quantised weights as halves: groups of four warps work together, or take the units in turn."""
+        fitting, row = [], max(p.matrix.format.tile_bytes // LANES for p in parts)
+        for tokens in TENSOR_TILES:
+            tile = 128 if tokens > 64 else 64
+            blocks = sum(-(-p.matrix.groups * p.matrix.group // tile) for p in parts) * -(-rows // tokens)
+            threads = structs.TENSOR_TILES[tokens]
+            if tokens < 64 and blocks > self._processors():
+                threads = 256  # two blocks a multiprocessor
+            while True:
+                groups = threads // 128
+                shared = 512 * tokens + 256 * row if tile == 128 else 256 * tokens + groups * (512 * tokens + 128 * row)
+                if shared <= self.shared - 1024 or threads <= 256:
+                    break
+                threads -= 128
             if shared <= self.shared - 1024:
-                fitting.append((f"tensor_{tokens}", tile, tokens, 2 * tile, units, shared))
+                fitting.append((f"tensor_{tokens}", tile, tokens, threads, 0, shared))
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
         return self._largest(rows, parts, fitting if rows > 64 else fitting[:1])
 

@@ -117,6 +117,7 @@ _LAYOUTS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
+TENSOR_TILES = {8: 512, 16: 512, 32: 512, 64: 384, 128: 256, 256: 256}  # gemm_tensor.cu: tokens, most threads
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
@@ -135,7 +136,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_many": (ProductArgs, 256),
     },
     "gemm_tensor": {
-        **{f"tensor_{tokens}": (ProductArgs, 256 if tokens > 64 else 128) for tokens in (8, 16, 32, 64, 128, 256)},
+        **{f"tensor_{tokens}": (ProductArgs, most) for tokens, most in TENSOR_TILES.items()},
         "halve_columns": (HalveArgs, 512),
     },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
