@@ -42,33 +42,33 @@ struct HalfBlock {
     }
 };
 
-template <int D>
-struct RowSums {  // of rows g and g + 8 of a warp: m, l, and values 8 c + 2 t and the next of them
-    float m[2], l[2], acc[D / 8][4];
+template <int C>
+struct RowSums {  // of rows g and g + 8 of a warp: m, l, and values 8 c + 2 t and the next of C eights
+    float m[2], l[2], acc[C][4];
     DEVICE void clear() {
         m[0] = m[1] = minus_infinity(), l[0] = l[1] = 0.0f;
 #pragma unroll
-        for (int c = 0; c < D / 8; c++)
+        for (int c = 0; c < C; c++)
 #pragma unroll
             for (int e = 0; e < 4; e++) acc[c][e] = 0.0f;
     }
 };
 
-// Raw scores of a half: tile j of 8 keys, element as of `mma`.
-template <int D>
-DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, float (&s)[kTiles][4]) {
+// Raw scores of N tiles of 8 keys from tile `first` of a half on, element as of `mma`.
+template <int D, int N>
+DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, int first, float (&s)[N][4]) {
 #pragma unroll
-    for (int j = 0; j < kTiles; j++)
+    for (int j = 0; j < N; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
     const uint8_t* of_q = q + lane() % 16 * HalfBlock<D>::line + lane() / 16 * 16;
-    const uint8_t* of_k = at.k + (lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
+    const uint8_t* of_k = at.k + (first / 4 * (D / 8) * kPage + lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t x[4], y[4];
         load_matrices(x, of_q + 32 * i);
 #pragma unroll
-        for (int j = 0; j < kTiles; j += 2) {
+        for (int j = 0; j < N; j += 2) {
             load_matrices(y, of_k + (j / 4 * (D / 8) + 2 * i) * kPage * 16 + j % 4 * 128);
             mma_f16(s[j], x, y[0], y[1]);
             mma_f16(s[j + 1], x, y[2], y[3]);
@@ -76,10 +76,10 @@ DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, float (&s)[kTil
     }
 }
 
-// Scores, as they go into the softmax and -inf where a key is not seen, into the sums.
-template <int D>
-DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, RowSums<D>& sums) {
-    float shift[2], factor[2];
+// Scores of a half, as they go into the softmax and -inf where a key is not seen, into the sums; values from eight `first` on.
+template <int D, int C>
+DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first, RowSums<C>& sums) {
+    float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float top = sums.m[r];
@@ -89,23 +89,22 @@ DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, RowSums<D>
             top = larger(top, s[j][2 * r + 1]);
         }
         for (int h = 1; h < 4; h *= 2) top = larger(top, shuffle_xor(top, h));
-        const float finite = top == minus_infinity() ? 0.0f : top;
-        shift[r] = finite * -kLog2e;
-        factor[r] = power_of_two(fma(sums.m[r], kLog2e, shift[r]));
+        const float finite = top == minus_infinity() ? 0.0f : top, shift = finite * -kLog2e;
+        factor[r] = power_of_two((sums.m[r] - finite) * kLog2e);  // 1 where m stays: a half that is not seen changes nothing
         sums.m[r] = top;
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < kTiles; j++)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; e++) {
-                s[j][e] = power_of_two(fma(s[j][e], kLog2e, shift[r]));
+                s[j][e] = power_of_two(fma(s[j][e], kLog2e, shift));
                 sum = sum + s[j][e];
             }
         for (int h = 1; h < 4; h *= 2) sum = sum + shuffle_xor(sum, h);
         sums.l[r] = sums.l[r] * factor[r] + sum;
     }
 #pragma unroll
-    for (int c = 0; c < D / 8; c++)
+    for (int c = 0; c < C; c++)
 #pragma unroll
         for (int e = 0; e < 4; e++) sums.acc[c][e] = sums.acc[c][e] * factor[e / 2];
 #pragma unroll
@@ -114,9 +113,9 @@ DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, RowSums<D>
                                two_halves(s[2 * i + 1][0], s[2 * i + 1][1]), two_halves(s[2 * i + 1][2], s[2 * i + 1][3])};
         const int key = 16 * i + lane() % 16;
 #pragma unroll
-        for (int c = 0; c < D / 8; c += 2) {
+        for (int c = 0; c < C; c += 2) {
             uint32_t v[4];
-            load_matrices_turned(v, at.v + HalfBlock<D>::value_at(key, c + lane() / 16));
+            load_matrices_turned(v, at.v + HalfBlock<D>::value_at(key, first + c + lane() / 16));
             mma_f16(sums.acc[c], p, v[0], v[1]);
             mma_f16(sums.acc[c + 1], p, v[2], v[3]);
         }
@@ -137,12 +136,13 @@ struct Sight {
 
     DEVICE Sight(const AttentionArgs& a) : plain(a.mask.cap == 0.0f && !a.mask.slopes && !a.irregular) {}
 
-    template <class Key>  // the position of the key in a slot
-    DEVICE void apply(const AttentionArgs& a, float (&s)[kTiles][4], int base, int end, Key&& key) const {
-        const bool all = low[0] <= base && low[1] <= base && high[0] >= base + kHalf && high[1] >= base + kHalf;
+    // To N tiles of scores from slot `base` on; key: the position of the key in a slot.
+    template <int N, class Key>
+    DEVICE void apply(const AttentionArgs& a, float (&s)[N][4], int base, int end, Key&& key) const {
+        const bool all = low[0] <= base && low[1] <= base && high[0] >= base + 8 * N && high[1] >= base + 8 * N;
         if (!plain) {
 #pragma unroll
-            for (int j = 0; j < kTiles; j++)
+            for (int j = 0; j < N; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
                     const int slot = base + 8 * j + lane() % 4 * 2 + e % 2;
@@ -152,7 +152,7 @@ struct Sight {
         }
         const bool some = any_lane(!all);
 #pragma unroll
-        for (int j = 0; j < kTiles; j++)
+        for (int j = 0; j < N; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const int slot = base + 8 * j + lane() % 4 * 2 + e % 2;
@@ -162,11 +162,11 @@ struct Sight {
     }
 };
 
-template <int D>
-DEVICE void store_results(const AttentionArgs& a, const RowSums<D>& sums, int r, int64_t row, int head) {
-    float* const out = a.out + row * D + lane() % 4 * 2;
+template <int D, int C>
+DEVICE void store_results(const AttentionArgs& a, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
+    float* const out = a.out + row * D + 8 * first + lane() % 4 * 2;
 #pragma unroll
-    for (int c = 0; c < D / 8; c++) {
+    for (int c = 0; c < C; c++) {
         float y[2];
 #pragma unroll
         for (int e = 0; e < 2; e++) {
@@ -217,7 +217,7 @@ DEVICE void attend_tensor(const AttentionArgs& a) {
         scores_at[r] = (int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32) * a.heads +
                        (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys;
     }
-    RowSums<D> total, sums;
+    RowSums<D / 8> total, sums;
     total.clear();
     sums.clear();
     for (int base = first, n = 0; base < end; base += kHalf, n++) {
@@ -229,7 +229,7 @@ DEVICE void attend_tensor(const AttentionArgs& a) {
         const bool none = !whole && (base >= sight.high[0] && base >= sight.high[1]);
         if (any_lane(!none) || a.kq) {
             float s[kTiles][4];
-            score_half<D>(q + warp * 16 * line, at, s);
+            score_half<D, kTiles>(q + warp * 16 * line, at, 0, s);
             if (a.kq)
 #pragma unroll
                 for (int j = 0; j < kTiles; j++)
@@ -239,7 +239,7 @@ DEVICE void attend_tensor(const AttentionArgs& a) {
                         if (slot < n_keys && own + e / 2 * 8 < rows) a.kq[scores_at[e / 2] + slot] = s[j][e];
                     }
             sight.apply(a, s, base, end, [&](int slot) { return int64_t(a.irregular ? key_position(a, pages, slot) : slot); });
-            weigh_half<D>(s, at, sums);
+            weigh_half<D, D / 8>(s, at, 0, sums);
         }
         if (base % kBlock == 0 && base + kHalf < end) continue;
 #pragma unroll
@@ -260,21 +260,22 @@ DEVICE void attend_tensor(const AttentionArgs& a) {
         const int row = own + 8 * r;
         if (row >= rows) continue;
         const int64_t at = int64_t(token_of(row)) * a.heads + sight.head[r];
-        store_results<D>(a, total, r, at, sight.head[r]);
+        store_results<D, D / 8>(a, total, 0, r, at, sight.head[r]);
         float m = total.m[r], l = total.l[r], none = 0.0f;
         add_sink(a.mask, sight.head[r], m, l, none);
         if (a.state && lane() % 4 == 0) a.state[2 * at] = m, a.state[2 * at + 1] = l;
     }
 }
 
-// Shared memory: queries [16][line], half of a block.
+// Shared memory: queries [16][line], half of a block, scores [16][kScoreLine]. A warp has a page of keys, then a quarter of the head.
 template <int D>
 DEVICE void attend_tensor_one(const AttentionArgs& a) {
     SHARED;
-    constexpr int line = HalfBlock<D>::line;
+    constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
     uint8_t* const q = shared;
     const HalfBlock<D> stage(shared + 16 * line);
-    int* const last = reinterpret_cast<int*>(shared + 16 * line + HalfBlock<D>::bytes);
+    float* const scores = reinterpret_cast<float*>(shared + 16 * line + HalfBlock<D>::bytes);
+    const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
     next_may_start();
     const Where at(a, 16);
     if (at.idle()) return wait_for_previous();
@@ -291,11 +292,11 @@ DEVICE void attend_tensor_one(const AttentionArgs& a) {
     Sight sight(a);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int h = lane() / 4 + 8 * r;
+        const int h = g + 8 * r;
         sight.position[r] = a.irregular ? at.position : at.slot;
         sight.low[r] = at.low, sight.high[r] = at.slot + 1, sight.head[r] = at.first + (h < at.count ? h : 0);
     }
-    RowSums<D> sums;
+    RowSums<C> sums;
     sums.clear();
     for (int base = at.base; base < end; base += kHalf) {
         if (base > at.base) {
@@ -322,38 +323,50 @@ DEVICE void attend_tensor_one(const AttentionArgs& a) {
                 *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * s) = at.position;
             sync_block();
         }
-        if (thread() < 32) {
-            float s[kTiles][4];
-            score_half<D>(q, stage, s);
-            sight.apply(a, s, base, end, [&](int slot) {
+        {
+            float mine[4][4];
+            score_half<D, 4>(q, stage, 4 * warp, mine);
+            sight.apply<4>(a, mine, base + kPage * warp, end, [&](int slot) {
                 return int64_t(!a.irregular ? slot : a.k && slot == at.slot ? at.position : key_position(a, at.pages, slot));
             });
-            weigh_half<D>(s, stage, sums);
-        }
-    }
-    if (thread() < 32) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int h = lane() / 4 + 8 * r;
-            if (h >= at.count) continue;
-            const int64_t head = int64_t(at.row) * a.heads + at.first + h;
-            if (at.blocks() == 1) {
-                store_results<D>(a, sums, r, head, at.first + h);
-                continue;
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
+        }
+        sync_block();
+        float s[kTiles][4];
+#pragma unroll
+        for (int j = 0; j < kTiles; j++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float2 two = *reinterpret_cast<const float2*>(scores + (g + 8 * r) * kScoreLine + 8 * j + 2 * t);
+                s[j][2 * r] = two.x, s[j][2 * r + 1] = two.y;
             }
-            float* const to_fold = a.partial + (head * a.max_blocks + block_x()) * (2 + D);
-            if (lane() % 4 == 0) to_fold[0] = sums.m[r], to_fold[1] = sums.l[r];
-#pragma unroll
-            for (int c = 0; c < D / 8; c++)
-                *reinterpret_cast<float2*>(to_fold + 2 + 8 * c + lane() % 4 * 2) = {sums.acc[c][2 * r], sums.acc[c][2 * r + 1]};
-        }
+        weigh_half<D, C>(s, stage, C * warp, sums);
     }
-    if (at.blocks() > 1) fold_blocks(a, at.row, at.first, at.count, at.blocks(), last);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int h = g + 8 * r;
+        if (h >= at.count) continue;
+        const int64_t head = int64_t(at.row) * a.heads + at.first + h;
+        if (at.blocks() == 1) {
+            store_results<D, C>(a, sums, C * warp, r, head, at.first + h);
+            continue;
+        }
+        float* const to_fold = a.partial + (head * a.max_blocks + block_x()) * (2 + D);
+        if (warp == 0 && t == 0) to_fold[0] = sums.m[r], to_fold[1] = sums.l[r];
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            *reinterpret_cast<float2*>(to_fold + 2 + 8 * (C * warp + c) + 2 * t) = {sums.acc[c][2 * r], sums.acc[c][2 * r + 1]};
+    }
+    if (at.blocks() > 1) fold_blocks(a, at.row, at.first, at.count, at.blocks(), reinterpret_cast<int*>(scores));
 }
 
 CROWDED(attend_tensor_64, AttentionArgs, 256, 1) { attend_tensor<64>(a); }
 CROWDED(attend_tensor_128, AttentionArgs, 256, 1) { attend_tensor<128>(a); }
-CROWDED(attend_tensor_one_64, AttentionArgs, 128, 2) { attend_tensor_one<64>(a); }
-CROWDED(attend_tensor_one_128, AttentionArgs, 128, 2) { attend_tensor_one<128>(a); }
+CROWDED(attend_tensor_one_64, AttentionArgs, 128, 4) { attend_tensor_one<64>(a); }
+CROWDED(attend_tensor_one_128, AttentionArgs, 128, 3) { attend_tensor_one<128>(a); }
 
 }  // namespace assay

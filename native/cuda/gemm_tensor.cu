@@ -218,7 +218,6 @@ DEVICE void tensor_turns(const ProductArgs& a) {
         fetch_unit(u + 2 * groups, slot);
         copy_group();
         copies_done<1>();
-        fence_copies();
         sync_some(8 + group, 128);
         float sum[J][4];
         clear_rows<J>(sum);
@@ -230,11 +229,8 @@ DEVICE void tensor_turns(const ProductArgs& a) {
                 sum[j][0] = y.x, sum[j][1] = y.y, sum[j][2] = y.z, sum[j][3] = y.w;
             }
         }
-        products_begin();
 #pragma unroll
-        for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
-        products_sent();
-        products_done<0>();
+        for (int k = 0; k < S; k++) multiply_rows_now<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
         if (u + 1 == units) {
             store_rows<J>(p, sum, of.row, of.second, first_token, a.tokens);
             return;

@@ -28,7 +28,23 @@ DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_
     }
     sync_warp();
 }
-#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+template <int J>
+DEVICE void multiply_rows_now(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) { multiply_rows(d, a, b, k); }
+#else
+// The same by `mma`, at once: sooner over where each product waits for the one before. The same bits, as the tests on a card say.
+template <int J>
+DEVICE void multiply_rows_now(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
+    const int token = lane() % 8 + lane() / 16 * 8 * (J > 1), piece = 2 * k + lane() / 8 % 2;
+#pragma unroll
+    for (int j = 0; j < J; j += 2) {
+        uint32_t two[4];
+        load_matrices(two, b + (8 * j + token) * 128 + (piece ^ token % 8) * 16);
+        mma_f16(d[j], a, two[0], two[1]);
+        if constexpr (J > 1) mma_f16(d[j + 1], a, two[2], two[3]);
+    }
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }  // registers are as the products shall see them
 DEVICE void products_sent() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT>
@@ -130,14 +146,6 @@ DEVICE void products_done() {}
 DEVICE void fence_copies() {}
 
 template <int J>
-DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
-    const int token = lane() % 8 + lane() / 16 * 8 * (J > 1), piece = 2 * k + lane() / 8 % 2;
-#pragma unroll
-    for (int j = 0; j < J; j += 2) {
-        uint32_t two[4];
-        load_matrices(two, b + (8 * j + token) * 128 + (piece ^ token % 8) * 16);
-        mma_f16(d[j], a, two[0], two[1]);
-        if constexpr (J > 1) mma_f16(d[j + 1], a, two[2], two[3]);
-    }
-}
+DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) { multiply_rows_now(d, a, b, k); }
+#endif
 #endif

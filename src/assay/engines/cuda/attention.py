@@ -141,7 +141,7 @@ class AttentionSteps(Steps):
         def make() -> Launch:
             args = self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, splits, fields)
             grid = (blocks, k_pool.heads * splits, rows)
-            return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, 16 * row + keys + 16)
+            return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, 16 * row + keys + 64 * 136)
 
         self._step([q, k, v, turn, out, partial], make)
 

@@ -277,7 +277,7 @@ class ProductSteps(Steps):
             if shared <= self.shared - 1024:
                 fitting.append((f"tensor_{tokens}", tile, tokens, threads, 0, shared))
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
-        return self._largest(rows, parts, fitting if rows > 64 else fitting[:1])
+        return self._largest(rows, parts, fitting if rows > 64 else fitting[: 1 + (rows > 32)])
 
     def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""
