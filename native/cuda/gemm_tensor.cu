@@ -8,9 +8,10 @@
 //
 // Four warps take 64 rows, a warp 16 of them. A warp copies its weights, as they lie in memory, to shared memory some units ahead,
 // and makes fragments in registers; tokens come to shared memory once for all four.
-//   tensor_256, tensor_128      128 rows; fragments of 64 columns are made while the 64 before are multiplied. Bound by tensor cores
-//   tensor_64 ... tensor_8      64 rows; groups of four warps take the units of 256 columns in turn: each makes the fragments of its
-//                               own unit, then gets the sums from the group before. Bound by unpacking and the chain of products
+//   tensor_256, tensor_128,     128 or 64 rows; fragments of 64 columns are made while the 64 before are multiplied. Bound by tensor
+//   tensor_64                   cores, the last by unpacking
+//   tensor_32, tensor_16,       64 rows; groups of four warps take the units of 256 columns in turn: each makes the fragments of its
+//   tensor_8                    own unit, then gets the sums from the group before. Bound by unpacking and the chain of products
 #include "gemm.h"
 #include "warpgroup.h"
 
@@ -115,14 +116,14 @@ DEVICE void store_rows(const Product& p, const float (&sum)[J][4], int row, int 
 
 // Shared memory: kStages steps of activations, [tokens][128 bytes], then two units of weights of each warp, [chunks][16 rows][16] and
 // words. block_x: tile of tokens; block_y: tile of rows.
-template <int J>
+template <int J, int GROUPS>
 DEVICE void tensor_tile(const ProductArgs& a) {
     SHARED;
-    constexpr int S = 4, tokens = 8 * J, count = 256, stage_bytes = tokens * 128;
+    constexpr int S = 4, tokens = 8 * J, count = 128 * GROUPS, stage_bytes = tokens * 128;
     const int tile = block_y(), first_token = block_x() * tokens, me = thread(), warp = me / 32;
     next_may_start();
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
-    const WarpRows of(p, (tile - p.first_group) * 128, warp);
+    const WarpRows of(p, (tile - p.first_group) * 64 * GROUPS, warp);
     const int units = p.w.units, steps = (p.w.columns + 127) / 128 * 2, format = p.w.format;
     uint8_t* const raw = shared + kStages * stage_bytes + warp * 2 * of.unit_bytes;
     const auto fetch_unit = [&](int u) {
@@ -218,6 +219,7 @@ DEVICE void tensor_turns(const ProductArgs& a) {
         fetch_unit(u + 2 * groups, slot);
         copy_group();
         copies_done<1>();
+        fence_copies();
         sync_some(8 + group, 128);
         float sum[J][4];
         clear_rows<J>(sum);
@@ -229,8 +231,11 @@ DEVICE void tensor_turns(const ProductArgs& a) {
                 sum[j][0] = y.x, sum[j][1] = y.y, sum[j][2] = y.z, sum[j][3] = y.w;
             }
         }
+        products_begin();
 #pragma unroll
-        for (int k = 0; k < S; k++) multiply_rows_now<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
+        for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
+        products_sent();
+        products_done<0>();
         if (u + 1 == units) {
             store_rows<J>(p, sum, of.row, of.second, first_token, a.tokens);
             return;
@@ -244,9 +249,9 @@ DEVICE void tensor_turns(const ProductArgs& a) {
     }
 }
 
-CROWDED(tensor_256, ProductArgs, 256, 1) { tensor_tile<32>(a); }
-CROWDED(tensor_128, ProductArgs, 256, 1) { tensor_tile<16>(a); }
-CROWDED(tensor_64, ProductArgs, 384, 1) { tensor_turns<8>(a); }
+CROWDED(tensor_256, ProductArgs, 256, 1) { tensor_tile<32, 2>(a); }
+CROWDED(tensor_128, ProductArgs, 256, 1) { tensor_tile<16, 2>(a); }
+CROWDED(tensor_64, ProductArgs, 128, 4) { tensor_tile<8, 1>(a); }
 CROWDED(tensor_32, ProductArgs, 512, 1) { tensor_turns<4>(a); }
 CROWDED(tensor_16, ProductArgs, 512, 1) { tensor_turns<2>(a); }
 CROWDED(tensor_8, ProductArgs, 512, 1) { tensor_turns<1>(a); }

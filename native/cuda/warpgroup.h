@@ -16,35 +16,22 @@ DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_
     const int me = lane(), g = me / 4, t = me % 4;
     for (int i = 0; i < 4; i++) shim::warp_slots(me)[i] = a[i];
     sync_warp();
-    for (int n = 0; n < 4 * J; n++) {
-        const int token = n / 4 * 8 + 2 * t + n % 2, row = n / 2 % 2;
-        double sum = d[n / 4][n % 4];
+    float x[2][16];
+    for (int i = 0; i < 32; i++)
+        x[i / 16][i % 16] = half_to_float(uint16_t(shim::warp_slots(4 * g + i % 8 / 2)[i % 16 / 8 * 2 + i / 16] >> 16 * (i % 2)));
+    for (int n = 0; n < 2 * J; n++) {
+        const int token = n / 2 * 8 + 2 * t + n % 2;
+        double sums[2] = {d[n / 2][n % 2], d[n / 2][2 + n % 2]};
         for (int i = 0; i < 16; i++) {
-            const uint32_t two = shim::warp_slots(4 * g + i % 8 / 2)[i / 8 * 2 + row];
-            const uint16_t y = reinterpret_cast<const uint16_t*>(b + token * 128 + ((2 * k + i / 8) ^ token % 8) * 16)[i % 8];
-            sum += double(half_to_float(uint16_t(two >> 16 * (i % 2)))) * double(half_to_float(y));
+            const double y = half_to_float(reinterpret_cast<const uint16_t*>(b + token * 128 + ((2 * k + i / 8) ^ token % 8) * 16)[i % 8]);
+            sums[0] += double(x[0][i]) * y;
+            sums[1] += double(x[1][i]) * y;
         }
-        d[n / 4][n % 4] = float(sum);
+        d[n / 2][n % 2] = float(sums[0]), d[n / 2][2 + n % 2] = float(sums[1]);
     }
     sync_warp();
 }
-template <int J>
-DEVICE void multiply_rows_now(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) { multiply_rows(d, a, b, k); }
-#else
-// The same by `mma`, at once: sooner over where each product waits for the one before. The same bits, as the tests on a card say.
-template <int J>
-DEVICE void multiply_rows_now(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
-    const int token = lane() % 8 + lane() / 16 * 8 * (J > 1), piece = 2 * k + lane() / 8 % 2;
-#pragma unroll
-    for (int j = 0; j < J; j += 2) {
-        uint32_t two[4];
-        load_matrices(two, b + (8 * j + token) * 128 + (piece ^ token % 8) * 16);
-        mma_f16(d[j], a, two[0], two[1]);
-        if constexpr (J > 1) mma_f16(d[j + 1], a, two[2], two[3]);
-    }
-}
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }  // registers are as the products shall see them
 DEVICE void products_sent() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT>
@@ -146,6 +133,14 @@ DEVICE void products_done() {}
 DEVICE void fence_copies() {}
 
 template <int J>
-DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) { multiply_rows_now(d, a, b, k); }
-#endif
+DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
+    const int token = lane() % 8 + lane() / 16 * 8 * (J > 1), piece = 2 * k + lane() / 8 % 2;
+#pragma unroll
+    for (int j = 0; j < J; j += 2) {
+        uint32_t two[4];
+        load_matrices(two, b + (8 * j + token) * 128 + (piece ^ token % 8) * 16);
+        mma_f16(d[j], a, two[0], two[1]);
+        if constexpr (J > 1) mma_f16(d[j + 1], a, two[2], two[3]);
+    }
+}
 #endif

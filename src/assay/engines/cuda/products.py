@@ -263,18 +263,15 @@ class ProductSteps(Steps):
         """The same for quantised weights as halves: groups of four warps work together, or take the units in turn."""
         fitting, row = [], max(p.matrix.format.tile_bytes // LANES for p in parts)
         for tokens in TENSOR_TILES:
-            tile = 128 if tokens > 64 else 64
-            blocks = sum(-(-p.matrix.groups * p.matrix.group // tile) for p in parts) * -(-rows // tokens)
-            threads = structs.TENSOR_TILES[tokens]
-            if tokens < 64 and blocks > self._processors():
-                threads = 256  # two blocks a multiprocessor
-            while True:
-                groups = threads // 128
-                shared = 512 * tokens + 256 * row if tile == 128 else 256 * tokens + groups * (512 * tokens + 128 * row)
-                if shared <= self.shared - 1024 or threads <= 256:
-                    break
-                threads -= 128
-            if shared <= self.shared - 1024:
+            tile, threads = 128 if tokens > 64 else 64, structs.TENSOR_TILES[tokens]
+            shared = 512 * tokens + 2 * tile * row
+            if tokens < 64:
+                blocks = sum(-(-p.matrix.groups * p.matrix.group // tile) for p in parts) * -(-rows // tokens)
+                most = 2 if blocks > self._processors() else 4  # groups of warps: two blocks a multiprocessor, or one
+                size = 512 * tokens + 128 * row
+                groups = min(most, (self.shared - 1024 - 256 * tokens) // size)
+                threads, shared = 128 * groups, 256 * tokens + groups * size
+            if threads and shared <= self.shared - 1024:
                 fitting.append((f"tensor_{tokens}", tile, tokens, threads, 0, shared))
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
         return self._largest(rows, parts, fitting if rows > 64 else fitting[: 1 + (rows > 32)])

@@ -117,7 +117,7 @@ _LAYOUTS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
-TENSOR_TILES = {8: 512, 16: 512, 32: 512, 64: 384, 128: 256, 256: 256}  # gemm_tensor.cu: tokens, most threads
+TENSOR_TILES = {8: 512, 16: 512, 32: 512, 64: 128, 128: 256, 256: 256}  # gemm_tensor.cu: tokens, most threads
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
