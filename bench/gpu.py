@@ -140,7 +140,10 @@ def main() -> None:
     longest = max([args.depth + args.tokens + 2 * PAGE, *args.prefill, 256])
     pages = max([pages_for(longest), *(n * pages_for(128 + args.tokens + 2 * PAGE) for n in args.streams)])
     engine = CudaEngine(load(open_file(args.model)), precision=args.precision, n_pages=pages)
-    print(f"{args.model.name} on {engine.isa}, {args.precision}: loaded in {time.perf_counter() - begin:.2f} s", flush=True)
+    print(
+        f"{args.model.name} on {engine.isa}, {args.precision}: loaded in {time.perf_counter() - begin:.2f} s",
+        flush=True,
+    )
     if args.kernels:
         kernels(engine, [Chunk(np.array([5], np.int32), 64, table(0, 128))])
         kernels(
