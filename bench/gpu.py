@@ -138,14 +138,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--streams", type=int, nargs="*", default=[8, 64])
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
+    parser.add_argument("--precision", default="fast", choices=("fast", "tensor"))
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--llama-bench", default="")
     args = parser.parse_args()
     begin = time.perf_counter()
     longest = max([args.depth + args.tokens + 2 * PAGE, *args.prefill, 256])
     pages = max([pages_for(longest), *(n * pages_for(128 + args.tokens + 2 * PAGE) for n in args.streams)])
-    engine = CudaEngine(load(open_file(args.model)), n_pages=pages)
-    print(f"{args.model.name} on {engine.isa}: loaded in {time.perf_counter() - begin:.2f} s", flush=True)
+    engine = CudaEngine(load(open_file(args.model)), precision=args.precision, n_pages=pages)
+    print(
+        f"{args.model.name} on {engine.isa}, {args.precision}: loaded in {time.perf_counter() - begin:.2f} s",
+        flush=True,
+    )
     if args.kernels:
         kernels(engine, [Chunk(np.array([5], np.int32), 64, table(0, 128))])
         kernels(

@@ -168,13 +168,13 @@ void barrier_warp() {
     wait_on(&warp_turn[w]);
 }
 
-void barrier_some(int id, int count) {
+void barrier_some(int id, int count, bool wait) {
     if (++some_arrived[id] == count) {
         some_arrived[id] = 0;
         some_turn[id]++;
         return;
     }
-    wait_on(&some_turn[id]);
+    if (wait) wait_on(&some_turn[id]);
 }
 
 uint32_t* warp_slots(int of) { return slots.data() + (state.thread / 32 * 32 + of) * 16; }

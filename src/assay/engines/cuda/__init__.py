@@ -2,11 +2,12 @@
 
     precision fast    the cpu engine's bits: int8 activations for quantised weights, cache in float16
     precision exact   the cpu engine's exact bits: every weight as float32, cache in float32
-    precision tensor  as fast, but F16 and BF16 weights go through tensor cores, with activations of their type: bits of
-                      their own, the same whatever the batch, the cut of the prompt or the cache
+    precision tensor  products and attention on 16-bit tensor cores, weights, activations, queries and softmax rounded to
+                      f16 (bf16 for BF16 weights): faster for prompts and many streams, bits of its own, the same
+                      whatever the batch, the cut of the prompt or the cache; they may differ between kinds of GPU
 
-It computes docs/arithmetic.md, as the cpu engine does, so its logits are the same bits, whatever the batch, the cut of
-the prompt or the cache. `docs/gpu.md` has the figures.
+The first two compute docs/arithmetic.md, as the cpu engine does, so the logits are the same bits, whatever the batch, the
+cut of the prompt or the cache. `docs/gpu.md` has the figures.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class CudaEngine(PagedEngine):
     def _load(self) -> None:
         """Weights and cache onto the device, or one line that says why not."""
         assert self._tensors
-        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes)
+        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, self._tensors.halves)
         self._check_room(self._tensors.planned(self.graph))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
