@@ -55,6 +55,7 @@ ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
 COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
 LEAVES = 0.9  # of the deviation at most: a fault that leaves more of it is not what happened
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
+DAMAGE_LEFT = 1 / 400  # of the deviation, beside one wrong bit: half of it is one of the nearest bits' deviation
 DAMAGED_ROWS = 3  # tokens in which a damaged weight shows, where an engine rounds by a rule: one is an edge
 MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
@@ -63,6 +64,7 @@ RULE_NATS = (
     0.4  # a value: rules this near stay possible; roundings of another run, as large as the deviation, double it
 )
 FLOAT32_LEFT = 4.0  # times that floor: what is left is float32's noise
+LOUD = 0.6  # of what float32 is allowed in a step or a layer: right engines stay below 0.45, so what is it?
 QUIET_LEFT = 1.0  # the same, in a run of many layers that passes for float32's: right ones leave a quarter, or less
 ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).

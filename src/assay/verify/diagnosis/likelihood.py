@@ -19,14 +19,15 @@ and faults are listened for under those that may be the engine's.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.graph import split
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
@@ -42,8 +43,10 @@ from assay.verify.judge.rounding import EXACT, Rounding, roundings
 from assay.verify.thresholds import (
     ALIKE_NATS,
     AN_EDGE,
+    AROUND,
     CLEARER_NATS,
     COEFFICIENT,
+    DAMAGE_LEFT,
     DAMAGED_ROWS,
     FEW_EDGES,
     FIRST_OBSERVED,
@@ -107,7 +110,7 @@ class Voice:
         fitted = self.hypothesis.variant.search is not None
         enough = self.nats > SPEAKS + np.log(max(tried, 1)) + PARAMETER_NATS * fitted
         low, high = COEFFICIENT
-        if self.hypothesis.fault == DAMAGE and self.left > FLOAT32_LEFT:
+        if self.hypothesis.fault == DAMAGE and self.left > max(FLOAT32_LEFT, DAMAGE_LEFT * self.before):
             return False  # one of thousands of bits resembles anything; the right one leaves nothing
         if self.hypothesis.fault == DAMAGE and self.rule != EXACT and self.touched < DAMAGED_ROWS:
             return False  # one token's value that was rounded the other way looks the same
@@ -158,6 +161,7 @@ class Place:
 def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
     """The fault that the deviations speak of; None where they are what they look like, noise. Healthy, with the
     observation that would decide, where they are neither what a fault predicts nor what a rule of rounding does.
+    Unexplained where they are too large for that.
 
     Every mistake of the catalogue is held against a few places first, those that are heard there against all. Families
     are tried with their common parameters; only if nothing speaks, with the one that fits the first place best. With
@@ -172,34 +176,45 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         places = [_run(lab, diff)]
         first = [replace(places[0], brief=True)]
     labs = _rules(lab, diff, first)
-    limit = QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT
-    if _nothing_left(labs[0], places, limit):
-        return None
+    if _nothing_left(labs[0], places, QUIET_LEFT):
+        return _by_rule(labs[0], diff, places)
     if ruled and labs[0].rule == EXACT:  # of one bit at most: printed values tell it at once, and nothing else does
         best = [] if units else _speaking(labs[0], list(_damage(labs[0], places)), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
-        first = [replace(first[0], off=frozenset(n for n in first[0].targets if _off(labs[0], first[0], n) > limit**2))]
+        limit = (QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT) ** 2
+        first = [replace(first[0], off=frozenset(n for n in first[0].targets if _off(labs[0], first[0], n) > limit))]
     say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
-    covered = diff.verdict != "wrong"
+    covered = diff.verdict != "wrong" or _allowed(labs[0], diff, first)
+    if not best and (diff.verdict == "same" or _nothing_left(labs[0], places, FLOAT32_LEFT)):
+        return _by_rule(labs[0], diff, places)
     if not best and covered:
-        return Diagnosis("healthy", None, (), (), _would_decide(diff))
+        return Diagnosis("healthy", None, (), (), _would_decide(diff, labs[0].rule))
     if not best or not (covered or best[0].exact):
-        return None  # an unknown fault resembles known ones; it does not leave float32's noise when they are taken away
+        # An unknown fault resembles known ones; it does not leave float32's noise when they are taken away.
+        return Diagnosis("unexplained", None, (), (), "")
     return _answer(best, diff)
 
 
-def _would_decide(diff: Diff) -> str:
+def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
+    """Everything is what this rule of rounding makes of the definition. Where it was called wrong, that is news."""
+    if diff.verdict != "wrong" or {n.name for n in diff.nodes} - {name for p in places for name in p.targets}:
+        return None
+    return Diagnosis("healthy", None, (), (), "", notes=(f"every value is what {lab.rule.name} gives",))
+
+
+def _would_decide(diff: Diff, rule: Rounding) -> str:
     """The value that, dumped whole, would tell a fault from noise where this evidence cannot, if one is missing."""
     whole = [n.evidence for n in diff.nodes if n.evidence.whole]
     longer = next((e.segment for e in whole if len(e.segment) > 1), None)
     if whole and longer is None:
         return ""
     node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
+    coarse = rule.name if diff.verdict == "wrong" else diff.arithmetic.name
     return (
-        f"a fault smaller than the noise of {diff.arithmetic.name} would not show in what was dumped; "
+        f"a fault smaller than the noise of {coarse} would not show in what was dumped; "
         f"{node} whole, for all tokens, would tell"
     )
 
@@ -210,7 +225,7 @@ def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
     most = ARITHMETICS[-1] if diff.verdict == "wrong" else diff.arithmetic
     labs = [lab.rounding(rule) for rule in roundings(most)]
     plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
-    nats = []
+    nats, exact = [], []
     for groups in plain:
         tally = _Tally()
         for name, before in plain[0].items():
@@ -218,10 +233,31 @@ def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
             if before is not None and after is not None:
                 tally.add(name, before, after)
         nats.append(tally.nats)
+        exact.append(len(_exactly(groups)))
     values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
     plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
-    possible = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
+    # A fault hides the rule in all that follows from it: the right one is exact up to there.
+    possible = [
+        i
+        for i in range(len(labs))
+        if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values) or exact[i] == max(exact) > exact[0]
+    ]
     return [labs[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
+
+
+def _exactly(groups: Mapping[str, Groups | None]) -> list[str]:
+    """The nodes from the first on that are what the rule gives, to float32's noise."""
+    return list(takewhile(lambda n: (g := groups[n]) is not None and _off_in(g) <= FLOAT32_LEFT**2, groups))
+
+
+def _allowed(lab: Lab, diff: Diff, first: Sequence[Place]) -> bool:
+    """Is the engine one that rounds by this rule, and nothing more than its noise? In the first layers every operation
+    is what the rule gives, and then no value is off by more than an arithmetic as coarse as the rule may be."""
+    coarse = [a.name for a in ARITHMETICS].index(lab.rule.as_coarse)
+    if lab.rule == EXACT or any(n.evidence.local[coarse] > 1 for n in diff.nodes):
+        return False
+    proven = {split(name)[0] for name in _exactly(_definition(lab, [p.early() for p in first]))}
+    return all(role in proven for role, layer in (split(n.name) for n in diff.nodes) if layer is not None)
 
 
 def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
@@ -286,10 +322,20 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
 def _speaking(
     lab: Lab, heard: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
 ) -> list[Voice]:
-    """Those of the mistakes that speak everywhere."""
+    """Those of the mistakes that speak everywhere, a solved parameter solved once more under this rule."""
+    heard = [_solved_here(lab, h, first) for h in heard]
     near = _listen(lab, heard, first)
     voices = (replace(v, near=n.left) for v, n in zip(_listen(lab, heard, places), near, strict=True))
     return sorted((v for v in voices if v.speaks(tried)), key=_rank)
+
+
+def _solved_here(lab: Lab, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
+    search = h.variant.search
+    if search is None or search.whole or search.nominal or not search.points or h.p in search.common:
+        return h
+    place = next((p for p in first if lab.touches(h.variant, p.unit, h.p)), None)
+    unit = None if place is None else place.near(lab, h)
+    return h if unit is None else search_parameter(lab, h, unit, around=AROUND)[0]
 
 
 def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
@@ -304,8 +350,10 @@ def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
 def _off(lab: Lab, place: Place, name: str) -> float:
     """By how much (squared) the definition is off at a node, over what is no evidence."""
     groups = _groups(lab, name, lab.base(place.unit)[name])
-    if groups is None:
-        return np.inf
+    return np.inf if groups is None else _off_in(groups)
+
+
+def _off_in(groups: Groups) -> float:
     return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors, strict=True))
 
 
