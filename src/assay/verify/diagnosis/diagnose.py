@@ -99,7 +99,15 @@ def _diagnose(
     ):
         hidden = _hidden(model, dump, diff, weights, say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
-    return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
+    shown = _excused(diff) if result and result.diff is not None else diff
+    return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=shown)
+
+
+def _excused(diff: Diff) -> Diff:
+    """What was called wrong has turned out to be the noise of a rule of rounding that is none of the arithmetics."""
+    return replace(
+        diff, nodes=tuple(replace(n, verdict="noise", own=None) if n.verdict == "wrong" else n for n in diff.nodes)
+    )
 
 
 def _by_feed(lab: Lab, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
@@ -119,8 +127,8 @@ def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:
     notes = [f"deviations are the noise of {diff.arithmetic.name}"] if diff.verdict == "noise" else []
     if open_question is None and _from_afar(diff):
         notes.append(BENEATH)
-    would_decide = open_question.next_observation if open_question else ""
-    return Diagnosis("healthy", None, (), (), would_decide, notes=(*notes, *diff.notes), diff=diff)
+    found = open_question or Diagnosis("healthy", None, (), (), "")
+    return replace(found, notes=(*notes, *diff.notes), diff=diff)
 
 
 def _from_afar(diff: Diff) -> bool:

@@ -159,7 +159,7 @@ class Place:
 
 
 def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
-    """The fault that the deviations speak of; None where they are what they look like, noise. Healthy, with the
+    """The fault that the deviations speak of; None where they are what they look like, noise. Undecided, with the
     observation that would decide, where they are neither what a fault predicts nor what a rule of rounding does.
     Unexplained where they are too large for that.
 
@@ -191,7 +191,8 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
     if not best and (diff.verdict == "same" or _nothing_left(labs[0], places, FLOAT32_LEFT)):
         return _by_rule(labs[0], diff, places)
     if not best and covered:
-        return Diagnosis("healthy", None, (), (), _would_decide(diff, labs[0].rule))
+        would_decide = _would_decide(diff, labs[0].rule)
+        return Diagnosis("undecided" if would_decide else "healthy", None, (), (), would_decide)
     if not best or not (covered or best[0].exact):
         # An unknown fault resembles known ones; it does not leave float32's noise when they are taken away.
         return Diagnosis("unexplained", None, (), (), "")
@@ -213,10 +214,7 @@ def _would_decide(diff: Diff, rule: Rounding) -> str:
         return ""
     node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
     coarse = rule.name if diff.verdict == "wrong" else diff.arithmetic.name
-    return (
-        f"a fault smaller than the noise of {coarse} would not show in what was dumped; "
-        f"{node} whole, for all tokens, would tell"
-    )
+    return f"dump {node} whole, for all tokens: it would show a fault smaller than the noise of {coarse}"
 
 
 def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
