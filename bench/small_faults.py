@@ -132,7 +132,8 @@ def section(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     names = ", ".join(dict.fromkeys(r["model"] for r in rows))
     out = [SECTION.format(models=names, n=len(TOKENS), steps=len(STEPS) - 1)]
-    out += ["| | needed | " + " | ".join(ARITHMETICS.values()) + " | all | undecided | healthy (under 2 %) |", "|---" * 8 + "|"]
+    heads = ("", "needed", *ARITHMETICS.values(), "all", "undecided", "healthy (under 2 %)")
+    out += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for style, needed in STYLES.items():
         mine = [r for r in rows if r["style"] == style and r["grade"] != "not shown"]
         cells = [_share([r for r in mine if r["kind"] == a]) for a in ARITHMETICS]
