@@ -41,6 +41,7 @@ from assay.verify.judge.evidence import deviation
 from assay.verify.judge.noise import by_rows
 from assay.verify.judge.rounding import EXACT, Rounding, roundings
 from assay.verify.thresholds import (
+    A_LAYERS_WORTH,
     ALIKE_NATS,
     AN_EDGE,
     AROUND,
@@ -61,12 +62,15 @@ from assay.verify.thresholds import (
     ON_AN_EDGE,
     PARAMETER_NATS,
     QUIET_LEFT,
+    RULE_LEAVES,
     RULE_NATS,
+    SHORT,
     SPEAKS,
 )
 
 Array = NDArray[Any]
 # Where mistakes are small enough to pass for noise.
+TORN = "weight-torn"
 _SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.HEAD, Stage.RUNTIME)
 Progress = Callable[[str], None]
 
@@ -91,6 +95,7 @@ class Voice:
     before: float  # deviation over the floor, as rms over the touched groups
     after: float
     left: float  # as `after`, in the usual group: where an engine rounds by a rule, a few values lie on an edge
+    usual: float  # as `before`, in the usual group
     touched: int  # groups in which it shows
     nodes: tuple[str, ...]  # observed nodes where it leaves less
     rule: Rounding = EXACT
@@ -120,6 +125,8 @@ class Voice:
             return False  # a coarse engine rounds there too, and that is no fault
         if self.after > LEAVES * self.before:
             return False  # nearly all is left, so it is not what happened
+        if self.rule != EXACT and self.after > RULE_LEAVES * self.before and self.left > RULE_LEAVES * self.usual:
+            return False  # other roundings of the same rule, by luck a little nearer
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
 
 
@@ -209,7 +216,7 @@ def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
 def _would_decide(diff: Diff, rule: Rounding) -> str:
     """The value that, dumped whole, would tell a fault from noise where this evidence cannot, if one is missing."""
     whole = [n.evidence for n in diff.nodes if n.evidence.whole]
-    longer = next((e.segment for e in whole if len(e.segment) > 1), None)
+    longer = next((e.segment for e in whole if len(e.segment) > SHORT), None)
     if whole and longer is None:
         return ""
     node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
@@ -380,6 +387,15 @@ def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterat
             yield h
         else:
             yield from (replace(h, p=p) for p in h.variant.search.common if lab.touches(h.variant, everything, p))
+    yield from _torn(lab, everything)
+
+
+def _torn(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
+    """The end of the file is missing. That is small where the noise of a router's choices covers it."""
+    nodes = [lab.graph[name] for name in unit.segment]
+    for variant in FAULTS[TORN].variants:
+        ends = variant.search.scan(lab.context, nodes) if variant.search and variant.search.scan else ()
+        yield from (Hypothesis(TORN, variant, p) for p in ends[:A_LAYERS_WORTH])
 
 
 def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterator[Hypothesis]:
@@ -442,8 +458,8 @@ class _Tally:
         share = self.better / self.touched if self.touched else 0.0
         coefficient = self.dots / self.squares if self.squares else 0.0
         nats = self.nats if self.possible else -np.inf
-        left = float(np.sqrt(np.median(self.after))) if self.after else 0.0
-        return Voice(h, nats, share, coefficient, before, after, left, self.touched, tuple(self.nodes), rule)
+        usual, left = (float(np.sqrt(np.median(m))) if m else 0.0 for m in (self.before, self.after))
+        return Voice(h, nats, share, coefficient, before, after, left, usual, self.touched, tuple(self.nodes), rule)
 
 
 def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:

@@ -42,7 +42,7 @@ def search_parameter(
         _golden(at, h.p * (1 - around), h.p * (1 + around), False)
         return replace(h, p=best()), tried[best()]
     of_file = search.scan(lab.context, [lab.graph[name] for name in unit.segment]) if search.scan is not None else ()
-    for p in (*search.common, *(of_file if deep or len(of_file) <= A_LAYERS_WORTH else ())):
+    for p in (*search.common, *of_file[: len(of_file) if deep else A_LAYERS_WORTH]):
         if at(p).explained:
             return replace(h, p=p), tried[p]
     if not deep or (search.points == 0 and not of_file):
