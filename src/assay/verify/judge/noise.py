@@ -118,6 +118,7 @@ class NoiseRuns:
             int, dict[str, Array]
         ] = {}  # by arithmetic: the run in which every open choice fell otherwise
         self.last = Last(model.graph)
+        self._squares: Squares | None = None
         self.levels: dict[str, Level] = {}
 
     def visit(self, node: Node, weights: Weights) -> None:
@@ -211,20 +212,26 @@ class NoiseRuns:
             x = inputs[0].reshape(len(inputs[0]), -1) if node.op == "linear" else inputs[0]
             rounded = rounding_variance(self.file, node.weights[0], x)
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
-            squares, *more = evaluate_all(node, lanes, Squares(weights))
+            squares, *more = evaluate_all(node, lanes, self._squared(weights))
             operands = more[0] if more else None
         elif node.op == "layer_norm":
             squares = norm_terms(
                 node, inputs[0], weights[node.weights[0]][:], *(weights[w][:] for w in node.weights[1:])
             )
         elif node.op in ("bias", "add_row", "expert_bias"):
-            squares = evaluate_all(node, [[inputs[0] ** 2, *inputs[1:]]], Squares(weights))[0]
+            squares = evaluate_all(node, [[inputs[0] ** 2, *inputs[1:]]], self._squared(weights))[0]
         elif node.op == "pool":
             squares = evaluate_all(node, [[inputs[0] ** 2 / len(inputs[0])]], weights)[0]
         else:
             squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
         sizes = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
         return _Sums(squares, sizes, operands)
+
+    def _squared(self, weights: Weights) -> Squares:
+        """The squares of these weights, as an object that is made once."""
+        if self._squares is None or self._squares.of is not weights:
+            self._squares = Squares(weights)
+        return self._squares
 
     def _spread(self, node: Node, sums: _Sums | None) -> tuple[Array, Array] | None:
         """For each arithmetic the rms and the largest error that rows of such sums show."""
