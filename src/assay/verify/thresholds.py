@@ -22,6 +22,7 @@ TOO_GOOD = 0.05  # times the noise: a first observation this near was not comput
 DISTURBS = 100.0  # times float32's noise: a node that an arithmetic disturbs so much is not exact by chance
 FEW_DISTURBED = 3  # such nodes that say nothing yet
 LUCK = 0.5  # times the noise of a row: the least that is allowed to the few values that were printed of it
+MISPRINTS = 3  # nodes in a row that do not follow from what a faulty input should have been: it is not the print
 CLEARLY_OWN = 3.0  # times what one step is allowed: wrong even where the noise of the whole run would hide it
 
 # -- diagnosis: when a fault explains a deviation ----------------------------------------------------------------------
