@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,17 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.lab import Hypothesis
+from assay.verify.diagnosis.likelihood import Voice
 from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.faults import FAULTS
+from assay.verify.judge.arithmetic import ARITHMETICS
+from assay.verify.judge.rounding import roundings
 from tests import planting, tiny
 from tests.synthetic import make_kquant
 
 STEPS = (22, 1, 1)
+Q8 = next(r for r in roundings(ARITHMETICS[-1]) if r.q8)
 TOKENS = tuple(int(t) for t in np.random.default_rng(3).integers(3, 300, sum(STEPS)))
 
 
@@ -59,6 +66,23 @@ def test_a_fault_before_the_first_rounding(models: dict[str, Model], tmp_path: P
     """Called wrong as float32, while a rule explains all but a fault as small as float32's noise."""
     named = found(models["window"], tmp_path, "last", "eps-place", arithmetic="q8")
     assert named.causes and named.causes[0].fault == "eps-place", named.to_dict()
+
+
+@pytest.mark.parametrize("arithmetic", ["f32", "q8"])
+def test_a_file_that_ends_early(tmp_path: Path, arithmetic: str) -> None:
+    """Half of the last matrix but one is zero; with Q8 operands the noise of the router's choices would cover it."""
+    types = tiny.with_experts("Q8_0")
+    model = load(open_file(tiny.make(tmp_path / "experts.gguf", n_expert=4, type=types, n_layer=3)))
+    named = found(model, tmp_path, "last", "weight-torn", arithmetic=arithmetic)
+    assert planting.grade(named, ["weight-torn"]) in ("right", "tied"), named.to_dict()
+
+
+def test_the_luck_of_a_rule_is_no_fault() -> None:
+    """Under a rule a row may get another expert by luck, and lose its whole deviation; the others keep theirs."""
+    hypothesis = Hypothesis("eps-value", FAULTS["eps-value"].variants[0], 1e-6)
+    lucky = Voice(hypothesis, 112.0, 0.71, 0.86, 1.03e4, 8.8e3, 6.1e3, 7.0e3, 17, ("result_output",), Q8)
+    assert not lucky.speaks(275)
+    assert replace(lucky, after=10.0, left=5.0).speaks(275)
 
 
 def test_undecided_is_no_alarm_and_no_health() -> None:

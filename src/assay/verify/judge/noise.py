@@ -290,15 +290,18 @@ class NoiseRuns:
         rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
         rms, top = [], []
-        step = len(values) if exact.size <= _TOGETHER else 1
-        for i in range(0, len(values), step):
-            difference = apart(np.stack([v.astype(np.float32, copy=False) for v in values[i : i + step]]), exact)
+        unique = {id(v): v for v in values}
+        lane = [list(unique).index(id(v)) for v in values]
+        apiece = list(unique.values())
+        step = len(apiece) if exact.size <= _TOGETHER else 1
+        for i in range(0, len(apiece), step):
+            difference = apart(np.stack([v.astype(np.float32, copy=False) for v in apiece[i : i + step]]), exact)
             if node.op == "kq":
                 difference[:, :, self.hidden] = 0
             difference = np.moveaxis(difference, 1 + axis, 1).reshape(len(difference), len(rows), -1)
             rms.append(np.sqrt(np.mean(difference * difference, axis=2)))
             top.append(np.abs(difference, out=difference).max(axis=2))
-        ones, peaks = np.concatenate(rms), np.concatenate(top)
+        ones, peaks = np.concatenate(rms)[lane], np.concatenate(top)[lane]
         if spreads is not None:
             ones, peaks = (np.maximum(x, s) for x, s in zip((ones, peaks), spreads, strict=True))
         ones, peaks = (
