@@ -129,6 +129,7 @@ struct Scale {
 DEVICE Scale block_scale(uint32_t top) {  // top: bits of the largest |x| of 32
     const float amax = as_float(top);
     if (top >= 0x7f800000u) return {not_a_number(), 0.0f};
+    if (amax > 0x1p-60f && amax < 0x1p+60f) return {divide_near(amax, 127.0f), divide_near(127.0f, amax)};
     if (amax < 0x1p-120f) return {0.0f, 0.0f};
     return {amax / 127.0f, 127.0f / amax};
 }

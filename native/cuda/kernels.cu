@@ -17,3 +17,4 @@
 #include "rows.cu"
 #include "scores.cu"
 #include "steps.cu"
+#include "walk.cu"

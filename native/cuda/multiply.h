@@ -133,4 +133,20 @@ DEVICE void multiply_floats(const uint8_t* piece, const float* x, float& even, f
     }
 }
 
+// Floats come in pieces of 8 chunks.
+template <int FORMAT, int CHUNKS>
+struct Floats {
+    static constexpr int number = FORMAT, tile_bytes = CHUNKS * 512, pieces = CHUNKS / 8;
+    static constexpr bool floats = true;
+};
+template <int FORMAT>
+struct Codes : LayoutOf<FORMAT> {
+    static constexpr int pieces = 1;
+    static constexpr bool floats = false;
+};
+
+using F32s = Floats<F32, 64>;
+using F16s = Floats<F16, 32>;
+using BF16s = Floats<BF16, 32>;
+
 }  // namespace assay

@@ -24,6 +24,8 @@ typedef unsigned long long uint64_t;
 // At most so many threads a block, and registers for so many blocks a multiprocessor.
 #define CROWDED(name, Args, threads, blocks) \
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Args a)
+// All blocks run at the same time, one a multiprocessor.
+#define TOGETHER(name, Args, threads) CROWDED(name, Args, threads, 1)
 #define SHARED uint8_t* const shared = shared_memory
 #define CONSTANT __device__ const
 
@@ -48,6 +50,14 @@ DEVICE void fence() { __threadfence(); }
 DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEVICE float square_root(float x) { return __fsqrt_rn(x); }
+// a / b rounded once, as the compiler divides, without its checks: both between 2^-60 and 2^100, without their signs.
+DEVICE float divide_near(float a, float b) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
+    const float q = __fmul_rn(a, r);
+    return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+}
 DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
 DEVICE float as_float(uint32_t x) { return __uint_as_float(x); }
 DEVICE int dp4a(int a, int b, int c) { return __dp4a(a, b, c); }
@@ -69,6 +79,7 @@ DEVICE float shuffle_xor(float x, int mask) { return __shfl_xor_sync(~0u, x, mas
 DEVICE int shuffle_xor(int x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
 DEVICE float shuffle_down(float x, int by) { return __shfl_down_sync(~0u, x, by); }
 DEVICE uint32_t reduce_max(uint32_t x) { return __reduce_max_sync(~0u, x); }
+DEVICE int reduce_add(int x) { return __reduce_add_sync(~0u, x); }
 DEVICE uint32_t reduce_min(uint32_t x) { return __reduce_min_sync(~0u, x); }
 DEVICE int fetch_add(int* p, int x) { return atomicAdd(p, x); }
 
@@ -134,6 +145,26 @@ DEVICE float load_fresh(const float* p) {
     return v;
 }
 
+DEVICE uint4 load_fresh4(const void* p) {
+    uint4 v;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
+    return v;
+}
+// For other blocks that look for it: what is there before is `kNotYet`, which no result is.
+constexpr uint32_t kNotYet = 0xffffffffu;
+DEVICE void store_fresh(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
+DEVICE void store_fresh(float* p, float y) {
+    store_fresh(reinterpret_cast<uint32_t*>(p), __float_as_uint(y) == kNotYet ? 0x7fffffffu : __float_as_uint(y));
+}
+// Of who looks: what never comes must end the kernel.
+struct Patience {
+    uint32_t left = 1u << 23;
+    DEVICE void lose() {
+        if (--left == 0) __trap();
+    }
+};
+
 // 16 bytes from global to shared memory, behind the thread's back; `copies_done<N>` waits for all but the last N groups.
 DEVICE void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
@@ -159,14 +190,27 @@ DEVICE void copies_done() {
 typedef uint64_t Arrival;
 DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 DEVICE void make_arrivals(Arrival* first, int count) {
-    if ((threadIdx.x & 31) < count)
+    for (int i = threadIdx.x & 31; i < count; i += 32)
 #if __CUDA_ARCH__ >= 900
         asm volatile("mbarrier.init.shared.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;"
 #else
         asm volatile("mbarrier.init.shared.b64 [%0], 32;"
 #endif
-                     :: "r"(shared_address(first + (threadIdx.x & 31))) : "memory");
+                     :: "r"(shared_address(first + i)) : "memory");
     __syncwarp();
+}
+// Places that another warp fills: when their content is used, their warp leaves them, and `piece_here` says so.
+DEVICE void make_places(Arrival* first, int count) {
+    for (int i = threadIdx.x & 31; i < count; i += 32)
+        asm volatile("mbarrier.init.shared.b64 [%0], 1;"
+#if __CUDA_ARCH__ >= 900
+                     "\n\tfence.mbarrier_init.release.cluster;"
+#endif
+                     :: "r"(shared_address(first + i)) : "memory");
+    __syncwarp();
+}
+DEVICE void leave_place(Arrival* place) {
+    if ((threadIdx.x & 31) == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared_address(place)) : "memory");
 }
 DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
 #if __CUDA_ARCH__ >= 900
@@ -181,6 +225,19 @@ DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) 
     for (int i = (threadIdx.x & 31) * 16; i < bytes; i += 512)
         copy_async(static_cast<uint8_t*>(to) + i, static_cast<const uint8_t*>(from) + i);
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(shared_address(arrival)) : "memory");
+#endif
+}
+// The same by one lane, to a place of `make_places`.
+DEVICE void copy_by_lane(void* to, const void* from, int bytes, Arrival* place) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(shared_address(place)), "r"(bytes) : "memory");
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+                 :: "r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(place)), "l"(policy) : "memory");
+#else
+    for (int i = 0; i < bytes; i += 16) copy_async(static_cast<uint8_t*>(to) + i, static_cast<const uint8_t*>(from) + i);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(shared_address(place)) : "memory");
 #endif
 }
 DEVICE void piece_here(Arrival* arrival, int phase) {

@@ -66,7 +66,7 @@ struct Tail {
         }
         if (biased) y = y + bias;
         if (residual_at) y = y + residual;
-        *out = y;
+        store_fresh(out, y);
     }
 };
 

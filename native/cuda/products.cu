@@ -9,18 +9,6 @@
 
 namespace assay {
 
-// Floats come in pieces of 8 chunks.
-template <int FORMAT, int CHUNKS>
-struct Floats {
-    static constexpr int number = FORMAT, tile_bytes = CHUNKS * 512, pieces = CHUNKS / 8;
-    static constexpr bool floats = true;
-};
-template <int FORMAT>
-struct Codes : LayoutOf<FORMAT> {
-    static constexpr int pieces = 1;
-    static constexpr bool floats = false;
-};
-
 // Matrices of two layouts can share a launch.
 template <class A, class B>
 DEVICE void one_token(const ProductArgs& a) {
@@ -149,9 +137,6 @@ DEVICE void one_token(const ProductArgs& a) {
 #define ONE(name, A, B) \
     CROWDED(product_one_##name, ProductArgs, 384, 2) { one_token<A, B>(a); }
 #define ONE_OF(name, A) ONE(name, Codes<A>, Codes<A>)
-using F32s = Floats<F32, 64>;
-using F16s = Floats<F16, 32>;
-using BF16s = Floats<BF16, 32>;
 ONE(f32, F32s, F32s)
 ONE(f16, F16s, F16s)
 ONE(bf16, BF16s, BF16s)

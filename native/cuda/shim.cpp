@@ -106,26 +106,34 @@ struct Fiber {
     int seen = 0;
 };
 
-std::vector<Fiber> fibers;
-std::vector<uint32_t> slots;
-std::vector<int> warp_arrived, warp_turn;
-int block_arrived, block_turn, alive, warp_alive[32], some_arrived[16], some_turn[16];
+struct Block {  // that is under way
+    std::unique_ptr<void, void (*)(void*)> memory{nullptr, shim_free};
+    int at[3] = {}, alive = 0, arrived = 0, turn = 0, warp_alive[32] = {}, some_arrived[16] = {}, some_turn[16] = {};
+    std::vector<Fiber> fibers;
+    std::vector<uint32_t> slots;
+    std::vector<int> warp_arrived, warp_turn;
+};
+
+std::vector<Block> blocks;
+Block* now;  // the one whose thread runs
 void* scheduler;
 void (*body)(void*);
 void* context;
+long idle;  // looks since the last barrier of a block
+
+void leave() { shim_switch(&now->fibers[state.thread].at, scheduler); }
 
 void wait_on(const int* turn) {
-    Fiber& me = fibers[state.thread];
+    Fiber& me = now->fibers[state.thread];
     me.waits = turn;
     me.seen = *turn;
-    shim_switch(&me.at, scheduler);
+    leave();
 }
 
 void enter() {
     body(context);
-    Fiber& me = fibers[state.thread];
-    me.done = true;
-    shim_switch(&me.at, scheduler);
+    now->fibers[state.thread].done = true;
+    leave();
     std::abort();
 }
 
@@ -150,79 +158,110 @@ void start(Fiber& fiber) {
 
 // A thread that has returned is no longer waited for, as on the GPU.
 void barrier_block() {
-    if (++block_arrived == alive) {
-        block_arrived = 0;
-        block_turn++;
+    if (++now->arrived == now->alive) {
+        now->arrived = 0;
+        now->turn++, idle = 0;
         return;
     }
-    wait_on(&block_turn);
+    wait_on(&now->turn);
 }
 
 void barrier_warp() {
     const int w = state.thread / 32;
-    if (++warp_arrived[w] == warp_alive[w]) {
-        warp_arrived[w] = 0;
-        warp_turn[w]++;
+    if (++now->warp_arrived[w] == now->warp_alive[w]) {
+        now->warp_arrived[w] = 0;
+        now->warp_turn[w]++;
         return;
     }
-    wait_on(&warp_turn[w]);
+    wait_on(&now->warp_turn[w]);
 }
 
 void barrier_some(int id, int count, bool wait) {
-    if (++some_arrived[id] == count) {
-        some_arrived[id] = 0;
-        some_turn[id]++;
+    if (++now->some_arrived[id] == count) {
+        now->some_arrived[id] = 0;
+        now->some_turn[id]++, idle = 0;
         return;
     }
-    if (wait) wait_on(&some_turn[id]);
+    if (wait) wait_on(&now->some_turn[id]);
 }
 
-uint32_t* warp_slots(int of) { return slots.data() + (state.thread / 32 * 32 + of) * 16; }
+void pause() {
+    if (++idle > 100'000'000) {
+        std::fprintf(stderr, "shim: what a thread looks for does not come\n");
+        std::abort();
+    }
+    leave();
+}
 
-void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, void (*f)(void*), void* c) {
+uint32_t* warp_slots(int of) { return now->slots.data() + (state.thread / 32 * 32 + of) * 16; }
+
+namespace {
+
+void begin(Block& block, int threads, int shared_bytes, const int* at) {
+    block.memory.reset(shim_alloc(size_t(shared_bytes)));
+    block.fibers.resize(size_t(threads));
+    block.slots.assign(size_t(threads) * 16, 0);
+    block.warp_arrived.assign(size_t(threads / 32), 0);
+    block.warp_turn.assign(size_t(threads / 32), 0);
+    std::memcpy(block.at, at, sizeof block.at);
+    block.alive = threads, block.arrived = 0;
+    for (int w = 0; w < threads / 32; w++) block.warp_alive[w] = 32;
+    for (Fiber& fiber : block.fibers) start(fiber);
+}
+
+// Every thread that can go on does, once; whether one did.
+bool advance(Block& block) {
+    bool moved = false;
+    now = &block;
+    state.shared = static_cast<uint8_t*>(block.memory.get());
+    std::memcpy(state.block, block.at, sizeof state.block);
+    for (int i = 0; i < state.threads; i++) {
+        Fiber& fiber = block.fibers[size_t(i)];
+        if (fiber.done || (fiber.waits && *fiber.waits == fiber.seen)) continue;
+        state.thread = i;
+        fiber.waits = nullptr;
+        shim_switch(&scheduler, fiber.at);
+        moved = true;
+        if (!fiber.done) continue;
+        const int w = i / 32;
+        block.alive--, block.warp_alive[w]--;
+        if (block.warp_alive[w] && block.warp_arrived[w] == block.warp_alive[w]) block.warp_arrived[w] = 0, block.warp_turn[w]++;
+        if (block.alive && block.arrived == block.alive) block.arrived = 0, block.turn++;
+    }
+    return moved;
+}
+
+}  // namespace
+
+void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, bool together, void (*f)(void*), void* c) {
     if (threads < 1 || threads > most_threads || threads % 32) {
         std::fprintf(stderr, "shim: %d threads a block, the kernel allows %d in warps of 32\n", threads, most_threads);
         std::abort();
     }
     body = f;
     context = c;
-    if (fibers.size() < size_t(threads)) fibers.resize(threads);
-    slots.assign(size_t(threads) * 16, 0);
-    warp_arrived.assign(threads / 32, 0);
-    warp_turn.assign(threads / 32, 0);
-    const std::unique_ptr<void, void (*)(void*)> memory(shim_alloc(shared_bytes), shim_free);
-    state.shared = static_cast<uint8_t*>(memory.get());
+    idle = 0;
     state.threads = threads;
     std::memcpy(state.grid, grid, sizeof state.grid);
-    for (int z = 0; z < grid[2]; z++)
-        for (int y = 0; y < grid[1]; y++)
-            for (int x = 0; x < grid[0]; x++) {
-                state.block[0] = x, state.block[1] = y, state.block[2] = z;
-                std::memset(state.shared, 0xa5, size_t(shared_bytes));
-                for (int i = 0; i < threads; i++) start(fibers[i]);
-                for (int w = 0; w < threads / 32; w++) warp_alive[w] = 32;
-                alive = threads;
-                block_arrived = 0;
-                while (alive) {
-                    bool moved = false;
-                    for (int i = 0; i < threads; i++) {
-                        Fiber& fiber = fibers[i];
-                        if (fiber.done || (fiber.waits && *fiber.waits == fiber.seen)) continue;
-                        state.thread = i;
-                        fiber.waits = nullptr;
-                        shim_switch(&scheduler, fiber.at);
-                        moved = true;
-                        if (!fiber.done) continue;
-                        alive--, warp_alive[i / 32]--;
-                        if (warp_alive[i / 32] && warp_arrived[i / 32] == warp_alive[i / 32]) warp_arrived[i / 32] = 0, warp_turn[i / 32]++;
-                        if (alive && block_arrived == alive) block_arrived = 0, block_turn++;
-                    }
-                    if (!moved) {
-                        std::fprintf(stderr, "shim: the threads of a block wait for each other\n");
-                        std::abort();
-                    }
-                }
+    const int count = grid[0] * grid[1] * grid[2], at_once = together ? count : 1;
+    if (blocks.size() < size_t(at_once)) blocks.resize(size_t(at_once));
+    for (int first = 0; first < count; first += at_once) {
+        for (int i = 0; i < at_once; i++) {
+            const int n = first + i, at[3] = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
+            begin(blocks[size_t(i)], threads, shared_bytes, at);
+        }
+        for (bool alive = true; alive;) {
+            bool moved = alive = false;
+            for (int i = 0; i < at_once; i++) {
+                moved |= advance(blocks[size_t(i)]);
+                alive |= blocks[size_t(i)].alive > 0;
             }
+            if (alive && !moved) {
+                std::fprintf(stderr, "shim: the threads of a block wait for each other\n");
+                std::abort();
+            }
+        }
+    }
 }
 
 }  // namespace shim

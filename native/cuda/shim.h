@@ -10,14 +10,16 @@
 #define OUTLINED inline
 #define SHARED uint8_t* const shared = shim::state.shared
 #define CONSTANT static const
-#define KERNEL(name, Args, most_threads)                                              \
+#define KERNEL(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, false)
+#define KERNEL_OF(name, Args, most_threads, together)                                 \
     static void body_##name(const Args& a);                                           \
     extern "C" void shim_##name(const int* grid, int count, int bytes, const void* a) { \
-        shim::launch(grid, count, bytes, most_threads, [=] { body_##name(*static_cast<const Args*>(a)); }); \
+        shim::launch(grid, count, bytes, most_threads, together, [=] { body_##name(*static_cast<const Args*>(a)); }); \
     }                                                                                 \
     static void body_##name(const Args& a)
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
+#define TOGETHER(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, true)
 
 // Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
@@ -34,15 +36,16 @@ struct State {
 };
 extern State state;
 
-void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, void (*body)(void*), void* context);
+void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, bool together, void (*body)(void*), void* context);
 void barrier_block();
+void pause();  // let the others run
 void barrier_warp();
 void barrier_some(int id, int count, bool wait = true);
 uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
 
 template <class F>
-void launch(const int* grid, int threads, int shared_bytes, int most_threads, F body) {
-    run_blocks(grid, threads, shared_bytes, most_threads, [](void* f) { (*static_cast<F*>(f))(); }, &body);
+void launch(const int* grid, int threads, int shared_bytes, int most_threads, bool together, F body) {
+    run_blocks(grid, threads, shared_bytes, most_threads, together, [](void* f) { (*static_cast<F*>(f))(); }, &body);
 }
 
 template <class T>
@@ -80,6 +83,7 @@ inline void fence() {}
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 inline float square_root(float x) { return std::sqrt(x); }
+inline float divide_near(float a, float b) { return a / b; }
 inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float as_float(uint32_t x) { return __builtin_bit_cast(float, x); }
 inline int dp4a(int a, int b, int c) {
@@ -116,6 +120,10 @@ inline uint32_t reduce_max(uint32_t x) {
         const uint32_t other = shim::exchange(x, lane() ^ h);
         x = x > other ? x : other;
     }
+    return x;
+}
+inline int reduce_add(int x) {
+    for (int h = 16; h; h /= 2) x += shim::exchange(x, lane() ^ h);
     return x;
 }
 inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
@@ -155,6 +163,13 @@ inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
+inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
+constexpr uint32_t kNotYet = 0xffffffffu;
+inline void store_fresh(uint32_t* p, uint32_t v) { *p = v; }
+inline void store_fresh(float* p, float y) { *p = bits(y) == kNotYet ? as_float(0x7fffffffu) : y; }
+struct Patience {
+    void lose() { shim::pause(); }
+};
 inline void copy_async(void* to, const void* from) { *static_cast<uint4*>(to) = *static_cast<const uint4*>(from); }
 inline void copy_async4(void* to, const void* from) { *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from); }
 inline void copy_async8(void* to, const void* from) { *static_cast<uint2*>(to) = *static_cast<const uint2*>(from); }
@@ -162,11 +177,21 @@ inline void copy_group() {}
 template <int LEFT>
 inline void copies_done() {}
 typedef uint64_t Arrival;
-inline void make_arrivals(Arrival*, int) {}
-inline void copy_piece(void* to, const void* from, int bytes, Arrival*) {
-    if (lane() == 0) std::memcpy(to, from, size_t(bytes));
+inline void make_arrivals(Arrival* first, int count) {  // how often a place has been filled
+    for (int i = lane(); i < count; i += 32) first[i] = 0;
+    shim::barrier_warp();
 }
-inline void piece_here(Arrival*, int) { shim::barrier_warp(); }  // the first lane has copied it by now
+inline void make_places(Arrival* first, int count) { make_arrivals(first, count); }
+inline void leave_place(Arrival* place) {
+    if (lane() == 0) ++*place;
+}
+inline void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
+    if (lane() == 0) std::memcpy(to, from, size_t(bytes)), ++*arrival;
+}
+inline void copy_by_lane(void* to, const void* from, int bytes, Arrival* place) { std::memcpy(to, from, size_t(bytes)), ++*place; }
+inline void piece_here(Arrival* arrival, int phase) {
+    while (int(*arrival & 1) == phase) shim::pause();
+}
 inline void next_may_start() {}
 inline void wait_for_previous() {}
 

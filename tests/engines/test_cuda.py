@@ -213,14 +213,19 @@ def test_more_sequences_than_the_gpu_runs_at_once(make: Make, heads: dict[str, i
         {"n_head": 4, "n_head_kv": 4, "n_embd": 256},
         {"n_head": 2, "n_head_kv": 1, "n_embd": 192},
         {"n_head": 2, "n_head_kv": 1, "n_embd": 256},
+        {"n_head": 8, "n_head_kv": 2, "n_embd": 512},
+        {"n_head": 4, "n_head_kv": 1, "n_embd": 512},
     ],
-    ids=("32", "64", "96", "128"),
+    ids=("32", "64", "96", "128", "four of 64", "four of 128"),
 )
-def test_the_usual_attention_of_one_sequence(make: Make, heads: dict[str, int]) -> None:
+@pytest.mark.parametrize("together", [False, True], ids=("launches", "a walk"))
+def test_the_usual_attention_of_one_sequence(make: Make, heads: dict[str, int], together: bool) -> None:
     """Heads of 32, 64, 96 and 128 values, in one block of keys and over the edge to the second: they are folded."""
     model = make(type="Q8_0", n_ff=256, **heads)
     gpu = device()
-    gpu.multiprocessors = 132  # with fewer the shim would take the kernel for many blocks
+    gpu.together = together
+    if not together:
+        gpu.multiprocessors = 132  # with fewer the shim would take the kernel for many blocks
     cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
     table = pages(0, 300)
     for begin, end in ((0, 40), (41, 255), (258, 290)):
@@ -230,7 +235,7 @@ def test_the_usual_attention_of_one_sequence(make: Make, heads: dict[str, int]) 
             chunk = Chunk(IDS[i : i + 1], i, table)
             assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
     kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
-    assert "attend_short" in kernels
+    assert ("walk_q8_0" if together else "attend_short") in kernels
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -393,6 +398,29 @@ def test_every_tile_gives_the_same_bits(
     cpu, cuda = CpuEngine(model, threads=1, n_pages=4), CudaEngine(model, n_pages=4, device=device())
     chunk = Chunk(IDS[:70], 0, pages(0, 70), "all")
     assert np.array_equal(cuda.forward([chunk])[0].logits, cpu.forward([chunk])[0].logits)
+
+
+def test_nothing_is_written_where_a_walk_will_look(tmp_path: Path) -> None:
+    """Its memory is cleared when a token begins: no launch before the walk may touch it."""
+    model = bits.make(bits.CASES["arch mistral3"], tmp_path / "model.gguf")  # walks with other launches between
+    cuda = CudaEngine(model, n_pages=16, device=device())
+    cuda.forward([Chunk(IDS[:1], 0, pages(0, 1))])
+    launches = next(reversed(cuda._programs.values())).launches
+    assert sum(launch.kernel.startswith("walk") for launch in launches) > 1
+    for clear in (launch for launch in launches if launch.kernel == "clear"):
+        begin, end = clear.args.at, clear.args.at + 16 * clear.args.vectors
+        walk = next(
+            i for i, n in enumerate(launches) if n.kernel.startswith("walk") and (begin, end - begin) in n.values
+        )
+        for launch in launches[:walk]:
+            assert launch is clear or all(at + size <= begin or end <= at for at, size in launch.values)
+
+
+def test_long_rows_are_quantised_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk has a step for it; here every row that is not normed is long."""
+    monkeypatch.setattr(products, "LONG", 32)
+    model = make(type="Q4_K", n_head=4, n_head_kv=2, **WIDE)
+    same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
 
 
 def test_results_stay_when_the_next_step_comes(make: Make) -> None:

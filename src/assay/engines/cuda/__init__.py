@@ -343,6 +343,14 @@ class CudaEngine(PagedEngine):
 
     def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], follow: Sequence[int]) -> None:
         """The tables of a step in which every sequence has one token, and those that `follow` it."""
+        if len(chunks) == 1 == at["slots"].size and not any(follow):  # one stream: its time counts most
+            c = chunks[0]
+            last, position = c.start // PAGE, c.start if c.positions is None else int(c.positions[0])
+            at["positions"][0], at["slots"][0], at["tables"][0], at["left"][0] = position, c.start, 0, 0
+            at["tokens"][0] = c.tokens[0] if c.tokens.size else 0
+            at["pages"][: last + 1] = c.pages[: last + 1]
+            self._positions[c.pages[last], c.start % PAGE] = position
+            return
         n, slots = len(chunks), [c.start for c in chunks]
         later = list(follow) or [0] * n
         used = [pages_for(c.end + m) for c, m in zip(chunks, later, strict=True)]

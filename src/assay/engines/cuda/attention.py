@@ -9,8 +9,9 @@ import numpy as np
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.program import COPIES, Quantised, Steps, Value, quantised
+from assay.engines.cuda.program import COPIES, Quantised, Value, quantised
 from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, TENSOR_ROWS, prompt_rows, tensor_room, tile_rows
+from assay.engines.cuda.walk import Walks
 from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
 from assay.errors import AssayError
@@ -19,7 +20,7 @@ from assay.graph import Node
 _KQ, _SOFTMAX, _KQV, _CAPPED, _WEIGHTS = range(5)
 
 
-class AttentionSteps(Steps):
+class AttentionSteps(Walks):
     """Those of a group of fused nodes, and of nodes that nothing fuses."""
 
     # -- attention -----------------------------------------------------------------------------------------------
@@ -57,7 +58,13 @@ class AttentionSteps(Steps):
             if self.tensors.halves and tensor_room(k_pool, v_pool):
                 self._attend_tensor(q, k, v, turn, out, heads, k_pool, v_pool, fields)
                 return
-            if k and v and turn and self._is_short(k_pool, v_pool, fields["mask"], heads):
+            usual = bool(k and v and turn) and self._is_usual(k_pool, v_pool, fields["mask"])
+            if k and v and turn and usual and self.walks and k_pool.dim in (32, 64, 128):
+                codes = heads * v_dim % 256 == 0 and self._read_as_codes(kqv.name)
+                self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields, codes)
+                return
+            few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()
+            if k and v and turn and usual and few:
                 stride = heads * v_dim
                 acts = quantised(COPIES, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
                 if acts:
@@ -70,13 +77,12 @@ class AttentionSteps(Steps):
                 (("kq", kq), ("capped", capped), ("soft_max", softmax))}  # fmt: skip
         self._attend_tile(q, out, heads, k_pool, v_pool, fields, domain, kept)
 
-    def _is_short(self, k_pool: Any, v_pool: Any, mask: Any, heads: int) -> bool:
-        """Whether the kernel for the usual case of one sequence has all that this needs (attention_short.cu)."""
+    def _is_usual(self, k_pool: Any, v_pool: Any, mask: Any) -> bool:
+        """Whether the kernels for the usual case of one sequence have all that this needs (attention_short.cu)."""
         usual = not (self.shape.irregular or mask.sinks or mask.slopes or mask.window or mask.chunk or mask.cap)
         alike = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and k_pool.dim == v_pool.dim == v_pool.columns
         shape = k_pool.dim % 32 == 0 and k_pool.dim <= 256 and not v_pool.keys and k_pool.heads == v_pool.heads
-        few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()
-        return bool(usual and mask.causal and alike and shape and few)
+        return bool(usual and mask.causal and alike and shape)
 
     def _read_as_codes(self, name: str) -> bool:
         """Whether every reader of a value multiplies it by quantised weights, and wants nothing else of it."""
@@ -84,16 +90,6 @@ class AttentionSteps(Steps):
         if len(readers) == 1 and readers[0].op in ("merge_heads", "split_heads"):
             return readers[0].name not in self.keep and self._read_as_codes(readers[0].name)
         return all(n.op == "linear" and self.tensors.format(n.weights[0]) == "q8" for n in readers)
-
-    def _attention_args(
-        self, values: tuple[Value | None, ...], k_pool: Any, v_pool: Any, splits: int, fields: dict[str, Any]
-    ) -> Any:
-        """What every kernel of one token is told; values: q, k, v, turn, out, partial."""
-        q, k, v, turn, out, partial = map(self._at, values)
-        return structs.AttentionArgs(
-            q=q, k=k, v=v, turn=turn, out=out, partial=partial, arrived=self.memory.counters,
-            cache=self._cache_struct(), keys=k_pool, values=v_pool, rows=self._rows_struct(), splits=splits, **fields,
-        )  # fmt: skip
 
     def _attend_short(
         self,

@@ -42,17 +42,28 @@ def compile_program(
     place: Callable[[int], Memory],
 ) -> Program:
     """The program for a shape; `place` gives the addresses once the arena's size is known."""
-    return _Compiler(graph, tensors, layout, shape, keep, shared, cuts).compile(place)
+    if shape.one and shape.tokens == 1 and not keep and tensors.device.together:
+        program = _Compiler(graph, tensors, layout, shape, keep, shared, cuts, walks=True).compile(place)
+        if program:
+            return program
+    program = _Compiler(graph, tensors, layout, shape, keep, shared, cuts).compile(place)
+    assert program
+    return program
 
 
 class _Compiler(ProductSteps, AttentionSteps):
-    def compile(self, place: Callable[[int], Memory]) -> Program:
+    def compile(self, place: Callable[[int], Memory]) -> Program | None:
+        """The program; none where walks were asked for and do not fit the graph."""
         self.plan = fuse(self.graph, self.keep, self.tensors.format)
         self.fused_norms = self._norms()
         self.fused_attention = self._attentions() if self.shape.one else {}
         skip = set(self.fused_norms.values()) | {n for names in self.fused_attention.values() for n in names}
         for name in self.graph.given:
             self._bring(name)
+        if self.walks:  # tables come first, so that no walk ends for them
+            for names in self.fused_attention.values():
+                for node in (self.graph[n] for n in names if self.graph[n].op == "rope"):
+                    self._turn(self._turn_key(node), "tokens")
         for group in self.plan.groups:
             match group:
                 case Single(node):
@@ -69,9 +80,11 @@ class _Compiler(ProductSteps, AttentionSteps):
                         self._attention(group)
         if self.shape.best:
             self._best(self.shape.best)
+        if self.walks and not self._join():
+            return None
         size = self._assign()
         self.memory = place(size)
-        launches = [self._made(make(), used) for used, make in self.steps]
+        launches = self._launches()
         results = [(e, v.offset) for e, v in self.results]
         if all(e.node != self.graph.output for e, _ in results):  # nobody asked for it
             results.append((External(self.graph.output, "outputs", self._width(self.graph.output)), 0))
@@ -92,11 +105,6 @@ class _Compiler(ProductSteps, AttentionSteps):
 
         self._step([x, lists], lambda: Launch("best_lists", (-(-n // 8), rows, 1), 256, args()))
         self._step([lists, out], lambda: Launch("best_of_lists", (rows, 1, 1), 32, args(), 4 * n))
-
-    def _made(self, launch: Launch, used: list[Value]) -> Launch:
-        launch.arena = self.memory.arena
-        launch.values = tuple((self._at(value), value.size) for value in used)
-        return launch
 
     # -- what is folded ------------------------------------------------------------------------------------------
 

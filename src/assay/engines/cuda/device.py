@@ -25,6 +25,7 @@ class Launch:
     threads: int
     args: ctypes.Structure
     shared: int = 0
+    together: bool = False  # all blocks of threads run at the same time
     arena: int = 0  # the memory of its program, if it has one ...
     values: tuple[tuple[int, int], ...] = ()  # ... and what it may touch of it: addresses and bytes
     prepared: Any = field(default=None, repr=False)  # what the device made of it
@@ -45,6 +46,7 @@ class Device(Protocol):
     name: str
     multiprocessors: int
     shared_bytes: int  # most of a block
+    together: bool  # whether a kernel can have all of the device to itself, and fetch by a copy engine (walk.cu)
 
     def use(self) -> None:
         """The calling thread is the one that computes."""
@@ -107,7 +109,7 @@ class Driver:
         minor = ask(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
         self.multiprocessors = ask(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         self.shared_bytes = ask(attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
-        self.early = major >= 9
+        self.early = self.together = major >= 9
         title = self._checked(driver.cuDeviceGetName(128, self.device))
         self.name = f"{title.split(bytes(1))[0].decode()} (sm_{major}{minor})"
         code = cubins(f"sm_{major}{minor}")
@@ -180,10 +182,14 @@ class Driver:
         config.blockDimX, config.blockDimY, config.blockDimZ = launch.threads, 1, 1
         config.sharedMemBytes = launch.shared
         config.hStream = self.stream
-        if early and self.early:
+        if launch.together or (early and self.early):
             attribute = self.cu.CUlaunchAttribute()
-            attribute.id = self.cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
+            if launch.together:
+                attribute.id = self.cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+                attribute.value.cooperative = 1
+            else:
+                attribute.id = self.cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+                attribute.value.programmaticStreamSerializationAllowed = 1
             config.attrs = [attribute]
             config.numAttrs = 1
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(launch.args))

@@ -9,7 +9,8 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-from assay.engines.cuda.program import COPIES, Quantised, Steps, Value, quantised
+from assay.engines.cuda.program import COPIES, Quantised, Value, quantised
+from assay.engines.cuda.walk import LONG, Walks
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
@@ -27,7 +28,7 @@ def _room(rows: int) -> int:
     return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 256) * 256
 
 
-class ProductSteps(Steps):
+class ProductSteps(Walks):
     """Those of a group of linears, of a gate with its up, and of experts."""
 
     # -- products ------------------------------------------------------------------------------------------------
@@ -159,9 +160,9 @@ class ProductSteps(Steps):
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
-        given = None if matrix.format.floats else self._prepare(x, rows, node, matrix)
+        given = None if matrix.format.floats or self.walks else self._prepare(x, rows, node, matrix)
 
-        def make() -> Launch:
+        def make() -> Any:
             array, groups = self._part_structs(parts, lambda m: m.groups)
             args = structs.ProductArgs(
                 parts=array,
@@ -182,9 +183,21 @@ class ProductSteps(Steps):
                 fit = next((n for n in (4, 2) if n * each <= self.shared), 1)
                 grid = (groups, -(-rows // fit), 1)
                 return Launch(f"product_floats_{fit}", grid, 32 * warps_for(matrix.tiles), args, fit * each)
+            if self.walks:
+                return self._walk_product(args, parts, groups, x)
             return self._one(kernel, args, parts, groups, (1, 1))
 
-        self._step([*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+        if self.walks and not (node or matrix.format.floats or id(x) in self.as_codes) and matrix.columns >= LONG:
+            x = self._walk_codes(x, matrix)
+        if self.walks:
+            self.read_by_all.add(id(x))
+            self.of_products |= {id(p.out) for p in parts}
+            self.side_by_side |= {id(p.out) for p in parts if len(parts) > 1}
+        used = [*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))]
+        if self.walks:
+            self._step(used, make, kernel, *self._walk_room(parts, bool(node)))
+        else:
+            self._step(used, make)
 
     def _one(self, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
         """product_one: one row of x for each of `rest` blocks."""

@@ -47,6 +47,8 @@ class Value:
     last: int = -1
     offset: int = 0
     pinned: bool = False  # results stay to the end
+    inside: Value | None = None  # a larger one that it is part of: written and read by one walk (walk.py)
+    copies: int = 1  # side by side, of a row that every block of threads reads
 
 
 Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
@@ -100,7 +102,13 @@ class Steps:
     keep: frozenset[str]
     shared: int
     cuts: tuple[tuple[int, int], ...]
-    steps: list[tuple[list[Value], Callable[[], Launch]]] = field(default_factory=list)
+    walks: bool = False  # whether steps of one token are those of a walk, where they can be
+    steps: list[tuple[list[Value], Callable[[], Any]]] = field(default_factory=list)
+    as_codes: set[int] = field(default_factory=set)  # values that a walk leaves quantised
+    read_by_all: set[int] = field(default_factory=set)  # x of its products
+    side_by_side: set[int] = field(default_factory=set)  # results of one step
+    of_products: set[int] = field(default_factory=set)
+    walked: list[tuple[str, int, int]] = field(default_factory=list)  # of each step: as `_step` is told
     results: list[tuple[External, Value]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
@@ -134,7 +142,11 @@ class Steps:
             width *= dim if isinstance(dim, int) else 1
         return width
 
-    def _step(self, uses: Sequence[Value | None], make: Callable[[], Launch]) -> None:
+    def _step(
+        self, uses: Sequence[Value | None], make: Callable[[], Any], kernel: str = "", work: int = 0, piece: int = 0
+    ) -> None:
+        """One launch; or, where `kernel` is given, a step of a walk: its shared memory and bytes of a piece."""
+        self.walked.append((kernel, work, piece))
         used = [v for v in uses if v]
         for value in used:
             if value.first < 0:
@@ -186,7 +198,8 @@ class Steps:
         placed: list[Value] = []
         end = 0
         order = {id(v): v for v in [v for _, v in self.results] + [v for used, _ in self.steps for v in used]}
-        for value in order.values():
+        inner = [v for v in order.values() if v.inside]
+        for value in (v for v in order.values() if not v.inside):
             if value.pinned:
                 value.last = len(self.steps)
             size = -(-value.size // 256) * 256
@@ -203,6 +216,9 @@ class Steps:
             value.offset = at
             end = max(end, at + size)
             placed.append(value)
+        for value in inner:
+            assert value.inside
+            value.offset += value.inside.offset
         return end
 
     # -- what a step begins with ---------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Shim:
     name = "shim"
     multiprocessors = 2
     shared_bytes = 227 << 10
+    together = True
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(str(build("ASSAY_SHIM_SANITIZE" in os.environ)))

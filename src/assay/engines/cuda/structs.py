@@ -57,6 +57,19 @@ AttentionArgs = _struct(
     ("query_rows", _POINTER),
     *_all(_I32, "heads n_rot neox n_tokens splits irregular turn_k max_blocks"),
 )
+
+
+class StepUnion(ctypes.Union):
+    _fields_ = (("product", ProductArgs), ("attention", AttentionArgs))
+
+
+WalkStep = _struct(
+    "WalkStep",
+    *_all(_I32, "kind fresh heads of_block dim_shift per_group in_copies in_bytes out_copies out_bytes"),
+    ("args", StepUnion),
+)
+WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room ahead"))
+ClearArgs = _struct("ClearArgs", ("at", _POINTER), ("vectors", _I64))
 ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))
 MapArgs = _struct(
     "MapArgs",
@@ -123,6 +136,7 @@ TENSOR_TILES = {8: 512, 16: 512, 32: 512, 64: 128, 128: 256, 256: 256}  # gemm_t
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
+    "walk": {"clear": (ClearArgs, 256)} | {f"walk_{name}": (WalkArgs, 416) for name in _LAYOUTS},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
     "gemm_many": {

@@ -1,0 +1,82 @@
+// One token through a run of products and attentions by one kernel: a block of threads on every multiprocessor that stays.
+//
+// It computes docs/arithmetic.md. A run is a list of steps in device memory. The last warp of a block asks for weights, step
+// after step, as places in shared memory become free: it does not wait for x, so the stream does not pause between steps.
+// The other warps take x of a step when it is there (norm and quantisation are done by every block for itself), multiply a
+// tile each, add up partial sums in order, and leave rows of the result in global memory.
+//
+// There is no barrier between steps. What one step leaves for another is `kNotYet` before (kernel `clear`) and never after:
+// readers look until it is something else. So all blocks must run at the same time (`together`), and a value is written once.
+// Bound by memory at 7B; a small model by latency: the way of x from block to block, and every instruction behind it (docs/gpu.md).
+#include "walk_attention.h"
+#include "walk_products.h"
+
+namespace assay {
+
+struct ClearArgs {
+    uint4* at;
+    int64_t vectors;
+};
+KERNEL(clear, ClearArgs, 256) {
+    next_may_start();
+    wait_for_previous();
+    for (int64_t i = int64_t(block_x()) * threads() + thread(); i < a.vectors; i += int64_t(grid_x()) * threads())
+        a.at[i] = {kNotYet, kNotYet, kNotYet, kNotYet};
+}
+
+template <class A, class B>
+DEVICE void walk(const WalkArgs& a) {
+    SHARED;
+    Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
+    ring.gone = ring.here + a.slots;
+    WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two
+    uint8_t* const work = reinterpret_cast<uint8_t*>(steps + 2);
+    constexpr int vectors = sizeof(WalkStep) / 16;
+    static_assert(sizeof(WalkStep) % 16 == 0);
+    const auto bring = [&](int s) {
+        if (s < a.n_steps && thread() < vectors)
+            copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
+        copy_group();
+    };
+    next_may_start();
+    if (thread() >= team()) make_places(ring.here, 2 * a.slots);
+    sync_block();
+    wait_for_previous();
+    const int slot = *a.slot;
+    if (thread() >= team()) return fetch_all<A, B>(a, slot, Fetch{a, ring.places, ring.here, ring.gone});
+    bring(0);
+#pragma unroll 1
+    for (int s = 0; s < a.n_steps; s++) {
+        copies_done<0>();
+        sync_team();
+        bring(s + 1);
+        const WalkStep& step = steps[s % 2];
+        int pieces = 0;
+        if (step.kind == PRODUCT) pieces = multiply_step<A, B>(step, ring, work);
+        else if (step.kind == ATTEND) pieces = attend_step(step, slot, ring, work);
+        else if (step.kind == FOLD) fold_step(step, slot);
+        else quantise_step(step);
+        ring.skip(pieces);
+    }
+}
+
+#define WALK(name, A, B) \
+    TOGETHER(walk_##name, WalkArgs, 416) { walk<A, B>(a); }
+#define WALK_OF(name, A) WALK(name, Codes<A>, Codes<A>)
+WALK(f32, F32s, F32s)
+WALK(f16, F16s, F16s)
+WALK(bf16, BF16s, BF16s)
+WALK_OF(q4_0, Q4_0)
+WALK_OF(q4_1, Q4_1)
+WALK_OF(q5_0, Q5_0)
+WALK_OF(q5_1, Q5_1)
+WALK_OF(q8_0, Q8_0)
+WALK_OF(iq4_nl, IQ4_NL)
+WALK_OF(iq4_xs, IQ4_XS)
+WALK_OF(mxfp4, MXFP4)
+WALK_OF(wide16, WIDE16)
+WALK_OF(wide16_min, WIDE16_MIN)
+WALK(q4_k_q6_k, Codes<Q4_K>, Codes<Q6_K>)
+WALK(q5_k_q6_k, Codes<Q5_K>, Codes<Q6_K>)
+
+}  // namespace assay

@@ -1,0 +1,215 @@
+// What the steps of a walk share (walk.cu): what they are told, values on their way from block to block, and pieces of
+// weights, keys and values, which one warp fetches and the others use.
+#pragma once
+#include "attention_one.h"
+#include "multiply.h"
+
+namespace assay {
+
+enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE };
+enum Fresh { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4 };  // written by a step of this run; the result of attention as codes
+
+struct WalkStep {
+    int32_t kind, fresh;
+    int32_t heads, of_block, dim_shift, per_group;  // of attention: that a block of threads has at a time, all of them by that,
+                                                    // log2 of their width, and 65536 / heads of a group, rounded up
+    int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
+    union {
+        ProductArgs product;
+        AttentionArgs attention;
+    };
+};
+struct WalkArgs {
+    const WalkStep* steps;
+    const int32_t* slot;                  // of the token, in the cache
+    int32_t n_steps, slots, room, ahead;  // places for pieces of weights, their bytes, how many are on their way at most
+};
+
+// ---- values from block to block -------------------------------------------------------------------------------------
+DEVICE float await(const float* p, bool fresh) {
+    float v = load_fresh(p);
+    Patience patience;
+    while (fresh && bits(v) == kNotYet) patience.lose(), v = load_fresh(p);
+    return v;
+}
+DEVICE bool there(const uint4& v) {
+    const uint32_t x = v.x > v.y ? v.x : v.y, y = v.z > v.w ? v.z : v.w;
+    return (x > y ? x : y) != kNotYet;
+}
+struct Eight {
+    uint4 a, b;
+    DEVICE void ask(const float* x) { a = load_fresh4(x), b = load_fresh4(x + 4); }
+    DEVICE void await(const float* x, bool fresh) {
+        Patience patience;
+        while (fresh && !(there(a) && there(b))) patience.lose(), ask(x);
+    }
+};
+
+// 32 quantised values on their way: their codes, then (d, d * sum, sums of the halves), 48 bytes. No code is -128 and no sum
+// -32768, so that these words, turned over, are never `kNotYet`.
+constexpr uint32_t kCodes = 0x7f7f7f7fu, kSums = 0x7fff7fffu;
+
+// Of what all blocks read there are copies, as one place in memory cannot answer all of them at once: which one is mine.
+DEVICE const uint8_t* copy_of(const WalkStep& step, const void* x) {
+    return static_cast<const uint8_t*>(x) + (block_x() & (step.in_copies - 1)) * step.in_bytes;
+}
+
+// A warp leaves its 32 values, one a lane.
+DEVICE void leave_codes(uint8_t* to, float y) {
+    const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
+    const int code = quantise(y, scale), all = reduce_add(code), first = reduce_add(lane() < 16 ? code : 0);
+    uint32_t word = uint32_t(code & 255) << 8 * (lane() & 3);
+    word |= uint32_t(shuffle_xor(int(word), 1));
+    word |= uint32_t(shuffle_xor(int(word), 2));
+    word ^= kCodes;
+    // Lanes 0, 4, ... have the codes, lanes 1, 5, 9 and 13 the rest.
+    if (lane() == 1) word = bits(scale.d);
+    if (lane() == 5) word = bits(scale.d * float(all));
+    if (lane() == 9) word = (uint32_t(first & 0xffff) | uint32_t(all - first) << 16) ^ kSums;
+    if (lane() == 13) word = 0;
+    uint32_t* const at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
+    if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16)) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
+}
+
+// The warps that compute; the last one of the block fetches.
+DEVICE int team() { return threads() - 32; }
+DEVICE void sync_team() { sync_some(1, team()); }
+
+// The groups of rows of this block.
+struct Share {
+    int begin, groups, tiles;
+    DEVICE Share(const ProductArgs& p) {
+        begin = block_x() * p.share + (block_x() < p.extra ? block_x() : p.extra);
+        groups = p.share + (block_x() < p.extra), tiles = p.parts[0].w.tiles;
+    }
+};
+
+// ---- what is fetched ------------------------------------------------------------------------------------------------
+// Pieces of weights, and of keys and values, in the order in which the steps use them. The last warp asks for them as places
+// become free, some lanes for a piece each, and not too far ahead: what has been asked for delays what is asked for later.
+constexpr int kAtOnce = 4;
+struct Fetch {
+    const WalkArgs& a;
+    uint8_t* places;
+    Arrival *here, *gone;
+    int slot = 0, fill = 0;
+    DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // of lanes 0 to count - 1, at most kAtOnce
+        const bool mine = lane() < count;
+        int at = slot + lane(), of = fill, late = at - a.ahead, late_of = fill;
+        if (at >= a.slots) at -= a.slots, of++;
+        if (late < 0) late += a.slots, late_of--;
+        if (mine && of > 0) piece_here(gone + at, (of - 1) & 1);
+        if (mine && late_of >= 0) piece_here(here + late, late_of & 1);
+        sync_warp();  // a lane that looks late must not find the next turn
+        if (mine) copy_by_lane(places + at * a.room, from, bytes, here + at);
+        slot += count;
+        if (slot >= a.slots) slot -= a.slots, fill++;
+    }
+};
+
+// Floats come in several pieces a tile: the first ones of all warps' tiles, the second ones, and so on.
+template <class A>
+DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
+    const Share my(p);
+    const int begin = my.begin * my.tiles, end = begin + my.groups * my.tiles, warps = team() / 32;
+#pragma unroll 1
+    for (int first = begin; first < end; first += warps)
+#pragma unroll 1
+        for (int i = 0; i < A::pieces; i++)
+#pragma unroll 1
+            for (int round = end - first < warps ? end - first : warps, w = 0; w < round; w += kAtOnce) {
+                const int left = round - w < kAtOnce ? round - w : kAtOnce, at = first + w + (lane() < left ? lane() : 0);
+                const Product& of = p.parts[part_of(p, at / my.tiles)];
+                constexpr int each = A::tile_bytes / A::pieces;
+                fetch(of.w.data + int64_t(at - of.first_group * my.tiles) * A::tile_bytes + i * each, each, left);
+            }
+}
+
+template <class A, class B>
+DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
+    if constexpr (A::floats) return fetch_floats<A>(p, fetch);
+    const Share my(p);
+    const int end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
+    int at = my.begin * my.tiles;
+#pragma unroll 1
+    for (int i = 0; i < n_parts && at < end; i++) {
+        const int stop = i + 1 < n_parts ? p.parts[i + 1].first_group * my.tiles : end, to = stop < end ? stop : end;
+        const bool is_first = A::number == B::number || p.parts[i].w.format == A::number;
+        const int bytes = is_first ? A::tile_bytes : B::tile_bytes;
+        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + lane()) * bytes;
+#pragma unroll 1
+        for (int left = to - at; left > 0; left -= kAtOnce, from += kAtOnce * bytes) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
+        if (to > at) at = to;
+    }
+}
+
+// The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
+// keys and as many of values.
+struct Item {
+    int block, of, pieces;  // 256 keys; which heads
+    DEVICE Item(const WalkStep& step) : block(0), of(block_x()) {
+        pieces = step.dim_shift <= 6 ? 1 : 1 << (step.dim_shift - 6);
+        wrap(step);
+    }
+    DEVICE void wrap(const WalkStep& step) {
+#pragma unroll 1
+        while (of >= step.of_block) of -= step.of_block, block++;
+    }
+    DEVICE void next(const WalkStep& step) { of += grid_x(), wrap(step); }
+    DEVICE int head(const WalkStep& step) const { return of * step.heads; }
+    DEVICE int kv(const WalkStep& step) const { return head(step) * step.per_group >> 16; }
+    DEVICE int used(int slot) const {
+        const int pages = (slot >> 5) + 1 - block * kPages;
+        return pages < kPages ? pages : kPages;
+    }
+    DEVICE const int32_t* pages(const AttentionArgs& t) const { return t.rows.pages + t.rows.tables[0] + block * kPages; }
+};
+
+// All keys of an item before its values: they are used first.
+DEVICE void fetch_cache(const WalkStep& step, int slot, Fetch& fetch) {
+    const AttentionArgs& t = step.attention;
+#pragma unroll 1
+    for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
+        const int kv = item.kv(step), used = item.used(slot), half = used * item.pieces;
+        const int bytes = item.pieces == 1 ? 64 << step.dim_shift : 4096;
+        const int32_t* pages = item.pages(t);
+#pragma unroll 1
+        for (int n = 0; n < 2 * half; n += kAtOnce) {
+            const int left = 2 * half - n < kAtOnce ? 2 * half - n : kAtOnce, mine = n + (lane() < left ? lane() : 0);
+            const bool values = mine >= half;
+            const int piece = values ? mine - half : mine, page = item.pieces == 1 ? piece : piece >> (step.dim_shift - 6);
+            const uint8_t* from = head_of(t.cache, values ? t.values : t.keys, pages[page], kv);
+            fetch(from + (piece & (item.pieces - 1)) * bytes, bytes, left);
+        }
+    }
+}
+
+template <class A, class B>
+DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch fetch) {
+#pragma unroll 1
+    for (int s = 0; s < a.n_steps; s++) {
+        if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s].product, fetch);
+        else if (a.steps[s].kind == ATTEND) fetch_cache(a.steps[s], slot, fetch);
+    }
+}
+
+struct Ring {  // where pieces lie, and the place of the one that a step begins with
+    uint8_t* places;
+    Arrival *here, *gone;
+    int slots, room, slot, fill;
+    DEVICE void skip(int pieces) {
+#pragma unroll 1
+        for (slot += pieces; slot >= slots; slot -= slots) fill++;
+    }
+    DEVICE const uint8_t* take() const {
+        piece_here(here + slot, fill & 1);
+        return places + slot * room;
+    }
+    DEVICE void leave(int further) {
+        sync_warp();
+        leave_place(gone + slot);
+        skip(further);
+    }
+};
+
+}  // namespace assay

@@ -1,0 +1,186 @@
+"""Runs of products and attentions of one token as one launch (native/cuda/walk.cu)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.engines.cuda import structs
+from assay.engines.cuda.arrange import Part
+from assay.engines.cuda.device import Launch
+from assay.engines.cuda.layout import LANES, UNIT, Matrix
+from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.shapes import BLOCK
+
+_PRODUCT, _ATTEND, _FOLD, _QUANTISE = range(4)
+_X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of attention is quantised
+_ANY = "any"  # a step that every kernel has
+_WARPS = 12  # that compute; one more fetches
+_AHEAD = 64 << 10  # bytes that a multiprocessor has asked for at a time
+_COPIES = 2  # of what every block of threads reads
+LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
+_FLOATS = 8 * 512  # bytes of a piece of floats
+_MOST = 4  # walks of a program; with more, launches that begin early are faster
+
+
+@dataclass
+class _Run:
+    kernel: str
+    begin: int
+    end: int
+    work: int
+    piece: int
+    memory: Value
+
+
+class Walks(Steps):
+    """Steps that can be those of a walk, and walks made of them."""
+
+    runs: Sequence[_Run] = ()
+
+    def _attention_args(
+        self, values: tuple[Value | None, ...], k_pool: Any, v_pool: Any, splits: int, fields: dict[str, Any]
+    ) -> Any:
+        """What every kernel of one token is told; values: q, k, v, turn, out, partial."""
+        q, k, v, turn, out, partial = map(self._at, values)
+        return structs.AttentionArgs(
+            q=q, k=k, v=v, turn=turn, out=out, partial=partial, arrived=self.memory.counters,
+            cache=self._cache_struct(), keys=k_pool, values=v_pool, rows=self._rows_struct(), splits=splits, **fields,
+        )  # fmt: skip
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _walk_room(self, parts: Sequence[Part], normed: bool) -> tuple[int, int]:
+        """Shared memory of a product (x, then sums, or x as it was and the norm's weights), and bytes of a piece."""
+        matrix = parts[0].matrix
+        tiles = -(-sum(p.matrix.groups for p in parts) // self._processors()) * matrix.tiles
+        stride, sums = matrix.units * UNIT, 4 * LANES * tiles
+        if matrix.format.floats:
+            return 16 + 4 * stride + sums, _FLOATS
+        piece = max(p.matrix.format.tile_bytes for p in parts)
+        return 16 + stride // 8 * 11 + max(sums, (16 + 8 * matrix.columns) * normed), piece
+
+    def _walk_product(self, args: Any, parts: Sequence[Part], groups: int, x: Value) -> Any:
+        args.share, args.extra = divmod(groups, self._processors())
+        args.shift = parts[0].matrix.group.bit_length() - 1
+        fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
+        fresh += _CODES * (id(x) in self.as_codes)
+        return self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
+
+    def _walk_step(self, kind: int, fresh: int, x: Value, out: Value | None, args: Any, *of_heads: int) -> Any:
+        step = structs.WalkStep(kind, fresh, *of_heads, args=args)
+        step.in_copies, step.in_bytes = x.copies, x.size // x.copies
+        if out:
+            step.out_copies, step.out_bytes = out.copies, out.size // out.copies
+        return step
+
+    def _walk_attention(
+        self, values: tuple[Value, ...], heads: int, k_pool: Any, v_pool: Any, fields: dict[str, Any], codes: bool
+    ) -> None:
+        """Attention, then the fold of its blocks; `codes`: the result is wanted quantised and by nobody else."""
+        dim, blocks, group = k_pool.dim, self.shape.blocks, heads // k_pool.heads
+        at_once = 4 if group % 4 == 0 and heads * blocks > self._processors() else 1
+        if codes:
+            self.as_codes.add(id(values[-1]))
+        partial = Value(4 * heads * blocks * (2 + dim)) if blocks > 1 else None
+
+        def make(kind: int) -> Any:
+            args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
+            fresh = _X * any(v.inside for v in values[:3]) + _CODES * codes
+            of_heads = at_once, heads // at_once, dim.bit_length() - 1, -(-65536 // group)
+            return self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
+
+        work = 4 * (at_once * (9 * dim + BLOCK + 8) + dim)
+        self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, min(64, dim) * 64)
+        if partial:
+            self._step([*values, partial], lambda: make(_FOLD), _ANY)
+
+    def _walk_codes(self, x: Value, matrix: Matrix) -> Value:
+        """A long row, quantised by a step of its own."""
+        key = id(x), matrix.columns, -1, ""
+        if key not in self.prepared:
+            codes = Value(matrix.units * UNIT // 32 * 48)
+
+            def make() -> Any:
+                args = structs.ProductArgs(x=self._at(x), columns=matrix.columns)
+                args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
+                return self._walk_step(_QUANTISE, _X * bool(x.inside), x, codes, structs.StepUnion(product=args))
+
+            self._step([x, codes], make, _ANY)
+            self.as_codes.add(id(codes))
+            self.prepared[key] = codes, codes, codes
+        return self.prepared[key][0]
+
+    # -- walks ---------------------------------------------------------------------------------------------------
+
+    def _join(self) -> bool:
+        """Find the runs of steps that one kernel has, and give what they leave each other memory of its own."""
+        runs: list[_Run] = []
+        for i, (kernel, work, piece) in enumerate(self.walked):
+            last = runs[-1] if runs and runs[-1].end == i else None
+            if kernel and last and (_ANY in (kernel, last.kernel) or kernel == last.kernel):
+                last.kernel = kernel if last.kernel == _ANY else last.kernel
+                last.end, last.work, last.piece = i + 1, max(last.work, work), max(last.piece, piece)
+            elif kernel:
+                runs.append(_Run(kernel, i, i + 1, work, piece, Value(0, 0, i)))
+        self.runs = runs
+        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= _WARPS + 8 for run in runs)
+
+    def _keep_apart(self, run: _Run) -> bool:
+        """Whether no result is read on the way, which nobody could wait for."""
+        used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values}
+        inner = [v for v in used.values() if v.first >= run.begin]
+        if any(v.pinned and v.first < v.last < run.end for v in inner) or run.kernel == _ANY:
+            return False
+        for value in (v for v in inner if not v.pinned):
+            if id(value) in self.read_by_all - self.side_by_side - self.as_codes and id(value) in self.of_products:
+                value.size = -(-value.size // 256) * 256 * _COPIES
+                value.copies = _COPIES
+            value.inside, value.offset = run.memory, run.memory.size
+            run.memory.size += -(-value.size // 256) * 256
+        for value in (*used.values(), run.memory):
+            value.first = min(value.first, run.begin)
+            value.last = max(value.last, run.end - 1, *(v.last for v in inner if value is run.memory))
+        self.steps[run.begin][0].append(run.memory)
+        return True
+
+    def _launches(self) -> list[Launch]:
+        launches, done = [], 0
+        for run in (*self.runs, None):
+            until = run.begin if run else len(self.steps)
+            launches += [self._made(make(), used) for used, make in self.steps[done:until]]
+            if run:
+                launches.append(self._walk(run))
+                done = run.end
+        cleared = [run.memory for run in self.runs if run.memory.size]
+        return [self._made(self._clear(memory), [memory]) for memory in cleared] + launches
+
+    def _made(self, launch: Launch, used: Sequence[Value]) -> Launch:
+        launch.arena = self.memory.arena
+        launch.values = tuple((self._at(value), value.size) for value in used)
+        return launch
+
+    def _clear(self, memory: Value) -> Launch:
+        args = structs.ClearArgs(self._at(memory), memory.size // 16)
+        return Launch("clear", (min(self._processors(), -(-memory.size // 4096)), 1, 1), 256, args)
+
+    def _slots(self, run: _Run) -> int:
+        free = self.shared - 1024 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
+        return min(60, free // (run.piece + 16))
+
+    def _walk(self, run: _Run) -> Launch:
+        steps = [make() for _, make in self.steps[run.begin : run.end]]
+        table = (structs.WalkStep * len(steps))(*steps)
+        slots, room = self._slots(run), run.piece
+        at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
+        ahead = max(4, min(slots - _WARPS - 4, _AHEAD // room))  # fewer: a warp knows its next piece by its turn
+        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, ahead)
+        shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
+        used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
+        grid, threads = (self._processors(), 1, 1), 32 * (_WARPS + 1)
+        launch = Launch(f"walk_{run.kernel}", grid, threads, args, shared, together=True)
+        return self._made(launch, list(used.values()))
