@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
 
-.PHONY: run test test-fast lint docs sanitize arm fuzz soak witness score engines cases clean test-gpu site cluster-demo
+.PHONY: run test test-fast lint docs sanitize arm x86 fuzz soak witness score engines cases clean test-gpu site cluster-demo
 
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
@@ -49,13 +49,16 @@ sanitize: $(VENV)/.test-installed
 	ASSAY_SHIM_SANITIZE=1 LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
 	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_serving.py -m "not slow" -q -p no:xdist
 
-# The native self-checks built for Arm and run by an emulator that has every extension: NEON, i8mm, portable code.
-CROSS ?= aarch64-linux-gnu-g++
-arm:
-	cmake -S . -B build/arm -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=$(CROSS) \
-	    -DCMAKE_EXE_LINKER_FLAGS=-static -DASSAY_MODULE=OFF > /dev/null
-	cmake --build build/arm -j 2 --target native_tests
-	for check in test_kernels test_rows; do qemu-aarch64 -cpu max build/arm/$$check || exit 1; done
+# The native self-checks built for a processor and run by an emulator that has what it can: on Arm NEON, i8mm and
+# portable code, on x86 AVX2 and portable code (qemu has no AVX-512).
+arm: CPU := aarch64
+x86: CPU := x86_64
+arm x86: CROSS ?= $(CPU)-linux-gnu-g++
+arm x86:
+	cmake -S . -B build/$@ -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=$(CPU) -DCMAKE_CXX_COMPILER=$(CROSS) \
+	    -DASSAY_MODULE=OFF > /dev/null
+	cmake --build build/$@ -j 2 --target native_tests
+	for check in test_kernels test_rows; do qemu-$(CPU) -L /usr/$(CPU)-linux-gnu -cpu max build/$@/$$check || exit 1; done
 
 # Inputs that are nearly right for every reader of a stranger's bytes; guided by coverage: python -m fuzz.guided READER.
 MINUTES ?= 2

@@ -6,7 +6,8 @@
     python bench/gpu.py model.gguf --llama-bench path/llama-bench
 
 Figures are medians over rounds, in tokens a second. `graph` is the step on the device alone, queued without waiting;
-`engine` is a call of `forward` for every token, logits on the host; `greedy` the same with the best of them only.
+`engine` is a call of `forward` for every token, logits on the host; `greedy` a call for every 16 tokens, each
+the best after the one before.
 Random weights (bench/make_model.py) are as good as any: speed does not depend on what they say.
 """
 
@@ -30,6 +31,8 @@ from assay.engines.cuda import CudaEngine
 from assay.engines.cuda.device import Launch
 from assay.gguf import open_file
 from assay.models import load
+
+FOLLOW = 15  # tokens that the engine goes on by itself where the best logit is the choice: runtime/scheduler.py
 
 
 def timed(work: Callable[[], object], rounds: int) -> float:
@@ -68,9 +71,12 @@ def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[f
             begin = time.perf_counter()
         engine.forward(batch)
     through = streams * (tokens - 4) / (time.perf_counter() - begin)
-    batch = [Chunk(np.array([5 + i], np.int32), depth + tokens, table(i, slots), best=1) for i in range(streams)]
-    greedy = streams / timed(lambda: engine.forward(batch), 20)
-    engine.forward([replace(chunk, best=0) for chunk in batch])
+    batch = [
+        Chunk(np.array([5 + i], np.int32), depth + tokens, table(i, slots), best=1, follow=FOLLOW)
+        for i in range(streams)
+    ]
+    greedy = streams * (1 + FOLLOW) / timed(lambda: engine.forward(batch), 20)
+    engine.forward([replace(chunk, best=0, follow=0) for chunk in batch])
     program = next(reversed(engine._programs.values()))
     play, device = program.play, engine._device
     assert play is not None
@@ -132,14 +138,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--streams", type=int, nargs="*", default=[8, 64])
     parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048])
+    parser.add_argument("--precision", default="fast", choices=("fast", "tensor"))
     parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--llama-bench", default="")
     args = parser.parse_args()
     begin = time.perf_counter()
     longest = max([args.depth + args.tokens + 2 * PAGE, *args.prefill, 256])
     pages = max([pages_for(longest), *(n * pages_for(128 + args.tokens + 2 * PAGE) for n in args.streams)])
-    engine = CudaEngine(load(open_file(args.model)), n_pages=pages)
-    print(f"{args.model.name} on {engine.isa}: loaded in {time.perf_counter() - begin:.2f} s", flush=True)
+    engine = CudaEngine(load(open_file(args.model)), precision=args.precision, n_pages=pages)
+    print(
+        f"{args.model.name} on {engine.isa}, {args.precision}: loaded in {time.perf_counter() - begin:.2f} s",
+        flush=True,
+    )
     if args.kernels:
         kernels(engine, [Chunk(np.array([5], np.int32), 64, table(0, 128))])
         kernels(

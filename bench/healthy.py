@@ -44,6 +44,7 @@ ARITHMETICS = {
     "f16+fused": "float16, fused kernels",
 }  # fmt: skip
 STYLES = ("full", "layers", "last")
+FINE = ("healthy", "undecided")  # no alarm
 PROMPTS = 4
 STEPS = (9, 1, 1)
 
@@ -81,11 +82,12 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         for name in names:
             mine = [r for r in rows if r["model"] == name and r["kind"] == kind]
-            wrong = sum(r["grade"] != "healthy" for r in mine)
+            wrong = sum(r["grade"] not in FINE for r in mine)
             cells.append(f"{wrong} of {len(mine)}" if mine else "–")
         out.append(f"| {words} | " + " | ".join(cells) + " |")
-    wrong = [r for r in rows if r["grade"] != "healthy"]
-    out.append(f"\n{len(wrong)} false alarms in {len(rows)} runs.")
+    wrong = [r for r in rows if r["grade"] not in FINE]
+    open_ = sum(r["grade"] == "undecided" for r in rows)
+    out.append(f"\n{len(wrong)} false alarms in {len(rows)} runs; {open_} are undecided: this evidence cannot tell.")
     out += [f"- {r['model']}, {ARITHMETICS[r['kind']]}, {r['style']}: {r['grade']} ({r['answer']})" for r in wrong]
     return "\n".join(out)
 

@@ -142,7 +142,7 @@ def _one(
         confident = any(c.confidence > 0.5 for c in found.causes)
         grade = "right" if right_place and not confident else "wrong"
     elif kind == "healthy":
-        grade = "right" if found.verdict == "healthy" else "wrong"
+        grade = "right" if found else "wrong"
     else:
         grade = planting.grade(found, case.faults)
     stage = kind in ("second", "reference") and planting.stage_right(found, case.faults[0])

@@ -144,8 +144,8 @@ async def first_token(url: str, rounds: int) -> list[tuple[float, float]]:
     for i in range(rounds):
         start = [1000 + i * 1000 + j for j in range(900)]
         body = {"max_tokens": 1, "temperature": 0}
-        _, _, cold = await ask(url, body | {"prompt": [*start, *range(40000 + i * 200, 40100 + i * 200)]})
-        _, _, warm = await ask(url, body | {"prompt": [*start, *range(40100 + i * 200, 40200 + i * 200)]})
+        _, _, cold = await ask(url, body | {"prompt": [*start, *range(20000 + i * 200, 20100 + i * 200)]})
+        _, _, warm = await ask(url, body | {"prompt": [*start, *range(20100 + i * 200, 20200 + i * 200)]})
         found.append((cold, warm))
     return found
 

@@ -53,7 +53,8 @@ SECTION = """
 
 Faults that no eye sees, planted in the second engine ({models}; {n} tokens, {steps} of them one by one), which computes
 in float32, with a half cache and with Q8 activations: right or tied. *Healthy*: called so although the fault
-moves an observed value beyond float32's noise. Made by `bench/small_faults.py`.
+moves an observed value beyond float32's noise. *Undecided*: the answer is that this evidence cannot tell, and what to
+dump next. Made by `bench/small_faults.py`.
 """
 
 
@@ -117,7 +118,7 @@ def grade(model: Model, weights: Weights, name: str, bug: str, arithmetic: str, 
         found = diagnose(model, planting.dump(case, style, model, Path(folder), tokens, steps), weights=weights)
     answer = f"{found.causes[0].fault} ({found.causes[0].how})" if found.causes else found.verdict
     if found:
-        answer = f"healthy; undecided: {found.next_observation}" if found.next_observation else _reason(found.notes)
+        answer = f"undecided: {found.next_observation}" if found.next_observation else _reason(found.notes)
     return {**row, "grade": planting.grade(found, case.faults), "answer": answer, "seconds": time.monotonic() - started}
 
 
@@ -131,11 +132,13 @@ def section(rows: Sequence[dict[str, Any]]) -> str:
         return ""
     names = ", ".join(dict.fromkeys(r["model"] for r in rows))
     out = [SECTION.format(models=names, n=len(TOKENS), steps=len(STEPS) - 1)]
-    out += ["| | needed | " + " | ".join(ARITHMETICS.values()) + " | all | healthy (under 2 %) |", "|---|---" * 3 + "|"]
+    heads = ("", "needed", *ARITHMETICS.values(), "all", "undecided", "healthy (under 2 %)")
+    out += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for style, needed in STYLES.items():
         mine = [r for r in rows if r["style"] == style and r["grade"] != "not shown"]
         cells = [_share([r for r in mine if r["kind"] == a]) for a in ARITHMETICS]
-        out.append(f"| {style} | {needed} % | {' | '.join(cells)} | {_share(mine)} | {_share(mine, ('missed',))} |")
+        cells += [_share(mine), _share(mine, ("undecided",)), _share(mine, ("missed",))]
+        out.append(f"| {style} | {needed} % | {' | '.join(cells)} |")
     hidden = sum(r["grade"] == "not shown" for r in rows)
     out.append(
         f"\n{hidden} cases of {len(rows)} move no observed value by more than float32's noise and are not counted.\n"

@@ -227,17 +227,20 @@ def dump(
 
 
 def grade(found: Diagnosis, faults: Sequence[str]) -> str:
-    """`right`, `tied` (in the class of the first cause), `unexplained`, or `wrong`; all faults must be named."""
+    """`right`, `tied` (in the class of the first cause), `missed` (called healthy), `undecided`, `unexplained`, or
+    `wrong`; all faults must be named. Without a fault whatever is no alarm is right."""
     named = {c.fault for c in found.causes}
     classes = {f for c in found.causes for f in (c.fault, *c.equivalent)}
     if not faults:
-        return "right" if found.verdict == "healthy" else "wrong"
+        return "right" if found else "wrong"
     if set(faults) <= named:
         return "right"
     if set(faults) <= classes:
         return "tied"
     if found.verdict == "healthy":
         return "missed"
+    if found.verdict == "undecided":
+        return "undecided"
     return "wrong" if found.causes else "unexplained"
 
 

@@ -88,6 +88,26 @@ DEVICE void fold(float& m, float& l, float m2, float l2, float& fa, float& fb) {
     l = l * fa + l2 * fb;
 }
 
+// A row's m and l over the blocks so far, in shared memory, and what the last block does to its sum.
+enum Fold { LEFT_OUT, FIRST, FOLDED };
+struct RowState {
+    float m, l, fa, fb;
+    int32_t how, padding[3];
+
+    DEVICE void clear() { m = minus_infinity(), l = fa = fb = 0.0f, how = LEFT_OUT; }
+    DEVICE void take(float block_m, float block_l) {
+        if (block_m == minus_infinity()) {
+            how = LEFT_OUT;
+        } else if (m == minus_infinity()) {
+            m = block_m, l = block_l, how = FIRST;
+        } else {
+            fold(m, l, block_m, block_l, fa, fb);
+            how = FOLDED;
+        }
+    }
+    DEVICE float sum(float acc, float block) const { return how == FOLDED ? acc * fa + block * fb : how == FIRST ? block : acc; }
+};
+
 // A sink is one more block that holds one score and no value, after all keys.
 DEVICE void add_sink(const Mask& mask, int head, float& m, float& l, float& acc) {
     if (!mask.sinks || mask.sinks[head] == minus_infinity()) return;

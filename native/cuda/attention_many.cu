@@ -11,13 +11,6 @@ DEVICE float low_half(uint32_t two) { return half_to_float(uint16_t(two)); }
 DEVICE float high_half(uint32_t two) { return half_to_float(uint16_t(two >> 16)); }
 DEVICE bool strange_half(uint32_t two) { return (two & 0x7c00u) == 0x7c00u || (two & 0x7c000000u) == 0x7c000000u; }
 
-// What a block of keys does to a row's running sum.
-enum Fold { LEFT_OUT, FIRST, FOLDED };
-struct RowState {  // of one row, in shared memory
-    float m, l, fa, fb;
-    int32_t fold, padding[3];
-};
-
 template <int ROWS, int DPL, int STAGED>
 DEVICE void attend_many(const AttentionArgs& a) {
     SHARED;
@@ -43,7 +36,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
         const int r = i / (4 * k_quads), d = i % (4 * k_quads);
         q[i] = r < rows && d < k_dim ? a.q[(int64_t(token_of(r)) * a.heads + head_index(r)) * k_dim + d] : 0.0f;
     }
-    if (lane() < ROWS) states[lane()] = {minus_infinity(), 0.0f, 0.0f, 0.0f, LEFT_OUT, {0, 0, 0}};
+    if (lane() < ROWS) states[lane()].clear();
     const bool whole = a.irregular || a.kq;
     const int low = a.rows.slots[batch_row(token_of(0))], high = a.rows.slots[batch_row(token_of(rows - 1))];
     const int from = whole ? 0 : a.mask.from(low) / kBlock;
@@ -127,17 +120,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
             softmax_block(x, seen, block_m, block_l);
 #pragma unroll
             for (int p = 0; p < kPages; p++) e[r * kBlock + p * kPage + lane()] = x[p];
-            if (lane() == 0) {
-                RowState& state = states[r];
-                if (block_m == minus_infinity()) {
-                    state.fold = LEFT_OUT;
-                } else if (state.m == minus_infinity()) {
-                    state.m = block_m, state.l = block_l, state.fold = FIRST;
-                } else {
-                    fold(state.m, state.l, block_m, block_l, state.fa, state.fb);
-                    state.fold = FOLDED;
-                }
-            }
+            if (lane() == 0) states[r].take(block_m, block_l);
         }
         sync_warp();
         float block_acc[ROWS][DPL];
@@ -206,9 +189,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
         for (int r = 0; r < ROWS; r++) {
             const RowState state = states[r];
 #pragma unroll
-            for (int i = 0; i < DPL; i++)
-                acc[r][i] = state.fold == FOLDED ? acc[r][i] * state.fa + block_acc[r][i] * state.fb
-                            : state.fold == FIRST ? block_acc[r][i] : acc[r][i];
+            for (int i = 0; i < DPL; i++) acc[r][i] = state.sum(acc[r][i], block_acc[r][i]);
         }
         sync_warp();
     }

@@ -10,12 +10,6 @@ namespace assay {
 
 constexpr int kStaged = 128, kScores = kBlock + 8;  // keys at a time; from one row's scores to the next one's
 
-struct RowFold {  // of one row, in shared memory: its running m and l, and what the last block does to its sum
-    float m, l, fa, fb;  // BOTH: sum = sum fa + block's fb
-    int32_t fold, padding[3];
-};
-enum Folding { SKIPPED, ALONE, BOTH };
-
 DEVICE float4 low_halves(uint32_t x, uint32_t y) {
     return {half_to_float(uint16_t(x)), half_to_float(uint16_t(x >> 16)), half_to_float(uint16_t(y)), half_to_float(uint16_t(y >> 16))};
 }
@@ -52,7 +46,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
     float* const q = reinterpret_cast<float*>(shared);                   // [ROWS][line]
     float* const stage = q + ROWS * line;                                // keys: [D / 4][128][4]; values: [128][D]
     float* const e = stage + kStaged * D;                                // [ROWS][kScores]: scores, then weights
-    RowFold* const states = reinterpret_cast<RowFold*>(e + ROWS * kScores);
+    RowState* const states = reinterpret_cast<RowState*>(e + ROWS * kScores);
     int* const strange = reinterpret_cast<int*>(states + ROWS);          // [2]: a staged value is not finite
     const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
     const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
@@ -76,7 +70,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
         if (r < rows) x = *reinterpret_cast<const float4*>(a.q + (int64_t(token_of(r)) * a.heads + head_index(r)) * D + d);
         *reinterpret_cast<float4*>(q + r * line + d) = x;
     }
-    if (thread() < ROWS) states[thread()] = {minus_infinity(), 0.0f, 0.0f, 0.0f, SKIPPED, {0, 0, 0}};
+    if (thread() < ROWS) states[thread()].clear();
     if (thread() == 0) strange[0] = strange[1] = 0;
 
     uint4 held[held_each];
@@ -212,16 +206,8 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
         }
         sync_warp();
         if (lane() < 8) {  // the block's m and l into the row's
-            RowFold& state = states[warp * 8 + lane()];
-            const float m = state.fa, l = state.fb;
-            if (m == minus_infinity()) {
-                state.fold = SKIPPED;
-            } else if (state.m == minus_infinity()) {
-                state.m = m, state.l = l, state.fold = ALONE;
-            } else {
-                fold(state.m, state.l, m, l, state.fa, state.fb);
-                state.fold = BOTH;
-            }
+            RowState& state = states[warp * 8 + lane()];
+            state.take(state.fa, state.fb);
         }
         // Rows rg + 4 r of the warp's 4 R, columns 4 cg of its 32.
         const int row = warp / wide * 4 * R + rg, column = warp % wide * 8 + cg;
@@ -265,11 +251,9 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
         }
 #pragma unroll
         for (int r = 0; r < R; r++) {
-            const RowFold state = states[row + 4 * r];
+            const RowState state = states[row + 4 * r];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                acc[r][i] = state.fold == BOTH ? acc[r][i] * state.fa + block_acc[r][i] * state.fb
-                            : state.fold == ALONE ? block_acc[r][i] : acc[r][i];
+            for (int i = 0; i < 4; i++) acc[r][i] = state.sum(acc[r][i], block_acc[r][i]);
         }
     }
     sync_block();

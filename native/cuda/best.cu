@@ -1,7 +1,8 @@
 // The k largest values of each row, falling, equal ones by lower index; a NaN counts as larger than all, so that it shows.
 //
 // A warp takes 512 values and lists its k best; then a warp a row picks the k best of all lists. The host reads k pairs of
-// a row instead of the row. Bound by latency: k rounds of two reductions over a warp, twice.
+// a row instead of the row. Bound by latency: k rounds of two reductions over a warp, twice. With k = 1 the tables of the
+// step are moved on by a token, so that it can be run again without the host: a row with none left becomes padding.
 #include "arithmetic.h"
 
 namespace assay {
@@ -10,6 +11,7 @@ struct BestArgs {
     const float* x;    // [rows][width]
     uint2* lists;      // [rows][n_lists][k]: order and index
     float* out;        // [rows][2 k]: values, then indices
+    int32_t *tokens, *positions, *slots, *left;  // of the step's rows, where the best is its row's next token; else null
     int32_t width, n_lists, k, padding;
 };
 
@@ -62,6 +64,17 @@ KERNEL(best_lists, BestArgs, 256) {
     }
 }
 
+DEVICE void go_on(const BestArgs& a, int row, int token) {
+    if (a.left[row] > 0) {
+        a.left[row]--;
+        a.tokens[row] = token;
+        a.positions[row]++;
+        a.slots[row]++;
+    } else {
+        a.slots[row] = -1;
+    }
+}
+
 // block_x: row; a lane has every 32nd list
 KERNEL(best_of_lists, BestArgs, 32) {
     SHARED;
@@ -89,6 +102,7 @@ KERNEL(best_of_lists, BestArgs, 32) {
             a.out[int64_t(block_x()) * 2 * a.k + n] = found.y == kNobody ? minus_infinity() : value_of(found.x);
             a.out[int64_t(block_x()) * 2 * a.k + a.k + n] = found.y == kNobody ? -1.0f : float(found.y);
         }
+        if (lane() == 0 && a.left) go_on(a, block_x(), found.y == kNobody ? 0 : int(found.y));
     }
 }
 

@@ -50,6 +50,7 @@ template <Kind KIND, Scales SCALES, bool SUB16, bool MIN, int OFFSET = 0, Book B
 struct Layout {
     static constexpr bool sub16 = SUB16, min = MIN;
     static constexpr int offset = OFFSET;
+    static constexpr bool negative = KIND == N8 || BOOK != PLAIN;  // codes are signed bytes
     static constexpr Kind kind = KIND;
     static constexpr Scales scales_kind = SCALES;
     static constexpr int codes = KIND == N4 ? 8 : KIND == N5 ? 10 : KIND == N6 ? 12 : 16;

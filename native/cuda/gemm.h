@@ -39,9 +39,9 @@ DEVICE uint32_t signed_codes(uint32_t x) {  // without carries: the codes are sm
 struct Source {
     const uint8_t* group;
     int row, item, tile_bytes, per, chunks;
-    DEVICE Source(const Matrix& w, int first, int rows, int chunks, int me) : tile_bytes(w.tile_bytes), per(w.group), chunks(chunks) {
-        row = me % rows;
-        const int at = first + row < w.all_rows ? first + row : w.all_rows - 1;
+    DEVICE Source(const Matrix& w, int first, int rows, int chunks, int me) : Source(w, first + me % rows, me % rows, chunks) {}
+    DEVICE Source(const Matrix& w, int at, int row, int chunks) : row(row), tile_bytes(w.tile_bytes), per(w.group), chunks(chunks) {
+        if (at >= w.all_rows) at = w.all_rows - 1;
         item = at % w.group;
         group = w.tile(at / w.group, 0);
     }

@@ -1,7 +1,7 @@
 // What a kernel may use of the machine: two dozen functions, written once for a GPU and once for the host.
 //
 // Everything else under native/cuda is plain C++ over these, so the same sources run on a GPU (compiled by NVRTC) and
-// under the shim (compiled by the host's compiler, threads of a block as coroutines). PTX stands in this file only.
+// under the shim (compiled by the host's compiler, threads of a block as coroutines). PTX stands in this file and in warpgroup.h only.
 // No contraction, no flushing of subnormals: the compiler is told so, and every fused operation is written `fma`.
 #pragma once
 
@@ -29,7 +29,7 @@ typedef unsigned long long uint64_t;
 #define SHARED uint8_t* const shared = shared_memory
 #define CONSTANT __device__ const
 
-extern __shared__ __align__(16) uint8_t shared_memory[];
+extern __shared__ __align__(1024) uint8_t shared_memory[];
 
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int threads() { return blockDim.x; }
@@ -43,6 +43,7 @@ DEVICE void sync_block() { __syncthreads(); }
 DEVICE void sync_warp() { __syncwarp(); }
 // A barrier of some warps of a block, `count` threads in all; id: 1 to 15.
 DEVICE void sync_some(int id, int count) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(count) : "memory"); }
+DEVICE void arrive_some(int id, int count) { asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(count) : "memory"); }  // and go on
 DEVICE bool any_lane(bool x) { return __any_sync(~0u, x); }
 DEVICE void fence() { __threadfence(); }
 
@@ -91,6 +92,29 @@ DEVICE uint16_t half_nearest(float f) {  // of a finite value in range
     uint16_t h;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
+}
+
+// Two halves a word.
+DEVICE uint32_t add_halves(uint32_t a, uint32_t b) {
+    uint32_t d;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+}
+
+DEVICE uint32_t two_halves(float low, float high) {  // finite, in range
+    uint32_t d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+DEVICE float power_of_two(float x) {  // about 2 ulp
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
 }
 
 // Arguments come from afar when they are looked at for the first time: this looks at all of them, before a kernel waits.
@@ -265,15 +289,20 @@ DEVICE void load_matrices(uint32_t (&d)[2], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                  : "=r"(d[0]), "=r"(d[1]) : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row))) : "memory");
 }
+// Four matrices of 8 rows x 8 halves, turned: of each the lane gets halves l / 4 of rows 2 (l % 4) and the next.
+DEVICE void load_matrices_turned(uint32_t (&d)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(shared_address(row)) : "memory");
+}
 // d = a b + c over 16-bit floats, 16 columns: a[0] and a[1] are rows g and g + 8, columns 2 t and 2 t + 1, a[2] and a[3] the
 // same from column 8 on; b0, b1 likewise; sums in float32.
 DEVICE void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEVICE void mma_bf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

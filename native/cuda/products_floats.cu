@@ -99,6 +99,8 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
     }
 }
 
+KERNEL(product_floats_1, ProductArgs, 512) { few_tokens_floats<1>(a); }
+KERNEL(product_floats_2, ProductArgs, 512) { few_tokens_floats<2>(a); }
 KERNEL(product_floats_4, ProductArgs, 512) { few_tokens_floats<4>(a); }
 
 }  // namespace assay

@@ -176,13 +176,13 @@ void barrier_warp() {
     wait_on(&now->warp_turn[w]);
 }
 
-void barrier_some(int id, int count) {
+void barrier_some(int id, int count, bool wait) {
     if (++now->some_arrived[id] == count) {
         now->some_arrived[id] = 0;
         now->some_turn[id]++, idle = 0;
         return;
     }
-    wait_on(&now->some_turn[id]);
+    if (wait) wait_on(&now->some_turn[id]);
 }
 
 void pause() {

@@ -40,7 +40,7 @@ void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads
 void barrier_block();
 void pause();  // let the others run
 void barrier_warp();
-void barrier_some(int id, int count);
+void barrier_some(int id, int count, bool wait = true);
 uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
 
 template <class F>
@@ -72,6 +72,7 @@ inline int grid_y() { return shim::state.grid[1]; }
 inline void sync_block() { shim::barrier_block(); }
 inline void sync_warp() { shim::barrier_warp(); }
 inline void sync_some(int id, int count) { shim::barrier_some(id, count); }
+inline void arrive_some(int id, int count) { shim::barrier_some(id, count, false); }
 inline bool any_lane(bool x) {
     int any = x;
     for (int h = 16; h; h /= 2) any |= shim::exchange(any, (shim::state.thread & 31) ^ h);
@@ -146,6 +147,17 @@ inline uint16_t half_nearest(float f) {
     return uint16_t(sign | (((a + 0xfffu + (a >> 13 & 1u)) >> 13) - (112u << 10)));
 }
 
+inline uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {  // not to the last bit where c is far from a b
+    uint32_t d = 0;
+    for (int i = 0; i < 32; i += 16)
+        d |= uint32_t(half_nearest(fma(half_to_float(uint16_t(a >> i)), half_to_float(uint16_t(b >> i)), half_to_float(uint16_t(c >> i))))) << i;
+    return d;
+}
+inline uint32_t add_halves(uint32_t a, uint32_t b) { return fma_halves(a, 0x3c003c00u, b); }
+
+inline uint32_t two_halves(float low, float high) { return half_nearest(low) | uint32_t(half_nearest(high)) << 16; }
+inline float power_of_two(float x) { return std::exp2(x); }
+
 template <class Args>
 inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
@@ -215,6 +227,20 @@ inline void load_matrices(uint32_t (&d)[N], const void* row) {
         const uint32_t* from;
         std::memcpy(&from, shim::warp_slots(8 * i + lane() / 4), sizeof from);
         d[i] = from[lane() % 4];
+    }
+    shim::barrier_warp();
+}
+
+inline void load_matrices_turned(uint32_t (&d)[4], const void* row) {
+    std::memcpy(shim::warp_slots(lane()), &row, sizeof row);
+    shim::barrier_warp();
+    for (int i = 0; i < 4; i++) {
+        d[i] = 0;
+        for (int e = 0; e < 2; e++) {
+            const uint16_t* from;
+            std::memcpy(&from, shim::warp_slots(8 * i + lane() % 4 * 2 + e), sizeof from);
+            d[i] |= uint32_t(from[lane() / 4]) << 16 * e;
+        }
     }
     shim::barrier_warp();
 }

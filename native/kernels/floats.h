@@ -8,29 +8,34 @@ constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
 
 constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel of halves once beats widening them for every group
 
-// Vector I of a group of columns.
+// A vector of a column, as floats.
 struct WF32 {
     static constexpr int size = 4;
-    template <int I = 0>
-    static INLINE V::F get(const uint8_t* p) {
-        return V::load(reinterpret_cast<const float*>(p));
-    }
+    static constexpr bool shifts = false;
+    static INLINE V::F get(const uint8_t* p) { return V::load(reinterpret_cast<const float*>(p)); }
 };
 struct WF16 {
     static constexpr int size = 2;
-    template <int I = 0, class U = V>
-    static INLINE U::F get(const uint8_t* p) {
-        if constexpr (U::mixes_halves && I % 4 == 3)
-            return U::finite_f16(p);
-        else
-            return U::f16(p);
-    }
+    static constexpr bool shifts = false;
+    static INLINE V::F get(const uint8_t* p) { return V::f16(p); }
 };
 struct WBF16 {
     static constexpr int size = 2;
-    template <int I = 0>
-    static INLINE V::F get(const uint8_t* p) {
-        return V::bf16(p);
+    static constexpr bool shifts = false;
+    static INLINE V::F get(const uint8_t* p) { return V::bf16(p); }
+};
+// Halves of which every second vector is the weight times 2^-112 and meets the activation times 2^112: the product and
+// its rounding are the same. For one token; with more, widening is the lesser part. An activation of 2^16 and more
+// becomes infinite and the result with it: then the panel is computed again with WF16.
+struct Shifted : WF16 {
+    static constexpr bool shifts = V::shifts_halves;
+    template <class U = V>
+    static INLINE U::F lowered(const uint8_t* p) {
+        return U::lowered_f16(p);
+    }
+    template <class U = V>
+    static INLINE U::X raised(U::X a) {
+        return U::mul(a, U::set(0x1p112f));
     }
 };
 
@@ -48,17 +53,27 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
             const uint8_t* w = weights + i * R * W::size;
             if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
                 for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
-            typename V::X a[T];
+            typename V::X a[T], raised[T];
             unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + t * ldx + i); });
+            if constexpr (W::shifts) {
+                __builtin_prefetch(w + 512);
+                raised[0] = W::raised(a[0]);
+            }
             unroll<4>([&](auto n) INLINE_LAMBDA {
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
-                    constexpr int at = T == 1 ? n * PV + v : 0;  // with more tokens, widening is the lesser part
-                    const Float column = W::template get<at>(w + (n * R + v * L) * W::size);
+                    const uint8_t* const at = w + (n * R + v * L) * W::size;
+                    constexpr bool shifted = W::shifts && v % 2 == 1;
+                    Float column;
+                    if constexpr (shifted)
+                        column = W::lowered(at);
+                    else
+                        column = W::get(at);
                     unroll<T>([&](auto t) INLINE_LAMBDA {
+                        const auto& by = shifted ? raised[t] : a[t];
                         if constexpr (n % 2 == 0)
-                            even[t][v] = V::template fma_lane<n>(even[t][v], column, a[t]);
+                            even[t][v] = V::template fma_lane<n>(even[t][v], column, by);
                         else
-                            odd[t][v] = V::template fma_lane<n>(odd[t][v], column, a[t]);
+                            odd[t][v] = V::template fma_lane<n>(odd[t][v], column, by);
                     });
                 });
             });
@@ -80,8 +95,9 @@ void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, co
         const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
         const float* a = x + t * ldx + first;
         by_tokens(tokens, [&](auto T) {
-            at_edge<T>(rows, tokens, first > 0, out + t * ldo, ldo,
-                       [&](float* to, int64_t ld) { panel_f32<W, T>(weights, columns, a, ldx, first > 0, to, ld); });
+            at_edge<T>(rows, tokens, first > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
+                panel_f32<W, T>(weights, columns, a, ldx, first > 0, to, ld);
+            });
         });
     }
 }
@@ -157,6 +173,16 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
         });
     };
     if (w.packed && w.type == Type::F32) return direct(WF32{});
+    if (V::shifts_halves && w.packed && m == 1 && w.type == Type::F16)
+        return each_panel(begin, end, [&](const Rows& rows) {
+            const uint8_t* const panel = w.data + rows.first * all * WF16::size;
+            at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t ld) {
+                panel_f32<Shifted, 1>(panel, all, x, ldx, false, to, ld);
+                bool finite = true;
+                for (int r = 0; r < R; r++) finite &= __builtin_isfinite(to[r]);
+                if (!finite) panel_f32<WF16, 1>(panel, all, x, ldx, false, to, ld);
+            });
+        });
     if (w.packed && m < EXPAND && w.type == Type::F16) return direct(WF16{});
     if (w.packed && m < EXPAND && w.type == Type::BF16) return direct(WBF16{});
     for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {

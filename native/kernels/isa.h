@@ -34,7 +34,7 @@ struct NoBlock {
     template <class F, int T>
     static constexpr bool has_block = false;
     static constexpr Order order = HALVES;
-    static constexpr bool mixes_halves = false;  // has two ways to widen halves, `f16` and `finite_f16`
+    static constexpr bool shifts_halves = false;  // has a second way to widen halves, `lowered_f16`
     template <class Q>
     static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // where the order is PAIRS
     template <class Q>
@@ -44,8 +44,8 @@ struct NoBlock {
     template <class F>
     static constexpr int expand_from = 8;  // tokens from which expanding a panel first is faster
     template <Kind KIND>
-    static constexpr bool paired = false;  // the nibbles of a byte belong to two rows (layout.h)
-    template <Kind KIND>
+    static constexpr bool paired = false;  // a byte has codes of two rows (layout.h)
+    template <Kind KIND, int H>
     static void unpack_pairs(const uint8_t*, int, void*) {}
     static constexpr int ahead = 0;  // bytes that decoding fetches ahead of itself, beyond what the hardware does
     static constexpr bool tile_bias = false;

@@ -14,6 +14,7 @@
 //          7 = E:3, bit 2 of B, bit 2 of D
 //   N3*    1 a half block: bits 2 g are the low bits of group g; 1 a block before: bit 4 h + g is the third bit
 //   N2*    1 a half block: bits 2 g are group g
+//          V::paired: 4 a block for 2 L rows: vector g has group g in its low nibbles, g + 4 in its high, each two rows
 //
 // Scales precede the quants: R f16 (and R f16 minima) per block of 32; or per super-block of 256 R f16 d, R f16 dmin,
 // then a scale (and a minimum) byte per sub-block and row, V::scale_bias added. The codes are V's choice (signed or
@@ -63,7 +64,7 @@ struct Layout {
     template <int H>
     static INLINE void quants(const uint8_t* unit, int j, int v, V::Q w[4]) {
         const uint8_t* block = block_quants(unit, j);
-        if constexpr (V::template paired<KIND>) return V::template unpack_pairs<KIND>(block + 4 * VB * H, v, w);
+        if constexpr (V::template paired<KIND>) return V::template unpack_pairs<KIND, H>(block, v, w);
         const uint8_t* half = block + PV * kind_head_bytes(KIND) + (H * PV + v) * kind_half_bytes(KIND);
         V::template unpack<KIND, H>(half, block + v * kind_head_bytes(KIND), w);
     }
@@ -71,8 +72,11 @@ struct Layout {
     // What a unit's scales have in common, and the scales of its block j (half h where sub16) for the whole panel.
     struct Head {
         typename V::Factor d[PV], m[PV];
+        typename V::F one[PV];  // where there are no sub-scales
         explicit INLINE Head(const uint8_t* unit) {
-            if constexpr (SUPER)
+            if constexpr (SUBS == 0)
+                for (int v = 0; v < PV; v++) one[v] = V::f16(unit + d_at + 2 * L * v);
+            else if constexpr (SUPER)
                 for (int v = 0; v < PV; v++) {
                     const typename V::F block = V::f16(unit + d_at + 2 * L * v);
                     d[v] = V::template factor<bias>(EIGHTHS == 8 ? block : V::mul(block, V::set(EIGHTHS / 8.0f)));
@@ -80,10 +84,12 @@ struct Layout {
                 }
         }
     };
-    static constexpr int sub(int j, int h) { return SUBS == 16 ? 2 * j + h : SUBS == 8 ? j : 0; }
+    static constexpr int sub(int j, int h) { return SUBS == 16 ? 2 * j + h : j; }
     static constexpr int bias = packed_min ? 0 : V::scale_bias;
     static INLINE void scales(const Head& head, const uint8_t* unit, int j, int h, V::F (&d)[PV]) {
-        if constexpr (SUPER)
+        if constexpr (SUBS == 0)
+            for (int v = 0; v < PV; v++) d[v] = head.one[v];
+        else if constexpr (SUPER)
             V::template times<packed_min ? LOW4 : BYTE>(head.d, unit + sc_at + sub(j, h) * R, d);
         else
             for (int v = 0; v < PV; v++) d[v] = SCALE == SBF16 ? V::bf16(unit + 2 * L * v) : V::f16(unit + 2 * L * v);
@@ -169,8 +175,8 @@ using IQ2_XS = Layout<Type::IQ2_XS, N3P, true, true, false, SF16, 0, 16, 1>;
 using IQ2_S = Layout<Type::IQ2_S, N3P, true, true, false, SF16, 0, 16, 1>;
 using IQ1_S = Layout<Type::IQ1_S, N3T, true, true, false, SF16, 0, 8, 1>;
 using IQ1_M = Layout<Type::IQ1_M, N3T, true, true, false, SF16, 0, 16, 1>;
-using TQ1_0 = Layout<Type::TQ1_0, N2T, true, true, false, SF16, 0, 1>;
-using TQ2_0 = Layout<Type::TQ2_0, N2T, true, true, false, SF16, 0, 1>;
+using TQ1_0 = Layout<Type::TQ1_0, N2T, true, false, false, SF16, 0, 0>;
+using TQ2_0 = Layout<Type::TQ2_0, N2T, true, false, false, SF16, 0, 0>;
 
 // Call f with a value of the layout of this type; false for types without one: floats, and Q8_K.
 template <class Function>

@@ -29,18 +29,21 @@ struct Neon : NoBlock {
                                 : KIND == N3 ? 4
                                              : 0;
     // The nibbles of a byte: row r's code as in the file below, row r + 4's above, its top bit flipped (two's
-    // complement of the code less 8). Four columns of eight rows lie in one vector; see nibble_block.
+    // complement of the code less 8). Four columns of eight rows lie in one vector; see nibble_block. Trits: a byte has
+    // two such pairs, 16 columns apart; see trit_block.
     template <Kind KIND>
-    static constexpr bool paired = KIND == N4S || KIND == N4U;
-    template <Kind KIND>
-    static INLINE void unpack_pairs(const uint8_t* half, int v, Q w[4]) {
+    static constexpr bool paired = KIND == N4S || KIND == N4U || KIND == N2T;
+    template <Kind KIND, int H>
+    static INLINE void unpack_pairs(const uint8_t* block, int v, Q w[4]) {
         for (int g = 0; g < 4; g++) {
-            const uint8x16_t m = vld1q_u8(half + 16 * g);
+            const uint8x16_t m = vld1q_u8(block + (KIND == N2T ? 16 * g : 64 * H + 16 * g));
             uint8x16_t x;
             if constexpr (KIND == N4S)  // 16 q
                 x = v == 0 ? veorq_u8(vshlq_n_u8(m, 4), vdupq_n_u8(0x80)) : vandq_u8(m, vdupq_n_u8(0xf0));
-            else
+            else if constexpr (KIND == N4U)
                 x = v == 0 ? vandq_u8(m, vdupq_n_u8(15)) : veorq_u8(vshrq_n_u8(m, 4), vdupq_n_u8(8));
+            else
+                x = vsubq_u8(vandq_u8(vshlq_u8(m, vdupq_n_s8(int8_t(-4 * H - 2 * v))), vdupq_n_u8(3)), vdupq_n_u8(1));
             w[g] = vreinterpretq_s8_u8(x);
         }
     }
@@ -98,8 +101,6 @@ struct Neon : NoBlock {
             w[1] = s8(vandq_u8(vshrq_n_u8(m, 2), three));
             w[2] = s8(vandq_u8(vshrq_n_u8(m, 4), three));
             w[3] = s8(vshrq_n_u8(m, 6));
-            if constexpr (KIND == N2T)
-                for (int g = 0; g < 4; g++) w[g] = vsubq_s8(w[g], vdupq_n_s8(1));
         }
     }
 
@@ -107,12 +108,12 @@ struct Neon : NoBlock {
     static INLINE F load(const float* p) { return vld1q_f32(p); }
     static INLINE void store(float* p, F x) { vst1q_f32(p, x); }
     static INLINE F f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
-    // fcvtl takes the first vector pipe for two cycles; a shift takes the second for one, and two operations more go
-    // to either. One vector in four by the second way keeps both pipes busy.
-    static constexpr bool mixes_halves = true;
-    static INLINE F finite_f16(const uint8_t* p) {
-        const int32x4_t x = vshll_n_s16(vreinterpret_s16_u8(vld1_u8(p)), 13);  // the exponent 112 too low
-        return vmulq_f32(vreinterpretq_f32_s32(vandq_s32(x, vdupq_n_s32(int32_t(0x8fffffff)))), vdupq_n_f32(0x1p112f));
+    // fcvtl takes the first vector pipe for two cycles. A shift and a mask, of which the shift takes the second, give a
+    // finite half times 2^-112; half of the vectors by either way keeps both pipes busy.
+    static constexpr bool shifts_halves = true;
+    static INLINE F lowered_f16(const uint8_t* p) {
+        const int32x4_t x = vshll_n_s16(vreinterpret_s16_u8(vld1_u8(p)), 13);
+        return vreinterpretq_f32_s32(vandq_s32(x, vdupq_n_s32(int32_t(0x8fffffff))));
     }
     static INLINE F bf16(const uint8_t* p) {
         return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
@@ -351,11 +352,50 @@ struct Neon : NoBlock {
             acc[t][1] = vfmaq_n_f32(acc[t][1], mul(up, d[1]), da[t]);
         }
     }
+// clang-format off
+#define TRITS(g)                                                                              \
+    "ldr %q[m], [%[p], #16*" #g "]\n"                                                         \
+    "and %[f].16b, %[m].16b, %[both].16b\nand %[n].16b, %[m].16b, %[upper].16b\n"             \
+    "sdot %[s].4s, %[f].16b, %[a].4b[" #g "]\nsdot %[h].4s, %[n].16b, %[a].4b[" #g "]\n"      \
+    "ushr %[m].16b, %[m].16b, #4\nand %[n].16b, %[m].16b, %[upper].16b\n"                     \
+    "sdot %[s].4s, %[m].16b, %[b].4b[" #g "]\nsdot %[h].4s, %[n].16b, %[b].4b[" #g "]\n"
+    // clang-format on
+    static INLINE void trits(I& sum, I& high, const uint8_t* p, const int8_t* q) {
+        A a, b;
+        Q m, n, f;
+        asm("ldr %q[a], [%[q]]\nldr %q[b], [%[q], #16]\n" TRITS(0) TRITS(1) TRITS(2) TRITS(3)
+            : [s] "+&w"(sum), [h] "+&w"(high), [a] "=&w"(a), [b] "=&w"(b), [m] "=&w"(m), [n] "=&w"(n), [f] "=&w"(f)
+            : [p] "r"(p), [q] "r"(q), [both] "w"(vdupq_n_u8(15)), [upper] "w"(vdupq_n_u8(12))
+            : "memory");
+    }
+#undef TRITS
+    // Trits: codes are one more than the trit, a pair m = 4 hi + lo. `sum` gathers 4 H + L, less the activations' sum;
+    // `high` 4 H, from which it leaves with the constant.
+    template <class F, int T, class Group>
+    static INLINE void trit_block(Neon::F (&acc)[T][2], const typename F::Head& head, const uint8_t* unit, int j,
+                                  const Group* a) {
+        I sum[T], high[T];
+        for (int t = 0; t < T; t++) sum[t] = broadcast(magic<1> + a->neg[t]), high[t] = start<0, 1>(nullptr);
+        const uint8_t* p = F::block_quants(unit, j);
+        __builtin_prefetch(p + 512);
+        for (int t = 0; t < T; t++) trits(sum[t], high[t], p, a->q[t]);
+        Neon::F d[2];
+        F::scales(head, unit, j, 0, d);
+        const X da = lanes(a->d);
+        for (int t = 0; t < T; t++) {
+            const Neon::F upper = vreinterpretq_f32_s32(high[t]), low = vsubq_f32(vreinterpretq_f32_s32(sum[t]), upper);
+            const Neon::F up = fma(upper, set(0.25f), vreinterpretq_f32_s32(broadcast(magic<-4> - 4 * a->neg[t])));
+            acc[t][0] = vfmaq_n_f32(acc[t][0], mul(low, d[0]), da[t]);
+            acc[t][1] = vfmaq_n_f32(acc[t][1], mul(up, d[1]), da[t]);
+        }
+    }
     template <class F, int T, class Group>
     static INLINE void block(Neon::F (&acc)[T][2], const typename F::Head& head, const uint8_t* unit, int j,
                              const Group* a) {
         if constexpr (F::kind == N8)
             byte_block<F>(acc, head, unit, a);
+        else if constexpr (F::kind == N2T)
+            trit_block<F>(acc, head, unit, j, a);
         else
             nibble_block<F>(acc, head, unit, j, a);
     }

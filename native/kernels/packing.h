@@ -63,7 +63,11 @@ void put_codes(const uint32_t (&c)[8][R], uint8_t* block) {
         for (int l = 0; l < L; l++) words[l] = word(l);
         __builtin_memcpy(vector, words, VB);
     };
-    if constexpr (V::template paired<KIND>) {
+    if constexpr (V::template paired<KIND> && KIND == N2T) {
+        const auto pair = [&](int g, int l) { return c[g][l] | c[g][L + l] << 2; };
+        for (int g = 0; g < 4; g++) put(block + g * VB, [&](int l) { return pair(g, l) | pair(g + 4, l) << 4; });
+        return;
+    } else if constexpr (V::template paired<KIND>) {
         for (int g = 0; g < 8; g++)
             put(block + g * VB, [&](int l) { return c[g][l] | (c[g][L + l] ^ 8 * bytes) << 4; });
         return;
@@ -156,7 +160,6 @@ void sub_scales(const uint8_t* p, SubScales& s) {
         for (int i = 0; i < 16; i++) s.sc[i] = int8_t(2 * (get16(p + 48 + 2 * (i / 4)) >> (3 * (i % 4)) & 7) + 1);
     } else if constexpr (TYPE == Type::TQ1_0 || TYPE == Type::TQ2_0) {
         s.d = get16(p + (TYPE == Type::TQ1_0 ? 52 : 64));
-        s.sc[0] = 1;
     } else {  // Q4_K, Q5_K
         s.d = get16(p), s.dmin = get16(p + 2);
         const uint8_t* q = p + 4;

@@ -76,6 +76,12 @@ def test_every_type_gives_the_cpu_engines_bits(make: Make, type_name: str) -> No
     same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
 
 
+@pytest.mark.parametrize("n_ff", [14336, 30208])
+def test_float_rows_too_wide_for_four_in_shared_memory_give_the_cpu_engines_bits(make: Make, n_ff: int) -> None:
+    model = make(type="F16", n_embd=64, n_ff=n_ff, n_layer=1)
+    same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_gives_the_cpu_engines_bits(make: Make, variant: str) -> None:
     options = {"type": "Q8_0", **VARIANTS[variant]}
@@ -96,7 +102,7 @@ def test_exact_gives_the_cpu_engines_bits(make: Make) -> None:
     same(CpuEngine(model, threads=1, **options), CudaEngine(model, device=device(), **options))
 
 
-@pytest.mark.parametrize("type_name", ["F16", "BF16"])
+@pytest.mark.parametrize("type_name", TYPES[1:])
 def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, type_name: str) -> None:
     model = make(type=type_name, n_head=4, n_head_kv=2, **WIDE)
     cuda = CudaEngine(model, precision="tensor", n_pages=16, device=device())
@@ -118,13 +124,18 @@ def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, t
     assert error < (0.01 if type_name == "F16" else 0.05)
 
 
-def test_tensor_leaves_quantised_weights_as_they_are(make: Make) -> None:
-    model = make(type="Q4_K", **WIDE)
-    cpu, cuda = (
-        CpuEngine(model, threads=1, n_pages=16),
-        CudaEngine(model, precision="tensor", n_pages=16, device=device()),
-    )
-    same(cpu, cuda)
+@pytest.mark.parametrize("tile", products.TENSOR_TILES)
+def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    """Those of one token: rows and tokens that do not fill tiles, columns that do not fill a unit or a step."""
+    model = make(type="Q8_0", n_layer=1, n_embd=96, n_ff=352)
+    one = CudaEngine(model, precision="tensor", n_pages=4, device=device())
+    expected = [one.forward([Chunk(IDS[i : i + 1], i, pages(0, 6))])[0].logits[0] for i in range(6)]
+    monkeypatch.setattr(products, "TENSOR_TILES", (tile,))
+    cuda = CudaEngine(model, precision="tensor", n_pages=20, device=device())
+    texts = [Chunk(IDS[:n], 0, pages(4 * i, n), "all") for i, n in enumerate((70, 71, 6))]
+    found = [o.logits for o in cuda.forward(texts)]
+    assert np.array_equal(found[2], expected) and np.array_equal(found[1][:70], found[0])
+    assert np.array_equal(found[0][:6], expected)
 
 
 @pytest.mark.parametrize("variant", ["untied", "experts", "window"])
@@ -287,6 +298,33 @@ def test_prompts_over_wide_heads(make: Make, heads: tuple[int, int], mask: str) 
     assert np.array_equal(found[0].logits, expected)
     short = cpu.forward([Chunk(IDS[:9], 0, pages(18, 9), "last")])[0].logits
     assert np.array_equal(found[1].logits, short)
+
+
+@pytest.mark.parametrize(("heads", "mask"), [*((4, mask) for mask in MASKS), (2, "plain")])
+def test_tensor_attention_has_one_set_of_bits(make: Make, heads: int, mask: str) -> None:
+    """A prompt at once, cut, beside another, with scores kept, and token by token over the edge of a block."""
+    model = make(type="Q8_0", n_head=heads, n_head_kv=heads // 2, n_layer=1, n_embd=256, n_ff=256)
+    graph = model.graph.rewrite(MASKS[mask]).check()
+    cuda = CudaEngine(model, precision="tensor", n_pages=40, graph=graph, device=device())
+    n, table = 262, pages(20, 262)
+    whole = cuda.forward([Chunk(IDS[:n], 0, pages(0, n), "all")])[0].logits
+    for begin, end in ((0, 127), (127, 129), (129, 255)):
+        found = cuda.forward([Chunk(IDS[begin:end], begin, table, "all"), Chunk(IDS[:9], 0, pages(18, 9), "all")])
+        assert np.array_equal(found[0].logits, whole[begin:end]) and np.array_equal(found[1].logits, whole[:9])
+    for i in (255, 256, 257):
+        batch = [Chunk(IDS[i : i + 1], i, table), Chunk(IDS[40:41], 40, pages(0, n)), Chunk(IDS[:1], 0, pages(18, 1))]
+        found = cuda.forward(batch)
+        assert all(np.array_equal(o.logits[0], whole[j]) for o, j in zip(found, (i, 40, 0), strict=True))
+    softmax = next(node.name for node in graph if node.op == "attn_softmax")
+    traced = cuda.forward([Chunk(IDS[:140], 0, pages(30, 140), "all")], [softmax])[0]
+    assert np.array_equal(traced.logits, whole[:140])
+    assert np.allclose(traced.nodes[softmax].sum(-1), 1.0, atol=1e-3)
+    kernels = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    used = {f"attend_tensor_{256 // heads}", f"attend_tensor_one_{256 // heads}"}
+    assert {k for k in kernels if k.startswith("attend")} == used
+    cpu = CpuEngine(model, threads=1, n_pages=40, graph=graph)
+    expected = cpu.forward([Chunk(IDS[:n], 0, pages(0, n), "all")])[0].logits
+    assert np.linalg.norm(whole - expected) < 0.05 * np.linalg.norm(expected)
 
 
 def test_shifted_positions_and_copied_pages(make: Make) -> None:

@@ -94,6 +94,58 @@ def test_the_best_of_a_row_are_the_rows_largest(model: Model, k: int) -> None:
     assert [len(o.logits) for o in mixed] == [1, 1]
 
 
+def test_it_goes_on_by_itself_as_the_host_would(model: Model) -> None:
+    """Over the edge of a page, sequences with different numbers of tokens left; then its cache is as if each token had
+    come from the host."""
+    engine, other = (CudaEngine(model, n_pages=16, device=device()) for _ in range(2))
+    lengths, left = (PAGE - 2, 5, 1), (5, 0, 3)
+    tables = [pages(4 * i, 2 * PAGE) for i in range(3)]
+    for e in (engine, other):
+        e.forward([Chunk(IDS[:n], 0, t, "none") for n, t in zip(lengths, tables, strict=True)])
+    batch = [Chunk(IDS[n : n + 1], n, t, best=1, follow=m) for n, t, m in zip(lengths, tables, left, strict=True)]
+    found = engine.forward(batch)
+    for n, t, m, output in zip(lengths, tables, left, found, strict=True):
+        assert output.best is not None and len(output.more) == m
+        token, rows = int(IDS[n]), []
+        for i in range(m + 1):
+            rows.append(other.forward([Chunk(np.array([token], np.int32), n + i, t)])[0].logits[0])
+            token = int(rows[-1].argmax())
+        assert [int(b.ids[0]) for b in (output.best, *output.more)] == [int(r.argmax()) for r in rows]
+        assert [float(b.logits[0]) for b in (output.best, *output.more)] == [float(r.max()) for r in rows]
+        last = [e.forward([Chunk(np.array([token], np.int32), n + m + 1, t)])[0].logits[0] for e in (engine, other)]
+        assert np.array_equal(*last)
+
+
+def test_greedy_streams_that_go_on_by_themselves_end_where_they_should(
+    model: Model, work: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop strings, lengths and the end of the context inside a run of tokens; a probe comes in between."""
+    monkeypatch.setattr("assay.runtime.scheduler._SPAN", 1e9)  # the shim is slow
+    tokenizer = Tokenizer.from_gguf(model.file)
+    alone = Generator(CpuEngine(model, threads=1, n_pages=64), tokenizer)
+    start = tuple(int(i) for i in IDS[:20])
+    text = alone.generate(start, GREEDY, max_tokens=40, ignore_eos=True).run().text
+    jobs = [
+        Job(start, GREEDY, 40, ignore_eos=True),
+        Job((*start, 260), GREEDY, 23, ignore_eos=True),
+        Job(start, GREEDY, 40, stop=(text[len(text) // 2 :][:3],), ignore_eos=True),
+    ]
+    expected = [
+        alone.generate(j.ids, j.params, max_tokens=j.max_tokens, stop=j.stop, ignore_eos=True).run().ids for j in jobs
+    ]
+    engine = CudaEngine(model, n_pages=16, device=device())
+    longest, forward = [], engine.forward
+
+    def watched(batch: list[Chunk], *rest: object) -> object:
+        longest.append(max(c.follow for c in batch))
+        return forward(batch, *rest)
+
+    monkeypatch.setattr(engine, "forward", watched)
+    worker = Worker(Scheduler(engine, tokenizer, running=4))
+    work.append(worker)
+    assert Collector(worker, jobs).wait().ids == expected and max(longest) > 3
+
+
 FLOATS = st.sampled_from([0.0, -0.0, 1.0, 1.0, -1.0, 2.5, -np.inf, 3e38, 1e-40])
 
 
@@ -109,7 +161,7 @@ def test_ties_zeros_and_infinities_stand_as_numpy_sorts_them(values: list[float]
     gpu, k, n = device(), 7, -(-len(row) // 512)
     x, lists, out = gpu.alloc(row.nbytes, ""), gpu.alloc(8 * n * k, ""), gpu.alloc(8 * k, "")
     gpu.upload(x, row)
-    args = structs.BestArgs(x, lists, out, len(row), n, k)
+    args = structs.BestArgs(x, lists, out, width=len(row), n_lists=n, k=k)
     gpu.launch(Launch("best_lists", (-(-n // 8), 1, 1), 256, args), False)
     gpu.launch(Launch("best_of_lists", (1, 1, 1), 32, args, 4 * n), False)
     found = np.empty(2 * k, np.float32)

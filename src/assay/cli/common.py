@@ -98,7 +98,11 @@ def open_model(args: argparse.Namespace) -> tuple[GGUFFile, Model, Tokenizer]:
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     group.add_argument("--engine", metavar="NAME", help="reference, cpu or cuda; default: the fastest of this machine")
-    group.add_argument("--precision", metavar="NAME", help="the engine's arithmetic, such as f64 or f32")
+    group.add_argument(
+        "--precision",
+        metavar="NAME",
+        help="the engine's arithmetic: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
+    )
     group.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
     group.add_argument(
         "-c", "--ctx-size", type=whole(0), metavar="N",

@@ -48,7 +48,11 @@ def add_token_arguments(parser: argparse.ArgumentParser) -> None:
 def add_run_arguments(parser: argparse.ArgumentParser, default: str) -> None:
     names = ", ".join(("reference", "cpu", "cuda", *WITNESSES))
     parser.add_argument("--engine", default=default, metavar="NAME", help=f"{names}; default: {default}")
-    parser.add_argument("--precision", metavar="NAME", help="the engine's arithmetic, such as f64 or f32")
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        help="the engine's arithmetic: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)",
+    )
     parser.add_argument("-t", "--threads", type=whole(1), metavar="N", help="default: the engine's choice")
     parser.add_argument("--kv-type", metavar="TYPE", help="type of the cached keys and values, such as f16")
 

@@ -39,9 +39,9 @@ def pages_for(positions: int) -> int:
 class Chunk:
     """One sequence's part of a step: `tokens` go to cache slots start, start+1, …
 
-    `pages` must cover start + n_tokens slots. `windows` are the page tables of layers that see only so far back, where
-    the engine keeps theirs apart: as long as `pages`, with -1 for a page that none of the tokens sees; an engine is
-    given all of them or none, and then `pages` is meant. `outputs` says which rows of the output are wanted.
+    `pages` must cover start + n_tokens + follow slots. `windows` are the page tables of layers that see only so far
+    back, where the engine keeps theirs apart: as long as `pages`, with -1 for a page that none of the tokens sees; an
+    engine is given all of them or none, and then `pages` is meant. `outputs` says which rows of the output are wanted.
     `positions` are the RoPE positions when they differ from the slots (probes shift them); keys keep the
     positions they were written with. `rows` has a row a token for each value that the graph is `given`; where it is
     given any, the tokens themselves may be left out.
@@ -55,6 +55,7 @@ class Chunk:
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
     windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
     best: int = 0  # of the last row only so many largest values are wanted; an engine may give the row all the same
+    follow: int = 0  # with best 1: so many tokens more, each the best of the row before; an engine may stop earlier
 
     @cached_property
     def n_tokens(self) -> int:
@@ -91,11 +92,12 @@ class Best:
 @dataclass(frozen=True)
 class Output:
     """What a step gives for one chunk: rows of the graph's output (a whole model's logits) and kept nodes by name; or
-    no rows, and the best values of the last."""
+    no rows, and the best values of the last, and `more` of the tokens that followed it."""
 
     logits: Array
     nodes: dict[str, Array] = field(default_factory=dict)
     best: Best | None = None
+    more: tuple[Best, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,6 +144,7 @@ class Engine(Protocol):
     isa: str = ""  # the instruction set or device that computes, where it knows
     threads: int = 0  # 0: none of its own
     unseen: tuple[str, ...] = ()  # roles whose nodes it cannot keep
+    follows: bool = False  # whether it goes on by itself where a chunk asks it to
 
     @property
     def memory(self) -> Memory:
@@ -179,12 +182,13 @@ def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
 
 def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = ()) -> None:
     """Every engine's first line: refuse what would read or write outside the cache or the vocabulary."""
+    windows, whole, most = engine.windows, engine.graph.whole, engine.graph.max_positions
     for i, chunk in enumerate(batch):
         where = f"chunk {i} of the batch"
         _check_rows(engine, chunk, where)
-        if chunk.start < 0 or len(chunk.pages) * PAGE < chunk.end:
-            raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {chunk.end}")
-        for window, n in engine.windows.items():
+        if chunk.start < 0 or len(chunk.pages) * PAGE < (last := chunk.end + chunk.follow):
+            raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {last}")
+        for window, n in windows.items():
             table = chunk.windows.get(window, chunk.pages)
             if len(table) != len(chunk.pages) or int(table.max()) >= n:
                 raise AssayError(
@@ -192,12 +196,11 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
                 )
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
             raise AssayError(f"{where}: positions and tokens differ in number")
-        if chunk.start and engine.graph.whole:
+        if whole and chunk.start:
             raise AssayError(
                 f"{where}: attention is not causal (or the output is pooled), so the text is run whole "
                 f"(found a start of {chunk.start})"
             )
-        most = engine.graph.max_positions
         if most is not None and not 0 <= int(chunk.all_positions().min()) <= int(chunk.all_positions().max()) < most:
             raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")
         if chunk.outputs not in ("last", "all", "none"):

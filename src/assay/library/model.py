@@ -47,7 +47,7 @@ def load(
 
     model       a path, a name such as smollm2 (the default, fetched once), hf:owner/repo[:file] or ollama:name[:tag]
     engine      "cpu", "cuda" or "reference"; the fastest of this machine, if none is named
-    precision   the engine's arithmetic: fast or exact (cpu), f64 or f32 (reference)
+    precision   the engine's arithmetic: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)
     kv_type     the type of the cached keys and values: f16, f32, bf16, q8_0
     ctx_size    positions of one sequence; 0 is all the model was trained on
     cache_size  positions of all sequences together

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Sequence as Row
+from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,13 +57,8 @@ class Guesses:
         self._places: dict[tuple[int, int], deque[int]] = {}  # a pair of tokens: where the second one stood
         self._indexed = 1
         self._odds = {least: Odds(first) for least, first in _ODDS.items()}
-        self._matched = 0
-        self.tokens: list[int] = []
-
-    @property
-    def odds(self) -> Odds | None:
-        """Of the guess that was made."""
-        return next((odds for least, odds in self._odds.items() if self._matched >= least), None)
+        self.tokens: list[int] = []  # the guess that was made,
+        self.odds: Odds | None = None  # and how often such guesses were right
 
     def make(self, ids: Row[int], most: int) -> list[int]:
         """Up to `most` tokens after `ids`: the longest match with what came before, the latest of equals."""
@@ -69,19 +66,20 @@ class Guesses:
         for i in range(self._indexed, last):
             self._places.setdefault((ids[i - 1], ids[i]), deque(maxlen=_PLACES)).append(i)
         self._indexed = max(self._indexed, last)
-        self._matched, self.tokens = 0, []
+        self.tokens, self.odds = [], None
         if last < 1 or most < 1:
             return self.tokens
-        best = -1
+        matched, best = 0, -1
         for place in self._places.get((ids[last - 1], ids[last]), ()):
             n = 2
             while n < min(_REACH, place + 1) and ids[place - n] == ids[last - n]:
                 n += 1
-            if n >= self._matched:
-                self._matched, best = n, place
+            if n >= matched:
+                matched, best = n, place
         if best >= 0:
             period = last - best  # a copy that reaches its own start goes round
             self.tokens = [ids[best + 1 + i % period] for i in range(most)]
+            self.odds = next(odds for least, odds in self._odds.items() if matched >= least)
         return self.tokens
 
     def learn(self, drawn: Row[int]) -> None:
@@ -99,6 +97,7 @@ class Costs:
     def __init__(self, slope: float = 0.25) -> None:
         self._slope = slope  # what a token more costs, in steps of one token, unless it was measured
         self._seen: dict[int, tuple[int, deque[float]]] = {}
+        self._medians: dict[int, float] = {}
         self._steps = 0
 
     def note(self, n: int, seconds: float) -> None:
@@ -106,13 +105,17 @@ class Costs:
         taken = self._seen[n][1] if n in self._seen else deque[float](maxlen=7)
         taken.append(seconds)
         self._seen[n] = self._steps, taken
+        self._medians[n] = median(taken)
         if self._steps % _STALE == 0:
             self._seen = {size: row for size, row in self._seen.items() if row[0] > self._steps - _STALE}
+            self._medians = {size: self._medians[size] for size in self._seen}
 
     def __call__(self, n: int) -> float:
         """Between two sizes that were measured, what they have in common with the usual shape; 0 before any was."""
-        below = max((size for size in self._seen if size <= n), default=0)
-        above = min((size for size in self._seen if size >= n), default=0)
+        if n in self._medians:
+            return self._medians[n]
+        below = max((size for size in self._medians if size <= n), default=0)
+        above = min((size for size in self._medians if size >= n), default=0)
         if not below and not above:
             return 0.0
         a, b = self._ratio(below or above), self._ratio(above or below)
@@ -123,7 +126,15 @@ class Costs:
         return 1 + self._slope * (n - 1)
 
     def _ratio(self, size: int) -> float:
-        return median(self._seen[size][1]) / self._shape(size)
+        return self._medians[size] / self._shape(size)
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """1 to `most`, each up to 16 and then by eighths: between two of them a step's cost hardly differs."""
+    n = 0
+    while n < most:
+        n = min(most, n + max(1, n // 8))
+        yield n
 
 
 class Drafter(Protocol):
@@ -153,10 +164,11 @@ class Lookahead:
             sequence.guesses.make(sequence.ids, min(most, LONGEST))
         chances: list[tuple[float, Sequence]] = []
         for sequence in room:
-            chance, odds = 1.0, sequence.guesses.odds
-            for _ in sequence.guesses.tokens:
-                chance *= odds.value if odds else 0.0
-                chances.append((chance, sequence))
+            if odds := sequence.guesses.odds:
+                chance, each = 1.0, odds.value
+                for _ in sequence.guesses.tokens:
+                    chance *= each
+                    chances.append((chance, sequence))
         chances.sort(key=lambda pair: -pair[0])  # of one sequence they fall, so a later one never goes without
         n = self._best(len(room), [chance for chance, _ in chances])
         chosen: dict[Sequence, list[int]] = {}
@@ -178,10 +190,10 @@ class Lookahead:
         """How many of the chances to take, best first."""
         if not chances or not (alone := self.costs(base)):
             return 0
-        best, found, expected = 0, _GAIN * base / alone, float(base)
-        for n, chance in enumerate(chances, 1):
-            expected += chance
-            rate = expected / self.costs(base + n)
+        best, found = 0, _GAIN * base / alone
+        expected = list(accumulate(chances, initial=float(base)))
+        for n in _sizes(len(chances)):
+            rate = expected[n] / self.costs(base + n)
             if rate > found:
                 best, found = n, rate
         return best

@@ -158,6 +158,7 @@ class Lease:
     _first: list[int] = field(default_factory=list)  # of each window, the first page that is still held
     _private: list[int] = field(default_factory=list)
     closed: bool = False
+    _table: tuple[tuple[int, int], NDArray[np.int32]] | None = None  # the page table, and for how many pages it stands
 
     @property
     def length(self) -> int:
@@ -169,8 +170,11 @@ class Lease:
 
     @property
     def pages(self) -> NDArray[np.int32]:
-        """The page table an engine is given."""
-        return np.array(self._all(), dtype=np.int32)
+        """The page table an engine is given; the same array until a page is added or shared."""
+        held = len(self._path), len(self._private)
+        if self._table is None or self._table[0] != held:
+            self._table = held, np.array(self._all(), dtype=np.int32)
+        return self._table[1]
 
     @property
     def windows(self) -> dict[int, NDArray[np.int32]]:

@@ -29,6 +29,8 @@ from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
 RUNNING = 32  # sequences that run at once, unless told otherwise
+_FOLLOW = 15  # most tokens that an engine goes on by itself,
+_SPAN = 0.02  # and seconds: whoever comes meanwhile waits so long
 News = list[tuple[Sequence, Update]]
 
 
@@ -80,6 +82,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self._shares = Shares()
         self._news: News = []
+        self._pace = 0.0  # seconds of the last step that had nothing but next tokens
 
     @property
     def busy(self) -> bool:
@@ -156,6 +159,7 @@ class Scheduler:
                 sequence.outputs(n),
                 windows=sequence.lease.windows,
                 best=sequence.best,
+                follow=sequence.follow,
             )
             for sequence, n in plan.items()
             if sequence.lease
@@ -172,14 +176,18 @@ class Scheduler:
         for keep, group in probes.items():
             outputs += self._probe(group, [chunks[s] for s in group], keep)
         computed = time.monotonic()
-        if self.lookahead and self._decoding(plan):
-            self.lookahead.costs.note(sum(plan.values()), computed - started)
+        followed = [len(output.more) for _, output in outputs]
+        if self._decoding(plan):
+            self._pace = (computed - started) / (1 + max(followed, default=0))
+            if self.lookahead:
+                self.lookahead.costs.note(sum(plan.values()), self._pace)
         for sequence, output in outputs:
             try:
                 self._advance(sequence, plan[sequence], output)
             except AssayError as error:  # NaN logits, a bias that forbids everything, a grammar at its limit
                 self.fail([sequence], EngineFailed(str(error)))
-        self.meter.step(sum(plan.values()), len(plan), computed - started, time.monotonic() - computed)
+        n = sum(plan.values()) + sum(followed)
+        self.meter.step(n, len(plan), computed - started, time.monotonic() - computed)
 
     def _probe(
         self, group: list[Sequence], chunks: list[Chunk], keep: tuple[str, ...]
@@ -230,8 +238,10 @@ class Scheduler:
                 heavy[sequence.job.owner] += n
         if self.lookahead:
             self._look_ahead(self.lookahead, plan)
+        if self.engine.follows:
+            self._follow(plan)
         for sequence, n in plan.items():
-            self._shares.charge(sequence, n)
+            self._shares.charge(sequence, n + sequence.follow)
         return plan
 
     @staticmethod
@@ -250,6 +260,22 @@ class Scheduler:
             with suppress(OutOfPages):
                 self.pages.reserve(sequence.lease, 1 + len(draft))
                 sequence.draft, plan[sequence] = draft, 1 + len(draft)
+
+    def _follow(self, plan: dict[Sequence, int]) -> None:
+        """Tokens that the engine draws by itself: where nobody waits and the best logit is everybody's choice."""
+        for sequence in plan:
+            sequence.follow = 0
+        if self.waiting or len(plan) < len(self.running) or not self._decoding(plan) or not self._pace:
+            return
+        if any(sequence.draft or sequence.best != 1 for sequence in plan):
+            return
+        most = min(_FOLLOW, int(_SPAN / self._pace))
+        for sequence in plan:
+            assert sequence.lease
+            n = max(0, min(most, sequence.room))
+            with suppress(OutOfPages):
+                self.pages.reserve(sequence.lease, 1 + n)
+                sequence.follow = n
 
     def _rank(self, sequence: Sequence) -> tuple[bool, tuple[int, int, float]]:
         """A sequence that has lost its pages goes first: it was let in before."""
@@ -359,12 +385,13 @@ class Scheduler:
             return
         draft, sequence.draft = sequence.draft, []
         known = len(sequence.ids)
-        for i, row in enumerate([output.best] if output.best else output.logits[-1 - len(draft) :]):
+        rows = [output.best, *output.more] if output.best else output.logits[-1 - len(draft) :]
+        for i, row in enumerate(rows):
             update = sequence.draw(row)
             self._tell(sequence, update)
-            if sequence.finished or i == len(draft) or sequence.ids[-1] != draft[i]:
+            if sequence.finished or i + 1 == len(rows) or (draft and sequence.ids[-1] != draft[i]):
                 break
-            self.pages.commit(sequence.lease, draft[i : i + 1])
+            self.pages.commit(sequence.lease, sequence.ids[-1:])
         if self.lookahead:
             self.lookahead.learn(sequence, sequence.ids[known:])
             if draft:

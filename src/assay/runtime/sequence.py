@@ -133,6 +133,7 @@ class Sequence(Progress):
         self.preempted = 0
         self.guesses = Guesses()
         self.draft: list[int] = []  # tokens that are computed in this step on trial
+        self.follow = 0  # tokens behind the next that the engine draws by itself
         self._n_ctx = n_ctx
         self._eog = frozenset() if job.ignore_eos else tokenizer.eog
         self._detokenizer = tokenizer.detokenizer(special=job.show_special)

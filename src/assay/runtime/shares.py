@@ -7,7 +7,6 @@ owed anything for the time before and nobody waits for more than the work under 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from assay.runtime.sequence import Sequence
 
@@ -22,41 +21,43 @@ class Shares:
         self._present: Counter[Owner] = Counter()
 
     def enter(self, sequence: Sequence) -> None:
-        for key, peers in self._levels(sequence):
+        for key in self._levels(sequence):
             if not self._present[key]:
-                others = [self._had[k] for k, n in self._present.items() if n and peers(k)]
+                others = [self._had[k] for k, n in self._present.items() if n and self._beside(key, k)]
                 self._had[key] = min(others, default=0)
             self._present[key] += 1
 
     def leave(self, sequence: Sequence) -> None:
-        for key, _ in self._levels(sequence):
+        for key in self._levels(sequence):
             self._present[key] -= 1
             if not self._present[key]:
                 del self._present[key], self._had[key]
 
     def charge(self, sequence: Sequence, tokens: int) -> None:
-        for key, _ in self._levels(sequence):
+        for key in self._levels(sequence):
             self._had[key] += tokens
 
     def rank(self, sequence: Sequence) -> tuple[int, int, float]:
         """The least goes first."""
-        (client, _), (request, _) = self._levels(sequence)
+        client, request = self._levels(sequence)
         return self._had[client], self._had[request], sequence.times.arrived
 
     def lead(self, sequence: Sequence) -> int:
         """How many tokens more its request has had than the one that had least."""
         had = [n for (_, request), n in self._had.items() if request]
-        return self._had[self._levels(sequence)[1][0]] - min(had)
+        return self._had[self._levels(sequence)[1]] - min(had)
 
     def requests(self) -> int:
         """How many requests have something to do."""
         return sum(1 for _, request in self._present if request)
 
     @staticmethod
-    def _levels(sequence: Sequence) -> tuple[tuple[Owner, Callable[[Owner], bool]], ...]:
-        """The client and the request, and who stands beside each."""
+    def _levels(sequence: Sequence) -> tuple[Owner, Owner]:
+        """The client and the request."""
         client, request = sequence.job.owner
-        return (
-            ((client, ""), lambda key: not key[1]),
-            ((client, f"/{request}"), lambda key: key[0] == client and bool(key[1])),
-        )
+        return (client, ""), (client, f"/{request}")
+
+    @staticmethod
+    def _beside(key: Owner, other: Owner) -> bool:
+        """Clients stand beside clients, requests beside those of the same client."""
+        return other[0] == key[0] and bool(other[1]) if key[1] else not other[1]

@@ -15,6 +15,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """The text that is certain not to belong to a stop string."""
+        if not self._stops:
+            return text
         if self.found is not None:
             return ""
         held = self._held + text

@@ -83,6 +83,8 @@ def _headline(model: Model, verdict: str, diagnosis: Diagnosis | None, diff: Dif
         return f"{guess}{c.fault} at {c.node}: {said.wrong}"
     if first is not None:
         return f"{first.name} is the first wrong node"
+    if verdict == "undecided":
+        return "within the noise, and what was dumped cannot tell whether a smaller fault is there"
     return "every node agrees with the definition" if verdict in ("same", "healthy") else "within the noise"
 
 

@@ -22,6 +22,7 @@ TOO_GOOD = 0.05  # times the noise: a first observation this near was not comput
 DISTURBS = 100.0  # times float32's noise: a node that an arithmetic disturbs so much is not exact by chance
 FEW_DISTURBED = 3  # such nodes that say nothing yet
 LUCK = 0.5  # times the noise of a row: the least that is allowed to the few values that were printed of it
+MISPRINTS = 3  # nodes in a row that do not follow from what a faulty input should have been: it is not the print
 CLEARLY_OWN = 3.0  # times what one step is allowed: wrong even where the noise of the whole run would hide it
 
 # -- diagnosis: when a fault explains a deviation ----------------------------------------------------------------------
@@ -54,7 +55,9 @@ PARAMETER_NATS = 5.0  # what a solved parameter costs
 ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
 COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
 LEAVES = 0.9  # of the deviation at most: a fault that leaves more of it is not what happened
+RULE_LEAVES = 0.5  # the same under a rule of rounding: one token's other expert, got by luck, is a tenth of all
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
+DAMAGE_LEFT = 1 / 400  # of the deviation, beside one wrong bit: half of it is one of the nearest bits' deviation
 DAMAGED_ROWS = 3  # tokens in which a damaged weight shows, where an engine rounds by a rule: one is an edge
 MOST_OF_A_ROW = 64  # values of a row that count: neighbours share their luck
 FLOOR_UNITS = 2.0  # times float32's simulated noise: below, nothing is evidence
@@ -63,6 +66,7 @@ RULE_NATS = (
     0.4  # a value: rules this near stay possible; roundings of another run, as large as the deviation, double it
 )
 FLOAT32_LEFT = 4.0  # times that floor: what is left is float32's noise
+LOUD = 0.6  # of what float32 is allowed in a step or a layer: right engines stay below 0.45, so what is it?
 QUIET_LEFT = 1.0  # the same, in a run of many layers that passes for float32's: right ones leave a quarter, or less
 ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).

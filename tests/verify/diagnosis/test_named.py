@@ -38,7 +38,7 @@ def test_healthy_engines_are_healthy_on_little_evidence(
     case = planting.second(model.file.path, arithmetic=arithmetic)
     for style in ("last", "layers", "logits"):
         found = diagnose(model, planting.dump(case, style, model, tmp_path / style), weights=weights)
-        assert found.verdict == "healthy", (style, found.to_dict())
+        assert found and not found.causes, (style, found.to_dict())
 
 
 @pytest.mark.parametrize("options", [{"hf": True}, {"bugs": ("pos-global-offset",)}])

@@ -27,10 +27,12 @@ TOKENS = (1, 270, 280, 17, 300, 281, 290, 33)
         ("f16", "half precision"),
         ("w16", "weights in half precision"),
         ("w16+kv16", "weights in half precision and a half cache"),
+        ("kvq8", "a cache of eight bits with half scales"),
+        ("q8+kvq8", "Q8 activations and a cache of eight bits with half scales"),
     ],
 )
 def test_the_right_rule_leaves_least(tmp_path: Path, arithmetic: str, rule: str) -> None:
-    model = load(open_file(tiny.make(tmp_path / "tiny.gguf", type="Q8_0")))
+    model = load(open_file(tiny.make(tmp_path / "tiny.gguf", type="Q8_0", n_embd=128)))
     case = planting.second(model.file.path, tokens=TOKENS, steps=(8,), arithmetic=arithmetic)
     found, given, weights = case.parts[0]["l_out-0"], inputs_of(TOKENS, range(8)), Weights(model.file)
     left = {}

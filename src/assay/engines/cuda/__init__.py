@@ -2,11 +2,12 @@
 
     precision fast    the cpu engine's bits: int8 activations for quantised weights, cache in float16
     precision exact   the cpu engine's exact bits: every weight as float32, cache in float32
-    precision tensor  as fast, but F16 and BF16 weights go through tensor cores, with activations of their type: bits of
-                      their own, the same whatever the batch, the cut of the prompt or the cache
+    precision tensor  products and attention on 16-bit tensor cores, weights, activations, queries and softmax rounded to
+                      f16 (bf16 for BF16 weights): faster for prompts and many streams, bits of its own, the same
+                      whatever the batch, the cut of the prompt or the cache; they may differ between kinds of GPU
 
-It computes docs/arithmetic.md, as the cpu engine does, so its logits are the same bits, whatever the batch, the cut of
-the prompt or the cache. `docs/gpu.md` has the figures.
+The first two compute docs/arithmetic.md, as the cpu engine does, so the logits are the same bits, whatever the batch, the
+cut of the prompt or the cache. `docs/gpu.md` has the figures.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class CudaEngine(PagedEngine):
     """The engine contract over compiled programs and one device."""
 
     name = "cuda"
+    follows = True
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class CudaEngine(PagedEngine):
     def _load(self) -> None:
         """Weights and cache onto the device, or one line that says why not."""
         assert self._tensors
-        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes)
+        self._cuts = tile_cuts(self.graph, self._layout, self._device.shared_bytes, self._tensors.halves)
         self._check_room(self._tensors.planned(self.graph))
         self._positions: NDArray[np.int32] = np.zeros((self.n_pages, PAGE), np.int32)
         size = self._layout.page_bytes * self.n_pages
@@ -172,13 +174,20 @@ class CudaEngine(PagedEngine):
         self._note_positions(batch)
         most = max(c.best for c in batch) if all(c.best for c in batch) else 0
         best = 0 if most > BEST else BEST if most > 1 else most
-        program = self._program(self._one(len(batch), max(c.end for c in batch), best), frozenset())
+        follow = [c.follow if best == 1 else 0 for c in batch]
+        longest = max(c.end + n for c, n in zip(batch, follow, strict=True))
+        program = self._program(self._one(len(batch), longest, best), frozenset())
         width = program.results[0][0].width
-        rows = self._play(program, batch)[0].reshape(-1, 1, width)
+        rounds = [r.reshape(len(batch), width) for r in self._play(program, batch, follow)]
         if not best:
-            return [Output(row) for row in rows]
+            return [Output(row[None]) for row in rounds[0]]
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
-        return [Output(nothing, {}, Best(row[0, best:].astype(np.int64), row[0, :best])) for row in rows]
+        split = [(r[:, best:].astype(np.int64), r[:, :best]) for r in rounds]
+        outputs = []
+        for i, n in enumerate(follow):
+            found = [Best(ids[i], values[i]) for ids, values in split[: 1 + n]]
+            outputs.append(Output(nothing, {}, found[0], tuple(found[1:])))
+        return outputs
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -277,7 +286,7 @@ class CudaEngine(PagedEngine):
             return
         words = self._words(program)
         if shape.one:
-            self._fill_one(program.tables, [p.chunk for p in step.pieces])
+            self._fill_one(program.tables, [p.chunk for p in step.pieces], ())
         else:
             self._fill(shape, program.tables, step)
         self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
@@ -290,18 +299,28 @@ class CudaEngine(PagedEngine):
             program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
         return words
 
-    def _play(self, program: Program, chunks: Sequence[Chunk]) -> list[NDArray[np.float32]]:
-        """A step of a token a sequence as one graph; a row a sequence of each result."""
+    def _play(self, program: Program, chunks: Sequence[Chunk], follow: Sequence[int] = ()) -> list[NDArray[np.float32]]:
+        """A step of a token a sequence as one graph; a row a sequence of each result. Then the same with the tables as
+        the step before left them and its results, until every sequence has as many tokens more as `follow` says."""
+        more = max(follow, default=0)
         if program.play is None:
             words = self._words(program)
             program.play = self._device.capture(lambda: self._queue(program, words, []))
-        self._fill_one(program.tables, chunks)
-        program.play()
-        ends = [0, *accumulate(external.width * len(chunks) for external, _ in program.results)]
+        if more and program.again is None:
+            program.again = self._device.capture(lambda: self._launch(program))
+        self._fill_one(program.tables, chunks, follow)
+        n = len(program.results)
+        sizes = [external.width * len(chunks) for external, _ in program.results] * (1 + more)
+        ends = [0, *accumulate(sizes)]
         if ends[-1] > self._landing.size:
             self._landing = self._device.pinned(4 * max(ends[-1], 2 * self._landing.size)).view(np.float32)
         landed = [self._landing[a:b] for a, b in pairwise(ends)]
-        self._fetch(program, landed)
+        program.play()
+        self._fetch(program, landed[:n])
+        for i in range(more):
+            assert program.again
+            program.again()
+            self._fetch(program, landed[(i + 1) * n : (i + 2) * n])
         self._device.sync()
         return [part.copy() for part in landed]
 
@@ -310,37 +329,45 @@ class CudaEngine(PagedEngine):
         for (external, offset), array in zip(program.results, results, strict=False):
             if external.given:
                 self._device.upload(self._at.arena + offset, array)
+        self._launch(program)
+        self._fetch(program, results)
+
+    def _launch(self, program: Program) -> None:
         for i, launch in enumerate(program.launches):
             self._device.launch(launch, early=i > 0)
-        self._fetch(program, results)
 
     def _fetch(self, program: Program, results: list[NDArray[np.float32]]) -> None:
         for (external, offset), array in zip(program.results, results, strict=False):
             if array.size and not external.given:
                 self._device.download(array, self._at.arena + offset)
 
-    def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk]) -> None:
-        """The tables of a step in which every sequence has one token."""
-        if len(chunks) == 1 == at["slots"].size:  # one stream: its time counts most
+    def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], follow: Sequence[int]) -> None:
+        """The tables of a step in which every sequence has one token, and those that `follow` it."""
+        if len(chunks) == 1 == at["slots"].size and not any(follow):  # one stream: its time counts most
             c = chunks[0]
             last, position = c.start // PAGE, c.start if c.positions is None else int(c.positions[0])
-            at["positions"][0], at["slots"][0], at["tables"][0] = position, c.start, 0
+            at["positions"][0], at["slots"][0], at["tables"][0], at["left"][0] = position, c.start, 0, 0
             at["tokens"][0] = c.tokens[0] if c.tokens.size else 0
             at["pages"][: last + 1] = c.pages[: last + 1]
             self._positions[c.pages[last], c.start % PAGE] = position
             return
         n, slots = len(chunks), [c.start for c in chunks]
-        used = [slot // PAGE + 1 for slot in slots]
+        later = list(follow) or [0] * n
+        used = [pages_for(c.end + m) for c, m in zip(chunks, later, strict=True)]
         first = [0, *accumulate(used)]
         positions = [c.start if c.positions is None else int(c.positions[0]) for c in chunks]
-        rows = {"positions": positions, "tables": first[:n], "slots": slots}
+        rows = {"positions": positions, "tables": first[:n], "slots": slots, "left": later}
         rows["tokens"] = [int(c.tokens[0]) if c.tokens.size else 0 for c in chunks]  # rows may be given in their place
         for name, values in rows.items():
             at[name][:n] = values
             at[name][n:] = -1 if name == "slots" else 0  # rows of padding
         pages = [c.pages[:count] for c, count in zip(chunks, used, strict=True)]
         at["pages"][: first[n]] = np.concatenate(pages)
-        self._positions[[p[-1] for p in pages], np.mod(slots, PAGE)] = positions
+        self._positions[[c.pages[c.start // PAGE] for c in chunks], np.mod(slots, PAGE)] = positions
+        for c, position, m in zip(chunks, positions, later, strict=True):
+            if m:
+                at_slots = np.arange(c.end, c.end + m)
+                self._positions[c.pages[at_slots // PAGE], at_slots % PAGE] = position - c.start + at_slots
 
     def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
         """The tables of any other step."""

@@ -10,7 +10,7 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.program import COPIES, Quantised, Value, quantised
-from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, prompt_rows, tile_rows
+from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, TENSOR_ROWS, prompt_rows, tensor_room, tile_rows
 from assay.engines.cuda.walk import Walks
 from assay.engines.functions import alibi_slopes
 from assay.engines.fuse import Attention
@@ -55,6 +55,9 @@ class AttentionSteps(Walks):
                 if turn:
                     k_source = self.graph[k_source].inputs[0]
                 k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
+            if self.tensors.halves and tensor_room(k_pool, v_pool):
+                self._attend_tensor(q, k, v, turn, out, heads, k_pool, v_pool, fields)
+                return
             usual = bool(k and v and turn) and self._is_usual(k_pool, v_pool, fields["mask"])
             if k and v and turn and usual and self.walks and k_pool.dim in (32, 64, 128):
                 codes = heads * v_dim % 256 == 0 and self._read_as_codes(kqv.name)
@@ -115,6 +118,29 @@ class AttentionSteps(Walks):
 
         self._step([q, k, v, turn, out, partial, *(acts or ())], make)
 
+    def _attend_tensor(
+        self,
+        q: Value,
+        k: Value | None,
+        v: Value | None,
+        turn: Value | None,
+        out: Value,
+        heads: int,
+        k_pool: Any,
+        v_pool: Any,
+        fields: dict[str, Any],
+    ) -> None:
+        rows, blocks, splits = self.shape.tokens, self.shape.blocks, -(-heads // k_pool.heads // 16)
+        partial = Value(4 * rows * heads * blocks * (2 + v_pool.dim)) if blocks > 1 else None
+        keys, row = tensor_room(k_pool, v_pool) or (0, 0)
+
+        def make() -> Launch:
+            args = self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, splits, fields)
+            grid = (blocks, k_pool.heads * splits, rows)
+            return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, 16 * row + keys + 64 * 136)
+
+        self._step([q, k, v, turn, out, partial], make)
+
     def _attend_one(
         self,
         q: Value,
@@ -173,6 +199,9 @@ class AttentionSteps(Walks):
         tile = tile_rows(v_pool.dim, k_pool.dim, self.shared)
         if plain and not (traced or self.shape.irregular):
             tile = prompt_rows(v_pool.dim, k_pool.dim, self.shared) or tile
+        room = tensor_room(k_pool, v_pool) if self.tensors.halves else None
+        if room:
+            tile = f"attend_tensor_{k_pool.dim}", TENSOR_ROWS, TENSOR_ROWS * room[1] + 2 * room[0]
         kernel, rows, shared = tile
         cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         raw = (kept["kq"] or Value(4 * heads * self.shape.scores)) if traced else None

@@ -100,7 +100,8 @@ class _Compiler(ProductSteps, AttentionSteps):
         self.results = [(External(self.graph.output, "outputs", 2 * k), out)]
 
         def args() -> Any:
-            return structs.BestArgs(self._at(x), self._at(lists), self._at(out), width, n, k)
+            rows = [self._table(t) if k == 1 else 0 for t in ("tokens", "positions", "slots", "left")]
+            return structs.BestArgs(self._at(x), self._at(lists), self._at(out), *rows, width, n, k)
 
         self._step([x, lists], lambda: Launch("best_lists", (-(-n // 8), rows, 1), 256, args()))
         self._step([lists, out], lambda: Launch("best_of_lists", (rows, 1, 1), 32, args(), 4 * n))

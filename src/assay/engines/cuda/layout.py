@@ -127,7 +127,7 @@ class Tensors:
 
     def __init__(self, device: Device, file: GGUFFile, precision: str) -> None:
         self.device, self.file, self.exact = device, file, precision == "exact"
-        self.halves = precision == "tensor"  # 16-bit floats go through tensor cores
+        self.halves = precision == "tensor"  # products go through tensor cores as 16-bit floats
         self.matrices: dict[tuple[str, ...], Matrix] = {}
         self.vectors: dict[str, int] = {}
         self.constants: dict[bytes, int] = {}
@@ -149,11 +149,13 @@ class Tensors:
     def format(self, name: str) -> str:
         """What a product with this weight wants of its input."""
         found = self._format(name)
-        return found.name if self.tensor(found) else "f32" if found.floats else "q8"
+        if self.tensor(found):
+            return found.name if found.floats else "half"
+        return "f32" if found.floats else "q8"
 
     def tensor(self, form: Format) -> bool:
         """Whether products with this format are the tensor cores' own."""
-        return self.halves and form.name in ("f16", "bf16")
+        return self.halves and form.name != "f32"
 
     def _format(self, name: str) -> Format:
         kind = self.file.tensors[name].type.name

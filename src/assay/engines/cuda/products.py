@@ -18,12 +18,14 @@ from assay.graph import Node
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
+TENSOR_TILES = (256, 128, 64, 32, 16, 8)  # tokens of the tiles of gemm_tensor.cu
+Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
 def _room(rows: int) -> int:
     """Rows of activations that there is memory for: whole tiles of tokens."""
-    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 128) * 128
+    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 256) * 256
 
 
 class ProductSteps(Walks):
@@ -63,6 +65,12 @@ class ProductSteps(Walks):
         out, width = Value(2 * _room(rows) * stride), matrix.columns
 
         def make() -> Launch:
+            if not matrix.format.floats:
+                weights = self.tensors.vector(node.weights[0]) if node else 0
+                half = structs.HalveArgs(
+                    self._at(x), weights, self._at(out), width, stride, float(node.attr("eps")) if node else 0.0
+                )
+                return Launch("halve_columns", (rows, 1, 1), 512 if width >= 2048 else 128, half, 16 + 4 * width)
             args = structs.RowArgs(
                 x=self._at(x),
                 w=self.tensors.vector(node.weights[0]) if node else 0,
@@ -110,8 +118,9 @@ class ProductSteps(Walks):
             p.out = self._new(p.name)
         if self.tensors.tensor(form):
             halves = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
+            tiles = self._float_tiles if form.floats else self._tensor_tiles
             for i in range(0, len(parts), 4):
-                self._many((halves, None, None), rows, parts[i : i + 4], self._tensor_tiles(rows, parts[i : i + 4]))
+                self._many((halves, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
             return
         if rows == 1:
             for kernel, chosen in by_kernel(parts):
@@ -170,9 +179,10 @@ class ProductSteps(Walks):
                 eps=float(node.attr("eps")) if node else 0.0,
             )
             if not kernel:
-                shared = 4 * (4 * matrix.units * UNIT + max(64, 4 * matrix.tiles * LANES))
-                grid = (groups, -(-rows // 4), 1)
-                return Launch("product_floats_4", grid, 32 * warps_for(matrix.tiles), args, shared)
+                each = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))  # bytes that a row of x takes
+                fit = next((n for n in (4, 2) if n * each <= self.shared), 1)
+                grid = (groups, -(-rows // fit), 1)
+                return Launch(f"product_floats_{fit}", grid, 32 * warps_for(matrix.tiles), args, fit * each)
             if self.walks:
                 return self._walk_product(args, parts, groups, x)
             return self._one(kernel, args, parts, groups, (1, 1))
@@ -207,7 +217,7 @@ class ProductSteps(Walks):
         acts: tuple[Value, Value | None, Value | None],
         rows: int,
         parts: Sequence[Part],
-        tiles_of: tuple[str, int, int, int, int, int],
+        tiles_of: Tiles,
     ) -> None:
         """Tensor cores: tiles of rows and tokens."""
         kernel, tile, tokens, threads, stages, shared = tiles_of
@@ -229,10 +239,9 @@ class ProductSteps(Walks):
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
-    def _tiles_for(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
+    def _tiles_for(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
-        formats, matrices = [p.matrix.format for p in parts], [p.matrix for p in parts]
-        most, room = self._processors(), self.shared - 1024
+        formats, room = [p.matrix.format for p in parts], self.shared - 1024
 
         def weights(tile: int) -> int:
             return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
@@ -254,13 +263,34 @@ class ProductSteps(Walks):
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
         if rows > 32 and len(fitting) > 1:
             fitting = [t for t in fitting if t[2] > 32]
-        for found in fitting:  # the largest that every multiprocessor has one of
-            blocks = sum(-(-m.groups * m.group // found[1]) for m in matrices) * -(-rows // found[2])
-            if blocks >= 0.9 * most:
-                return found
-        return fitting[-1]
+        return self._largest(rows, parts, fitting)
 
-    def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> tuple[str, int, int, int, int, int]:
+    def _largest(self, rows: int, parts: Sequence[Part], tiles: Sequence[Tiles]) -> Tiles:
+        """The first that every multiprocessor has one of, or the last."""
+        for found in tiles:
+            blocks = sum(-(-p.matrix.groups * p.matrix.group // found[1]) for p in parts) * -(-rows // found[2])
+            if blocks >= 0.9 * self._processors():
+                return found
+        return tiles[-1]
+
+    def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
+        """The same for quantised weights as halves: groups of four warps work together, or take the units in turn."""
+        fitting, row = [], max(p.matrix.format.tile_bytes // LANES for p in parts)
+        for tokens in TENSOR_TILES:
+            tile, threads = 128 if tokens > 64 else 64, structs.TENSOR_TILES[tokens]
+            shared = 512 * tokens + 2 * tile * row
+            if tokens < 64:
+                blocks = sum(-(-p.matrix.groups * p.matrix.group // tile) for p in parts) * -(-rows // tokens)
+                most = 2 if blocks > self._processors() else 4  # groups of warps: two blocks a multiprocessor, or one
+                size = 512 * tokens + 128 * row
+                groups = min(most, (self.shared - 1024 - 256 * tokens) // size)
+                threads, shared = 128 * groups, 256 * tokens + groups * size
+            if threads and shared <= self.shared - 1024:
+                fitting.append((f"tensor_{tokens}", tile, tokens, threads, 0, shared))
+        fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
+        return self._largest(rows, parts, fitting if rows > 64 else fitting[: 1 + (rows > 32)])
+
+    def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""
         total = sum(p.matrix.groups * p.matrix.group for p in parts)
         size = 8 * 528 + 32 * 512

@@ -70,13 +70,15 @@ class Program:
     arena: int
     results: list[tuple[External, int]]  # and its offset
     aliases: dict[str, str]
-    play: Played | None = None  # its graph
+    play: Played | None = None  # its graph,
+    again: Played | None = None  # and without the tables from the host
     tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
 
     def close(self) -> None:
-        if self.play:
-            self.play.close()
-            self.play = None
+        for graph in (self.play, self.again):
+            if graph:
+                graph.close()
+        self.play = self.again = None
 
 
 @dataclass

@@ -40,7 +40,7 @@ class Shape:
     def tables(self) -> dict[str, tuple[int, int]]:
         """Where each table lies among the words of the step, and how many it has."""
         m = self.tokens
-        sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "outputs": self.outputs}
+        sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "left": m, "outputs": self.outputs}
         sizes |= {
             "output_positions": self.outputs,
             "tiles": 8 * self.tiles * self.cuts,
@@ -117,7 +117,20 @@ def prompt_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int] | N
     return (f"attend_prompt_{v_dim}", rows, size) if rows and k_dim == v_dim and size <= shared - 1024 else None
 
 
-def tile_cuts(graph: Graph, layout: CacheLayout, shared: int) -> tuple[tuple[int, int], ...]:
+# Of attention_tensor.cu: widths of a head, and the bytes of 128 keys with their values and of a query row.
+TENSOR_ROWS, _TENSOR_HEADS = 128, (64, 128)
+
+
+def tensor_room(k_pool: Any, v_pool: Any) -> tuple[int, int] | None:
+    """What attention on tensor cores needs in shared memory: for half a block of keys, and for a query row."""
+    halves = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and not v_pool.keys
+    dim = k_pool.dim
+    if not halves or dim not in _TENSOR_HEADS or {v_pool.dim, v_pool.columns, k_pool.columns} != {dim}:
+        return None
+    return 512 * dim, 2 * dim + 16
+
+
+def tile_cuts(graph: Graph, layout: CacheLayout, shared: int, tensor: bool = False) -> tuple[tuple[int, int], ...]:
     """The ways in which the attentions of a graph cut query rows into tiles: heads of a group, rows of a tile."""
     found = set()
     for fused in fuse(graph).groups:
@@ -127,6 +140,8 @@ def tile_cuts(graph: Graph, layout: CacheLayout, shared: int) -> tuple[tuple[int
             for cut in (tile_rows(int(dim), pool.dim, shared), prompt_rows(int(dim), pool.dim, shared)):
                 if cut:
                     found.add((int(heads) // pool.heads, cut[1]))
+            if tensor and pool.dim in _TENSOR_HEADS:
+                found.add((int(heads) // pool.heads, TENSOR_ROWS))
     return tuple(sorted(found))
 
 

@@ -20,6 +20,7 @@ from assay.errors import AssayError
 from assay.system.extras import install
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+_FEATURES = {"sm_90": "sm_90a"}  # what no other target of its generation has: every GPU of it has them
 _LANGUAGE = ("--std=c++17", "--device-as-default-execution-space")
 _ROUNDING = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 _SHIPPED = Path(__file__).with_name("cubins")
@@ -81,7 +82,7 @@ def compile_for(module: str, target: str) -> bytes:
     text = (folder() / f"{module}.cu").read_bytes()
     program = checked(nvrtc.nvrtcCreateProgram(text, f"{module}.cu".encode(), 0, [], []))
     options = [
-        f"--gpu-architecture={target}".encode(),
+        f"--gpu-architecture={_FEATURES.get(target, target)}".encode(),
         f"-I{folder()}".encode(),
         *(o.encode() for o in (*_LANGUAGE, *_ROUNDING)),
     ]

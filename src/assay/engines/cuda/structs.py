@@ -86,6 +86,9 @@ RowArgs = _struct(
     ("eps", _F32),
     ("w_step", _I32),
 )
+HalveArgs = _struct(
+    "HalveArgs", *_all(_POINTER, "x norm out"), *_all(_I32, "width stride"), ("eps", _F32), ("padding", _I32)
+)
 StepArgs = _struct(
     "StepArgs",
     ("rows", Rows),
@@ -114,7 +117,9 @@ ScoreArgs = _struct(
     ("mask", Mask),
     *_all(_I32, "heads kv_heads dim op"),
 )
-BestArgs = _struct("BestArgs", *_all(_POINTER, "x lists out"), *_all(_I32, "width n_lists k padding"))
+BestArgs = _struct(
+    "BestArgs", *_all(_POINTER, "x lists out tokens positions slots left"), *_all(_I32, "width n_lists k padding")
+)
 RepackArgs = _struct(
     "RepackArgs",
     *_all(_POINTER, "raw d m"),
@@ -127,11 +132,12 @@ _LAYOUTS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
+TENSOR_TILES = {8: 512, 16: 512, 32: 512, 64: 128, 128: 256, 256: 256}  # gemm_tensor.cu: tokens, most threads
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{name}": (WalkArgs, 416) for name in _LAYOUTS},
-    "products_floats": {"product_floats_4": (ProductArgs, 512)},
+    "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
@@ -145,8 +151,18 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_8_small": (ProductArgs, 128),
         "product_tensor_many": (ProductArgs, 256),
     },
+    "gemm_tensor": {
+        **{f"tensor_{tokens}": (ProductArgs, most) for tokens, most in TENSOR_TILES.items()},
+        "halve_columns": (HalveArgs, 512),
+    },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
     "attention_short": {"attend_short": (ShortArgs, 768)},
+    "attention_tensor": {
+        "attend_tensor_64": (AttentionArgs, 256),
+        "attend_tensor_128": (AttentionArgs, 256),
+        "attend_tensor_one_64": (AttentionArgs, 128),
+        "attend_tensor_one_128": (AttentionArgs, 128),
+    },
     "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_halves": {f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_many": {

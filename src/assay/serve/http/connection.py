@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import math
 import signal
 import socket
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from assay.errors import AssayError
 from assay.serve.limits import Limits
 
+log = logging.getLogger("assay.serve")
 GRACE = 1.0  # seconds that a new connection has to ask for something
 AT_ONCE = 16  # connections accepted before others get their turn
 
@@ -59,7 +61,11 @@ class Protocol(H11Protocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         limits: Limits = self.config.limits  # type: ignore[attr-defined]
-        self._stalled = self.loop.call_later(limits.stall_s, self.transport.abort)
+        self._stalled = self.loop.call_later(limits.stall_s, self._give_up)
+
+    def _give_up(self) -> None:
+        log.info("a reader took nothing for too long and was dropped")
+        self.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -24,7 +23,6 @@ from assay.serve.errors import ApiError, as_api_error
 from assay.serve.http.body import parse, read
 from assay.serve.limits import Limits
 
-log = logging.getLogger("assay.serve")
 State = TypeVar("State")
 PIECE = 64 << 10  # bytes written at once
 
@@ -83,8 +81,11 @@ class Call(Generic[State]):
 Handler = Callable[[Call[Any], Any], Awaitable[Reply | Events]]
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 def dumps(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _encode(value).encode()
 
 
 def json_reply(value: Any) -> Reply:
@@ -113,7 +114,7 @@ def endpoint(state: Any, limits: Limits, handler: Handler, model: type[BaseModel
             return
         owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
         call = Call(state, headers, AsyncExitStack(), owner, scope.get("path_params", {}))
-        work = asyncio.create_task(_answer(call, limits, handler, body, send, scope["path"]))
+        work = asyncio.create_task(_answer(call, handler, body, send, scope["path"]))
         watch = asyncio.create_task(_gone(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -132,14 +133,14 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _answer(call: Call[Any], limits: Limits, handler: Handler, body: Any, send: Send, path: str) -> None:
+async def _answer(call: Call[Any], handler: Handler, body: Any, send: Send, path: str) -> None:
     async with call.stack:
         try:
             reply = await handler(call, body)
         except Exception as error:
             reply = error_reply(as_api_error(error), path)
         if isinstance(reply, Events):
-            await _stream(reply, send, limits, path)
+            await _stream(reply, send, path)
         else:
             await write(reply, send)
 
@@ -156,21 +157,18 @@ async def write(reply: Reply, send: Send, *, close: bool = False) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _stream(reply: Events, send: Send, limits: Limits, path: str) -> None:
-    """The status is sent with the first event, so an error before it is still a proper response."""
+async def _stream(reply: Events, send: Send, path: str) -> None:
+    """The status is sent with the first event, so an error before it is still a proper response. A reader who takes
+    nothing is the connection's business, which gives him up."""
     started, form = False, reply.form
 
     async def put(data: bytes, more: bool = True) -> None:
         nonlocal started
-        try:
-            async with asyncio.timeout(limits.stall_s):
-                if not started:
-                    headers = [(b"content-type", form.type.encode()), (b"cache-control", b"no-store")]
-                    await send({"type": "http.response.start", "status": 200, "headers": headers})
-                    started = True
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise _Stalled from None
+        if not started:
+            headers = [(b"content-type", form.type.encode()), (b"cache-control", b"no-store")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            started = True
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
     try:
         number = 0
@@ -180,16 +178,9 @@ async def _stream(reply: Events, send: Send, limits: Limits, path: str) -> None:
                 head = f"id: {reply.name}-{number}\n".encode() if reply.name else b""
                 await put(head + form.event(event))
         await put(form.end, more=False)
-    except _Stalled:
-        log.info("a reader took nothing for %s s and was dropped", limits.stall_s)
     except Exception as error:
         fault = as_api_error(error)
         if not started:
             await write(error_reply(fault, path), send)
         else:
-            with suppress(_Stalled):
-                await put(form.event(error_body(fault, path)) + form.end, more=False)
-
-
-class _Stalled(Exception):
-    """The client's side of the connection is full and stays so."""
+            await put(form.event(error_body(fault, path)) + form.end, more=False)

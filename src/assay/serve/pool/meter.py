@@ -5,13 +5,16 @@ Every value is finite: counters and histograms of finite observations, gauges th
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from assay.runtime import scheduler
 from assay.runtime.pages import Pages
-from assay.runtime.sequence import Progress
+from assay.runtime.sequence import ENDS, Progress
 from assay.serve.pool.reader import REASONS
 
+Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -59,36 +62,47 @@ class Meter(scheduler.Meter):
     """One model's view."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
-        self._m = metrics
-        self._model = model
+        def of(metric: Metric) -> Metric:
+            return metric.labels(model)
+
+        m = metrics
+        self._steps, self._step_tokens = of(m.steps), of(m.step_tokens)
+        self._engine, self._sampling = of(m.engine_seconds), of(m.sampling_seconds)
+        self._running, self._waiting = of(m.running), of(m.waiting)
+        self._available, self._pages = of(m.pages_available), of(m.pages)
+        self._preemptions = of(m.preemptions)
+        self._tokens, self._between, self._first = of(m.tokens), of(m.between_tokens), of(m.first_token)
+        self._prompt, self._cached = of(m.prompt_tokens), of(m.cached_tokens)
+        self._guessed, self._right = of(m.guessed), of(m.guessed_right)
+        self._finished = {r: m.finished.labels(model, r) for r in {REASONS.get(end, end) for end in ENDS}}
 
     def step(self, n_tokens: int, n_sequences: int, engine_s: float, sampling_s: float) -> None:
-        self._m.steps.labels(self._model).inc()
-        self._m.step_tokens.labels(self._model).inc(n_tokens)
-        self._m.engine_seconds.labels(self._model).inc(engine_s)
-        self._m.sampling_seconds.labels(self._model).inc(sampling_s)
+        self._steps.inc()
+        self._step_tokens.inc(n_tokens)
+        self._engine.inc(engine_s)
+        self._sampling.inc(sampling_s)
 
     def state(self, running: int, waiting: int, pages: Pages) -> None:
-        self._m.running.labels(self._model).set(running)
-        self._m.waiting.labels(self._model).set(waiting)
-        self._m.pages_available.labels(self._model).set(pages.available)
-        self._m.pages.labels(self._model).set(pages.n_pages)
+        self._running.set(running)
+        self._waiting.set(waiting)
+        self._available.set(pages.available)
+        self._pages.set(pages.n_pages)
 
     def preempted(self) -> None:
-        self._m.preemptions.labels(self._model).inc()
+        self._preemptions.inc()
 
     def token(self, sequence: Progress, now: float) -> None:
-        self._m.tokens.labels(self._model).inc()
+        self._tokens.inc()
         if sequence.times.last:
-            self._m.between_tokens.labels(self._model).observe(now - sequence.times.last)
+            self._between.observe(now - sequence.times.last)
         else:
-            self._m.first_token.labels(self._model).observe(now - sequence.times.arrived)
-            self._m.prompt_tokens.labels(self._model).inc(sequence.n_prompt)
-            self._m.cached_tokens.labels(self._model).inc(sequence.cached)
+            self._first.observe(now - sequence.times.arrived)
+            self._prompt.inc(sequence.n_prompt)
+            self._cached.inc(sequence.cached)
 
     def guessed(self, tokens: int, right: int) -> None:
-        self._m.guessed.labels(self._model).inc(tokens)
-        self._m.guessed_right.labels(self._model).inc(right)
+        self._guessed.inc(tokens)
+        self._right.inc(right)
 
     def finished(self, sequence: Progress, reason: str) -> None:
-        self._m.finished.labels(self._model, REASONS.get(reason, reason)).inc()
+        self._finished[REASONS.get(reason, reason)].inc()

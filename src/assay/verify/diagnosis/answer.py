@@ -23,8 +23,11 @@ def text(d: Diagnosis, model: Model | None = None) -> str:
 def _lines(d: Diagnosis, model: Model | None) -> Iterator[str]:
     if d.verdict == "healthy":
         yield "healthy: nothing is wrong that arithmetic does not explain"
-        if d.next_observation:
-            yield from _wrapped(f"undecided: {d.next_observation}", "  ")
+        yield from _notes(d)
+        return
+    if d.verdict == "undecided":
+        yield "undecided: nothing is beyond the noise of an arithmetic, and a fault smaller than that would not show"
+        yield from _wrapped(f"next: {d.next_observation}", "  ")
         yield from _notes(d)
         return
     if d.broken is not None:

@@ -27,7 +27,7 @@ from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff, NodeVerdict
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import ACCEPT, FEEDS_FIRST, SHORT
+from assay.verify.thresholds import ACCEPT, FEEDS_FIRST, LOUD, SHORT
 
 Progress = Callable[[str], None]
 
@@ -81,9 +81,11 @@ def _diagnose(
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
     long = len(wrong[0].evidence.segment) > FEEDS_FIRST  # every hypothesis is a run: six other feeds are the cheapest
     result = _by_feed(lab, diff, wrong, say) if long else None
+    searched = False  # for small faults, in vain
     if result is None and lab.terms.guessed:
         result = _hidden(model, dump, diff, weights, say, ruled=True)
-    if result is None:
+        searched = result is not None and result.verdict == "unexplained"
+    if result is None or searched:
         result = (
             by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say, share)
         )
@@ -92,10 +94,20 @@ def _diagnose(
             result = result if fed is None else fed
     coarse = diff.arithmetic != ARITHMETICS[0]
     vague = lab.terms.guessed and any(not c.exact for c in result.causes)  # the noise of a guess covers much
-    if vague or (result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or coarse)):
+    if not searched and (
+        vague or (result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or coarse))
+    ):
         hidden = _hidden(model, dump, diff, weights, say)
-        result = result if hidden is None or (vague and not hidden.causes) else hidden
-    return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=diff)
+        result = result if hidden is None or hidden.verdict == "unexplained" else hidden
+    shown = _excused(diff) if result and result.diff is not None else diff
+    return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=shown)
+
+
+def _excused(diff: Diff) -> Diff:
+    """What was called wrong has turned out to be the noise of a rule of rounding that is none of the arithmetics."""
+    return replace(
+        diff, nodes=tuple(replace(n, verdict="noise", own=None) if n.verdict == "wrong" else n for n in diff.nodes)
+    )
 
 
 def _by_feed(lab: Lab, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
@@ -115,8 +127,8 @@ def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:
     notes = [f"deviations are the noise of {diff.arithmetic.name}"] if diff.verdict == "noise" else []
     if open_question is None and _from_afar(diff):
         notes.append(BENEATH)
-    would_decide = open_question.next_observation if open_question else ""
-    return Diagnosis("healthy", None, (), (), would_decide, notes=(*notes, *diff.notes), diff=diff)
+    found = open_question or Diagnosis("healthy", None, (), (), "")
+    return replace(found, notes=(*notes, *diff.notes), diff=diff)
 
 
 def _from_afar(diff: Diff) -> bool:
@@ -128,10 +140,11 @@ def _hidden(
     model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress, *, ruled: bool = False
 ) -> Diagnosis | None:
     """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
-    if diff.verdict == "same" and all(n.evidence.whole and len(n.evidence.segment) <= FEEDS_FIRST for n in diff.nodes):
+    seen = [n.evidence for n in diff.nodes]
+    if diff.verdict == "same" and all(e.whole and len(e.segment) <= FEEDS_FIRST and e.local[0] <= LOUD for e in seen):
         return None  # every step, or layer, is float32's to its noise
     exact = ARITHMETICS[0]
-    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, [n.evidence for n in diff.nodes], exact)))
+    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, seen, exact)))
     lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))
     found = small_fault(lab, diff, say, ruled=ruled)
     return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)

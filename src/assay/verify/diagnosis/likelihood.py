@@ -18,63 +18,46 @@ and faults are listened for under those that may be the engine's.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
+from assay.verify.diagnosis.places import Groups, Place, groups_of, off_at, run_of
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.dumps.observation import STATISTICS, token_axis
+from assay.verify.diagnosis.rules import allowed, nothing_left, rules
 from assay.verify.faults import FAULTS, Kind, Stage
-from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.diff import Diff
-from assay.verify.judge.evidence import deviation
-from assay.verify.judge.noise import by_rows
-from assay.verify.judge.rounding import EXACT, Rounding, roundings
+from assay.verify.judge.rounding import EXACT, Rounding
 from assay.verify.thresholds import (
+    A_LAYERS_WORTH,
     ALIKE_NATS,
-    AN_EDGE,
-    CLEARER_NATS,
+    AROUND,
     COEFFICIENT,
+    DAMAGE_LEFT,
     DAMAGED_ROWS,
-    FEW_EDGES,
-    FIRST_OBSERVED,
     FLOAT32_LEFT,
-    FLOOR_UNITS,
     HARDLY_LEFT,
     HEARD,
     LEAVES,
     LONG_RUN,
-    MOST_OF_A_ROW,
     MOSTLY,
-    ON_AN_EDGE,
     PARAMETER_NATS,
     QUIET_LEFT,
-    RULE_NATS,
+    RULE_LEAVES,
+    SHORT,
     SPEAKS,
 )
 
-Array = NDArray[Any]
+TORN = "weight-torn"
 # Where mistakes are small enough to pass for noise.
 _SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.HEAD, Stage.RUNTIME)
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Groups:
-    """For each group of values of one node: errors, how many count, and what is no evidence (squared)."""
-
-    errors: tuple[Array, ...]
-    counts: Array
-    floors: Array
 
 
 @dataclass(frozen=True)
@@ -88,6 +71,7 @@ class Voice:
     before: float  # deviation over the floor, as rms over the touched groups
     after: float
     left: float  # as `after`, in the usual group: where an engine rounds by a rule, a few values lie on an edge
+    usual: float  # as `before`, in the usual group
     touched: int  # groups in which it shows
     nodes: tuple[str, ...]  # observed nodes where it leaves less
     rule: Rounding = EXACT
@@ -107,7 +91,7 @@ class Voice:
         fitted = self.hypothesis.variant.search is not None
         enough = self.nats > SPEAKS + np.log(max(tried, 1)) + PARAMETER_NATS * fitted
         low, high = COEFFICIENT
-        if self.hypothesis.fault == DAMAGE and self.left > FLOAT32_LEFT:
+        if self.hypothesis.fault == DAMAGE and self.left > max(FLOAT32_LEFT, DAMAGE_LEFT * self.before):
             return False  # one of thousands of bits resembles anything; the right one leaves nothing
         if self.hypothesis.fault == DAMAGE and self.rule != EXACT and self.touched < DAMAGED_ROWS:
             return False  # one token's value that was rounded the other way looks the same
@@ -117,47 +101,15 @@ class Voice:
             return False  # a coarse engine rounds there too, and that is no fault
         if self.after > LEAVES * self.before:
             return False  # nearly all is left, so it is not what happened
+        if self.rule != EXACT and self.after > RULE_LEAVES * self.before and self.left > RULE_LEAVES * self.usual:
+            return False  # other roundings of the same rule, by luck a little nearer
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard,
-    and the first few of these that are off."""
-
-    unit: Unit
-    targets: tuple[str, ...]
-    brief: bool = False
-    off: frozenset[str] = frozenset()
-
-    def heard(self, lab: Lab, h: Hypothesis) -> tuple[str, ...]:
-        if not self.brief:
-            return self.targets
-        changed = lab.changed(h, self.unit)
-        names = [name for name in self.targets if name in changed]
-        off = [name for name in names if name in self.off]
-        return tuple(dict.fromkeys((*names[:FIRST_OBSERVED], *off[:FIRST_OBSERVED])))
-
-    def early(self) -> Place:
-        """Of a brief place, its first layers: enough to tell how an engine rounds."""
-        segment = self.unit.segment[:LONG_RUN]
-        targets = tuple(name for name in self.targets if name in segment)
-        if not self.brief or not targets:
-            return self
-        return Place(Unit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
-
-    def near(self, lab: Lab, h: Hypothesis) -> Unit | None:
-        """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
-        targets = self.heard(lab, h)
-        if not targets:
-            return None
-        unit = Unit(targets[-1], self.unit.segment[: self.unit.segment.index(targets[-1]) + 1])
-        return unit if len(lab.changed(h, unit)) < LONG_RUN else None
-
-
 def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
-    """The fault that the deviations speak of; None where they are what they look like, noise. Healthy, with the
+    """The fault that the deviations speak of; None where they are what they look like, noise. Undecided, with the
     observation that would decide, where they are neither what a fault predicts nor what a rule of rounding does.
+    Unexplained where they are too large for that.
 
     Every mistake of the catalogue is held against a few places first, those that are heard there against all. Families
     are tried with their common parameters; only if nothing speaks, with the one that fits the first place best. With
@@ -169,92 +121,48 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         first = [Place(u, (u.target,)) for u in representatives(units)]
     else:
         lab = lab.from_tokens()
-        places = [_run(lab, diff)]
+        places = [run_of(lab, diff)]
         first = [replace(places[0], brief=True)]
-    labs = _rules(lab, diff, first)
-    limit = QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT
-    if _nothing_left(labs[0], places, limit):
-        return None
+    labs = rules(lab, diff, first)
+    if nothing_left(labs[0], places, QUIET_LEFT):
+        return _by_rule(labs[0], diff, places)
     if ruled and labs[0].rule == EXACT:  # of one bit at most: printed values tell it at once, and nothing else does
         best = [] if units else _speaking(labs[0], list(_damage(labs[0], places)), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
-        first = [replace(first[0], off=frozenset(n for n in first[0].targets if _off(labs[0], first[0], n) > limit**2))]
+        limit = (QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT) ** 2
+        first = [replace(first[0], off=frozenset(n for n in first[0].targets if off_at(labs[0], first[0], n) > limit))]
     say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
-    covered = diff.verdict != "wrong"
+    covered = diff.verdict != "wrong" or allowed(labs[0], diff, first)
+    if not best and (diff.verdict == "same" or nothing_left(labs[0], places, FLOAT32_LEFT)):
+        return _by_rule(labs[0], diff, places)
     if not best and covered:
-        return Diagnosis("healthy", None, (), (), _would_decide(diff))
+        would_decide = _would_decide(diff, labs[0].rule)
+        return Diagnosis("undecided" if would_decide else "healthy", None, (), (), would_decide)
     if not best or not (covered or best[0].exact):
-        return None  # an unknown fault resembles known ones; it does not leave float32's noise when they are taken away
+        # An unknown fault resembles known ones; it does not leave float32's noise when they are taken away.
+        return Diagnosis("unexplained", None, (), (), "")
     return _answer(best, diff)
 
 
-def _would_decide(diff: Diff) -> str:
+def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
+    """Everything is what this rule of rounding makes of the definition. Where it was called wrong, that is news."""
+    if diff.verdict != "wrong" or {n.name for n in diff.nodes} - {name for p in places for name in p.targets}:
+        return None
+    return Diagnosis("healthy", None, (), (), "", notes=(f"every value is what {lab.rule.name} gives",))
+
+
+def _would_decide(diff: Diff, rule: Rounding) -> str:
     """The value that, dumped whole, would tell a fault from noise where this evidence cannot, if one is missing."""
     whole = [n.evidence for n in diff.nodes if n.evidence.whole]
-    longer = next((e.segment for e in whole if len(e.segment) > 1), None)
+    longer = next((e.segment for e in whole if len(e.segment) > SHORT), None)
     if whole and longer is None:
         return ""
     node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
-    return (
-        f"a fault smaller than the noise of {diff.arithmetic.name} would not show in what was dumped; "
-        f"{node} whole, for all tokens, would tell"
-    )
-
-
-def _rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
-    """The bench under each rule of rounding that may be the engine's, the likeliest first: none, unless another is
-    clearly likelier. A rule stays possible while its roundings are smaller than what is there to explain."""
-    most = ARITHMETICS[-1] if diff.verdict == "wrong" else diff.arithmetic
-    labs = [lab.rounding(rule) for rule in roundings(most)]
-    plain = [_definition(bench, [p.early() for p in first]) for bench in labs]
-    nats = []
-    for groups in plain:
-        tally = _Tally()
-        for name, before in plain[0].items():
-            after = groups.get(name)
-            if before is not None and after is not None:
-                tally.add(name, before, after)
-        nats.append(tally.nats)
-    values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
-    plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
-    possible = [i for i in range(len(labs)) if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values)]
-    return [labs[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
-
-
-def _definition(lab: Lab, places: Sequence[Place]) -> dict[str, Groups | None]:
-    """What the definition leaves at every place."""
-    return {name: _groups(lab, name, lab.base(p.unit)[name]) for p in places for name in p.targets}
-
-
-def _nothing_left(lab: Lab, places: Sequence[Place], limit: float) -> bool:
-    """Is everything the definition under this rule, to float32's noise? A few values of a row may lie on an edge, but
-    not a whole row, nor a feature in most rows. Of a large model some rows do, where an operand fell the other way."""
-    edges: Counter[int] = Counter()  # by token
-    for name, groups in _definition(lab, places).items():
-        if groups is None:
-            return False
-        left = [e * e / v for e, v in zip(groups.errors, groups.floors, strict=True)]
-        off = [i for i, row in enumerate(left) if np.quantile(row, ON_AN_EDGE) > limit**2]
-        if off and not _fell_otherwise(lab, name, groups, off):
-            return False
-        edges.update(off)
-        if len({row.size for row in left}) == 1 and len(left) > 2 and np.median(left, axis=0).max() > limit**2:
-            return False
-    return all(n <= FEW_EDGES * len(places) for n in edges.values())
-
-
-def _fell_otherwise(lab: Lab, name: str, groups: Groups, off: Sequence[int]) -> bool:
-    """Are these rows off as an operand's rounding makes them that fell the other way: few, and far less than all the
-    roundings of the rule together?"""
-    tokens = len(lab.dump.tokens)
-    if lab.terms.carried or len(groups.errors) != tokens or len(off) > FEW_EDGES * tokens:
-        return False
-    rule = [a.name for a in ARITHMETICS].index(lab.rule.as_coarse)
-    noise = lab.evidence[name].noise_local.rms[rule]
-    return all(float(np.sqrt(np.mean(np.square(groups.errors[i])))) <= AN_EDGE * noise[i] for i in off)
+    coarse = rule.name if diff.verdict == "wrong" else diff.arithmetic.name
+    return f"dump {node} whole, for all tokens: it would show a fault smaller than the noise of {coarse}"
 
 
 def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
@@ -286,14 +194,24 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
 def _speaking(
     lab: Lab, heard: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
 ) -> list[Voice]:
-    """Those of the mistakes that speak everywhere."""
+    """Those of the mistakes that speak everywhere, a solved parameter solved once more under this rule."""
+    heard = [_solved_here(lab, h, first) for h in heard]
     near = _listen(lab, heard, first)
     voices = (replace(v, near=n.left) for v, n in zip(_listen(lab, heard, places), near, strict=True))
     return sorted((v for v in voices if v.speaks(tried)), key=_rank)
 
 
+def _solved_here(lab: Lab, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
+    search = h.variant.search
+    if search is None or search.whole or search.nominal or not search.points or h.p in search.common:
+        return h
+    place = next((p for p in first if lab.touches(h.variant, p.unit, h.p)), None)
+    unit = None if place is None else place.near(lab, h)
+    return h if unit is None else search_parameter(lab, h, unit, around=AROUND)[0]
+
+
 def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
-    off = {p: max(_off(lab, p, name) for name in p.targets) for p in places}
+    off = {p: max(off_at(lab, p, name) for name in p.targets) for p in places}
     for place in places:
         if place.targets == (place.unit.target,):
             yield from damaged(lab, place.unit, bent=off[place] == max(off.values()))
@@ -301,25 +219,10 @@ def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
             yield from glimpsed(lab, place.unit, place.targets)
 
 
-def _off(lab: Lab, place: Place, name: str) -> float:
-    """By how much (squared) the definition is off at a node, over what is no evidence."""
-    groups = _groups(lab, name, lab.base(place.unit)[name])
-    if groups is None:
-        return np.inf
-    return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors, strict=True))
-
-
 def _rank(voice: Voice) -> tuple[float, ...]:
     h = voice.hypothesis
     odd = h.variant.search is not None and h.p not in h.variant.search.common
     return (-round(voice.nats / ALIKE_NATS), odd, h.fault in SECOND_NAMES, -voice.nats)
-
-
-def _run(lab: Lab, diff: Diff) -> Place:
-    """Nothing was dumped whole: what was observed is reached from the tokens on."""
-    order = {node.name: i for i, node in enumerate(lab.graph)}
-    names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
-    return Place(Unit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
 
 
 def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterator[Hypothesis]:
@@ -334,6 +237,15 @@ def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterat
             yield h
         else:
             yield from (replace(h, p=p) for p in h.variant.search.common if lab.touches(h.variant, everything, p))
+    yield from _torn(lab, everything)
+
+
+def _torn(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
+    """The end of the file is missing. That is small where the noise of a router's choices covers it."""
+    nodes = [lab.graph[name] for name in unit.segment]
+    for variant in FAULTS[TORN].variants:
+        ends = variant.search.scan(lab.context, nodes) if variant.search and variant.search.scan else ()
+        yield from (Hypothesis(TORN, variant, p) for p in ends[:A_LAYERS_WORTH])
 
 
 def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterator[Hypothesis]:
@@ -396,8 +308,8 @@ class _Tally:
         share = self.better / self.touched if self.touched else 0.0
         coefficient = self.dots / self.squares if self.squares else 0.0
         nats = self.nats if self.possible else -np.inf
-        left = float(np.sqrt(np.median(self.after))) if self.after else 0.0
-        return Voice(h, nats, share, coefficient, before, after, left, self.touched, tuple(self.nodes), rule)
+        usual, left = (float(np.sqrt(np.median(m))) if m else 0.0 for m in (self.before, self.after))
+        return Voice(h, nats, share, coefficient, before, after, left, usual, self.touched, tuple(self.nodes), rule)
 
 
 def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:
@@ -412,56 +324,14 @@ def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -
             values = lab.predict(h, place.unit, targets)
             for name in targets if values is not None else ():
                 if name not in plain:
-                    plain[name] = _groups(lab, name, lab.base(place.unit)[name], lab.rule)
+                    plain[name] = groups_of(lab, name, lab.base(place.unit)[name], lab.rule)
                 assert values is not None
-                before, after = plain[name], _groups(lab, name, values[name], lab.rule)
+                before, after = plain[name], groups_of(lab, name, values[name], lab.rule)
                 if before is None or after is None:
                     tally.possible = False
                     break
                 tally.add(name, before, after)
     return [t.voice(h, lab.rule) for h, t in zip(mistakes, tallies, strict=True)]
-
-
-def _groups(lab: Lab, name: str, value: Array, edges: Rounding = EXACT) -> Groups | None:
-    """What was observed of a node less a value, row by row; None where the value is not finite or of another shape.
-    Beyond a step of what `edges` stores, where a hypothesis must not gain by a value that was rounded the other way."""
-    graph, axis = lab.graph, token_axis(lab.graph, name)
-    if value.dtype.kind != "f" or value.shape[axis] < len(lab.dump.tokens):
-        return None
-    level = lab.evidence[name].noise_carried if lab.terms.carried else lab.evidence[name].noise_local
-    hide = lab.hidden if graph[name].op == "kq" else None
-    errors: list[Array] = []
-    counts: list[float] = []
-    floors: list[float] = []
-    for obs in lab.dump.by_name[name]:
-        error, expected = deviation(obs, value, axis, lab.model.hparams.n_embd_head, hide)
-        if not np.isfinite(error).all():
-            return None
-        start, stop = obs.rows or (0, level.rms.shape[1])
-        noise = level.rms[0, start:stop]
-        if obs.kind == "values":
-            for row, x, one in zip(by_rows(error, axis), by_rows(expected, axis), noise, strict=True):
-                size = float(np.sqrt(np.mean(x * x)))
-                errors.append(_beyond_an_edge(row, x, edges))
-                counts.append(min(row.size, MOST_OF_A_ROW))
-                floors.append((FLOOR_UNITS * (one + UNIT["f32"] * size)) ** 2 + 1e-60)
-            continue
-        printed = np.asarray(obs.printed or 0.0, np.float64)
-        size = float(np.sqrt(np.mean(np.square(by_rows(value, axis)[start:stop]))))
-        spread = float(noise.max()) + UNIT["f32"] * size
-        if obs.kind in STATISTICS:
-            spread *= 4.0 if obs.kind in ("min", "max", "absmax", "norm") else 1.0
-        errors.append(np.sign(error) * np.maximum(np.abs(error) - printed, 0))
-        counts.append(error.size)
-        floors.append((FLOOR_UNITS * spread) ** 2 + float(np.mean(printed**2)) / 3 + 1e-60)
-    return Groups(tuple(errors), np.array(counts), np.array(floors))
-
-
-def _beyond_an_edge(error: Array, value: Array, rule: Rounding) -> Array:
-    """In an engine that stores narrow numbers, a value on an edge may be rounded the other way: a step says nothing."""
-    if not rule.storage:
-        return error
-    return np.asarray(np.sign(error) * np.maximum(np.abs(error) - 2 * UNIT[rule.storage] * np.abs(value), 0))
 
 
 def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:

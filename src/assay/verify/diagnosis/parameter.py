@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
-from assay.verify.thresholds import A_LAYERS_WORTH, PROMISING
+from assay.verify.thresholds import A_LAYERS_WORTH, FEEDS_FIRST, PROMISING
 
 
 def search_parameter(
@@ -42,7 +42,7 @@ def search_parameter(
         _golden(at, h.p * (1 - around), h.p * (1 + around), False)
         return replace(h, p=best()), tried[best()]
     of_file = search.scan(lab.context, [lab.graph[name] for name in unit.segment]) if search.scan is not None else ()
-    for p in (*search.common, *(of_file if deep or len(of_file) <= A_LAYERS_WORTH else ())):
+    for p in (*search.common, *of_file[: len(of_file) if deep else A_LAYERS_WORTH]):
         if at(p).explained:
             return replace(h, p=p), tried[p]
     if not deep or (search.points == 0 and not of_file):
@@ -54,7 +54,7 @@ def search_parameter(
                 break
         return replace(h, p=best()), tried[best()]
     if lab.terms.subtle and grid:  # most likely nothing is wrong: go on only where a rough scan gains something
-        stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // 8)
+        stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // (16 if len(unit.segment) <= FEEDS_FIRST else 8))
         near = () if search.neutral is None else (search.neutral * 0.95, search.neutral * 1.05)
         least = min(at(p).residual for p in (*search.common, *near, *grid[::stride]))
         if least > PROMISING * lab.before(unit).residual:

@@ -47,18 +47,19 @@ class Cause:
         }
 
 
-Answer = Literal["healthy", "fault", "unexplained", "inconclusive"]
+# Undecided: nothing is wrong that noise does not cover, and what was observed cannot tell whether a fault hides in it.
+Answer = Literal["healthy", "undecided", "fault", "unexplained", "inconclusive"]
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """The answer; true when nothing is wrong."""
+    """The answer; true when nothing is found wrong."""
 
     verdict: Answer
     first_wrong: str | None
     wrong_nodes: tuple[str, ...]
     causes: tuple[Cause, ...]
-    next_observation: str  # what would tell more; of a healthy verdict, what would show a fault beneath the noise
+    next_observation: str  # what would tell more; of an undecided verdict, what would show a fault beneath the noise
     unexplained: tuple[str, ...] = ()
     relations: tuple[Relation, ...] = ()  # what can be said of the first unexplained (else first wrong) node
     segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
@@ -67,7 +68,7 @@ class Diagnosis:
     broken: Broken | None = None  # the first value that is not finite
 
     def __bool__(self) -> bool:
-        return self.verdict == "healthy"
+        return self.verdict in ("healthy", "undecided")
 
     def __repr__(self) -> str:
         where = f" at {self.first_wrong}" if self.first_wrong else ""

@@ -233,12 +233,13 @@ _clamp("scores clipped to ±{p} before they are scaled", lambda n: n.op == "kq")
 
 
 def _ends(c: Context, nodes: Sequence[Node]) -> list[float]:
-    """Places where a download may have stopped: the beginning and the middle of every tensor that these nodes read."""
+    """Places where a download may have stopped, the last first, for what is zero from an earlier one on is zero from a
+    later one on as well: the beginning and the middle of every tensor that these nodes read."""
     found = set[float]()
     for name in {w for node in nodes for w in node.weights}:
         info = c.model.file.tensors[name]
         found |= {info.offset, info.offset + info.nbytes // 2}
-    return sorted(found)
+    return sorted(found, reverse=True)
 
 
 @plant("weight-torn", "zeros from byte {p} of the file on", Search(0, 1e15, (), False, True, 0, scan=_ends))

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from assay.verify.judge.arithmetic import (
     WITH_MINIMUM,
     Arithmetic,
     block_minima,
+    halved,
+    is_gelu,
     norm_terms,
     operand,
     q8_1_slip,
@@ -115,6 +118,7 @@ class NoiseRuns:
             int, dict[str, Array]
         ] = {}  # by arithmetic: the run in which every open choice fell otherwise
         self.last = Last(model.graph)
+        self._squares: Squares | None = None
         self.levels: dict[str, Level] = {}
 
     def visit(self, node: Node, weights: Weights) -> None:
@@ -134,16 +138,15 @@ class NoiseRuns:
         values = self._slip(node, values, weights)
         sums = self._sums(node, weights)
         root = None if sums is None else np.sqrt(sums.squares)
-        values = [
-            summed(
-                a, self.file, self.graph, node, v, exact, None if root is None or sums is None else root * sums.sizes[i]
-            )
-            for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True))
-        ]
+        values = self._summed(node, values, exact, root, sums)
         observed = self.observed.get(node.name, ())
         whole = any(o.kind == "values" and o.rows is None for o in observed)
         if not whole or node.op == "cache":  # else rounding the result is allowed for where it is judged
-            values = [stored(a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)]
+            kept = [
+                (id(v), a.storage, node.op == "cache" and (a.f16_cache, a.q8_cache))
+                for a, v in zip(ARITHMETICS, values, strict=True)
+            ]
+            values = _once(kept, [partial(stored, a, node, v) for a, v in zip(ARITHMETICS, values, strict=True)])
         self.levels[node.name] = self._level(
             node, exact, values, observed, self._spread(node, sums), {} if node.op == "group_mask" else others
         )
@@ -154,6 +157,22 @@ class NoiseRuns:
         for run, value in (*zip(self.runs, values, strict=True), *((self.rerouted[i], v) for i, v in others.items())):
             run[node.name] = self.exact[node.name] if whole else _narrow(patch(observed, value, axis))
         self.last.forget(node, self.exact, *self.runs, *self.rerouted.values())
+
+    def _summed(
+        self, node: Node, values: Sequence[Array], exact: Array, root: Array | None, sums: _Sums | None
+    ) -> list[Array]:
+        """The results before they are stored; what two arithmetics do alike stays one array."""
+        gelu = is_gelu(node)
+        alike, todo = [], []
+        for i, (a, v) in enumerate(zip(ARITHMETICS, values, strict=True)):
+            size = None if sums is None else sums.sizes[i]
+            deviation = None if root is None or size is None else partial(np.multiply, root, size)
+            alike.append((id(v), size, halved(a, self.file, node), gelu and a.gelu_table))
+            todo.append(partial(self._sum, a, node, v, exact, deviation))
+        return _once(alike, todo)
+
+    def _sum(self, a: Arithmetic, node: Node, v: Array, exact: Array, deviation: Callable[[], Array] | None) -> Array:
+        return summed(a, self.file, self.graph, node, v, exact, None if deviation is None else deviation())
 
     def _regroup(self, node: Node, masked: Array) -> dict[int, Array]:
         """For each arithmetic whose noise leaves a choice of groups open: the scores with the other one."""
@@ -193,20 +212,26 @@ class NoiseRuns:
             x = inputs[0].reshape(len(inputs[0]), -1) if node.op == "linear" else inputs[0]
             rounded = rounding_variance(self.file, node.weights[0], x)
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
-            squares, *more = evaluate_all(node, lanes, Squares(weights))
+            squares, *more = evaluate_all(node, lanes, self._squared(weights))
             operands = more[0] if more else None
         elif node.op == "layer_norm":
             squares = norm_terms(
                 node, inputs[0], weights[node.weights[0]][:], *(weights[w][:] for w in node.weights[1:])
             )
         elif node.op in ("bias", "add_row", "expert_bias"):
-            squares = evaluate_all(node, [[inputs[0] ** 2, *inputs[1:]]], Squares(weights))[0]
+            squares = evaluate_all(node, [[inputs[0] ** 2, *inputs[1:]]], self._squared(weights))[0]
         elif node.op == "pool":
             squares = evaluate_all(node, [[inputs[0] ** 2 / len(inputs[0])]], weights)[0]
         else:
             squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
         sizes = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
         return _Sums(squares, sizes, operands)
+
+    def _squared(self, weights: Weights) -> Squares:
+        """The squares of these weights, as an object that is made once."""
+        if self._squares is None or self._squares.of is not weights:
+            self._squares = Squares(weights)
+        return self._squares
 
     def _spread(self, node: Node, sums: _Sums | None) -> tuple[Array, Array] | None:
         """For each arithmetic the rms and the largest error that rows of such sums show."""
@@ -233,13 +258,14 @@ class NoiseRuns:
         if not isinstance(matrix, np.ndarray):
             return values
         least = weights.minima(node.weights[0]) if isinstance(weights, Streamed) else block_minima(matrix)
-        out, seen = [], dict[int, Array]()
+        alike, out, seen = list[Any](), list[Callable[[], Array]](), dict[int, Array]()
         for a, run, value in zip(ARITHMETICS, self.runs, values, strict=True):
             x = run[node.inputs[0]]
             if a.q8 and id(x) not in seen:
                 seen[id(x)] = q8_1_slip(x) @ least.T
-            out.append(value + seen[id(x)] if a.q8 else value)
-        return out
+            alike.append((id(value), id(x) if a.q8 else None))
+            out.append(partial(np.add, value, seen[id(x)]) if a.q8 else partial(np.asarray, value))
+        return _once(alike, out)
 
     def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
         key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else (a.f16_cache, a.q8_cache), a.gelu_table)
@@ -264,15 +290,18 @@ class NoiseRuns:
         rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
         rms, top = [], []
-        step = len(values) if exact.size <= _TOGETHER else 1
-        for i in range(0, len(values), step):
-            difference = apart(np.stack([v.astype(np.float32, copy=False) for v in values[i : i + step]]), exact)
+        unique = {id(v): v for v in values}
+        lane = [list(unique).index(id(v)) for v in values]
+        apiece = list(unique.values())
+        step = len(apiece) if exact.size <= _TOGETHER else 1
+        for i in range(0, len(apiece), step):
+            difference = apart(np.stack([v.astype(np.float32, copy=False) for v in apiece[i : i + step]]), exact)
             if node.op == "kq":
                 difference[:, :, self.hidden] = 0
             difference = np.moveaxis(difference, 1 + axis, 1).reshape(len(difference), len(rows), -1)
             rms.append(np.sqrt(np.mean(difference * difference, axis=2)))
             top.append(np.abs(difference, out=difference).max(axis=2))
-        ones, peaks = np.concatenate(rms), np.concatenate(top)
+        ones, peaks = np.concatenate(rms)[lane], np.concatenate(top)[lane]
         if spreads is not None:
             ones, peaks = (np.maximum(x, s) for x, s in zip((ones, peaks), spreads, strict=True))
         ones, peaks = (
@@ -308,6 +337,15 @@ def _expected(variance: Array) -> tuple[Array, Array]:
     n = variance.shape[1]
     mean, spread = variance.mean(axis=1), np.sqrt(2 * np.sum(variance * variance, axis=1)) / n
     return np.sqrt(mean + 3 * spread), 2 * np.sqrt(variance.max(axis=1))
+
+
+def _once(keys: Sequence[Any], todo: Sequence[Callable[[], Array]]) -> list[Array]:
+    """Each made once: equal keys share an array."""
+    made: dict[Any, Array] = {}
+    for key, make in zip(keys, todo, strict=True):
+        if key not in made:
+            made[key] = make()
+    return [made[key] for key in keys]
 
 
 def _narrow(value: Array) -> Array:

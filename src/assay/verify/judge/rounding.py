@@ -5,6 +5,7 @@ numbers, but for the few that lie on an edge; so what such an engine computes ca
 a fault beneath that noise is seen. The rules are those that engines follow:
 
   f16 KV        keys, values, queries and probabilities in half precision
+  q8 KV         keys, values and queries in blocks of eight bits; the scale as of Q8, or a half first
   Q8            as llama.cpp: blocks of integers from a float32 scale, which is kept as a half; GELU by a table
   Q8, half      the scale is a half before anything is divided by it
   f16, bf16     every result
@@ -23,7 +24,7 @@ from assay.engines.reference import Hooks
 from assay.engines.weights import Table, Weights
 from assay.gguf import GGUFFile
 from assay.graph import Node
-from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, quantise_for, round_to
+from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, q8_0, quantise_for, round_to
 
 Array = NDArray[Any]
 
@@ -40,9 +41,11 @@ class Rounding:
     half_scale: bool = False
     table: bool = False
     half_weights: bool = False
+    q8_cache: bool = False
 
 
 EXACT = Rounding("float32", "f32")
+_Q8_CACHE = "Q8 activations, q8 KV"
 _RULES = (
     Rounding("a half cache", "f16 KV", half_cache=True),
     Rounding("weights in half precision", "f16 weights", half_weights=True),
@@ -56,6 +59,12 @@ _RULES = (
         half_cache=True,
         q8=True,
         half_scale=True,
+    ),
+    Rounding("a cache of eight bits", _Q8_CACHE, q8_cache=True),
+    Rounding("a cache of eight bits with half scales", _Q8_CACHE, q8_cache=True, half_scale=True),
+    Rounding("Q8 activations and a cache of eight bits", _Q8_CACHE, q8_cache=True, q8=True, table=True),
+    Rounding(
+        "Q8 activations and a cache of eight bits with half scales", _Q8_CACHE, q8_cache=True, q8=True, half_scale=True
     ),
     Rounding("half precision", "f16", storage="f16"),
     Rounding("bfloat16", "bf16", storage="bf16"),
@@ -121,13 +130,20 @@ def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:
             return x if quantise is None else quantise(x.reshape(len(x), -1) if node.op == "linear" else x)
         if rule.half_cache and node.op in ("kq", "kqv"):
             return round_to(x, "f16")
+        if rule.q8_cache and node.op == "kq":
+            return cached(x)
         if rule.table and is_gelu(node):
             return round_to(x, "f16") if node.op != "glu_split" else x
         return x
 
+    def cached(x: Array) -> Array:
+        return round_to(x, "f16") if x.shape[-1] % 32 else (_half_scaled if rule.half_scale else q8_0)(x)
+
     def result(node: Node, y: Array) -> Array:
         if y.dtype.kind != "f":
             return y
+        if rule.q8_cache and node.op == "cache":
+            return cached(y)
         if rule.storage:
             return round_to(y, rule.storage)
         return round_to(y, "f16") if rule.half_cache and node.op == "cache" else y

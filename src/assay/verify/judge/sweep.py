@@ -55,13 +55,13 @@ class Squares(Weights):
 
     def __init__(self, weights: Weights) -> None:
         super().__init__(weights.file, np.float32, budget=0)
-        self._weights = weights
+        self.of = weights
 
     def __getitem__(self, name: str) -> Any:
-        return _Squared(self._weights[name])
+        return _Squared(self.of[name])
 
     def rows(self, name: str) -> Any:
-        return _Squared(self._weights.rows(name))
+        return _Squared(self.of.rows(name))
 
 
 class _Squared:

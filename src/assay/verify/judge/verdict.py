@@ -17,7 +17,7 @@ from assay.verify.judge.evidence import Evidence, examine, follows
 from assay.verify.judge.inferred import infer
 from assay.verify.judge.noise import Level
 from assay.verify.judge.routing import Route
-from assay.verify.thresholds import CLEARLY_OWN
+from assay.verify.thresholds import CLEARLY_OWN, MISPRINTS
 
 
 def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True) -> Diff:
@@ -94,21 +94,23 @@ def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: A
     i = ARITHMETICS.index(arithmetic)
     wrong: set[str] = set()
     faulty: set[str] = set()
+    refuted = 0  # misprints that were none, one after the other: each is asked by a run, and a fault has many
     found = []
     for e in evidence:
         sources = {name for part in e.segment for name in model.graph[part].inputs} | set(e.segment[:-1])
-        suspect = faulty & sources
+        suspect = faulty & sources if refuted < MISPRINTS else set()
         verdict: Verdict
         own: bool | None = None
         if e.carried[0] <= 1 and not (e.whole and e.local[i] > CLEARLY_OWN):
             verdict = "same"
         elif e.local[i] > 1 and not (suspect and follows(model, dump, e, suspect)[i] <= 1):
-            verdict = "wrong"
+            verdict, refuted = "wrong", refuted + bool(suspect)
             own = None if wrong & set(e.segment[:-1]) else True  # a part of the segment was wrong already
         elif wrong & sources and e.carried[i] > 1:
             verdict, own = "wrong", False
         else:
             verdict = "noise" if e.carried[0] > 1 else "same"
+            refuted = 0 if suspect and e.local[i] > 1 else refuted
         if verdict == "wrong":
             wrong.add(e.name)
             if own and any(o.kind == "values" for o in dump.by_name[e.name]):

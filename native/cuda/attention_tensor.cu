@@ -1,0 +1,372 @@
+// Attention on 16-bit tensor cores, for precision `tensor` (attention.h): heads of 64 or 128 values, a cache of halves.
+//
+// Queries are rounded to f16, scores are sums of `mma` over the head ascending. A block of 256 keys is two halves: with m the largest
+// score so far, the weights 2^((s - m) log2 e) are rounded to f16, l and the weighted values are scaled when m grows, and values are
+// added by `mma`, 16 keys after 16. Blocks are folded ascending as everywhere. One warp has 16 query rows, all keys of a half and
+// the whole head, in both kernels below, so any batch and any chunk gives the same bits; they are not the cpu engine's.
+//
+//   attend_tensor       a prompt: a block takes 128 rows of a sequence (a.tiles) past all keys, the next half on its way
+//   attend_tensor_one   a token a sequence: a block of threads for each (token, kv head, 256 keys), as in attention_one.h
+//
+// A value that is NaN reaches every row that is computed together with it.
+#include "attention_one.h"
+
+namespace assay {
+
+constexpr int kHalf = 128, kTiles = kHalf / 8;
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Half of a block in shared memory: keys as they lie in pages, [page][D / 8][32][8], values [128][D] with the 16-byte pieces of key j
+// at place (piece ^ j % 8).
+template <int D>
+struct HalfBlock {
+    static constexpr int bytes = 2 * kHalf * D * 2, line = 2 * D + 16;  // line: bytes of a query row
+    uint8_t *k, *v;
+    DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalf * D * 2) {}
+    DEVICE static int value_at(int key, int piece) { return key * D * 2 + (piece ^ key % 8) * 16; }
+
+    // Pages of keys from `base` to `end`; what is behind is zero, as it is multiplied, too.
+    DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end) const {
+        constexpr int each = D / 8;
+        for (int i = thread(); i < kHalf * each; i += threads()) {
+            const int page = i / (kPage * each), key = i / each;
+            uint8_t* const to_k = k + i * 16;
+            uint8_t* const to_v = v + value_at(key, i % each);
+            if (base + page * kPage < end)
+                copy_async(to_k, head_of(a.cache, a.keys, pages[base / kPage + page], kv) + i % (kPage * each) * 16);
+            else *reinterpret_cast<uint4*>(to_k) = {0, 0, 0, 0};
+            if (base + key < end)
+                copy_async(to_v, head_of(a.cache, a.values, pages[(base + key) / kPage], kv) + i % (kPage * each) * 16);
+            else *reinterpret_cast<uint4*>(to_v) = {0, 0, 0, 0};
+        }
+    }
+};
+
+template <int C>
+struct RowSums {  // of rows g and g + 8 of a warp: m, l, and values 8 c + 2 t and the next of C eights
+    float m[2], l[2], acc[C][4];
+    DEVICE void clear() {
+        m[0] = m[1] = minus_infinity(), l[0] = l[1] = 0.0f;
+#pragma unroll
+        for (int c = 0; c < C; c++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) acc[c][e] = 0.0f;
+    }
+};
+
+// Raw scores of N tiles of 8 keys from tile `first` of a half on, element as of `mma`.
+template <int D, int N>
+DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, int first, float (&s)[N][4]) {
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
+    const uint8_t* of_q = q + lane() % 16 * HalfBlock<D>::line + lane() / 16 * 16;
+    const uint8_t* of_k = at.k + (first / 4 * (D / 8) * kPage + lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t x[4], y[4];
+        load_matrices(x, of_q + 32 * i);
+#pragma unroll
+        for (int j = 0; j < N; j += 2) {
+            load_matrices(y, of_k + (j / 4 * (D / 8) + 2 * i) * kPage * 16 + j % 4 * 128);
+            mma_f16(s[j], x, y[0], y[1]);
+            mma_f16(s[j + 1], x, y[2], y[3]);
+        }
+    }
+}
+
+// Scores of a half, as they go into the softmax and -inf where a key is not seen, into the sums; values from eight `first` on.
+template <int D, int C>
+DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first, RowSums<C>& sums) {
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = sums.m[r];
+#pragma unroll
+        for (int j = 0; j < kTiles; j++) {
+            top = larger(top, s[j][2 * r]);
+            top = larger(top, s[j][2 * r + 1]);
+        }
+        for (int h = 1; h < 4; h *= 2) top = larger(top, shuffle_xor(top, h));
+        const float finite = top == minus_infinity() ? 0.0f : top, shift = finite * -kLog2e;
+        factor[r] = power_of_two((sums.m[r] - finite) * kLog2e);  // 1 where m stays: a half that is not seen changes nothing
+        sums.m[r] = top;
+        float sum = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kTiles; j++)
+#pragma unroll
+            for (int e = 2 * r; e < 2 * r + 2; e++) {
+                s[j][e] = power_of_two(fma(s[j][e], kLog2e, shift));
+                sum = sum + s[j][e];
+            }
+        for (int h = 1; h < 4; h *= 2) sum = sum + shuffle_xor(sum, h);
+        sums.l[r] = sums.l[r] * factor[r] + sum;
+    }
+#pragma unroll
+    for (int c = 0; c < C; c++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums.acc[c][e] = sums.acc[c][e] * factor[e / 2];
+#pragma unroll
+    for (int i = 0; i < kHalf / 16; i++) {
+        const uint32_t p[4] = {two_halves(s[2 * i][0], s[2 * i][1]), two_halves(s[2 * i][2], s[2 * i][3]),
+                               two_halves(s[2 * i + 1][0], s[2 * i + 1][1]), two_halves(s[2 * i + 1][2], s[2 * i + 1][3])};
+        const int key = 16 * i + lane() % 16;
+#pragma unroll
+        for (int c = 0; c < C; c += 2) {
+            uint32_t v[4];
+            load_matrices_turned(v, at.v + HalfBlock<D>::value_at(key, first + c + lane() / 16));
+            mma_f16(sums.acc[c], p, v[0], v[1]);
+            mma_f16(sums.acc[c + 1], p, v[2], v[3]);
+        }
+    }
+}
+
+// A score where positions differ from slots, or where it is more than scaled.
+OUTLINED float masked_score(const AttentionArgs& a, float x, int64_t position, int64_t key, int head, bool inside) {
+    const float y = a.mask.score(x, head, position - key);
+    return inside && !a.mask.hides(position, key) ? y : minus_infinity();
+}
+
+// Which keys rows g and g + 8 of a warp see, and what their scores become.
+struct Sight {
+    int64_t position[2];  // of the rows
+    int low[2], high[2], head[2];
+    bool plain;           // scores are only scaled, positions are slots
+
+    DEVICE Sight(const AttentionArgs& a) : plain(a.mask.cap == 0.0f && !a.mask.slopes && !a.irregular) {}
+
+    // To N tiles of scores from slot `base` on; key: the position of the key in a slot.
+    template <int N, class Key>
+    DEVICE void apply(const AttentionArgs& a, float (&s)[N][4], int base, int end, Key&& key) const {
+        const bool all = low[0] <= base && low[1] <= base && high[0] >= base + 8 * N && high[1] >= base + 8 * N;
+        if (!plain) {
+#pragma unroll
+            for (int j = 0; j < N; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    const int slot = base + 8 * j + lane() % 4 * 2 + e % 2;
+                    s[j][e] = masked_score(a, s[j][e], position[e / 2], slot < end ? key(slot) : slot, head[e / 2], slot < end);
+                }
+            return;
+        }
+        const bool some = any_lane(!all);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int slot = base + 8 * j + lane() % 4 * 2 + e % 2;
+                const float x = s[j][e] * a.mask.scale;
+                s[j][e] = !some || (slot >= low[e / 2] && slot < high[e / 2]) ? x : minus_infinity();
+            }
+    }
+};
+
+template <int D, int C>
+DEVICE void store_results(const AttentionArgs& a, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
+    float* const out = a.out + row * D + 8 * first + lane() % 4 * 2;
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        float y[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float m = sums.m[r], l = sums.l[r], acc = sums.acc[c][2 * r + e];
+            add_sink(a.mask, head, m, l, acc);
+            y[e] = acc * (1.0f / l);
+        }
+        *reinterpret_cast<float2*>(out + 8 * c) = {y[0], y[1]};
+    }
+}
+
+// Shared memory: queries [128][line], two halves of blocks.
+template <int D>
+DEVICE void attend_tensor(const AttentionArgs& a) {
+    SHARED;
+    constexpr int line = HalfBlock<D>::line, kRows = 128;
+    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
+    const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
+    uint8_t* const q = shared;
+    const HalfBlock<D> stages[2] = {HalfBlock<D>(shared + kRows * line), HalfBlock<D>(shared + kRows * line + HalfBlock<D>::bytes)};
+    next_may_start();
+    const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3], chunk_tokens = tile[4];
+    wait_for_previous();
+    if (rows == 0) return;
+    const auto token_of = [&](int r) { return first_token + (first_row + (r < rows ? r : rows - 1)) / group; };
+    const auto batch_row = [&](int r) { return a.query_rows ? a.query_rows[token_of(r)] : token_of(r); };
+    const auto head_of_row = [&](int r) { return kv * group + (first_row + (r < rows ? r : rows - 1)) % group; };
+    const int32_t* pages = a.rows.pages + a.rows.tables[batch_row(0)];
+    const bool whole = a.irregular || a.kq;
+    const int first = whole ? 0 : a.mask.from(a.rows.slots[batch_row(0)]) / kBlock * kBlock;
+    const int end = whole ? n_keys : a.mask.to(a.rows.slots[batch_row(rows - 1)], n_keys);
+    stages[0].fetch(a, pages, kv, first, end);
+    copy_group();
+    for (int i = thread(); i < kRows * (D / 2); i += threads()) {
+        const int r = i / (D / 2), d = i % (D / 2) * 2;
+        float2 x = {0.0f, 0.0f};
+        if (r < rows) x = *reinterpret_cast<const float2*>(a.q + (int64_t(token_of(r)) * a.heads + head_of_row(r)) * D + d);
+        *reinterpret_cast<uint32_t*>(q + r * line + d * 2) = uint32_t(float_to_half(x.x)) | uint32_t(float_to_half(x.y)) << 16;
+    }
+    Sight sight(a);
+    const int own = warp * 16 + lane() / 4;
+    int64_t scores_at[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = own + 8 * r, slot = a.rows.slots[batch_row(row)];
+        sight.position[r] = a.irregular ? a.rows.positions[batch_row(row)] : slot;
+        sight.low[r] = a.mask.from(slot), sight.high[r] = a.mask.to(slot, n_keys), sight.head[r] = head_of_row(row);
+        scores_at[r] = (int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32) * a.heads +
+                       (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys;
+    }
+    RowSums<D / 8> total, sums;
+    total.clear();
+    sums.clear();
+    for (int base = first, n = 0; base < end; base += kHalf, n++) {
+        copies_done<0>();
+        sync_block();  // this half is there, and nobody reads the one before any more
+        if (base + kHalf < end) stages[(n + 1) % 2].fetch(a, pages, kv, base + kHalf, end);
+        copy_group();
+        const HalfBlock<D> at(shared + kRows * line + n % 2 * HalfBlock<D>::bytes);
+        const bool none = !whole && (base >= sight.high[0] && base >= sight.high[1]);
+        if (any_lane(!none) || a.kq) {
+            float s[kTiles][4];
+            score_half<D, kTiles>(q + warp * 16 * line, at, 0, s);
+            if (a.kq)
+#pragma unroll
+                for (int j = 0; j < kTiles; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        const int slot = base + 8 * j + lane() % 4 * 2 + e % 2;
+                        if (slot < n_keys && own + e / 2 * 8 < rows) a.kq[scores_at[e / 2] + slot] = s[j][e];
+                    }
+            sight.apply(a, s, base, end, [&](int slot) { return int64_t(a.irregular ? key_position(a, pages, slot) : slot); });
+            weigh_half<D, D / 8>(s, at, 0, sums);
+        }
+        if (base % kBlock == 0 && base + kHalf < end) continue;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {  // the block is over
+            float fa = 1.0f, fb = 0.0f;
+            const bool some = sums.m[r] != minus_infinity() || sums.l[r] != 0.0f;
+            if (some && total.m[r] == minus_infinity()) total.m[r] = sums.m[r], total.l[r] = sums.l[r], fa = 0.0f, fb = 1.0f;
+            else if (some) fold(total.m[r], total.l[r], sums.m[r], sums.l[r], fa, fb);
+#pragma unroll
+            for (int c = 0; c < D / 8; c++)
+#pragma unroll
+                for (int e = 2 * r; e < 2 * r + 2; e++) total.acc[c][e] = total.acc[c][e] * fa + sums.acc[c][e] * fb;
+        }
+        sums.clear();
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int row = own + 8 * r;
+        if (row >= rows) continue;
+        const int64_t at = int64_t(token_of(row)) * a.heads + sight.head[r];
+        store_results<D, D / 8>(a, total, 0, r, at, sight.head[r]);
+        float m = total.m[r], l = total.l[r], none = 0.0f;
+        add_sink(a.mask, sight.head[r], m, l, none);
+        if (a.state && lane() % 4 == 0) a.state[2 * at] = m, a.state[2 * at + 1] = l;
+    }
+}
+
+// Shared memory: queries [16][line], half of a block, scores [16][kScoreLine]. A warp has a page of keys, then a quarter of the head.
+template <int D>
+DEVICE void attend_tensor_one(const AttentionArgs& a) {
+    SHARED;
+    constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
+    uint8_t* const q = shared;
+    const HalfBlock<D> stage(shared + 16 * line);
+    float* const scores = reinterpret_cast<float*>(shared + 16 * line + HalfBlock<D>::bytes);
+    const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
+    next_may_start();
+    const Where at(a, 16);
+    if (at.idle()) return wait_for_previous();
+    wait_for_keys(a);
+    const int end = at.base + at.keys();
+    stage.fetch(a, at.pages, at.kv, at.base, end);
+    copy_group();
+    wait_for_previous();
+    const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;
+    const float* x = a.q + (int64_t(at.row) * a.heads + at.first) * D;
+    for (int i = thread(); i < 16 * D; i += threads())
+        *reinterpret_cast<uint16_t*>(q + i / D * line + i % D * 2) =
+            i < at.count * D ? float_to_half(turned(x + i / D * D, table, i % D, a.n_rot, a.neox)) : 0;
+    Sight sight(a);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int h = g + 8 * r;
+        sight.position[r] = a.irregular ? at.position : at.slot;
+        sight.low[r] = at.low, sight.high[r] = at.slot + 1, sight.head[r] = at.first + (h < at.count ? h : 0);
+    }
+    RowSums<C> sums;
+    sums.clear();
+    for (int base = at.base; base < end; base += kHalf) {
+        if (base > at.base) {
+            sync_block();
+            stage.fetch(a, at.pages, at.kv, base, end);
+            copy_group();
+        }
+        copies_done<0>();
+        sync_block();
+        if (a.k && at.slot >= base && at.slot < base + kHalf) {  // the new key and value, into shared memory and the cache
+            const int s = at.slot % kPage, page = at.pages[at.slot / kPage];
+            const float* k = a.k + (int64_t(at.row) * a.keys.heads + at.kv) * D;
+            const float* v = a.v + (int64_t(at.row) * a.values.heads + at.kv) * D;
+            for (int d = thread(); d < D; d += threads()) {
+                const uint16_t y = float_to_half(turned(k, a.turn_k ? table : nullptr, d, a.n_rot, a.neox)), z = float_to_half(v[d]);
+                const int in_page = a.keys.index(s, d);
+                reinterpret_cast<uint16_t*>(stage.k)[(at.slot - base) / kPage * kPage * D + in_page] = y;
+                *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = z;
+                if (at.sub) continue;
+                reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[in_page] = y;
+                reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(s, d)] = z;
+            }
+            if (at.sub == 0 && at.kv == 0 && thread() == 0)
+                *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * s) = at.position;
+            sync_block();
+        }
+        {
+            float mine[4][4];
+            score_half<D, 4>(q, stage, 4 * warp, mine);
+            sight.apply<4>(a, mine, base + kPage * warp, end, [&](int slot) {
+                return int64_t(!a.irregular ? slot : a.k && slot == at.slot ? at.position : key_position(a, at.pages, slot));
+            });
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int r = 0; r < 2; r++)
+                    *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
+        }
+        sync_block();
+        float s[kTiles][4];
+#pragma unroll
+        for (int j = 0; j < kTiles; j++)
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float2 two = *reinterpret_cast<const float2*>(scores + (g + 8 * r) * kScoreLine + 8 * j + 2 * t);
+                s[j][2 * r] = two.x, s[j][2 * r + 1] = two.y;
+            }
+        weigh_half<D, C>(s, stage, C * warp, sums);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int h = g + 8 * r;
+        if (h >= at.count) continue;
+        const int64_t head = int64_t(at.row) * a.heads + at.first + h;
+        if (at.blocks() == 1) {
+            store_results<D, C>(a, sums, C * warp, r, head, at.first + h);
+            continue;
+        }
+        float* const to_fold = a.partial + (head * a.max_blocks + block_x()) * (2 + D);
+        if (warp == 0 && t == 0) to_fold[0] = sums.m[r], to_fold[1] = sums.l[r];
+#pragma unroll
+        for (int c = 0; c < C; c++)
+            *reinterpret_cast<float2*>(to_fold + 2 + 8 * (C * warp + c) + 2 * t) = {sums.acc[c][2 * r], sums.acc[c][2 * r + 1]};
+    }
+    if (at.blocks() > 1) fold_blocks(a, at.row, at.first, at.count, at.blocks(), reinterpret_cast<int*>(scores));
+}
+
+CROWDED(attend_tensor_64, AttentionArgs, 256, 1) { attend_tensor<64>(a); }
+CROWDED(attend_tensor_128, AttentionArgs, 256, 1) { attend_tensor<128>(a); }
+CROWDED(attend_tensor_one_64, AttentionArgs, 128, 4) { attend_tensor_one<64>(a); }
+CROWDED(attend_tensor_one_128, AttentionArgs, 128, 3) { attend_tensor_one<128>(a); }
+
+}  // namespace assay
