@@ -148,8 +148,10 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
 
 
 def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
-    """Everything is what this rule of rounding makes of the definition. Where it was called wrong, that is news."""
-    if diff.verdict != "wrong" or {n.name for n in diff.nodes} - {name for p in places for name in p.targets}:
+    """Everything is what this rule of rounding makes of the definition: how the engine rounds, and where its values
+    were called wrong, that they are not."""
+    seen = {name for p in places for name in p.targets}
+    if {n.name for n in diff.nodes} - seen or (lab.rule == EXACT and diff.verdict != "wrong"):
         return None
     return Diagnosis("healthy", None, (), (), "", notes=(f"every value is what {lab.rule.name} gives",))
 
