@@ -47,10 +47,10 @@ from assay.verify.thresholds import (
     LEAVES,
     LONG_RUN,
     MOSTLY,
+    ONE_KERNEL,
     PARAMETER_NATS,
     QUIET_LEFT,
     RULE_LEAVES,
-    SHORT,
     SPEAKS,
 )
 
@@ -159,7 +159,7 @@ def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
 def _would_decide(diff: Diff, rule: Rounding) -> str:
     """The value that, dumped whole, would tell a fault from noise where this evidence cannot, if one is missing."""
     whole = [n.evidence for n in diff.nodes if n.evidence.whole]
-    longer = next((e.segment for e in whole if len(e.segment) > SHORT), None)
+    longer = next((e.segment for e in whole if len(e.segment) > ONE_KERNEL), None)
     if whole and longer is None:
         return ""
     node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
