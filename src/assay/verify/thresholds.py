@@ -77,7 +77,8 @@ HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse e
 # How well the arithmetic is known. Both count nodes that were dumped whole.
 ARITHMETIC_GUESSED = 20  # below: a layer's worth of nodes; a coarser arithmetic than the inferred one stays possible
 
-# How long a segment is. Both count its nodes.
+# How long a segment is. All count its nodes.
+ONE_KERNEL = 10  # up to here: attention or the experts of a layer, of which an engine that fuses them shows no more
 FEEDS_FIRST = 40  # above: two layers or more, every hypothesis is a run; six other feeds of the tokens are the cheapest
 LONG_RUN = 150  # from here: many layers, and a run of the first rows pays before one of all
 

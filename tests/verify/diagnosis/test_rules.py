@@ -90,3 +90,9 @@ def test_undecided_is_no_alarm_and_no_health() -> None:
     assert open_question
     said = answer.text(open_question)
     assert said.startswith("undecided:") and "healthy" not in said and "dump l_out-0 whole" in said
+
+
+def test_a_kernel_that_shows_no_inside_leaves_nothing_open(tmp_path: Path) -> None:
+    """Flash attention has no scores to dump: everything that the engine has was seen."""
+    model = load(open_file(tiny.make(tmp_path / "m.gguf", window=6, type="Q8_0", n_embd=128)))
+    assert found(model, tmp_path, "full", arithmetic="flash+kv16").verdict == "healthy"

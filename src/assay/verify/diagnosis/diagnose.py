@@ -125,9 +125,10 @@ def _clearly_wrong(diff: Diff) -> list[NodeVerdict]:
 
 def _healthy(diff: Diff, open_question: Diagnosis | None) -> Diagnosis:
     notes = [f"deviations are the noise of {diff.arithmetic.name}"] if diff.verdict == "noise" else []
-    if open_question is None and _from_afar(diff):
-        notes.append(BENEATH)
     found = open_question or Diagnosis("healthy", None, (), (), "")
+    notes += [note for note in found.notes if note not in diff.notes]
+    if found.verdict == "healthy" and _from_afar(diff):
+        notes.append(BENEATH)
     return replace(found, notes=(*notes, *diff.notes), diff=diff)
 
 

@@ -47,10 +47,10 @@ from assay.verify.thresholds import (
     LEAVES,
     LONG_RUN,
     MOSTLY,
+    ONE_KERNEL,
     PARAMETER_NATS,
     QUIET_LEFT,
     RULE_LEAVES,
-    SHORT,
     SPEAKS,
 )
 
@@ -148,8 +148,10 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
 
 
 def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
-    """Everything is what this rule of rounding makes of the definition. Where it was called wrong, that is news."""
-    if diff.verdict != "wrong" or {n.name for n in diff.nodes} - {name for p in places for name in p.targets}:
+    """Everything is what this rule of rounding makes of the definition: how the engine rounds, and where its values
+    were called wrong, that they are not."""
+    seen = {name for p in places for name in p.targets}
+    if {n.name for n in diff.nodes} - seen or (lab.rule == EXACT and diff.verdict != "wrong"):
         return None
     return Diagnosis("healthy", None, (), (), "", notes=(f"every value is what {lab.rule.name} gives",))
 
@@ -157,7 +159,7 @@ def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
 def _would_decide(diff: Diff, rule: Rounding) -> str:
     """The value that, dumped whole, would tell a fault from noise where this evidence cannot, if one is missing."""
     whole = [n.evidence for n in diff.nodes if n.evidence.whole]
-    longer = next((e.segment for e in whole if len(e.segment) > SHORT), None)
+    longer = next((e.segment for e in whole if len(e.segment) > ONE_KERNEL), None)
     if whole and longer is None:
         return ""
     node = longer[(len(longer) - 1) // 2] if longer else next(n.name for n in diff.nodes if n.name != "embd")
