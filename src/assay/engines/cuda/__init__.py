@@ -2,9 +2,9 @@
 
     precision fast    the cpu engine's bits: int8 activations for quantised weights, cache in float16
     precision exact   the cpu engine's exact bits: every weight as float32, cache in float32
-    precision tensor  products and attention on 16-bit tensor cores, weights, activations, queries and softmax rounded
-                      to f16 (bf16 for BF16 weights): faster for prompts and many streams, bits of its own, the same
-                      whatever the batch, the cut of the prompt or the cache; they may differ between kinds of GPU
+    precision tensor  products and attention on 16-bit tensor cores; weights, activations, queries and the softmax are
+                      rounded to f16 (bf16 for BF16 weights): faster for prompts and many streams, bits of its own, the
+                      same whatever the batch, the cut of the prompt or the cache; they may differ between kinds of GPU
 
 The first two compute docs/arithmetic.md, as the cpu engine does, so the logits are the same bits, whatever the batch,
 the cut of the prompt or the cache. `docs/gpu.md` has the figures.
