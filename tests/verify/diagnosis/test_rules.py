@@ -83,6 +83,13 @@ def test_the_luck_of_a_rule_is_no_fault() -> None:
     lucky = Voice(hypothesis, 112.0, 0.71, 0.86, 1.03e4, 8.8e3, 6.1e3, 7.0e3, 17, ("result_output",), Q8)
     assert not lucky.speaks(275)
     assert replace(lucky, after=10.0, left=5.0).speaks(275)
+    quiet = replace(lucky, before=1.5, usual=1.5, after=0.6, left=0.6)
+    assert not quiet.speaks(275) and replace(quiet, after=0.1, left=0.1).speaks(275)
+
+
+def test_a_whole_parameter_beside_a_rule(models: dict[str, Model], tmp_path: Path) -> None:
+    named = found(models["window"], tmp_path, "layers", "pos-clamped", arithmetic="kv16")
+    assert named.causes and named.causes[0].fault == "pos-clamped", named.to_dict()
 
 
 def test_undecided_is_no_alarm_and_no_health() -> None:

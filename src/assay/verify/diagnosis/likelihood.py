@@ -101,6 +101,8 @@ class Voice:
             return False  # a coarse engine rounds there too, and that is no fault
         if self.after > LEAVES * self.before:
             return False  # nearly all is left, so it is not what happened
+        if self.before <= FLOAT32_LEFT and self.after > HARDLY_LEFT * self.before:
+            return False  # float32's own noise has a shape, too; a fault as small as that leaves nearly nothing
         if self.rule != EXACT and self.after > RULE_LEAVES * self.before and self.left > RULE_LEAVES * self.usual:
             return False  # other roundings of the same rule, by luck a little nearer
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)

@@ -54,7 +54,8 @@ def search_parameter(
                 break
         return replace(h, p=best()), tried[best()]
     if lab.terms.subtle and grid:  # most likely nothing is wrong: go on only where a rough scan gains something
-        stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // (16 if len(unit.segment) <= FEEDS_FIRST else 8))
+        fine = not search.whole and len(unit.segment) <= FEEDS_FIRST
+        stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // (16 if fine else 8))
         near = () if search.neutral is None else (search.neutral * 0.95, search.neutral * 1.05)
         least = min(at(p).residual for p in (*search.common, *near, *grid[::stride]))
         if least > PROMISING * lab.before(unit).residual:
