@@ -72,8 +72,8 @@ def verdict(model: str, engine: str) -> dict[str, Any]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return {"verdict": "refused", "said": f"no answer within {LIMIT_S} s"}
-    if done.returncode not in (0, 1):
-        said = done.stderr.strip().splitlines()[-1]
+    if done.returncode not in (0, 1) or "{" not in done.stdout:  # a witness may end with a traceback, too
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return {"verdict": "refused", "said": FOLDERS.sub("", said.removeprefix("assay: "))}
     found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     return {key: found[key] for key in ("verdict", "checks")}
