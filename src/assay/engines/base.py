@@ -186,7 +186,8 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
     for i, chunk in enumerate(batch):
         where = f"chunk {i} of the batch"
         _check_rows(engine, chunk, where)
-        if chunk.start < 0 or len(chunk.pages) * PAGE < (last := chunk.end + chunk.follow):
+        last = chunk.end + chunk.follow
+        if chunk.start < 0 or len(chunk.pages) * PAGE < last:
             raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {last}")
         for window, n in windows.items():
             table = chunk.windows.get(window, chunk.pages)
