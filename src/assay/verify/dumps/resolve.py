@@ -39,14 +39,14 @@ class Truth:
     """The definition's values for these tokens, computed when first asked for."""
 
     def __init__(self, model: Model, tokens: Sequence[int], positions: Sequence[int]) -> None:
-        self._model, self._given = model, inputs_of(tokens, positions)
+        self._graph, self._weights = model.graph, Weights(model.file, np.float32, budget=1 << 30)
+        self._given = inputs_of(tokens, positions)
         self._known: dict[str, Array] = {}
 
     def __call__(self, names: Collection[str]) -> dict[str, Array]:
         missing = set(names) - self._known.keys()
         if missing:
-            weights = Weights(self._model.file, np.float32, budget=1 << 30)
-            self._known |= interpret(self._model.graph, weights, self._given, missing)
+            self._known |= interpret(self._graph, self._weights, self._given | self._known, missing)
         return {name: self._known[name] for name in names}
 
 
