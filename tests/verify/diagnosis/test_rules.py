@@ -103,3 +103,7 @@ def test_a_kernel_that_shows_no_inside_leaves_nothing_open(tmp_path: Path) -> No
     """Flash attention has no scores to dump: everything that the engine has was seen."""
     model = load(open_file(tiny.make(tmp_path / "m.gguf", window=6, type="Q8_0", n_embd=128)))
     assert found(model, tmp_path, "full", arithmetic="flash+kv16").verdict == "healthy"
+
+
+def test_values_too_large_to_be_squared_tell_nothing_of_a_rule(models: dict[str, Model], tmp_path: Path) -> None:
+    assert found(models["synthetic"], tmp_path, "layers", "f16-as-bf16").causes[0].fault == "f16-as-bf16"

@@ -34,7 +34,8 @@ def rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
     nats, exact = [], []
     for groups in plain:
         both = ((before, groups.get(name)) for name, before in plain[0].items())
-        nats.append(sum(sum(gains(a, b)) for a, b in both if a is not None and b is not None))
+        heard = sum(sum(gains(a, b)) for a, b in both if a is not None and b is not None)
+        nats.append(heard if np.isfinite(heard) else -np.inf)  # values too large to be squared tell nothing of a rule
         exact.append(len(_exactly(groups)))
     values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
     plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
@@ -43,7 +44,7 @@ def rules(lab: Lab, diff: Diff, first: Sequence[Place]) -> list[Lab]:
         i
         for i in range(len(labs))
         if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values) or exact[i] == max(exact) > exact[0]
-    ]
+    ] or [0]
     return [labs[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
 
 
