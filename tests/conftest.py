@@ -1,4 +1,4 @@
-"""Fixtures for everybody: where the reference data lie, hypothesis without wall-clock deadlines, Ctrl-C."""
+"""Fixtures for everybody: where the reference data lie, hypothesis without wall-clock deadlines, threads, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Two workers with two threads of BLAS each wait for one another on two cores; NumPy is not imported before this.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile("assay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("assay")
