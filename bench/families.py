@@ -1,12 +1,13 @@
-"""How often a mistake of the families beside Llama is named: planted in tiny models, dumped in three styles, diagnosed.
+"""Faults of the families beside Llama: how often they are named, and whether a right engine is ever called wrong.
 
-    python bench/families.py                      # everything that is not graded yet; results in build/families.jsonl
-    python bench/families.py --only "gemma2;qwen3"  # these models, graded anew
+    python bench/families.py --jobs 2             # everything that is not graded yet; results in build/families.jsonl
+    python bench/families.py --only "gemma2;qwen3" --again
     python bench/families.py --page               # the shares into tests/data/families.json, for docs/models.md
 
 A model is a golden file or a case of tests/models/others.py. Its row names the faults that its description warns of;
-each variant that applies and moves a value is planted in the reference engine. Beside them the same models are run
-healthy, in several arithmetics, by the second engine's families (tests/second_families.py) where it knows them.
+each variant that applies and moves a value is planted in the reference engine, dumped in three styles and diagnosed.
+Right engines are llama.cpp, as recorded with every golden file, and the second engine's families
+(tests/second_families.py) in four arithmetics.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
+import grading  # noqa: E402
 import numpy as np  # noqa: E402
 from tests.models import golden, others  # noqa: E402
 from tests.planting import grade  # noqa: E402
+from tests.second_families import Family  # noqa: E402
 
 from assay.engines.reference import interpret  # noqa: E402
 from assay.engines.weights import Weights  # noqa: E402
@@ -37,10 +41,17 @@ from assay.models import Model, load  # noqa: E402
 from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
 from assay.verify.dumps.load import load_dump  # noqa: E402
 from assay.verify.dumps.observation import inputs_of, token_axis  # noqa: E402
-from assay.verify.faults import FAULTS, Context, planted  # noqa: E402
+from assay.verify.faults import FAULTS, Context, Variant, planted  # noqa: E402
 
-RESULTS, RECORD = ROOT / "build" / "families.jsonl", ROOT / "tests" / "data" / "families.json"
+RECORD = ROOT / "tests" / "data" / "families.json"
 STYLES = {"full": 97, "last": 90, "layers": 80}  # and the share that is wanted, in percent
+FINE = ("healthy", "undecided")  # no alarm
+ALARM = ("model", "how", "style", "answer")
+ARITHMETICS = ("f32", "kv16", "f16", "bf16")  # of the second engine's families
+SECOND = (
+    "qwen2", "qwen2, yarn", "qwen3", "qwen3, wide heads", "gemma2", "gemma3", "qwen3moe", "qwen2moe", "gpt-oss", "phi3",
+    "mistral3", "mistral3, betas and c", "smollm3", "granite", "granitemoe", "deepseek2", "glm4", "glm4moe",
+)  # fmt: skip
 OUTPUTS = ("l_out", "result_norm", "result_output", "result_embd", "result_embd_pooled")
 
 PLANTED = {
@@ -84,38 +95,45 @@ PLANTED = {
 
 
 class Subject:
-    """A tiny model, tokens for it, and the definition's values of every node."""
+    """A tiny model and tokens for it."""
 
-    def __init__(self, name: str, folder: Path) -> None:
-        if name in golden.NAMES:
-            known = golden.golden(name)
-            self.model: Model = known.model
-            self.tokens, self.positions = tuple(map(int, known.tokens)), tuple(map(int, known.positions))
-        else:
-            case = others.make(name, folder / "model.gguf")
-            self.model = load(open_file(folder / "model.gguf"), case.n_ctx)
-            self.tokens, self.positions = tuple(map(int, others.IDS[:10])), tuple(range(10))
-        self.weights = Weights(self.model.file)
-        self.names = [node.name for node in self.model.graph if node.op != "cache"]
+    def __init__(self, model: Model, weights: Weights, tokens: Any, positions: Any) -> None:
+        self.model, self.weights = model, weights
+        self.tokens, self.positions = tuple(map(int, tokens)), tuple(map(int, positions))
+        self.names = [node.name for node in model.graph if node.op != "cache"]
         self.given = inputs_of(self.tokens, self.positions)
-        self.right = interpret(self.model.graph, self.weights, self.given, self.names)
 
-    def plants(self, id: str) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-        """Every variant of a fault that applies and shows: its name, and what it makes of the nodes."""
-        context = Context(self.model, (len(self.tokens),))
+    def variants(self, id: str) -> Iterator[tuple[str, Variant, float]]:
+        """Every variant of a fault that applies here."""
         for variant in FAULTS[id].variants:
             p = variant.search.grid()[0] if variant.search else 0.0
-            made = planted(context, variant, p)
-            if not made.touched:
-                continue
-            with np.errstate(all="ignore"):
-                values = interpret(made.graph, self.weights, self.given, self.names, functions=made.functions)
-            same = all(
-                values[n].shape == self.right[n].shape and np.allclose(values[n], self.right[n], rtol=1e-4)
-                for n in self.names
-            )
-            if not same and all(np.isfinite(v).all() or "mask" in n for n, v in values.items()):
-                yield variant.text(p), values
+            if planted(Context(self.model, (len(self.tokens),)), variant, p).touched:
+                yield variant.text(p), variant, p
+
+    def plant(self, id: str, how: str) -> dict[str, np.ndarray] | None:
+        """What a variant makes of the nodes, if it shows and stays finite."""
+        variant, p = next((v, p) for text, v, p in self.variants(id) if text == how)
+        made = planted(Context(self.model, (len(self.tokens),)), variant, p)
+        with np.errstate(all="ignore"):
+            values = interpret(made.graph, self.weights, self.given, self.names, functions=made.functions)
+        right = interpret(self.model.graph, self.weights, self.given, self.names)
+        same = all(
+            values[n].shape == right[n].shape and np.allclose(values[n], right[n], rtol=1e-4) for n in self.names
+        )
+        finite = all(np.isfinite(v).all() or "mask" in n for n, v in values.items())
+        return values if finite and not same else None
+
+    def second(self, arithmetic: str) -> dict[str, np.ndarray]:
+        """The second engine's values, in the shapes of the graph."""
+        with np.errstate(all="ignore"):
+            trace = Family(self.model.file.path, (), arithmetic).run(list(self.tokens))
+        shapes = self.model.graph.shapes
+        n = len(self.tokens)
+        return {
+            name: value.reshape([n if isinstance(d, str) else d for d in shapes[name]])
+            for name, value in trace.items()
+            if name in self.model.graph
+        }
 
     def dump(self, values: dict[str, np.ndarray], style: str, folder: Path) -> Path:
         """The values as a stranger's file: JSON lines, with raw floats beside them where whole tensors are given."""
@@ -139,40 +157,59 @@ class Subject:
         return folder / "dump.jsonl"
 
 
-def graded(subject: Subject, model: str, fault: str, how: str, style: str, values: dict[str, Any]) -> dict[str, Any]:
-    started = time.monotonic()
+def subject(name: str, how: str = "") -> tuple[Model, Weights]:
+    """A golden model, else (or for the second engine) a case of tests/models/others.py, made in build/families."""
+    if name in golden.NAMES and how not in ARITHMETICS:
+        return golden.golden(name).model, golden.golden(name).weights
+    return _other(name)
+
+
+@cache
+def _other(name: str) -> tuple[Model, Weights]:
+    path = ROOT / "build" / "families" / f"{name.replace(', ', '-')}.gguf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    case = others.make(name, path)
+    model = load(open_file(path), case.n_ctx)
+    return model, Weights(model.file)
+
+
+def asked(name: str, how: str = "") -> tuple[Any, Any]:
+    """Tokens and positions."""
+    if name in golden.NAMES and how not in ARITHMETICS:
+        return golden.golden(name).tokens, golden.golden(name).positions
+    n = 12 if how in ARITHMETICS else 10
+    return others.IDS[:n], range(n)
+
+
+def graded(model: Model, weights: Weights, name: str, fault: str, how: str, style: str) -> dict[str, Any] | None:
+    """One case; without a fault `how` says which right engine it is."""
+    started = time.process_time()
+    at = Subject(model, weights, *asked(name, how))
+    values = at.plant(fault, how) if fault else golden.golden(name).values if how == "llama.cpp" else at.second(how)
+    if values is None:
+        return None
     with tempfile.TemporaryDirectory() as folder:
-        dump = load_dump(subject.dump(values, style, Path(folder)), subject.model)
-        found = diagnose(subject.model, dump, weights=subject.weights, cache=False)
+        dump = load_dump(at.dump(values, style, Path(folder)), at.model)
+        found = diagnose(at.model, dump, weights=at.weights, cache=False)
     first = found.causes[0] if found.causes else None
     return {
-        "model": model, "fault": fault, "how": how, "style": style, "grade": grade(found, (fault,)),
+        "model": name, "kind": name, "fault": fault, "how": how, "bug": f"{fault} {how}"[:58], "style": style,
+        "grade": grade(found, (fault,)) if fault else found.verdict,
         "answer": f"{first.fault} ({first.how})" if first else found.verdict,
-        "confidence": first.confidence if first else None, "seconds": round(time.monotonic() - started, 2),
+        "confidence": first.confidence if first else None, "seconds": round(time.process_time() - started, 2),
     }  # fmt: skip
 
 
-def run(names: list[str], styles: list[str]) -> None:
-    RESULTS.parent.mkdir(exist_ok=True)
-    done = {(r["model"], r["fault"], r["how"], r["style"]) for r in read()}
+def cases(names: list[str]) -> Iterator[tuple[str, str, str, str]]:
     for name in names:
-        with tempfile.TemporaryDirectory() as folder, RESULTS.open("a") as log:
-            subject = Subject(name, Path(folder))
-            for fault in PLANTED[name].split():
-                for how, values in subject.plants(fault):
-                    for style in styles:
-                        if (name, fault, how, style) in done:
-                            continue
-                        row = graded(subject, name, fault, how, style, values)
-                        log.write(json.dumps(row) + "\n")
-                        log.flush()
-                        shown = "" if row["grade"] in ("right", "tied") else f"{row['answer']} {row['confidence']}"
-                        print(f"{name:18}{fault:22}{how[:34]:36}{style:8}{row['grade']:12}{row['seconds']:5.1f} s  "
-                              f"{shown}", flush=True)  # fmt: skip
-
-
-def read() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+        engines = ["llama.cpp"] * (name in golden.NAMES) + [*ARITHMETICS] * (name in SECOND)
+        plants = []
+        if name in PLANTED:
+            at = Subject(*subject(name), *asked(name))
+            plants = [(fault, how) for fault in PLANTED[name].split() for how, *_ in at.variants(fault)]
+        for fault, how in [*(("", engine) for engine in engines), *plants]:
+            for style in STYLES:
+                yield name, fault, how, style
 
 
 def confident(row: dict[str, Any]) -> bool:
@@ -182,6 +219,7 @@ def confident(row: dict[str, Any]) -> bool:
 
 def page(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What docs/models.md shows: shares by style, and everything that was not named."""
+    healthy, rows = [r for r in rows if not r["fault"]], [r for r in rows if r["fault"]]
     shares = {}
     for style, wanted in STYLES.items():
         mine = [r for r in rows if r["style"] == style]
@@ -195,27 +233,44 @@ def page(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for r in rows
         if r["grade"] not in ("right", "tied")
     ]
-    return {"models": len({r["model"] for r in rows}), "faults": len({r["fault"] for r in rows}), "shares": shares,
-            "missed": missed}  # fmt: skip
+    return {
+        "models": len({r["model"] for r in rows}), "faults": len({r["fault"] for r in rows}), "shares": shares,
+        "missed": missed,
+        "healthy": {
+            "runs": len(healthy), "models": len({r["model"] for r in healthy}),
+            "undecided": sum(r["grade"] == "undecided" for r in healthy),
+            "alarms": [{k: r[k] for k in ALARM} for r in healthy if r["grade"] not in FINE],
+        },
+    }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="NAME;…", help="these models, graded anew")
-    parser.add_argument("--styles", default=",".join(STYLES), metavar="STYLE,…")
+    grading.add_arguments(parser)
+    parser.add_argument("--only", metavar="NAME;…", help="these models")
     parser.add_argument("--page", action="store_true", help=f"write {RECORD.relative_to(ROOT)}")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "families.jsonl", help="keep the results here")
     args = parser.parse_args()
+    args.out.parent.mkdir(exist_ok=True)
     if not args.page:
-        names = [name.strip() for name in args.only.split(";")] if args.only else list(PLANTED)
-        if args.only:
-            kept = [r for r in read() if r["model"] not in names]
-            RESULTS.write_text("".join(json.dumps(r) + "\n" for r in kept))
-        run(names, args.styles.split(","))
-    found = page(read())
+        every = list(dict.fromkeys((*PLANTED, *golden.NAMES, *SECOND)))
+        names = [name.strip() for name in args.only.split(";")] if args.only else every
+        kept = [r for r in grading.read(args.out) if not (args.again and r["model"] in names)]
+        args.out.write_text("".join(json.dumps(r) + "\n" for r in kept))
+        done = {(r["model"], r["fault"], r["how"], r["style"]) for r in kept}
+        todo = [partial(graded, *subject(case[0], case[2]), *case) for case in cases(names) if case not in done][
+            :: args.every
+        ]
+        grading.side_by_side(todo, args.out, args)
+    found = page(grading.read(args.out))
     for style, share in found["shares"].items():
         if share["planted"]:
             print(f"{style:8}{share['named']} of {share['planted']} = {100 * share['named'] / share['planted']:.1f} % "
                   f"(wanted {share['wanted']}), confident and wrong: {share['confident']}")  # fmt: skip
+    right = found["healthy"]
+    print(f"right engines: {len(right['alarms'])} false alarms in {right['runs']} runs, {right['undecided']} undecided")
+    for alarm in right["alarms"]:
+        print("  ", *alarm.values(), sep=", ")
     if args.page:
         RECORD.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 

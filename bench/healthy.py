@@ -96,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     grading.add_arguments(parser)
     parser.add_argument("--model", default="smollm2", help="the fourth model, a file or a name; '' leaves it out")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, metavar="N", help="so many for each tiny model")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "healthy.jsonl", help="keep the results here")
     args = parser.parse_args()
     build = ROOT / "build"
@@ -107,7 +108,7 @@ def main() -> None:
     opened = [(name, model := load(open_file(path)), Weights(model.file)) for name, path in models(build)]
     todo = [
         partial(grade, model, weights, name, kind, style, prompt, tokens(prompt))
-        for prompt, (name, model, weights), kind, style in product(range(PROMPTS), opened, ARITHMETICS, STYLES)
+        for prompt, (name, model, weights), kind, style in product(range(args.prompts), opened, ARITHMETICS, STYLES)
         if (name, kind, style, prompt) not in done
     ]
     if args.model:

@@ -59,7 +59,13 @@ class Family:
 
     def stored(self, x):
         """What is kept of a result: the rounding of the engine's own type."""
-        return x.astype(np.float16).astype(f32) if self.arithmetic == "f16" else x.astype(f32)
+        if self.arithmetic == "f16":
+            return x.astype(np.float16).astype(f32)
+        x = x.astype(f32)
+        if self.arithmetic == "bf16":
+            bits = x.view(np.uint32)
+            x = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(f32)
+        return x
 
     def put(self, name, x, layer=None):
         x = self.stored(np.asarray(x))

@@ -56,6 +56,7 @@ ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
 COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
 LEAVES = 0.9  # of the deviation at most: a fault that leaves more of it is not what happened
 RULE_LEAVES = 0.5  # the same under a rule of rounding: one token's other expert, got by luck, is a tenth of all
+ITSELF = 0.5  # of its own change, or twice as much, beside roundings that fell otherwise: chance gives 0.1 and less
 MOSTLY = 0.7  # share of the touched rows that must be nearer with the fault
 DAMAGE_LEFT = 1 / 400  # of the deviation, beside one wrong bit: half of it is one of the nearest bits' deviation
 DAMAGED_ROWS = 3  # tokens in which a damaged weight shows, where an engine rounds by a rule: one is an edge

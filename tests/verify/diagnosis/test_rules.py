@@ -15,6 +15,7 @@ from assay.verify.diagnosis.diagnose import diagnose
 from assay.verify.diagnosis.lab import Hypothesis
 from assay.verify.diagnosis.likelihood import Voice
 from assay.verify.diagnosis.result import Diagnosis
+from assay.verify.dumps.load import load_dump
 from assay.verify.faults import FAULTS
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.rounding import roundings
@@ -54,6 +55,16 @@ def test_a_fault_that_looks_like_another_rule(models: dict[str, Model], tmp_path
     """Halves in attention, and all that follows from them, are nearer to a half cache; before them nothing is."""
     named = found(models["window"], tmp_path, "last", bug, arithmetic="q8")
     assert named.causes and named.causes[0].fault == planting.fault_id(bug), named.to_dict()
+
+
+@pytest.mark.parametrize("kind", ["f16", "kv16", "kvq8"])
+def test_a_value_on_an_edge_is_no_fault(tmp_path: Path, kind: str) -> None:
+    """Runs of a right engine (the second one, x86) in which one rounding fell otherwise than in the definition. A fault
+    that turns the same one, and moves next to nothing itself, accounts for everything that follows."""
+    model = load(open_file(tiny.make(tmp_path / "model.gguf", window=6, type="Q8_0", n_embd=128)))
+    dump = load_dump(Path(__file__).parents[2] / "data" / "edges" / f"{kind}.jsonl", model)
+    said = diagnose(model, dump)
+    assert said.verdict in ("healthy", "undecided"), said.to_dict()
 
 
 @pytest.mark.slow

@@ -44,6 +44,7 @@ from assay.verify.thresholds import (
     FLOAT32_LEFT,
     HARDLY_LEFT,
     HEARD,
+    ITSELF,
     LEAVES,
     LONG_RUN,
     MOSTLY,
@@ -86,6 +87,17 @@ class Voice:
     def exact(self) -> bool:
         return self.rest <= FLOAT32_LEFT
 
+    @property
+    def odd(self) -> bool:
+        """Was its parameter solved for, and is none that people use?"""
+        search = self.hypothesis.variant.search
+        return search is not None and self.hypothesis.p not in search.common
+
+    @property
+    def itself(self) -> bool:
+        """Where every rounding falls as in the definition: does the fault's own change show?"""
+        return ITSELF <= self.coefficient <= 1 / ITSELF
+
     def speaks(self, tried: int) -> bool:
         """Beyond chance, for so many hypotheses tried."""
         fitted = self.hypothesis.variant.search is not None
@@ -95,17 +107,20 @@ class Voice:
             return False  # one of thousands of bits resembles anything; the right one leaves nothing
         if self.hypothesis.fault == DAMAGE and self.rule != EXACT and self.touched < DAMAGED_ROWS:
             return False  # one token's value that was rounded the other way looks the same
-        if Kind.PRECISION in FAULTS[self.hypothesis.fault].kinds and self.left > max(
-            FLOAT32_LEFT, HARDLY_LEFT * self.before
-        ):
+        if _of_precision(self.hypothesis) and self.left > max(FLOAT32_LEFT, HARDLY_LEFT * self.before):
             return False  # a coarse engine rounds there too, and that is no fault
         if self.after > LEAVES * self.before:
             return False  # nearly all is left, so it is not what happened
         if self.before <= FLOAT32_LEFT and self.after > HARDLY_LEFT * self.before:
             return False  # float32's own noise has a shape, too; a fault as small as that leaves nearly nothing
-        if self.rule != EXACT and self.after > RULE_LEAVES * self.before and self.left > RULE_LEAVES * self.usual:
-            return False  # other roundings of the same rule, by luck a little nearer
+        much = [self.after > RULE_LEAVES * self.before, self.left > RULE_LEAVES * self.usual]
+        if self.rule != EXACT and (all(much) or (any(much) and self.odd)):
+            return False  # other roundings of the same rule, by luck a little nearer; a solved parameter finds them
         return bool(enough and self.better >= MOSTLY and low <= self.coefficient <= high)
+
+
+def _of_precision(h: Hypothesis) -> bool:
+    return Kind.PRECISION in FAULTS[h.fault].kinds
 
 
 def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
@@ -201,8 +216,12 @@ def _speaking(
     """Those of the mistakes that speak everywhere, a solved parameter solved once more under this rule."""
     heard = [_solved_here(lab, h, first) for h in heard]
     near = _listen(lab, heard, first)
-    voices = (replace(v, near=n.left) for v, n in zip(_listen(lab, heard, places), near, strict=True))
-    return sorted((v for v in voices if v.speaks(tried)), key=_rank)
+    voices = [replace(v, near=n.left) for v, n in zip(_listen(lab, heard, places), near, strict=True)]
+    voices = [v for v in voices if v.speaks(tried)]
+    if lab.rule != EXACT:
+        smooth = _listen(lab, [v.hypothesis for v in voices], places, lab.rounding(EXACT))
+        voices = [v for v, s in zip(voices, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself]
+    return sorted(voices, key=_rank)
 
 
 def _solved_here(lab: Lab, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
@@ -224,9 +243,7 @@ def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
 
 
 def _rank(voice: Voice) -> tuple[float, ...]:
-    h = voice.hypothesis
-    odd = h.variant.search is not None and h.p not in h.variant.search.common
-    return (-round(voice.nats / ALIKE_NATS), odd, h.fault in SECOND_NAMES, -voice.nats)
+    return (-round(voice.nats / ALIKE_NATS), voice.odd, voice.hypothesis.fault in SECOND_NAMES, -voice.nats)
 
 
 def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterator[Hypothesis]:
@@ -235,7 +252,7 @@ def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterat
     everything = Unit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
     long = min(len(p.unit.segment) for p in places) >= LONG_RUN  # many hypotheses are runs of many layers
     for h in hypotheses(lab, everything, decode=False):
-        if (long and FAULTS[h.fault].stage not in _SMALL) or (not wide and Kind.PRECISION in FAULTS[h.fault].kinds):
+        if (long and FAULTS[h.fault].stage not in _SMALL) or (not wide and _of_precision(h)):
             continue
         if h.variant.search is None:
             yield h
@@ -291,10 +308,11 @@ class _Tally:
         gained = 0.0
         for e, rest, n, v in zip(plain.errors, faulty.errors, plain.counts, plain.floors, strict=True):
             change = e - rest
-            if not change.any():
+            moved = np.count_nonzero(change)
+            if not moved:
                 continue
             a, b = float(np.mean(e * e)), float(np.mean(rest * rest))
-            gain = 0.5 * n * float(np.log((a + v) / (b + v)))
+            gain = 0.5 * min(n, moved) * float(np.log((a + v) / (b + v)))
             gained += gain
             if float(np.mean(change * change)) > v:  # else it shows nowhere in this group
                 self.touched += 1
@@ -316,8 +334,14 @@ class _Tally:
         return Voice(h, nats, share, coefficient, before, after, left, usual, self.touched, tuple(self.nodes), rule)
 
 
-def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -> list[Voice]:
-    """Place after place, so that the definition's values of one are computed once for all hypotheses."""
+def _listen(
+    lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place], unrounded: Lab | None = None
+) -> list[Voice]:
+    """Place after place, so that the definition's values of one are computed once for all hypotheses.
+
+    With the `unrounded` bench every rounding falls as in the definition: a fault gains by what it changes itself, and
+    not by a value on an edge that any other change would have turned as well.
+    """
     tallies = [_Tally() for _ in mistakes]
     for place in places:
         plain: dict[str, Groups | None] = {}
@@ -325,12 +349,16 @@ def _listen(lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place]) -
             if not tally.possible or not lab.touches(h.variant, place.unit, h.p):
                 continue
             targets = place.heard(lab, h)
-            values = lab.predict(h, place.unit, targets)
+            values = (unrounded or lab).predict(h, place.unit, targets)
             for name in targets if values is not None else ():
+                base = lab.base(place.unit)[name]
                 if name not in plain:
-                    plain[name] = groups_of(lab, name, lab.base(place.unit)[name], lab.rule)
+                    plain[name] = groups_of(lab, name, base, lab.rule)
                 assert values is not None
-                before, after = plain[name], groups_of(lab, name, values[name], lab.rule)
+                value = values[name]
+                if unrounded and value.shape == base.shape:
+                    value = base + (value - unrounded.base(place.unit)[name])
+                before, after = plain[name], groups_of(lab, name, value, lab.rule)
                 if before is None or after is None:
                     tally.possible = False
                     break
@@ -357,7 +385,7 @@ def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
         equivalent=equivalent,
         before=best.before,
         after=best.after,
-        fitted=h.variant.search is not None and h.p not in h.variant.search.common,
+        fitted=best.odd,
     )
     notes = []
     if diff.verdict != "wrong":

@@ -115,6 +115,8 @@ def groups_of(lab: Lab, name: str, value: Array, edges: Rounding = EXACT) -> Gro
                 floors.append((FLOOR_UNITS * (one + UNIT["f32"] * size)) ** 2 + 1e-60)
             continue
         printed = np.asarray(obs.printed or 0.0, np.float64)
+        if obs.kind not in STATISTICS:
+            error = _beyond_an_edge(error, expected, edges)
         size = float(np.sqrt(np.mean(np.square(by_rows(value, axis)[start:stop]))))
         spread = float(noise.max()) + UNIT["f32"] * size
         if obs.kind in STATISTICS:

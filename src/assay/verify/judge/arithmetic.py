@@ -139,7 +139,7 @@ def rounding_variance(file: GGUFFile, weight: str, x: Array) -> Array | None:
 def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Array:
     """Input `i` of a node as this arithmetic sees it; the very same array where it does not touch it."""
     if x.dtype.kind != "f":
-        return x * (1.0 + _ANGLE * UNIT["f32"]) if node.op == "rope" else x
+        return _turned(x) if node.op == "rope" else x
     if a.q8 and node.op in MATRIX and i == 0:
         quantise = quantise_for(file, node.weights[0])
         return x if quantise is None else quantise(x.reshape(x.shape[0], -1) if node.op == "linear" else x)
@@ -153,6 +153,12 @@ def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Arra
     if a.storage != "f32":
         return round_to(x, a.storage)
     return x
+
+
+def _turned(positions: Array) -> Array:
+    """Positions whose angles are off: by the frequency's error, in which all agree, and each by the rounding of its own
+    product, which far into a text is what attention sees of it."""
+    return positions * (1.0 + UNIT["f32"] * (_ANGLE + np.sin(7919.0 * positions)))
 
 
 def is_gelu(node: Node) -> bool:

@@ -52,7 +52,7 @@ from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_c
 from assay.verify.judge.sweep import Last, Squares, Streamed, evaluate_all
 
 Array = NDArray[Any]
-VERSION = 7  # of the noise model; part of the cache key
+VERSION = 8  # of the noise model; part of the cache key
 _TOGETHER = 1 << 17  # values of a node up to which all arithmetics are held against the definition in one array
 
 
