@@ -1,6 +1,7 @@
 """Greedy text of assay and llama.cpp on real files, token by token.
 
     python bench/greedy.py gemma-3-270m-Q4_K_M.gguf qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf [-n 48]
+    python bench/greedy.py --float32 FILE...      # both on a copy of the file in float32: no rounding of activations
 
 llama.cpp (llama-cpp-python, its plain kernels, f16 cache) answers each prompt greedily. assay is asked for the same
 answer twice: by itself, and at every position of llama.cpp's text, so that one close call does not hide what follows.
@@ -10,13 +11,15 @@ gap between them is above `--gap`.
 The definition says whose rounding it was. It computes the gap between the same two tokens twice: in float64, and with
 llama.cpp's rules of rounding (activations in eight bits, a half cache, GELU by a table). So there are four gaps at
 every position, and the text says how far each engine's are from the exact ones. Exit code 1 if a token that counts
-differs and the exact gap says that llama.cpp was right by more than assay's own rms error.
+differs and the exact gap says that llama.cpp was right by more than assay's own rms error. With `--float32` nothing is
+left to excuse: llama.cpp has a float32 cache too, and every token that counts must be the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +33,8 @@ from assay.engines.base import Chunk, pages_for
 from assay.engines.reference import ReferenceEngine
 from assay.engines.weights import Weights
 from assay.gguf import open_file
+from assay.gguf.mixes import mix_by_name
+from assay.gguf.quantize import quantize
 from assay.models import load
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.rounding import hooks, roundings
@@ -63,7 +68,7 @@ PROMPTS = (
 class Peer:
     """llama.cpp on one file."""
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, float32: bool) -> None:
         import llama_cpp as L
 
         defaults = L.llama_model_default_params
@@ -74,7 +79,8 @@ class Peer:
             return params
 
         L.llama_cpp.llama_model_default_params = plain
-        self.llm = L.Llama(str(path), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False)
+        cache = {"type_k": L.GGML_TYPE_F32, "type_v": L.GGML_TYPE_F32} if float32 else {}
+        self.llm = L.Llama(str(path), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False, **cache)
 
     def answer(self, ids: list[int], n: int, ends: frozenset[int]) -> tuple[Array, Array]:
         """Its greedy answer: at each position the two best tokens, the best first, and the gap between their logits."""
@@ -110,9 +116,10 @@ def gap(logits: Array, best: Array) -> Array:
     return np.asarray(rows[at, best[:, 0]] - rows[at, best[:, 1]], np.float64)
 
 
-def answers(path: Path, n: int, threads: int) -> Iterator[Answer]:
-    peer = Peer(path, threads)
-    with assay.load(path, threads=threads, ctx_size=1024) as model:
+def answers(path: Path, n: int, threads: int, *, float32: bool = False) -> Iterator[Answer]:
+    peer = Peer(path, threads, float32)
+    cache = {"kv_type": "f32"} if float32 else {}
+    with assay.load(path, threads=threads, ctx_size=1024, **cache) as model:
         for prompt in PROMPTS:
             ids = model.tokenize(prompt)
             best, theirs = peer.answer(ids, n, model.tokenizer.eog)
@@ -179,16 +186,34 @@ def compare(path: Path, n: int, least: float, threads: int) -> tuple[list[str], 
     return head + rows, wrong
 
 
+def in_float32(path: Path, n: int, least: float, threads: int) -> tuple[list[str], int]:
+    """The same on a copy in float32: the engines differ in the order of their sums and in llama.cpp's table for GELU."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        quantize(open_file(path), copy, mix_by_name("F32"))
+        found = list(answers(copy, n, threads, float32=True))
+    theirs, ours = (np.concatenate([a.gaps[name] for a in found]) for name in ("llama.cpp", "assay"))
+    parted = np.concatenate([a.ours != a.best[:, 0] for a in found])
+    counted, wrong = int((theirs > least).sum()), int((parted & (theirs > least)).sum())
+    return [
+        f"\n**{path.name}** in float32: {counted - wrong} of the {counted} tokens with a gap above {least} are the same, "
+        f"of the other {len(theirs) - counted} all but {int(parted.sum()) - wrong}. "
+        f"{sum(a.equal == len(a.best) for a in found)} of {len(found)} texts are equal to the end. "
+        f"The gaps differ by {rms(theirs - ours):.4f} (rms)."
+    ], wrong
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("-n", type=int, default=48, help="tokens of an answer")
     parser.add_argument("--gap", type=float, default=0.05)
+    parser.add_argument("--float32", action="store_true", help="both on a copy of the file in float32")
     parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
     wrong = 0
     for path in args.files:
-        rows, bad = compare(path, args.n, args.gap, args.threads)
+        rows, bad = (in_float32 if args.float32 else compare)(path, args.n, args.gap, args.threads)
         print("\n".join(rows), flush=True)
         wrong += bad
     return 1 if wrong else 0
