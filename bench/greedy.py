@@ -187,7 +187,7 @@ def compare(path: Path, n: int, least: float, threads: int) -> tuple[list[str], 
 
 
 def in_float32(path: Path, n: int, least: float, threads: int) -> tuple[list[str], int]:
-    """The same on a copy in float32: the engines differ in the order of their sums and in llama.cpp's table for GELU."""
+    """The same on a copy in float32: what differs is the order of sums, and llama.cpp's table for GELU."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / path.name
         quantize(open_file(path), copy, mix_by_name("F32"))
@@ -196,8 +196,8 @@ def in_float32(path: Path, n: int, least: float, threads: int) -> tuple[list[str
     parted = np.concatenate([a.ours != a.best[:, 0] for a in found])
     counted, wrong = int((theirs > least).sum()), int((parted & (theirs > least)).sum())
     return [
-        f"\n**{path.name}** in float32: {counted - wrong} of the {counted} tokens with a gap above {least} are the same, "
-        f"of the other {len(theirs) - counted} all but {int(parted.sum()) - wrong}. "
+        f"\n**{path.name}** in float32: {counted - wrong} of the {counted} tokens with a gap above {least} are the "
+        f"same, of the other {len(theirs) - counted} all but {int(parted.sum()) - wrong}. "
         f"{sum(a.equal == len(a.best) for a in found)} of {len(found)} texts are equal to the end. "
         f"The gaps differ by {rms(theirs - ours):.4f} (rms)."
     ], wrong
