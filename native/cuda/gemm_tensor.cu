@@ -85,33 +85,36 @@ DEVICE void clear_rows(float (&sum)[J][4]) {
 }
 
 // What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
+// Everything is read before anything is written.
 template <int J>
-DEVICE void store_rows(const Product& p, const float (&sum)[J][4], int row, int second, int token, int tokens) {
+DEVICE void store_rows(const Product& p, float (&sum)[J][4], int row, int second, int token, int tokens) {
     const int g = lane() / 4, half = p.paired ? p.w.group / 2 : p.w.group;
     token += lane() % 4 * 2;
+    const auto each = [&](auto&& f) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int at = row + g + r * second, out = p.paired ? at / p.w.group * half + at % p.w.group : at;
-        if ((p.paired && r) || out >= p.w.rows) continue;  // of a pair the second row is the first one's up
-        const float bias = p.bias ? p.bias[out] : 0.0f;
+        for (int r = 0; r < 2; r++) {
+            const int at = row + g + r * second, out = p.paired ? at / p.w.group * half + at % p.w.group : at;
+            if ((p.paired && r) || out >= p.w.rows) continue;  // of a pair the second row is the first one's up
 #pragma unroll
-        for (int j = 0; j < J; j++)
+            for (int j = 0; j < J; j++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                if (token + 8 * j + e >= tokens) continue;
-                const int64_t to = int64_t(token + 8 * j + e) * p.out_stride + out;
-                float y = sum[j][2 * r + e] * (1.0f / kLift);
-                if (r == 0 && p.paired) {
-                    const float up = sum[j][2 + e] * (1.0f / kLift);
-                    if (p.gate_out) p.gate_out[to] = y;
-                    if (p.up_out) p.up_out[to] = up;
-                    y = gate(p.act, y) * up;
-                }
-                if (p.bias) y = y + bias;
-                if (p.residual) y = y + p.residual[to];
-                p.out[to] = y;
-            }
-    }
+                for (int e = 0; e < 2; e++)
+                    if (token + 8 * j + e < tokens) f(sum[j][2 * r + e], sum[j][2 + e], out, int64_t(token + 8 * j + e) * p.out_stride + out);
+        }
+    };
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[j][e] = sum[j][e] * (1.0f / kLift);
+    if (p.paired)
+        each([&](float& y, float up, int, int64_t to) {
+            if (p.gate_out) p.gate_out[to] = y;
+            if (p.up_out) p.up_out[to] = up;
+            y = gate(p.act, y) * up;
+        });
+    if (p.bias) each([&](float& y, float, int out, int64_t) { y = y + p.bias[out]; });
+    if (p.residual) each([&](float& y, float, int, int64_t to) { y = y + p.residual[to]; });
+    each([&](float& y, float, int, int64_t to) { p.out[to] = y; });
 }
 
 // Shared memory: kStages steps of activations, [tokens][128 bytes], then two units of weights of each warp, [chunks][16 rows][16] and
@@ -172,7 +175,7 @@ DEVICE void tensor_tile(const ProductArgs& a) {
         step(n + 1, there, here);
         n += 2;
     } while (n < steps);
-    products_done<0>();
+    products_over<J>(sum);
     store_rows<J>(p, sum, of.row, of.second, first_token, a.tokens);
 }
 
@@ -235,7 +238,7 @@ DEVICE void tensor_turns(const ProductArgs& a) {
 #pragma unroll
         for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
         products_sent();
-        products_done<0>();
+        products_over<J>(sum);
         if (u + 1 == units) {
             store_rows<J>(p, sum, of.row, of.second, first_token, a.tokens);
             return;

@@ -15,10 +15,16 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
+// Fair at 0. Else a seed of bad weather: memory holds other garbage, warps lag behind each other, threads and blocks come in another
+// order; what is sent off is done when it is waited for and not before: copies where bit 0 of the seed is set, products where bit 1 is.
+static int weather;
+extern "C" void shim_weather(int seed) { weather = seed; }
+
 extern "C" void* shim_alloc(size_t bytes) {
     void* at = nullptr;
     if (posix_memalign(&at, 256, bytes)) return nullptr;
-    std::memset(at, 0xa5, bytes);  // garbage, as on a GPU
+    constexpr uint32_t garbage[] = {0xa5a5a5a5u, 0xffffffffu, 0x7bff7bffu, 0x7c007c00u, 0x3f803c00u};  // NaN, large, infinite, 1
+    for (size_t i = 0; i < bytes; i++) static_cast<uint8_t*>(at)[i] = uint8_t(garbage[weather % 5] >> i % 4 * 8);
     return at;
 }
 extern "C" void shim_free(void* at) { std::free(at); }
@@ -104,6 +110,13 @@ struct Fiber {
     bool done = true;
     const int* waits = nullptr;  // until *waits differs from `seen`
     int seen = 0;
+    Queue copies, products;
+};
+struct Bulk {
+    void* to;
+    const void* from;
+    size_t bytes;
+    uint64_t* arrival;
 };
 
 struct Block {  // that is under way
@@ -111,8 +124,14 @@ struct Block {  // that is under way
     int at[3] = {}, alive = 0, arrived = 0, turn = 0, warp_alive[32] = {}, some_arrived[16] = {}, some_turn[16] = {};
     std::vector<Fiber> fibers;
     std::vector<uint32_t> slots;
-    std::vector<int> warp_arrived, warp_turn;
+    std::vector<int> warp_arrived, warp_turn, order;
+    std::vector<Bulk> bulk;
 };
+uint32_t chance() {  // some bits
+    static uint64_t x;
+    x = x * 6364136223846793005u + 1442695040888963407u + uint64_t(weather);
+    return uint32_t(x >> 33);
+}
 
 std::vector<Block> blocks;
 Block* now;  // the one whose thread runs
@@ -152,6 +171,7 @@ void start(Fiber& fiber) {
     fiber.at = top;
     fiber.done = false;
     fiber.waits = nullptr;
+    fiber.copies = fiber.products = {};
 }
 
 }  // namespace
@@ -193,6 +213,35 @@ void pause() {
     leave();
 }
 
+Queue& copies() { return now->fibers[state.thread].copies; }
+Queue& products() { return now->fibers[state.thread].products; }
+bool Queue::late() const { return weather & (this == &copies() ? 1 : 2); }
+void Queue::add(Work one) {
+    one.group = sent;
+    if (late()) work.push_back(one);
+    else one.run(one);
+}
+void Queue::finish(int left) {
+    size_t n = 0;
+    for (; n < work.size() && work[n].group < sent - left; n++) work[n].run(work[n]);
+    work.erase(work.begin(), work.begin() + long(n));
+}
+void bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
+    now->bulk.push_back({to, from, size_t(bytes), arrival});
+    if (!(weather & 1)) land(arrival);
+}
+bool land(uint64_t* arrival) {
+    for (size_t i = 0; i < now->bulk.size(); i++) {
+        const Bulk one = now->bulk[i];
+        if (one.arrival != arrival) continue;
+        now->bulk.erase(now->bulk.begin() + long(i));
+        std::memcpy(one.to, one.from, one.bytes);
+        ++*arrival;
+        return true;
+    }
+    return false;
+}
+
 uint32_t* warp_slots(int of) { return now->slots.data() + (state.thread / 32 * 32 + of) * 16; }
 
 namespace {
@@ -207,16 +256,24 @@ void begin(Block& block, int threads, int shared_bytes, const int* at) {
     block.alive = threads, block.arrived = 0;
     for (int w = 0; w < threads / 32; w++) block.warp_alive[w] = 32;
     for (Fiber& fiber : block.fibers) start(fiber);
+    block.bulk.clear();
+    block.order.resize(size_t(threads));
+    for (int i = 0; i < threads; i++) {
+        const int j = weather ? int(chance() % uint32_t(i + 1)) : i;
+        block.order[size_t(i)] = block.order[size_t(j)], block.order[size_t(j)] = i;
+    }
 }
 
-// Every thread that can go on does, once; whether one did.
+// Every thread that can go on does, once, but for warps that lag; whether one did, or may.
 bool advance(Block& block) {
-    bool moved = false;
+    const uint32_t lag = weather ? chance() & chance() : 0;
+    bool moved = lag;
     now = &block;
     state.shared = static_cast<uint8_t*>(block.memory.get());
     std::memcpy(state.block, block.at, sizeof state.block);
-    for (int i = 0; i < state.threads; i++) {
+    for (const int i : block.order) {
         Fiber& fiber = block.fibers[size_t(i)];
+        if (lag >> i / 32 & 1) continue;
         if (fiber.done || (fiber.waits && *fiber.waits == fiber.seen)) continue;
         state.thread = i;
         fiber.waits = nullptr;
@@ -247,7 +304,7 @@ void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads
     if (blocks.size() < size_t(at_once)) blocks.resize(size_t(at_once));
     for (int first = 0; first < count; first += at_once) {
         for (int i = 0; i < at_once; i++) {
-            const int n = first + i, at[3] = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
+            const int n = weather ? count - 1 - first - i : first + i, at[3] = {n % grid[0], n / grid[0] % grid[1], n / grid[0] / grid[1]};
             begin(blocks[size_t(i)], threads, shared_bytes, at);
         }
         for (bool alive = true; alive;) {

@@ -1,10 +1,12 @@
 // The host's side of platform.h: a block's threads are coroutines, switched at barriers; warps exchange through memory.
 //
-// It finds wrong indices and wrong bits on any machine, in seconds. It cannot find races: every switch is at a barrier.
+// It finds wrong indices and wrong bits on any machine, in seconds, and in bad weather (shim_weather) what goes right by luck.
+// Every switch is at a barrier.
 #pragma once
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #define DEVICE inline
 #define OUTLINED inline
@@ -42,6 +44,27 @@ void pause();  // let the others run
 void barrier_warp();
 void barrier_some(int id, int count, bool wait = true);
 uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
+
+// What a thread sends off in groups, done at once or, in bad weather, when it waits for it.
+struct Work {
+    void (*run)(const Work&);
+    void* to;
+    const void *a, *b;
+    int n, group;
+};
+struct Queue {
+    std::vector<Work> work;
+    int sent = 0;
+    bool late() const;
+    void add(Work one);
+    void send() { sent++; }
+    void finish(int left);  // all but the last groups
+};
+Queue& copies();  // of this thread
+Queue& products();
+// A copy that an arrival tells of; `land` does it where it is late, if there is one.
+void bulk(void* to, const void* from, int bytes, uint64_t* arrival);
+bool land(uint64_t* arrival);
 
 template <class F>
 void launch(const int* grid, int threads, int shared_bytes, int most_threads, bool together, F body) {
@@ -170,12 +193,18 @@ inline void store_fresh(float* p, float y) { *p = bits(y) == kNotYet ? as_float(
 struct Patience {
     void lose() { shim::pause(); }
 };
-inline void copy_async(void* to, const void* from) { *static_cast<uint4*>(to) = *static_cast<const uint4*>(from); }
-inline void copy_async4(void* to, const void* from) { *static_cast<uint32_t*>(to) = *static_cast<const uint32_t*>(from); }
-inline void copy_async8(void* to, const void* from) { *static_cast<uint2*>(to) = *static_cast<const uint2*>(from); }
-inline void copy_group() {}
+namespace shim {
+template <class T>
+inline void copy_later(void* to, const void* from) {
+    copies().add({[](const Work& w) { *static_cast<T*>(w.to) = *static_cast<const T*>(w.a); }, to, from, nullptr, 0, 0});
+}
+}  // namespace shim
+inline void copy_async(void* to, const void* from) { shim::copy_later<uint4>(to, from); }
+inline void copy_async4(void* to, const void* from) { shim::copy_later<uint32_t>(to, from); }
+inline void copy_async8(void* to, const void* from) { shim::copy_later<uint2>(to, from); }
+inline void copy_group() { shim::copies().send(); }
 template <int LEFT>
-inline void copies_done() {}
+inline void copies_done() { shim::copies().finish(LEFT); }
 typedef uint64_t Arrival;
 inline void make_arrivals(Arrival* first, int count) {  // how often a place has been filled
     for (int i = lane(); i < count; i += 32) first[i] = 0;
@@ -186,11 +215,12 @@ inline void leave_place(Arrival* place) {
     if (lane() == 0) ++*place;
 }
 inline void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
-    if (lane() == 0) std::memcpy(to, from, size_t(bytes)), ++*arrival;
+    if (lane() == 0) shim::bulk(to, from, bytes, arrival);
 }
-inline void copy_by_lane(void* to, const void* from, int bytes, Arrival* place) { std::memcpy(to, from, size_t(bytes)), ++*place; }
+inline void copy_by_lane(void* to, const void* from, int bytes, Arrival* place) { shim::bulk(to, from, bytes, place); }
 inline void piece_here(Arrival* arrival, int phase) {
-    while (int(*arrival & 1) == phase) shim::pause();
+    while (int(*arrival & 1) == phase)
+        if (!shim::land(arrival)) shim::pause();
 }
 inline void next_may_start() {}
 inline void wait_for_previous() {}

@@ -1,19 +1,25 @@
 // 64 rows by 8 J tokens on tensor cores, by four warps: d = d + a b over 16 columns of halves, sums in float32. The warps of a
 // group come together. A warp has 16 of the rows, in registers as `mma` has them; b lies in shared memory, [8 J tokens][64 columns],
 // the 16-byte pieces of token t at place (piece ^ t % 8). From sm_90 on (`wgmma`) the product goes on behind the warps' back: `a`, `d` and
-// b are left alone until `products_done<N>` says that all but the last N sent ones are over. Part of platform.h.
+// b are left alone until `products_done<N>` says that all but the last N sent ones are over, and `products_over` says it of all and
+// gives the sums: a compiler that is not told so may compute with them before (tests/engines/test_cuda_code.py). Part of platform.h.
 #pragma once
 
 #ifdef ASSAY_SHIM
 DEVICE void products_begin() {}
-DEVICE void products_sent() {}
+DEVICE void products_sent() { shim::products().send(); }
 template <int LEFT>
-DEVICE void products_done() {}
+DEVICE void products_done() { shim::products().finish(LEFT); }
+template <int J>
+DEVICE void products_over(float (&)[J][4]) { products_done<0>(); }
 DEVICE void fence_copies() {}
 
 template <int J>
-DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
-    const int me = lane(), g = me / 4, t = me % 4;
+DEVICE void multiply_now(const shim::Work& w) {
+    auto& d = *static_cast<float (*)[J][4]>(w.to);
+    const auto& a = *static_cast<const uint32_t (*)[4]>(w.a);
+    const uint8_t* const b = static_cast<const uint8_t*>(w.b);
+    const int k = w.n, me = lane(), g = me / 4, t = me % 4;
     for (int i = 0; i < 4; i++) shim::warp_slots(me)[i] = a[i];
     sync_warp();
     float x[2][16];
@@ -31,12 +37,24 @@ DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_
     }
     sync_warp();
 }
+template <int J>
+DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
+    shim::products().add({multiply_now<J>, &d, &a, b, k, 0});
+}
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }  // registers are as the products shall see them
 DEVICE void products_sent() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int LEFT>
 DEVICE void products_done() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
+}
+template <int J>
+DEVICE void products_over(float (&d)[J][4]) {
+    products_done<0>();
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) asm volatile("" : "+f"(d[j][e]));
 }
 // What this thread has copied to shared memory, `multiply_rows` may read.
 DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -130,6 +148,8 @@ DEVICE void products_begin() {}
 DEVICE void products_sent() {}
 template <int LEFT>
 DEVICE void products_done() {}
+template <int J>
+DEVICE void products_over(float (&)[J][4]) {}
 DEVICE void fence_copies() {}
 
 template <int J>

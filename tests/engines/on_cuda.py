@@ -14,12 +14,13 @@ from assay.engines.cuda.device import Device, Driver
 from assay.engines.cuda.shim import Shim
 
 ON_GPU = bool(os.environ.get("ASSAY_TEST_GPU"))
+WEATHER = int(os.environ.get("ASSAY_SHIM_WEATHER", "0"))
 if not ON_GPU and not shutil.which(os.environ.get("CXX", "c++")):
     pytest.skip("the shim needs a C++ compiler", allow_module_level=True)
 
 
 def device() -> Device:
-    return Driver(sources.cubins) if ON_GPU else Shim()
+    return Driver(sources.cubins) if ON_GPU else Shim(WEATHER)
 
 
 def pages(first: int, n_slots: int) -> np.ndarray:

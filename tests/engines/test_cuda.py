@@ -19,6 +19,7 @@ from assay.engines.base import Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine, arrange, products, sources, structs
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
+from assay.engines.cuda.shim import Shim
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.graph import Node
@@ -136,6 +137,27 @@ def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.M
     found = [o.logits for o in cuda.forward(texts)]
     assert np.array_equal(found[2], expected) and np.array_equal(found[1][:70], found[0])
     assert np.array_equal(found[0][:6], expected)
+
+
+@pytest.mark.skipif(ON_GPU, reason="weather is the shim's")
+@pytest.mark.parametrize("weather", [1, 2, 3])
+@pytest.mark.parametrize(("precision", "tile"), [("fast", 0), ("tensor", 128), ("tensor", 16)])
+def test_nothing_is_right_by_luck(
+    make: Make, monkeypatch: pytest.MonkeyPatch, precision: str, tile: int, weather: int
+) -> None:
+    """Copies and products as late as may be, warps that lag, other garbage, other orders (shim.cpp): the same bits."""
+    monkeypatch.setattr(products, "TENSOR_TILES", (tile,) if tile else products.TENSOR_TILES)
+    model = make(n_layer=1, n_head=4, n_head_kv=2, type=VARIANTS["mix"]["type"], **WIDE)
+    found = []
+    for shim in (Shim(), Shim(weather)):
+        cuda = CudaEngine(model, precision=precision, n_pages=20, device=shim)
+        texts = [Chunk(IDS[:n], 0, pages(2 * i, n + 1), "all") for i, n in enumerate((5, 20, 140))]
+        outputs = cuda.forward(texts)
+        more = [Chunk(IDS[c.end : c.end + 1], c.end, c.pages) for c in texts]
+        outputs += cuda.forward(more) + cuda.forward(more[:1])
+        found.append(np.concatenate([o.logits for o in outputs]))
+        cuda.close()
+    assert np.array_equal(*found)
 
 
 @pytest.mark.parametrize("variant", ["untied", "experts", "window"])

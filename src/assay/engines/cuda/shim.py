@@ -43,6 +43,7 @@ def build(sanitize: bool = False) -> Path:
 class Shim:
     """A device whose memory is the host's and whose kernels run at once.
 
+    `weather` is a seed, 0 for a fair one: shim.cpp says what it does to kernels that are right by luck.
     With ASSAY_SHIM_SANITIZE in the environment its kernels are compiled with sanitizers, whose library the process must
     have been started with (`make sanitize`).
     """
@@ -52,7 +53,8 @@ class Shim:
     shared_bytes = 227 << 10
     together = True
 
-    def __init__(self) -> None:
+    def __init__(self, weather: int = 0) -> None:
+        self.weather = weather
         self.library = ctypes.CDLL(str(build("ASSAY_SHIM_SANITIZE" in os.environ)))
         self.library.shim_alloc.restype = ctypes.c_void_p
         self.held: dict[int, int] = {}
@@ -63,6 +65,7 @@ class Shim:
         return 1 << 33, 1 << 33
 
     def alloc(self, size: int, what: str) -> int:
+        self.library.shim_weather(self.weather)
         at = int(self.library.shim_alloc(ctypes.c_size_t(size)))
         self.held[at] = size
         return at
@@ -101,6 +104,7 @@ class Shim:
             self._guard(arena, self.held[arena], True)
             for at, size in open_:
                 self._guard(at, size, False)
+        self.library.shim_weather(self.weather)
         run = getattr(self.library, f"shim_{launch.kernel}")
         run((ctypes.c_int * 3)(*launch.grid), launch.threads, launch.shared, ctypes.byref(launch.args))
         if arena:

@@ -68,7 +68,8 @@ def cubins(arch: str) -> dict[str, bytes]:
     return {module: path.read_bytes() for module, path in kept.items()}
 
 
-def compile_for(module: str, target: str) -> bytes:
+def compile_for(module: str, target: str, ptx: bool = False) -> bytes:
+    """Machine code, or what the compiler makes of the sources before that."""
     try:
         nvrtc: Any = import_module("cuda.bindings.nvrtc")
     except ImportError:
@@ -81,8 +82,9 @@ def compile_for(module: str, target: str) -> bytes:
 
     text = (folder() / f"{module}.cu").read_bytes()
     program = checked(nvrtc.nvrtcCreateProgram(text, f"{module}.cu".encode(), 0, [], []))
+    arch = _FEATURES.get(target, target)
     options = [
-        f"--gpu-architecture={_FEATURES.get(target, target)}".encode(),
+        f"--gpu-architecture={arch.replace('sm_', 'compute_') if ptx else arch}".encode(),
         f"-I{folder()}".encode(),
         *(o.encode() for o in (*_LANGUAGE, *_ROUNDING)),
     ]
@@ -90,8 +92,9 @@ def compile_for(module: str, target: str) -> bytes:
         log = bytes(checked(nvrtc.nvrtcGetProgramLogSize(program)))
         checked(nvrtc.nvrtcGetProgramLog(program, log))
         raise AssayError(f"engine cuda: {module} for {target}: {log.decode(errors='replace').splitlines()[0]}")
-    code = bytes(checked(nvrtc.nvrtcGetCUBINSize(program)))
-    checked(nvrtc.nvrtcGetCUBIN(program, code))
+    size, get = ("nvrtcGetPTXSize", "nvrtcGetPTX") if ptx else ("nvrtcGetCUBINSize", "nvrtcGetCUBIN")
+    code = bytes(checked(getattr(nvrtc, size)(program)))
+    checked(getattr(nvrtc, get)(program, code))
     checked(nvrtc.nvrtcDestroyProgram(program))
     return code
 

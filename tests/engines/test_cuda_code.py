@@ -1,0 +1,45 @@
+"""What NVRTC makes of products that go on behind the warps' back: the host's compiler cannot show it."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from assay.engines.cuda import sources
+
+_REGISTERS = re.compile(r"%f\d+")
+
+
+def too_early(ptx: str) -> list[str]:
+    """Instructions that use the sums of products between these and the wait for all of them, as they are written."""
+    found: list[str] = []
+    sums: set[str] = set()
+    for line in ptx.splitlines():
+        if "wgmma.mma_async" in line:
+            sums |= set(_REGISTERS.findall(line[: line.index("}")]))
+        elif "wgmma.wait_group.sync.aligned 0" in line or line.startswith(".visible"):
+            sums.clear()
+        elif sums & set(_REGISTERS.findall(line)):
+            found.append(line.strip())
+    return found
+
+
+def test_what_is_too_early_is_found() -> None:
+    product = "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%f1, %f2}, {%r1, %r2}, %rd1, p, 1, 1, 0;"
+    wait, use = "wgmma.wait_group.sync.aligned 0;", "mul.rn.f32 %f3, %f2, 0f3C800000;"
+    part = "wgmma.wait_group.sync.aligned 1;"
+    assert too_early("\n".join((product, wait, use))) == []
+    assert too_early("\n".join((product, part, use, wait))) == [use]
+
+
+def test_no_sum_is_used_before_its_products_are_over() -> None:
+    """NVRTC 13.0 divided the last sums of a tile before the wait, which said nothing of them: right in most runs."""
+    if not find_spec("cuda") or not find_spec("cuda.bindings.nvrtc"):
+        pytest.skip("NVRTC is not installed: the extra `cuda` brings it")
+    ptx = sources.compile_for("gemm_tensor", "sm_90", ptx=True).decode()
+    assert ptx.count("wgmma.mma_async") > 6
+    assert too_early(ptx) == []
+    for rest in ptx.split("wgmma.wait_group.sync.aligned 0;")[1:]:  # what the wait says does not hang on one compiler
+        assert "inline asm" in rest.split("\n", 3)[2]
