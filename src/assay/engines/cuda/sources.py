@@ -55,7 +55,7 @@ def cubins(arch: str) -> dict[str, bytes]:
     if all(path.is_file() for path in shipped.values()):
         return {module: path.read_bytes() for module, path in shipped.items()}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay" / "cuda"
-    state = hashlib.sha256(read_sources()).hexdigest()[:16]
+    state = hashlib.sha256(read_sources() + repr(_nvrtc().nvrtcVersion()[1:]).encode()).hexdigest()[:16]
     kept = {module: cache / f"{module}-{target}-{state}.cubin" for module in MODULES}
     missing = [module for module in MODULES if not kept[module].is_file()]
     if missing:
@@ -68,12 +68,16 @@ def cubins(arch: str) -> dict[str, bytes]:
     return {module: path.read_bytes() for module, path in kept.items()}
 
 
-def compile_for(module: str, target: str, ptx: bool = False) -> bytes:
-    """Machine code, or what the compiler makes of the sources before that."""
+def _nvrtc() -> Any:
     try:
-        nvrtc: Any = import_module("cuda.bindings.nvrtc")
+        return import_module("cuda.bindings.nvrtc")
     except ImportError:
         raise AssayError(f"engine cuda: NVRTC is not installed; {install('cuda')}") from None
+
+
+def compile_for(module: str, target: str, ptx: bool = False) -> bytes:
+    """Machine code, or what the compiler makes of the sources before that."""
+    nvrtc = _nvrtc()
 
     def checked(result: Any) -> Any:
         if result[0] != nvrtc.nvrtcResult.NVRTC_SUCCESS:
