@@ -32,7 +32,7 @@ from tests.synthetic import make_kquant  # noqa: E402
 from assay.engines.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose import CHOSEN, diagnose  # noqa: E402
 from assay.verify.faults import FAULTS  # noqa: E402
 
 GOALS = {
@@ -145,6 +145,8 @@ def _one(
         grade = "right" if found else "wrong"
     else:
         grade = planting.grade(found, case.faults)
+        if found.verdict == "healthy" and case.faults[0] in CHOSEN and bug.endswith("Q8_0"):
+            grade = "right"  # a cache in eight bits is somebody's choice, and accepted
     stage = kind in ("second", "reference") and planting.stage_right(found, case.faults[0])
     answer = f"{first.fault} ({first.how})" if first else found.verdict
     return {**result, "grade": grade, "stage": stage, "seconds": time.monotonic() - started, "answer": answer,
