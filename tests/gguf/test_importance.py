@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 from pathlib import Path
 
 import gguf
@@ -12,12 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.cli import main
+from assay.engines.base import Chunk, pages_for
 from assay.errors import AssayError
+from assay.evaluate import imatrix
+from assay.evaluate.imatrix import collect
+from assay.evaluate.pieces import Piece
 from assay.gguf import codecs, open_file
 from assay.gguf.importance import Entry, Importance, read, write
 from assay.gguf.mixes import mix_by_name
 from assay.gguf.quantize import quantize
+from assay.runtime.opening import Opened, Options
 from tests import tiny
+from tests.models import others
 
 MATRIX = Importance(
     {
@@ -111,6 +118,72 @@ def test_experts_are_weighed_each_by_their_own(tmp_path: Path) -> None:
             for i, means in enumerate(entry.means):
                 expected = codecs.encode(kind, file.decode(name)[i], means)
                 np.testing.assert_array_equal(out.raw(name)[i], expected)
+
+
+def test_keys_and_values_count_tokens_by_what_is_seen_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second sum against its definition, token by token, on the reference engine; and the file follows it."""
+    model = tiny.make(tmp_path / "f32.gguf", n_embd=256, n_ff=256)
+    ids = np.array([1, *np.random.default_rng(2).integers(3, 259, 47)], np.int32)
+    pieces = [Piece(0, ids, 0, 1), Piece(1, ids[::-1].copy(), 0, 1)]
+    options = Options("cpu", "exact", ctx_size=64)
+    found = collect(Opened(open_file(model), options).engine(), pieces)
+    assert {n for n, e in found.entries.items() if e.seen is not None} == {
+        f"blk.{i}.attn_{part}.weight" for i in (0, 1) for part in "kv"
+    }
+    reference = Opened(open_file(model), Options("reference", ctx_size=64)).engine()
+    name = "blk.1.attn_v.weight"
+    (input_,) = (node.inputs[0] for node in reference.graph if name in node.weights)
+    expected = np.zeros(256)
+    for piece in pieces:
+        pages = np.arange(pages_for(len(ids)), dtype=np.int32)
+        nodes = reference.forward([Chunk(piece.tokens, 0, pages, "all")], {input_, "kq_soft_max-1"})[0].nodes
+        share = np.square(nodes["kq_soft_max-1"].astype(np.float64)).sum(axis=(0, 1))
+        assert share[0] > 3 * share.mean()  # no token is seen by more than the first
+        for s in range(len(ids)):
+            expected += share[s] / share.mean() * np.square(nodes[input_][s].astype(np.float64))
+    entry = found.entries[name]
+    assert entry.seen is not None
+    np.testing.assert_allclose(entry.seen[0], expected, rtol=1e-4)
+    assert np.abs(entry.seen / entry.sums - 1).max() > 0.1  # another matrix than llama.cpp's
+
+    monkeypatch.setattr(imatrix, "HELD", 1)  # a softmax at a time
+    again = collect(Opened(open_file(model), options).engine(), pieces).entries[name]
+    np.testing.assert_array_equal(again.seen, entry.seen)
+    np.testing.assert_array_equal(again.sums, entry.sums)
+
+    for form, kept in (("m.gguf", entry.seen), ("m.dat", entry.sums)):  # the older form has no place for it
+        write(tmp_path / form, found)
+        weights = read(tmp_path / form).of(name, (128, 256))
+        np.testing.assert_allclose(weights, kept / entry.counts, rtol=1e-6)
+    with open_file(model) as file:
+        quantize(file, tmp_path / "out.gguf", mix_by_name("Q2_K"), importance=read(tmp_path / "m.gguf"))
+        with open_file(tmp_path / "out.gguf") as out:
+            kind = out.tensors[name].type
+            encoded = [codecs.encode(kind, file.decode(name), w[0]) for w in (entry.weights, entry.means)]
+            np.testing.assert_array_equal(out.raw(name), encoded[0])
+            assert (encoded[0] != encoded[1]).any()
+
+
+def test_second_sums_of_another_size_are_refused(tmp_path: Path) -> None:
+    ones = np.ones((1, 4), np.float32)
+    entry = Entry(ones, np.ones(1, np.float32), np.ones((1, 3), np.float32))
+    write(tmp_path / "m.gguf", Importance({"blk.0.attn_v.weight": entry}))
+    with pytest.raises(AssayError, match="two sums"):
+        read(tmp_path / "m.gguf")
+
+
+def test_fused_and_latent_attention() -> None:
+    """A matrix that makes queries too has the plain sum only; keys and values from one latent matrix share theirs."""
+
+    def stems(arch: str) -> set[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            others.make(arch, Path(folder) / "m.gguf")
+            graph = Opened(open_file(Path(folder) / "m.gguf"), Options("reference", ctx_size=64)).engine().graph
+        return {name.split(".")[2] for name in imatrix.attended(graph)}
+
+    assert stems("falcon") == set()
+    assert stems("deepseek2") == {"attn_kv_a_mqa"}
+    assert stems("gemma3") == {"attn_k", "attn_v"}
 
 
 def test_the_smallest_types_ask_for_a_matrix(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 Both of llama.cpp's formats are read and written. The GGUF form holds `NAME.in_sum2` (sums of squared inputs) and
 `NAME.counts` (how many tokens went into them); the older one (`.dat`) is a list of name, number of calls and values.
-A stack of experts has a row and a count for every expert.
+A stack of experts has a row and a count for every expert. Beside them assay's GGUF form has `NAME.in_sum2_seen` for the
+matrices of keys and values: the sums with each token counted by how much is seen of it. llama.cpp passes over it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from assay.gguf.writer import Tensor
 from assay.gguf.writer import write as write_gguf
 from assay.system.files import write as write_whole
 
-SUMS, COUNTS = ".in_sum2", ".counts"
+SUMS, COUNTS, SEEN = ".in_sum2", ".counts", ".in_sum2_seen"
 MOST = 1 << 30  # bytes of a file
 
 
@@ -32,12 +33,21 @@ class Entry:
 
     sums: NDArray[np.float32]
     counts: NDArray[np.float32]
+    seen: NDArray[np.float32] | None = None
 
     @property
     def means(self) -> NDArray[np.float32]:
         """Mean squares; an expert that never was called has ones."""
+        return self._over(self.sums)
+
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """What columns count when errors are weighed: the means over what is seen of tokens, where that is known."""
+        return self._over(self.sums if self.seen is None else self.seen)
+
+    def _over(self, sums: NDArray[np.float32]) -> NDArray[np.float32]:
         called = self.counts[:, None] > 0
-        return np.where(called, self.sums / np.maximum(self.counts[:, None], 1), np.float32(1))
+        return np.where(called, sums / np.maximum(self.counts[:, None], 1), np.float32(1))
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Importance:
         entry = self.entries.get(name)
         if entry is None:
             return None
-        means, n_matrix = entry.means, shape[0] if len(shape) == 3 else 1
+        means, n_matrix = entry.weights, shape[0] if len(shape) == 3 else 1
         if means.size == n_matrix * shape[-1]:
             means = means.reshape(n_matrix, shape[-1])
         elif means.shape == (1, shape[-1]):
@@ -85,8 +95,12 @@ def read(path: str | Path) -> Importance:
             counts = gguf.tensors.get(base + COUNTS)
             if counts is None or {info.type.name, counts.type.name} != {"F32"} or info.n_elements % counts.n_elements:
                 raise AssayError(f"{path}: {base}: sums and counts do not fit each other")
+            seen = gguf.tensors.get(base + SEEN, info)
+            if seen.type.name != "F32" or seen.n_elements != info.n_elements:
+                raise AssayError(f"{path}: {base}: its two sums do not fit each other")
             count = gguf.decode(base + COUNTS).reshape(-1)
-            entries[base] = Entry(gguf.decode(name).reshape(len(count), -1).copy(), count.copy())
+            values = [gguf.decode(n).reshape(len(count), -1).copy() for n in (name, base + SEEN) if n in gguf.tensors]
+            entries[base] = Entry(values[0], count.copy(), *values[1:])
         if not entries:
             raise AssayError(f"{path}: holds no importance (no tensor ends in {SUMS}); make one with `assay imatrix`")
         key = "imatrix.datasets"
@@ -132,7 +146,8 @@ def write(path: str | Path, found: Importance) -> None:
     tensors = [
         Tensor(name + suffix, values.shape, f32, values)
         for name, entry in sorted(found.entries.items())
-        for suffix, values in ((SUMS, entry.sums), (COUNTS, entry.counts[:, None]))
+        for suffix, values in ((SUMS, entry.sums), (COUNTS, entry.counts[:, None]), (SEEN, entry.seen))
+        if values is not None
     ]
     metadata = {
         "general.type": "imatrix",
