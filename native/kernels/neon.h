@@ -343,7 +343,8 @@ struct Neon : NoBlock {
     static INLINE void places(I& s, I& r, const uint8_t* p, const int8_t* q, int8x16_t book) {
         A a;
         Q m0, m1, n0, n1;
-        asm("ldr %q[a], [%[q]]\n" LOOK(0, 0) LOOK(1, 32) MEET(n, 0) MEET(m, 2) LOOK(0, 16) LOOK(1, 48) MEET(n, 1) MEET(m, 3)
+        asm("ldr %q[a], [%[q]]\n" LOOK(0, 0) LOOK(1, 32) MEET(n, 0) MEET(m, 2)  //
+            LOOK(0, 16) LOOK(1, 48) MEET(n, 1) MEET(m, 3)
             : [s] "+&w"(s), [r] "+&w"(r), [a] "=&w"(a), [m0] "=&w"(m0), [m1] "=&w"(m1), [n0] "=&w"(n0), [n1] "=&w"(n1)
             : [p] "r"(p), [q] "r"(q), [low] "w"(vdupq_n_u8(15)), [book] "w"(book)
             : "memory");

@@ -101,9 +101,11 @@ bool Pool::claim_and_work(unsigned thread) {
             const uint32_t begin = claim >> 16 & 0xffff, left = (claim & 0xffff) - begin;
             if (left == 0) break;
             const bool in_order = parts == 1 || at == thread;
-            const uint32_t take = parts == 1 && threads_ > 1 ? 1 : std::max(1u, left / 2);  // shrinking, to finish together
+            // Shrinking, to finish together.
+            const uint32_t take = parts == 1 && threads_ > 1 ? 1 : std::max(1u, left / 2);
             const uint64_t rest = in_order ? claim + (uint64_t(take) << 16) : claim - take;
-            if (!part.compare_exchange_weak(claim, rest, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+            if (!part.compare_exchange_weak(claim, rest, std::memory_order_acq_rel, std::memory_order_acquire))
+                continue;
             const uint32_t first = (in_order ? begin : begin + left - take) * tick_;
             try {
                 if (!cancelled_.load(std::memory_order_relaxed))

@@ -66,7 +66,7 @@ private:
         std::atomic<uint64_t> word{0};
     };
     std::vector<Part> parts_;
-    alignas(64) std::atomic<uint64_t> word_{0};     // sequence number of the step << 32 | its number of parts; 0: the job is over
+    alignas(64) std::atomic<uint64_t> word_{0};     // sequence number of the step << 32 | its parts; 0: the job is over
     alignas(64) std::atomic<uint32_t> pending_{0};  // ticks not yet done
     alignas(64) std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> cancelled_{false}, stop_{false};

@@ -225,7 +225,7 @@ def _outside(arrays: Sequence[NDArray[np.int32]], most: int) -> Iterator[tuple[i
     if not arrays:
         return
     joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    seen = joined.tolist() if joined.size < 64 else [joined.min(), joined.max()]  # a token's few without numpy's reductions
+    seen = joined.tolist() if joined.size < 64 else [joined.min(), joined.max()]  # reductions cost more
     if seen and not 0 <= min(seen) <= max(seen) < most:
         for i, array in enumerate(arrays):
             for bad in array[(array < 0) | (array >= most)][:1]:
