@@ -195,18 +195,40 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
     }
 }
 
+// 8 rows x 8 columns of two bytes, a row after `stride` bytes, to 8 columns x 8 rows, a column after `step` bytes.
+INLINE void transpose(const uint8_t* from, int64_t stride, uint8_t* to, int64_t step) {
+    typedef uint16_t Halves __attribute__((vector_size(16)));
+    Halves x[8], y[8];
+    for (int r = 0; r < 8; r++) __builtin_memcpy(&x[r], from + r * stride, 16);
+    const auto zip = [](const Halves(&a)[8], Halves(&b)[8]) INLINE_LAMBDA {  // three times: rows to columns
+        for (int i = 0; i < 4; i++) {
+            b[2 * i] = __builtin_shufflevector(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+        }
+    };
+    zip(x, y);
+    zip(y, x);
+    zip(x, y);
+    for (int c = 0; c < 8; c++) __builtin_memcpy(to + c * step, &y[c], 16);
+}
+
 // One panel: column i of rows [first, first + R), zeros beyond n and k.
 void pack_floats(const TypeInfo& info, const uint8_t* src, int64_t n, int64_t k, int64_t first, uint8_t* dst) {
     const int size = info.block_bytes;
-    const int64_t columns = float_columns(k);
+    const int64_t columns = float_columns(k), stride = k * size;
     uint8_t* panel = dst + first * columns * size;
-    __builtin_memset(panel, 0, size_t(R * columns * size));
+    const bool whole = size == 2 && n - first >= R;
+    const int64_t done = whole ? k / 8 * 8 : 0;
+    for (int64_t i = 0; i < done; i += 8)
+        for (int r = 0; r < R; r += 8)
+            transpose(src + (first + r) * stride + 2 * i, stride, panel + (i * R + r) * 2, 2 * R);
+    __builtin_memset(panel + done * R * size, 0, size_t((columns - done) * R * size));
     for (int r = 0; r < R && first + r < n; r++) {
-        const uint8_t* row = src + (first + r) * k * size;
+        const uint8_t* row = src + (first + r) * stride;
         if (size == 4)
             for (int64_t i = 0; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 4, row + i * 4, 4);
         else
-            for (int64_t i = 0; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 2, row + i * 2, 2);
+            for (int64_t i = done; i < k; i++) __builtin_memcpy(panel + (i * R + r) * 2, row + i * 2, 2);
     }
 }
 

@@ -33,6 +33,13 @@ enum Order { HALVES, VECTORS, PAIRS };
 struct NoBlock {
     template <class F, int T>
     static constexpr bool has_block = false;
+    template <class F, int T>
+    static constexpr bool has_sums = false;  // the exact sums of a block in its own words
+    template <class F, int T, class... Arguments>
+    static void sums(Arguments&&...) {}
+    template <class F, class... Arguments>
+    static void apart(Arguments&&...) {}          // the floats of `paired` sums
+    static constexpr bool two_in_flight = false;  // one token: the sums of two blocks before the floats of the first
     static constexpr Order order = HALVES;
     static constexpr bool shifts_halves = false;  // has a second way to widen halves, `lowered_f16`
     template <class Q>

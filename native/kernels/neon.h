@@ -29,7 +29,7 @@ struct Neon : NoBlock {
                                 : KIND == N3 ? 4
                                              : 0;
     // The nibbles of a byte: row r's code as in the file below, row r + 4's above, its top bit flipped (two's
-    // complement of the code less 8). Four columns of eight rows lie in one vector; see nibble_block. Trits: a byte has
+    // complement of the code less 8). Four columns of eight rows lie in one vector; see `apart`. Trits: a byte has
     // two such pairs, 16 columns apart; see trit_block.
     template <Kind KIND>
     static constexpr bool paired = KIND == N4S || KIND == N4U || KIND == N2T;
@@ -229,7 +229,12 @@ struct Neon : NoBlock {
     // the same bits as (float(sum)) * d, as long as d has at most 22 significant bits (every type but Q8_K, which takes
     // the float path).
     template <class F, int T>
-    static constexpr bool has_block = F::is_tile || (F::kind == N8 && !F::sub16) ? T == 4 : paired<F::kind>;
+    static constexpr bool has_block = F::is_tile || (F::kind == N8 && !F::sub16) ? T == 4 : F::kind == N2T;
+    template <class F>
+    static constexpr bool book4 = F::kind == N4I || F::kind == N4M;
+    template <class F, int T>
+    static constexpr bool has_sums = !F::is_tile && (F::kind == N4S || F::kind == N4U || (T == 1 && book4<F>));
+    static constexpr bool two_in_flight = true;
     // Tokens from which expanding first is faster, as measured: late where blocks need little unpacking, or none.
     template <class F>
     static constexpr int expand_from = F::kind == N8 && !F::sub16 ? 32
@@ -327,30 +332,61 @@ struct Neon : NoBlock {
         asm("dup %0.4s, %w1" : "=w"(v) : "r"(x));
         return v;
     }
+// clang-format off
+#define LOOK(n, at)                                                                              \
+    "ldr %q[m" #n "], [%[p], #" #at "]\nand %[n" #n "].16b, %[m" #n "].16b, %[low].16b\n"        \
+    "ushr %[m" #n "].16b, %[m" #n "].16b, #4\ntbl %[n" #n "].16b, {%[book].16b}, %[n" #n "].16b\n" \
+    "tbl %[m" #n "].16b, {%[book].16b}, %[m" #n "].16b\n"
+#define MEET(w, g) "sdot %[s].4s, %[" #w "0].16b, %[a].4b[" #g "]\nsdot %[r].4s, %[" #w "1].16b, %[a].4b[" #g "]\n"
+    // clang-format on
+    // Half a block of nibbles that are places in a book, for one token and 8 rows.
+    static INLINE void places(I& s, I& r, const uint8_t* p, const int8_t* q, int8x16_t book) {
+        A a;
+        Q m0, m1, n0, n1;
+        asm("ldr %q[a], [%[q]]\n" LOOK(0, 0) LOOK(1, 32) MEET(n, 0) MEET(m, 2)  //
+            LOOK(0, 16) LOOK(1, 48) MEET(n, 1) MEET(m, 3)
+            : [s] "+&w"(s), [r] "+&w"(r), [a] "=&w"(a), [m0] "=&w"(m0), [m1] "=&w"(m1), [n0] "=&w"(n0), [n1] "=&w"(n1)
+            : [p] "r"(p), [q] "r"(q), [low] "w"(vdupq_n_u8(15)), [book] "w"(book)
+            : "memory");
+    }
+#undef MEET
+#undef LOOK
+    // The sums of a block: of two vectors of rows, or 16 H + L and 16 H of `paired` ones. Weights are fetched 512 bytes
+    // ahead where that is faster, one line at a time: many at once are slower than none.
+    template <class F, int T, class Group>
+    static INLINE void sums(I (&sum)[T][2], const uint8_t* p, const Group* a) {
+        const auto fetch = [&](int at) INLINE_LAMBDA {
+            if constexpr (T == 1 && !F::super) asm volatile("prfm pldl1keep, [%0]" : : "r"(p + at));
+        };
+        fetch(512);
+        if constexpr (book4<F>) {
+            const int8x16_t book = vld1q_s8(kind_book(F::kind));
+            sum[0][0] = start<0, 1>(nullptr), sum[0][1] = start<0, 1>(nullptr);
+            places(sum[0][0], sum[0][1], p, a->q[0], book);
+            fetch(576);
+            places(sum[0][0], sum[0][1], p + 64, a->q[0] + 16, book);
+            fetch(640);
+        } else {
+            I both[T], high[T];
+            for (int t = 0; t < T; t++) {
+                both[t] = F::kind == N4S ? broadcast(magic<1> + 8 * a->neg[t]) : start<0, 1>(nullptr);
+                high[t] = start<0, 1>(nullptr);
+            }
+            nibbles<T>(both, high, p, a->q[0]);
+            fetch(576);
+            nibbles<T>(both, high, p + 64, a->q[0] + 16);
+            fetch(640);
+            for (int t = 0; t < T; t++) sum[t][0] = both[t], sum[t][1] = high[t];
+        }
+    }
     // Signed codes are 8 less than lo: `sum` starts at -8 (sum of the activations). Unsigned codes are 8 more than hi:
     // `rest`, which takes the constant off, adds 8 (sum). Every step is exact, so the bits are those of float(s) * d.
-    template <class F, int T, class Group>
-    static INLINE void nibble_block(Neon::F (&acc)[T][2], const typename F::Head& head, const uint8_t* unit, int j,
-                                    const Group* a) {
-        constexpr bool is_signed = F::kind == N4S;
-        I sum[T], high[T];
-        for (int t = 0; t < T; t++) {
-            sum[t] = is_signed ? broadcast(magic<1> + 8 * a->neg[t]) : start<0, 1>(nullptr);
-            high[t] = start<0, 1>(nullptr);
-        }
-        const uint8_t* p = F::block_quants(unit, j);
-        nibbles<T>(sum, high, p, a->q[0]);
-        Neon::F d[2];
-        F::scales(head, unit, j, 0, d);
-        nibbles<T>(sum, high, p + 64, a->q[0] + 16);
-        const X da = lanes(a->d);
-        for (int t = 0; t < T; t++) {
-            const I rest = is_signed ? start<0, -16>(nullptr) : broadcast(magic<-16> + 128 * a->neg[t]);
-            const Neon::F both = vreinterpretq_f32_s32(sum[t]), upper = vreinterpretq_f32_s32(high[t]);
-            const Neon::F low = vsubq_f32(both, upper), up = fma(upper, set(1.0f / 16), vreinterpretq_f32_s32(rest));
-            acc[t][0] = vfmaq_n_f32(acc[t][0], mul(low, d[0]), da[t]);
-            acc[t][1] = vfmaq_n_f32(acc[t][1], mul(up, d[1]), da[t]);
-        }
+    template <class F>
+    static INLINE void apart(const I (&sum)[2], int32_t neg, Neon::F (&f)[2]) {
+        const I rest = F::kind == N4S ? start<0, -16>(nullptr) : broadcast(magic<-16> + 128 * neg);
+        const Neon::F upper = vreinterpretq_f32_s32(sum[1]);
+        f[0] = vsubq_f32(vreinterpretq_f32_s32(sum[0]), upper);
+        f[1] = fma(upper, set(1.0f / 16), vreinterpretq_f32_s32(rest));
     }
 // clang-format off
 #define TRITS(g)                                                                              \
@@ -394,10 +430,8 @@ struct Neon : NoBlock {
                              const Group* a) {
         if constexpr (F::kind == N8)
             byte_block<F>(acc, head, unit, a);
-        else if constexpr (F::kind == N2T)
-            trit_block<F>(acc, head, unit, j, a);
         else
-            nibble_block<F>(acc, head, unit, j, a);
+            trit_block<F>(acc, head, unit, j, a);
     }
     template <class Tile, class Group>
     static INLINE void byte_block(F (&acc)[4][2], const typename Tile::Head& head, const uint8_t* unit,

@@ -72,42 +72,60 @@ INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const u
     }
 }
 
-// acc += block j of a unit, for the R rows of a panel and T tokens of one group.
+// Half h of a block, 16 columns, to every sum.
+template <class F, int H, int T>
+INLINE void add_half(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Group* a) {
+    typename V::A x[T];
+    typename V::Q w[PV][4];
+    unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * H); });
+    unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<H>(unit, j, v, w[v]); });
+    V::template dots<F::bits>(sum, w, x);
+}
+
+// The exact sums of block j of a unit, for the R rows of a panel and T tokens of one group; one scale per 32.
+template <class F, int T>
+INLINE void block_sums(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Group* a) {
+    if constexpr (V::template has_sums<F, T>) return V::template sums<F, T>(sum, F::block_quants(unit, j), a);
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        unroll<PV>([&](auto v) INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t); });
+    });
+    unroll<2>([&](auto h) INLINE_LAMBDA { add_half<F, h>(sum, unit, j, a); });
+}
+// acc += these sums, scaled, and the minima.
+template <class F, int T>
+INLINE void add_sums(V::F (&acc)[T][PV], const V::I (&sum)[T][PV], const typename F::Head& head, const uint8_t* unit,
+                     int j, const Group* a) {
+    typename V::F d[PV];
+    F::scales(head, unit, j, 0, d);
+    const auto da = V::lanes(a->d);
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        typename V::F f[PV];
+        if constexpr (V::template has_sums<F, T> && V::template paired<F::kind>)
+            V::template apart<F>(sum[t], a->neg[t], f);
+        else
+            unroll<PV>([&](auto v) INLINE_LAMBDA { f[v] = V::template to_float<F::multiple>(sum[t][v]); });
+        unroll<PV>([&](auto v)
+                       INLINE_LAMBDA { acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f[v], d[v]), da); });
+    });
+    if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
+}
+
+// acc += block j of a unit.
 template <class F, int T>
 INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const uint8_t* unit, int j, const Group* a) {
     using I = V::I;
     using Float = V::F;
-    Float d[PV];
     if constexpr (V::template has_block<F, T>) {  // the same operations in an instruction set's own words
         V::template block<F, T>(acc, head, unit, j, a);
-        if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
-        return;
-    }
-    const auto da = V::lanes(a->d);
-    const auto half = [&](auto h, I(&sum)[T][PV]) INLINE_LAMBDA {  // add 16 columns to every sum
-        typename V::A x[T];
-        typename V::Q w[PV][4];
-        unroll<T>([&](auto t) INLINE_LAMBDA { x[t] = V::acts(a->q[t] + 16 * h); });
-        unroll<PV>([&](auto v) INLINE_LAMBDA { F::template quants<h>(unit, j, v, w[v]); });
-        V::template dots<F::bits>(sum, w, x);
-    };
-    if constexpr (!F::sub16) {
+        Float none[PV];
+        if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, none, a);
+    } else if constexpr (!F::sub16) {
         I sum[T][PV];
-        unroll<T>([&](auto t) INLINE_LAMBDA {
-            unroll<PV>([&](auto v)
-                           INLINE_LAMBDA { sum[t][v] = V::template start<F::offset, F::multiple>(a->neg + t); });
-        });
-        half(std::integral_constant<int, 0>{}, sum);
-        half(std::integral_constant<int, 1>{}, sum);
-        F::scales(head, unit, j, 0, d);
-        unroll<PV>([&](auto v) INLINE_LAMBDA {
-            unroll<T>([&](auto t) INLINE_LAMBDA {
-                const Float f = V::template to_float<F::multiple>(sum[t][v]);
-                acc[t][v] = V::template fma_lane<t>(acc[t][v], V::mul(f, d[v]), da);
-            });
-        });
+        block_sums<F, T>(sum, unit, j, a);
+        add_sums<F, T>(acc, sum, head, unit, j, a);
     } else {
-        Float part[T][PV];
+        const auto da = V::lanes(a->d);
+        Float d[PV], part[T][PV];
         unroll<2>([&](auto h) INLINE_LAMBDA {
             I sum[T][PV];
             unroll<T>([&](auto t) INLINE_LAMBDA {
@@ -115,7 +133,7 @@ INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const ui
                     sum[t][v] = V::template start_half<F::offset, F::multiple, h>(a->neg0 + t, a->neg + t);
                 });
             });
-            half(h, sum);
+            add_half<F, h>(sum, unit, j, a);
             F::scales(head, unit, j, h, d);
             unroll<PV>([&](auto v) INLINE_LAMBDA {
                 unroll<T>([&](auto t) INLINE_LAMBDA {
@@ -127,8 +145,8 @@ INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const ui
                 });
             });
         });
+        if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
     }
-    if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, d, a);
 }
 
 // out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group: partial sums of 8
@@ -144,7 +162,24 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
         typename V::F acc[T][PV];
         unroll<T>([&](auto t) INLINE_LAMBDA { unroll<PV>([&](auto v) INLINE_LAMBDA { acc[t][v] = V::set(0.0f); }); });
         const int units = int(blocks - b < SUM ? blocks - b : SUM) / F::unit_blocks;
-        for (int u = 0; u < units; u++, unit += F::unit_bytes) {
+        int u = 0;
+        if constexpr (V::two_in_flight && T == 1 && !F::sub16 && !V::template has_block<F, T>) {
+            // The sums of two blocks, then what is done with them: the one's long chain runs beside the other's.
+            constexpr int step = F::unit_blocks == 1 ? 2 : 1;
+            for (; u + step <= units; u += step, unit += step * F::unit_bytes) {
+                const typename F::Head head(unit);
+                for (int j = 0; j < F::unit_blocks * step; j += 2, a += 2) {
+                    const uint8_t* const next = F::unit_blocks == 1 ? unit + F::unit_bytes : unit;
+                    const int k = F::unit_blocks == 1 ? 0 : j + 1;
+                    typename V::I one[T][PV], two[T][PV];
+                    block_sums<F, T>(one, unit, j, a);
+                    block_sums<F, T>(two, next, k, a + 1);
+                    add_sums<F, T>(acc, one, head, unit, j, a);
+                    add_sums<F, T>(acc, two, head, next, k, a + 1);
+                }
+            }
+        }
+        for (; u < units; u++, unit += F::unit_bytes) {
             const typename F::Head head(unit);
             for (int j = 0; j < F::unit_blocks; j++, a++) {
                 constexpr int each = F::unit_bytes / F::unit_blocks;

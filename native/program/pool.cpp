@@ -21,9 +21,6 @@ inline void relax() {
 #endif
 }
 
-constexpr uint32_t kSingly = 1u << 31;
-constexpr uint32_t kOver = 1u << 30;  // the job is over
-
 // Round to nearest, keep subnormals: some libraries change that for the whole process.
 class DefaultFloats {
 public:
@@ -39,7 +36,7 @@ private:
 
 }  // namespace
 
-Pool::Pool(unsigned threads, const kernels::Isa& isa) : threads_(std::max(1u, threads)), isa_(isa) {
+Pool::Pool(unsigned threads, const kernels::Isa& isa) : threads_(std::max(1u, threads)), isa_(isa), parts_(threads_) {
     for (unsigned i = 1; i < threads_; ++i) workers_.emplace_back([this, i] { worker(i); });
 }
 
@@ -52,11 +49,15 @@ Pool::~Pool() {
     for (auto& thread : workers_) thread.join();
 }
 
-void Pool::publish() {
-    const uint64_t sequence = (word_.load(std::memory_order_relaxed) >> 32) + 1;
-    const uint64_t flags = (step_.singly ? kSingly : 0) | (step_.units ? 0 : kOver);
+// The word first: while a part is missing the step cannot end, so what is written here cannot meet what the next step
+// writes. Whoever sees the word before its part waits for it.
+void Pool::publish(uint64_t ticks) {
+    const uint64_t sequence = ((word_.load(std::memory_order_relaxed) >> 32) + 1) << 32;
+    const uint64_t parts = ticks == 0 ? 0 : step_.singly ? 1 : threads_;
     // The last access to the job: once it is over, its caller may return and another begin the next.
-    word_.store(sequence << 32 | flags | step_.units, std::memory_order_seq_cst);
+    word_.store(sequence | parts, std::memory_order_seq_cst);
+    for (uint64_t i = 0; i < parts; ++i)
+        parts_[i].word.store(sequence | (ticks * i / parts) << 16 | ticks * (i + 1) / parts, std::memory_order_release);
     if (sleepers_.load(std::memory_order_seq_cst)) {
         { std::lock_guard lock(sleep_); }  // a sleeper between its check and its wait holds the lock
         wake_.notify_all();
@@ -76,28 +77,47 @@ void Pool::advance(unsigned thread) {
     } catch (...) {
         fail();
     }
-    pending_.store(step_.units, std::memory_order_relaxed);
-    publish();
+    tick_ = step_.units / 0xffff + 1;
+    const uint32_t ticks = (step_.units + tick_ - 1) / tick_;
+    pending_.store(ticks, std::memory_order_relaxed);
+    publish(ticks);
 }
 
 // The claim succeeds only on the very word it was read from, so a thread that slept through the end of a step
 // (or of a job) claims nothing of the next by mistake; and while it holds a unit, the step cannot end.
 bool Pool::claim_and_work(unsigned thread) {
-    uint64_t word = word_.load(std::memory_order_acquire);
-    uint32_t left, take;
-    do {
-        left = static_cast<uint32_t>(word) & ~(kSingly | kOver);
-        if (left == 0) return false;
-        take = word & kSingly ? 1 : std::max(1u, left / (2 * threads_));  // shrinking, to finish together
-    } while (!word_.compare_exchange_weak(word, word - take, std::memory_order_acq_rel, std::memory_order_acquire));
-    const uint32_t first = step_.units - left;
-    try {
-        if (!cancelled_.load(std::memory_order_relaxed)) job_->work(first, first + take, thread);
-    } catch (...) {
-        fail();
+    const uint64_t word = word_.load(std::memory_order_acquire);
+    const uint32_t parts = static_cast<uint32_t>(word);
+    for (uint32_t i = 0; i < parts; ++i) {
+        const uint32_t at = (thread + i) % parts;
+        std::atomic<uint64_t>& part = parts_[at].word;
+        for (uint64_t claim = part.load(std::memory_order_acquire);;) {
+            if (claim >> 32 != word >> 32) {  // not there yet, or the step is over
+                if (word_.load(std::memory_order_acquire) != word) return true;
+                relax();
+                claim = part.load(std::memory_order_acquire);
+                continue;
+            }
+            const uint32_t begin = claim >> 16 & 0xffff, left = (claim & 0xffff) - begin;
+            if (left == 0) break;
+            const bool in_order = parts == 1 || at == thread;
+            // Shrinking, to finish together.
+            const uint32_t take = parts == 1 && threads_ > 1 ? 1 : std::max(1u, left / 2);
+            const uint64_t rest = in_order ? claim + (uint64_t(take) << 16) : claim - take;
+            if (!part.compare_exchange_weak(claim, rest, std::memory_order_acq_rel, std::memory_order_acquire))
+                continue;
+            const uint32_t first = (in_order ? begin : begin + left - take) * tick_;
+            try {
+                if (!cancelled_.load(std::memory_order_relaxed))
+                    job_->work(first, std::min(step_.units, first + take * tick_), thread);
+            } catch (...) {
+                fail();
+            }
+            if (pending_.fetch_sub(take, std::memory_order_acq_rel) == take) advance(thread);
+            return true;
+        }
     }
-    if (pending_.fetch_sub(take, std::memory_order_acq_rel) == take) advance(thread);
-    return true;
+    return false;
 }
 
 void Pool::wait_for_change(uint64_t seen, bool caller) {
@@ -131,7 +151,7 @@ bool Pool::run(Job& job, const std::function<bool()>& poll) {
     error_ = nullptr;
     advance(0);
     auto asked = std::chrono::steady_clock::now();
-    for (uint64_t seen; !((seen = word_.load(std::memory_order_acquire)) & kOver);) {
+    for (uint64_t seen; static_cast<uint32_t>(seen = word_.load(std::memory_order_acquire));) {
         if (!claim_and_work(0)) wait_for_change(seen, true);
         if (poll && !cancelled_ && std::chrono::steady_clock::now() - asked > kPoll) {
             if (!poll()) cancelled_ = true;

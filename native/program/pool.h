@@ -1,8 +1,9 @@
 // A persistent team of threads that walks through jobs together.
 //
-// A job is a sequence of steps; a step is a number of independent units. Threads claim units from one atomic
-// word, so whoever is free does the next one, and a step is over when its units are done: nobody waits for a
-// *thread*, only for work. A thread that the system has taken off its core outside a unit delays nobody.
+// A job is a sequence of steps; a step is a number of independent units. A thread claims units of its own part of them,
+// neighbours in order, so that its core reads a matrix as one stream; then from the end of another's part. A step is
+// over when its units are done: nobody waits for a *thread*, only for work. A thread that the system has taken off its
+// core outside a unit delays nobody.
 // Which thread does which unit never changes a bit, because a unit's result does not depend on it; and all of them
 // compute with one instruction set and in the default floating point environment, whatever the caller's is.
 #pragma once
@@ -23,7 +24,7 @@ namespace assay {
 // What `Job::next` says about the step it has moved to.
 struct Step {
     uint32_t units = 0;  // 0: the job is over
-    bool singly = true;  // claimed one by one (long units), or in shrinking runs (short ones)
+    bool singly = true;  // claimed one by one in order (long units), or by parts in shrinking runs (short ones)
 };
 
 class Job {
@@ -55,21 +56,25 @@ private:
     void worker(unsigned thread);
     bool claim_and_work(unsigned thread);
     void advance(unsigned thread);
-    void publish();
+    void publish(uint64_t ticks);
     void fail();
     void wait_for_change(uint64_t seen, bool caller);
 
     const unsigned threads_;
     const kernels::Isa& isa_;
-    // sequence number of the step << 32 | singly << 31 | the job is over << 30 | units not yet claimed
-    alignas(64) std::atomic<uint64_t> word_{0};
-    alignas(64) std::atomic<uint32_t> pending_{0};  // units not yet done
+    struct alignas(64) Part {  // sequence number of the step << 32 | first << 16 | end of what is not yet claimed
+        std::atomic<uint64_t> word{0};
+    };
+    std::vector<Part> parts_;
+    alignas(64) std::atomic<uint64_t> word_{0};     // sequence number of the step << 32 | its parts; 0: the job is over
+    alignas(64) std::atomic<uint32_t> pending_{0};  // ticks not yet done
     alignas(64) std::atomic<uint32_t> sleepers_{0};
     std::atomic<bool> cancelled_{false}, stop_{false};
     Job* job_ = nullptr;
     std::exception_ptr error_;
     std::mutex failing_;
     Step step_;
+    uint32_t tick_ = 1;  // units that are claimed as one, so that all ticks of a step can be counted in 16 bits
     std::mutex sleep_, one_at_a_time_;
     std::condition_variable wake_;
     std::vector<std::thread> workers_;

@@ -212,7 +212,9 @@ public:
     }
     Step plan(Run&) override {
         blocks_ = (weight_->rows() + kManyRows - 1) / kManyRows;
-        return {static_cast<uint32_t>(blocks_ * groups_->size())};
+        bool many = false;
+        for (const Group& group : *groups_) many |= static_cast<int64_t>(group.pairs.size()) > kFewTokens;
+        return {static_cast<uint32_t>(blocks_ * groups_->size()), many};
     }
     void work(Run& run, uint32_t first, uint32_t last, unsigned thread) override {
         const int64_t n = weight_->rows();

@@ -222,8 +222,11 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
 
 def _outside(arrays: Sequence[NDArray[np.int32]], most: int) -> Iterator[tuple[int, int]]:
     """The first number of each array that is not from 0 to most - 1. All are looked at together: a batch has many."""
-    joined = np.concatenate(arrays) if arrays else np.empty(0, np.int32)
-    if joined.size and not 0 <= int(joined.min()) <= int(joined.max()) < most:
+    if not arrays:
+        return
+    joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    seen = joined.tolist() if joined.size < 64 else [joined.min(), joined.max()]  # reductions cost more
+    if seen and not 0 <= min(seen) <= max(seen) < most:
         for i, array in enumerate(arrays):
             for bad in array[(array < 0) | (array >= most)][:1]:
                 yield i, int(bad)

@@ -84,7 +84,8 @@ class Step:
 
 
 def _joined(rows: Iterator[Array]) -> NDArray[np.int32]:
-    return np.concatenate(list(rows)).astype(np.int32, copy=False)
+    found = list(rows)
+    return np.ascontiguousarray(found[0] if len(found) == 1 else np.concatenate(found), np.int32)
 
 
 def whole(batch: Sequence[Chunk]) -> list[Step]:
