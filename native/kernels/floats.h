@@ -200,12 +200,18 @@ INLINE void transpose(const uint8_t* from, int64_t stride, uint8_t* to, int64_t 
     typedef uint16_t Halves __attribute__((vector_size(16)));
     Halves x[8], y[8];
     for (int r = 0; r < 8; r++) __builtin_memcpy(&x[r], from + r * stride, 16);
+#ifdef __clang__
+#define ASSAY_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else  // which gcc knows since 12 only
+#define ASSAY_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Halves{__VA_ARGS__})
+#endif
     const auto zip = [](const Halves(&a)[8], Halves(&b)[8]) INLINE_LAMBDA {  // three times: rows to columns
         for (int i = 0; i < 4; i++) {
-            b[2 * i] = __builtin_shufflevector(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
-            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+            b[2 * i] = ASSAY_SHUFFLE(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            b[2 * i + 1] = ASSAY_SHUFFLE(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
         }
     };
+#undef ASSAY_SHUFFLE
     zip(x, y);
     zip(y, x);
     zip(x, y);

@@ -70,7 +70,8 @@ def seen(model: Model, trace: Mapping[str, np.ndarray], tokens: Any, positions: 
             last, row = shape[axis] - 1, np.take(value, -1, axis=axis).reshape(-1)
             found.append(Observation(name, "first", row[:10].astype(np.float64), (last, last + 1), shape, foreign=name))
         elif style == "full" or name.split("-")[0] in ("l_out", "result_norm", "result_output"):
-            found.append(Observation(name, "values", value.astype(np.float32), shape=shape, foreign=name))
+            value = value.astype(np.float32) if value.dtype.kind == "f" else value
+            found.append(Observation(name, "values", value, shape=shape, foreign=name))
     return Dump("second", tuple(map(int, tokens)), tuple(map(int, positions)), (len(tokens),), tuple(found), "second")
 
 
