@@ -100,13 +100,11 @@ def q8_1_slip(x: Array) -> Array:
     return np.asarray((d * total).astype(np.float16).astype(x.dtype) - d.astype(np.float16).astype(x.dtype) * total)
 
 
-def block_minima(matrix: Array) -> Array:
-    """The least value of every 32, [O, blocks]: by halves, for NumPy is slow along a short axis."""
-    least = matrix.reshape(matrix.shape[0], -1, 32)
-    while least.shape[-1] > 1:
-        half = least.shape[-1] // 2
-        least = np.minimum(least[..., :half], least[..., half:])
-    return np.asarray(least[..., 0])
+def block_minima(file: GGUFFile, weight: str) -> Array:
+    """The minimum m that every block of a type WITH_MINIMUM holds beside its scale, [O, blocks]."""
+    info, raw = file.tensors[weight], file.raw(weight)
+    blocks = raw.reshape(info.shape[0], -1, info.type.type_size)
+    return np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0].astype(np.float32)
 
 
 def q8_k(x: Array) -> Array:

@@ -49,10 +49,10 @@ from assay.verify.judge.arithmetic import (
     summed,
 )
 from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_choice, other_groups, ranking
-from assay.verify.judge.sweep import Last, Squares, Streamed, evaluate_all
+from assay.verify.judge.sweep import Last, Squares, evaluate_all
 
 Array = NDArray[Any]
-VERSION = 8  # of the noise model; part of the cache key
+VERSION = 9  # of the noise model; part of the cache key
 _TOGETHER = 1 << 17  # values of a node up to which all arithmetics are held against the definition in one array
 
 
@@ -254,10 +254,9 @@ class NoiseRuns:
         """Q8_1: the blocks' minima times the rounding of the operand's block sums."""
         if node.op != "linear" or self.file.tensors[node.weights[0]].type.name not in WITH_MINIMUM:
             return values
-        matrix = weights[node.weights[0]]
-        if not isinstance(matrix, np.ndarray):
+        if not isinstance(weights[node.weights[0]], np.ndarray):
             return values
-        least = weights.minima(node.weights[0]) if isinstance(weights, Streamed) else block_minima(matrix)
+        least = block_minima(self.file, node.weights[0])
         alike, out, seen = list[Any](), list[Callable[[], Array]](), dict[int, Array]()
         for a, run, value in zip(ARITHMETICS, self.runs, values, strict=True):
             x = run[node.inputs[0]]

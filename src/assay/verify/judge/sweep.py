@@ -18,7 +18,6 @@ from assay.engines.weights import Table, Weights
 from assay.gguf import GGUFFile
 from assay.graph import INPUTS, Graph, Node
 from assay.models import Model
-from assay.verify.judge.arithmetic import block_minima
 
 Array = NDArray[Any]
 LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, again for every visitor
@@ -34,7 +33,6 @@ class Streamed(Weights):
     def __init__(self, file: GGUFFile) -> None:
         super().__init__(file, np.float32, budget=0)
         self._name, self._value = "", np.empty(0, np.float32)
-        self._minima: tuple[str, Array] = "", self._value
 
     def __getitem__(self, name: str) -> Array | Table:
         if int(np.prod(self.file.tensors[name].shape)) * 4 > LARGEST:
@@ -42,12 +40,6 @@ class Streamed(Weights):
         if name != self._name:
             self._name, self._value = name, self.file.decode(name)
         return self._value
-
-    def minima(self, name: str) -> Array:
-        """The least value of every block of the tensor, found once for all visitors."""
-        if name != self._minima[0]:
-            self._minima = name, block_minima(np.asarray(self[name]))
-        return self._minima[1]
 
 
 class Squares(Weights):
