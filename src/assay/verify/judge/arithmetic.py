@@ -102,8 +102,8 @@ def q8_1_slip(x: Array) -> Array:
 
 def block_minima(file: GGUFFile, weight: str) -> Array:
     """The minimum m that every block of a type WITH_MINIMUM holds beside its scale, [O, blocks]."""
-    info, raw = file.tensors[weight], file.raw(weight)
-    blocks = raw.reshape(info.shape[0], -1, info.type.type_size)
+    info = file.tensors[weight]
+    blocks = file.raw(weight).reshape(-1, info.shape[-1] // info.type.block_size, info.type.type_size)
     return np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0].astype(np.float32)
 
 
