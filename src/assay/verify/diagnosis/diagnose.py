@@ -49,7 +49,9 @@ def diagnose(
     `share` tries hypotheses elsewhere where each is a run of the model (`tried_here` is what is done there).
     """
     with np.errstate(all="ignore"), one_thread(model.graph):
-        return _accepted(_diagnose(model, dump, weights, progress or (lambda _: None), cache, share))
+        return _accepted(
+            _diagnose(model, dump, weights or Weights(model.file), progress or (lambda _: None), cache, share)
+        )
 
 
 def _accepted(found: Diagnosis) -> Diagnosis:
@@ -69,7 +71,7 @@ def _accepted(found: Diagnosis) -> Diagnosis:
 
 
 def _diagnose(
-    model: Model, dump: Dump, weights: Weights | None, say: Progress, cache: bool, share: Share | None
+    model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None
 ) -> Diagnosis:
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
@@ -138,7 +140,7 @@ def _from_afar(diff: Diff) -> bool:
 
 
 def _hidden(
-    model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress, *, ruled: bool = False
+    model: Model, dump: Dump, diff: Diff, weights: Weights, say: Progress, *, ruled: bool = False
 ) -> Diagnosis | None:
     """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
     seen = [n.evidence for n in diff.nodes]
