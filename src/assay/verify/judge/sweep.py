@@ -2,12 +2,13 @@
 
 A visitor is shown each node in turn, with the weights at hand. The definition's own run, the recomputation from a
 stranger's inputs and the runs of the noise model are such visitors; together they need the memory of one tensor and
-the living activations, whatever the size of the model.
+the living activations, whatever the size of the model. The runs of the noise model ask for values and wait: what they
+ask for at the same time is one product with all their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -79,7 +80,40 @@ def sweep(model: Model, visitors: Sequence[Visitor], progress: Callable[[int, in
             progress(i + 1, len(model.graph))
 
 
-def evaluate_all(node: Node, lanes: Sequence[Sequence[Array]], weights: Weights) -> list[Array]:
+Lanes = Sequence[Sequence[Array]]
+Asking = Generator[tuple[Lanes, bool], list[Array], None]  # sets of inputs, and whether to meet the weights' squares
+
+
+class Together:
+    """Visitor: several runs, whose values of a node are computed at once."""
+
+    def __init__(self, runs: Sequence[Callable[[Node, Weights], Asking]]) -> None:
+        self._runs = runs
+        self._squares: Squares | None = None
+
+    def visit(self, node: Node, weights: Weights) -> None:
+        if self._squares is None or self._squares.of is not weights:
+            self._squares = Squares(weights)
+        kinds = (weights, self._squares)
+        asking = [run(node, weights) for run in self._runs]
+        asked = [next(run) for run in asking]
+        while asking:
+            answers: list[list[Array]] = [[] for _ in asking]
+            for squared in {which for _, which in asked}:
+                mine = [i for i, (_, which) in enumerate(asked) if which == squared]
+                values = iter(evaluate_all(node, [lane for i in mine for lane in asked[i][0]], kinds[squared]))
+                for i in mine:
+                    answers[i] = [next(values) for _ in asked[i][0]]
+            more = []
+            for run, answer in zip(asking, answers, strict=True):
+                try:
+                    more.append((run, run.send(answer)))
+                except StopIteration:
+                    pass
+            asking, asked = [run for run, _ in more], [which for _, which in more]
+
+
+def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
     """The node for several sets of inputs. Equal sets are computed once; a matrix product takes all rows at once."""
     unique: dict[tuple[int, ...], int] = {}
     index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
