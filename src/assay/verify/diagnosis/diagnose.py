@@ -16,6 +16,7 @@ import numpy as np
 from assay.engines.blas import one_thread
 from assay.engines.weights import Weights
 from assay.models import Model
+from assay.system import heap
 from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
@@ -48,7 +49,7 @@ def diagnose(
 
     `share` tries hypotheses elsewhere where each is a run of the model (`tried_here` is what is done there).
     """
-    with np.errstate(all="ignore"), one_thread(model.graph):
+    with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
         return _accepted(
             _diagnose(model, dump, weights or Weights(model.file), progress or (lambda _: None), cache, share)
         )

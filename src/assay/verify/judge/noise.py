@@ -73,7 +73,7 @@ def apart(a: Array, b: Array) -> Array:
     """a - b, and 0 where both are the same infinity: scores and experts that are masked away."""
     with np.errstate(invalid="ignore"):
         found = np.asarray(a - b)
-    return np.where(a == b, 0, found) if np.isnan(found).any() else found
+    return found if np.isfinite(b).all() else np.where(a == b, 0, found)
 
 
 def unseen(model: Model, given: Mapping[str, Array]) -> NDArray[np.bool_]:
@@ -231,7 +231,7 @@ class NoiseRuns:
         if sums is None:
             return None
         axis = token_axis(self.graph, node.name)
-        squares = by_rows(self._shown(node, sums.squares.copy()), axis)
+        squares = by_rows(self._shown(node, sums.squares.copy()) if node.op == "kq" else sums.squares, axis)
         usual, largest = _expected(squares)
         quantised: dict[float, tuple[Array, Array]] = {}
         for a, s in zip(ARITHMETICS, sums.sizes, strict=True):
@@ -280,8 +280,10 @@ class NoiseRuns:
         `others` are the values of runs with other experts: what they change belongs to the rows they change alone.
         """
         axis = token_axis(self.graph, node.name)
-        rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
+        rows = by_rows(exact.astype(np.float32, copy=False), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
+        if np.isinf(scale).any():
+            scale = np.sqrt(np.mean(np.where(np.isinf(rows), 0, rows) ** 2, axis=1)) + 1e-30
         rms, top = [], []
         unique = {id(v): v for v in values}
         lane = [list(unique).index(id(v)) for v in values]

@@ -21,6 +21,7 @@ from assay.graph import INPUTS, Graph, Node
 from assay.models import Model
 
 Array = NDArray[Any]
+_BY_ROWS = ("linear", "rms_norm", "rope")  # of the operations, those for which it pays
 LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, again for every visitor
 
 
@@ -114,13 +115,15 @@ class Together:
 
 
 def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
-    """The node for several sets of inputs. Equal sets are computed once; a matrix product takes all rows at once."""
+    """The node for several sets of inputs. Equal sets are computed once; what goes row by row takes all rows at once."""
     unique: dict[tuple[int, ...], int] = {}
     index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
     todo = [lanes[index.index(i)] for i in range(len(unique))]
-    if node.op == "linear" and len(todo) > 1:
-        flat = [lane[0].reshape(lane[0].shape[0], -1) for lane in todo]
-        parts = np.split(evaluate(node, [np.concatenate(flat)], weights), np.cumsum([len(f) for f in flat])[:-1])
+    if node.op in _BY_ROWS and len(todo) > 1:
+        first = [lane[0] if node.op != "linear" else lane[0].reshape(len(lane[0]), -1) for lane in todo]
+        rest = [[lane[i] for lane in todo] for i in range(1, len(node.inputs))]
+        whole = evaluate(node, [np.concatenate(rows) for rows in (first, *rest)], weights)
+        parts = np.split(whole, np.cumsum([len(rows) for rows in first])[:-1])
         return [parts[i] for i in index]
     values = [evaluate(node, lane, weights) for lane in todo]
     return [values[i] for i in index]
