@@ -71,9 +71,7 @@ def _accepted(found: Diagnosis) -> Diagnosis:
     )
 
 
-def _diagnose(
-    model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None
-) -> Diagnosis:
+def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None) -> Diagnosis:
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
         say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")

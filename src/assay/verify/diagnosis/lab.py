@@ -210,9 +210,7 @@ class Lab:
             return None
         try:
             with np.errstate(all="ignore"):
-                values = interpret(
-                    made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions
-                )
+                values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
         except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise

@@ -114,8 +114,9 @@ def ratios(
 def _peaks(error: Array, size: Array, top: Array, factor: float) -> Array:
     """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass."""
     found: dict[tuple[bytes, float, float], Any] = {}
-    steps = {unit: unit * size for unit in set(_UNITS.tolist())}
-    keys = [(one.tobytes(), unit, least) for one, unit, least in zip(top, _UNITS.tolist(), _LEAST.tolist(), strict=True)]
+    units, least = _UNITS.tolist(), _LEAST.tolist()
+    steps = {unit: unit * size for unit in set(units)}
+    keys = list(zip((one.tobytes() for one in top), units, least, strict=True))
     for key, one in zip(keys, top, strict=True):
         if key not in found:
             allowed = np.add(one[:, None], steps[key[1]])

@@ -9,6 +9,7 @@ ask for at the same time is one product with all their rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,15 +108,13 @@ class Together:
                     answers[i] = [next(values) for _ in asked[i][0]]
             more = []
             for run, answer in zip(asking, answers, strict=True):
-                try:
+                with suppress(StopIteration):
                     more.append((run, run.send(answer)))
-                except StopIteration:
-                    pass
             asking, asked = [run for run, _ in more], [which for _, which in more]
 
 
 def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
-    """The node for several sets of inputs. Equal sets are computed once; what goes row by row takes all rows at once."""
+    """The node for several sets of inputs. Equal sets are computed once; what goes by rows takes all rows at once."""
     unique: dict[tuple[int, ...], int] = {}
     index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
     todo = [lanes[index.index(i)] for i in range(len(unique))]
