@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 _BLOCK = 1 << 17  # weights converted, or decoded, at a time: 1 MiB of float64 stays in a cache
+_ROWS = 1 << 20  # the same of a matrix so large that several threads share a product
 
 
 def _split(x: Array, n_head: int) -> Array:
@@ -64,7 +65,7 @@ def linear(x: Array, W: Any) -> Array:
     if isinstance(W, np.ndarray) and W.dtype == x.dtype:
         return np.asarray(flat @ W.T)
     out = np.empty((x.shape[0], W.shape[0]), x.dtype)
-    step = max(_BLOCK // W.shape[1], 64)
+    step = max((_BLOCK if math.prod(W.shape) <= 1 << 22 else _ROWS) // W.shape[1], 64)
     for start in range(0, W.shape[0], step):
         block = W[start : start + step].astype(x.dtype, copy=False)
         np.matmul(flat, block.T, out=out[:, start : start + step])
