@@ -54,9 +54,11 @@ class Candidate:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        family = self.hypothesis.variant.search is not None
-        second = self.hypothesis.fault in SECOND_NAMES
-        return (not self.fit.exact, -self.explained, self.contradicted, self.fitted, second, family)
+        fault = self.hypothesis.fault
+        bit = fault == "weight-damaged"  # the best of thousands, as a fitted parameter is
+        family = bit or self.hypothesis.variant.search is not None
+        second = fault in SECOND_NAMES
+        return (not self.fit.exact, -self.explained, self.contradicted, bit or self.fitted, second, family)
 
 
 def representatives(units: Sequence[Unit]) -> list[Unit]:
@@ -147,22 +149,23 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
             found.append(Candidate(h, fit))
         elif fit.residual < COARSE * before.residual:
             rough.append(Candidate(h, fit))
+    bits: list[Candidate] = []
     if not found:
         for h in (*damaged(lab, unit), *glimpsed(lab, unit, (unit.target,))):
-            fit = lab.fit(h, unit)
             tried += 1
-            if fit.residual < ONE_BIT * before.residual:
-                (found if fit.explained else rough).append(Candidate(h, fit))
-    if not found and lab.terms.guessed and not lab.terms.subtle:
-        coarser = _coarser(lab, rough, tried)
-        if coarser is not None:
-            return coarser
-    if not found and deep:
+            bits.append(Candidate(h, lab.fit(h, unit)))
+        bits = [c for c in bits if c.fit.residual < ONE_BIT * before.residual]
+        found = [c for c in bits if c.fit.explained]
+    if deep and not any(c.fit.exact for c in found) and (bits or not found):  # of so many bits one is near to anything
         for h in scans:
             tried += 1
             h, fit = screen.search(h, deep=affordable(lab, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
+    if not found and lab.terms.guessed and not lab.terms.subtle:
+        coarser = _coarser(lab, [*rough, *bits], tried)
+        if coarser is not None:
+            return coarser
     return Found(found, tried, lab)
 
 
