@@ -4,91 +4,107 @@
 
 namespace assay {
 
-// 1 / sqrt(mean x^2 + eps), for the team; x in shared memory, written by all of it.
-DEVICE float factor_of(const float* x, int n, float eps, float* room) {
-    sync_team();
-    if (thread() < 32) {
-        const float squares = sum_of_squares(x, n);
-        const bool power = (n & (n - 1)) == 0;  // then the reciprocal is exact
-        const float mean = power ? squares * as_float(0x7f000000u - bits(float(n))) : squares / float(n);
-        const float root = square_root(mean + eps);
-        if (thread() == 0) *room = root > 0x1p-60f && root < 0x1p+60f ? divide_near(1.0f, root) : 1.0f / root;
-    }
-    sync_team();
-    return *room;
+// 1 / sqrt(mean x^2 + eps), by a warp, into shared memory; x too is there.
+DEVICE void leave_factor(const float* x, int n, float eps, float* to) {
+    const float squares = sum_of_squares(x, n);
+    const bool near = squares > 0x1p-50f && squares < 0x1p+60f && eps < 1.0f;  // of lane 0; then root is, too
+    float mean = near ? divide_near(squares, float(n)) : 1.0f;
+    if (!near) mean = squares / float(n);
+    const float root = square_root(mean + eps);
+    float factor = near ? divide_near(1.0f, root) : 1.0f;
+    if (!near) factor = 1.0f / root;
+    if (lane() == 0) *to = factor;
 }
 
-// x of a step, normed and quantised, into shared memory. `scratch`: room for 4 + 2 columns floats, of a norm.
-DEVICE void take_codes(const WalkStep& step, int stride, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
+// x of a step, normed and quantised, into shared memory; a warp takes 256 columns, and 256 more on the way with them.
+// `scratch`: room for 4 floats and x, with a norm also for its weights; without one for 256 floats a warp in the place of x.
+DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
     const ProductArgs& p = step.product;
-    const int fresh = step.fresh;
+    const bool fresh = step.fresh & X_IS;
     const uint8_t* const source = copy_of(step, p.x);
-    const int chunks = stride / 8, all = p.columns / 8;
-    if (fresh & AS_CODES) {
+    const int warp = thread() / 32, warps = team() / 32;
+    if (step.fresh & AS_CODES) {
 #pragma unroll 1
-        for (int i = thread(); i < stride / 32 * 3; i += team()) {
+        for (int i = thread(); i < units * 24; i += team()) {
             const int block = i / 3, which = i - 3 * block;
             uint4 v;
             Patience patience;
             const uint4* const from = reinterpret_cast<const uint4*>(source) + i;
-            for (v = load_fresh4(from); (fresh & X_IS) && !there(v); v = load_fresh4(from)) patience.lose();
+            for (v = load_fresh4(from); fresh && !there(v); v = load_fresh4(from)) patience.lose();
             if (which < 2) reinterpret_cast<uint4*>(q)[2 * block + which] = {v.x ^ kCodes, v.y ^ kCodes, v.z ^ kCodes, v.w ^ kCodes};
             else ds[block] = {as_float(v.x), as_float(v.y)}, n[block] = v.z ^ kSums;
         }
         return sync_team();
     }
-    float *const copy = scratch + 4, *const weights = copy + p.columns;
-    float f = 0.0f;
-    if (p.norm) {
+    const int columns = p.columns;
+    const bool normed = p.norm;
+    const float eps = p.eps;
+    float *const copy = scratch + 4, *const weights = copy + columns;
+    if (normed) {
+        const float* const norm = p.norm;
 #pragma unroll 1
-        for (int i = thread(); i < all; i += team()) {
-            copy_async(weights + 8 * i, p.norm + 8 * i);
-            copy_async(weights + 8 * i + 4, p.norm + 8 * i + 4);
+        for (int i = 256 * warp + 4 * lane(); i < columns; i += 8 * team()) {
+            copy_async(weights + i, norm + i);
+            if (i + 128 < columns) copy_async(weights + i + 128, norm + i + 128);
         }
         copy_group();
     }
-    Eight two[2] = {};
-    const auto ask = [&](int i) {
-        const float *const x = reinterpret_cast<const float*>(source) + 8 * i, *const y = x + 8 * team();
-        const bool both = i + team() < all;
-        two[0].ask(x);
-        if (both) two[1].ask(y);
-        two[0].await(x, fresh & X_IS);
-        if (both) two[1].await(y, fresh & X_IS);
-    };
-    if (p.norm) {
-        uint4* const to = reinterpret_cast<uint4*>(copy);
-#pragma unroll 1
-        for (int i = thread(); i < all; i += 2 * team()) {
-            const int j = i + team();
-            ask(i);
-            to[2 * i] = two[0].a, to[2 * i + 1] = two[0].b;
-            if (j < all) to[2 * j] = two[1].a, to[2 * j + 1] = two[1].b;
+    float f = 0.0f;
+    bool told = !normed;
+    const auto quantise_unit = [&](int unit, const float* x) {
+        const int at = 256 * unit + 8 * lane();
+        float v[8] = {}, w[8] = {};
+        if (at < columns) {
+            load_eight(x + 8 * lane(), v);
+            if (normed) load_eight(weights + at, w);
         }
-        copies_done<0>();
-        f = factor_of(copy, p.columns, p.eps, scratch);
-    }
-#pragma unroll 1
-    for (int i = thread(); i < chunks; i += 2 * team()) {  // whole warps: the stride is a multiple of 256
-        const int j = i + team();
-        if (!p.norm && i < all) ask(i);
-#pragma unroll 1
-        for (int at = i; at < chunks && at <= j; at += team()) {
-            float v[8] = {};
-            if (at < all) {
-                if (p.norm) {
-                    float w[8];
-                    load_eight(copy + 8 * at, v), load_eight(weights + 8 * at, w);
+        if (!told) sync_team(), f = *scratch, told = true;
+        if (normed)
 #pragma unroll
-                    for (int k = 0; k < 8; k++) v[k] = (v[k] * f) * w[k];
-                } else {
-                    const uint4 x = at == j ? two[1].a : two[0].a, y = at == j ? two[1].b : two[0].b;
-                    v[0] = as_float(x.x), v[1] = as_float(x.y), v[2] = as_float(x.z), v[3] = as_float(x.w);
-                    v[4] = as_float(y.x), v[5] = as_float(y.y), v[6] = as_float(y.z), v[7] = as_float(y.w);
-                }
-            }
-            quantise_eight(v, at, q, ds, n);
+            for (int k = 0; k < 8; k++) v[k] = (v[k] * f) * w[k];
+        quantise_eight(v, at / 8, q, ds, n);
+    };
+#pragma unroll 1
+    for (int first = warp; first < units; first += 2 * warps) {
+        // Neighbouring lanes have neighbouring vectors, four of them on their way.
+        uint4 v[4];
+        bool wanted[4];
+        const float* const from = reinterpret_cast<const float*>(source) + 256 * first + 4 * lane();
+        const int left = columns - 256 * first - 4 * lane();
+        const auto place = [&](int k) { return 256 * (k / 2) * warps + 128 * (k % 2); };
+#pragma unroll
+        for (int k = 0; k < 4; k++) wanted[k] = place(k) < left;
+        Patience patience;
+        for (;; patience.lose()) {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (wanted[k]) v[k] = load_fresh4(from + place(k));
+            bool more = false;
+#pragma unroll
+            for (int k = 0; k < 4; k++) wanted[k] = wanted[k] && fresh && !there(v[k]), more |= wanted[k];
+            if (!more) break;
         }
+#pragma unroll 1
+        for (int i = 0; i < 2; i++) {
+            const int unit = first + i * warps;
+            if (unit >= units) break;
+            float* const to = copy + (normed ? unit : warp) * 256;
+            uint4 *const at = reinterpret_cast<uint4*>(to) + lane();
+            if (4 * lane() < columns - 256 * unit) at[0] = i ? v[2] : v[0];
+            if (4 * lane() + 128 < columns - 256 * unit) at[32] = i ? v[3] : v[1];
+            sync_warp();
+            if (!normed) quantise_unit(unit, to), sync_warp();
+        }
+    }
+    if (normed) {
+        // Who has stored goes on to its own part of x; the last warp waits for all of it.
+        copies_done<0>();
+        sync_warp();
+        if (warp + 1 < warps) arrive_some(2, team());
+        else sync_some(2, team()), leave_factor(copy, columns, eps, scratch);
+#pragma unroll 1
+        for (int unit = warp; unit < units; unit += warps) quantise_unit(unit, copy + 256 * unit);
+        if (!told) sync_team();
     }
     sync_team();
 }
@@ -110,7 +126,10 @@ DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
     }
     for (int i = p.columns + thread(); i < stride; i += team()) row[i] = 0.0f;
     if (p.norm) {
-        const float f = factor_of(row, p.columns, p.eps, row - 4);
+        sync_team();
+        if (thread() < 32) leave_factor(row, p.columns, p.eps, row - 4);
+        sync_team();
+        const float f = row[-4];
         for (int i = thread(); i < p.columns; i += team()) row[i] = (row[i] * f) * p.norm[i];
     }
     sync_team();
@@ -150,16 +169,29 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     };
     const int threads_of = all * step.out_copies;
     if (thread() < threads_of) look(thread());
-    if constexpr (A::floats) take_floats(step, stride, row);
-    else take_codes(step, stride, q, ds, n, sums);
-    ring.skip(warp);
-    int tile = warp, group = my.begin;
+    // So is a warp's first tile.
+    int tile = warp, group = my.begin, unit = 0;
     const Product* with = p.parts;
-#pragma unroll 1
-    for (int at = warp; at < tiles; at += warps, tile += warps) {
+    const uint8_t* piece = nullptr;
+    bool is_first = true;
+    const auto next_tile = [&] {
 #pragma unroll 1
         for (; tile >= my.tiles; tile -= my.tiles) group++;
-        const int whole = (tile * 32 + lane()) >> p.shift, unit = whole < units ? whole : units - 1;
+        const int whole = (tile * 32 + lane()) >> p.shift;
+        unit = whole < units ? whole : units - 1;
+        if constexpr (A::number != B::number) {
+#pragma unroll 1
+            while (with + 1 < p.parts + p.n_parts && group >= with[1].first_group) with++;
+            is_first = with->w.format == A::number;
+        }
+        piece = ring.take();
+    };
+    ring.skip(warp);
+    if (warp < tiles) next_tile();
+    if constexpr (A::floats) take_floats(step, stride, row);
+    else take_codes(step, units, q, ds, n, sums);
+#pragma unroll 1
+    for (int at = warp; at < tiles; at += warps) {
         float part;
         if constexpr (A::floats) {
             float even = 0.0f, odd = 0.0f;
@@ -171,36 +203,31 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
             }
             part = even + odd;
         } else {
-            if constexpr (A::number != B::number) {
-#pragma unroll 1
-                while (with + 1 < p.parts + p.n_parts && group >= with[1].first_group) with++;
-            }
-            const bool is_first = A::number == B::number || with->w.format == A::number;
-            const uint8_t* piece = ring.take();
             if (is_first) part = multiply<A>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
             else part = multiply<B>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
             ring.leave(warps);
         }
         sums[at * 32 + lane()] = part;
+        tile += warps;
+        if (at + warps < tiles) next_tile();
     }
+    const int pair = paired ? rows : 0, group_rows = 1 << p.shift;
     sync_team();
 #pragma unroll 1
     for (int i = thread(); i < threads_of; i += team()) {
         if (i != thread()) look(i);
         const float* from = sums + (mine >> row_shift) * my.tiles * 32 + (mine & (rows - 1));
-        const int pair = paired ? rows : 0;
         float y = from[0], up = from[pair];
 #pragma unroll 1
-        for (int u = 1; u < units; u += 8) {
+        for (int left = units - 1; left > 0; left -= 8) {
             float a[8], b[8];
 #pragma unroll
             for (int k = 0; k < 8; k++) {
-                const float* at = from + ((u + k < units ? u + k : 0) << p.shift);
-                a[k] = at[0], b[k] = at[pair];
+                a[k] = b[k] = -0.0f;  // what changes no sum
+                if (k < left) from += group_rows, a[k] = from[0], b[k] = from[pair];
             }
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                if (u + k < units) y = y + a[k], up = up + b[k];
+            for (int k = 0; k < 8; k++) y = y + a[k], up = up + b[k];
         }
         if (!out) continue;
         if (paired) {

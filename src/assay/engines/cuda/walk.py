@@ -62,7 +62,8 @@ class Walks(Steps):
         if matrix.format.floats:
             return 16 + 4 * stride + sums, _FLOATS
         piece = max(p.matrix.format.tile_bytes for p in parts)
-        return 16 + stride // 8 * 11 + max(sums, (16 + 8 * matrix.columns) * normed), piece
+        raw = 8 * matrix.columns if normed else 4 * UNIT * min(matrix.units, _WARPS)
+        return 16 + stride // 8 * 11 + max(sums, 16 + raw), piece
 
     def _walk_product(self, args: Any, parts: Sequence[Part], groups: int, x: Value) -> Any:
         args.share, args.extra = divmod(groups, self._processors())
