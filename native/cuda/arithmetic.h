@@ -10,6 +10,9 @@ constexpr float kMagic = 12582912.0f;         // 1.5 * 2^23: an integer added to
 constexpr uint32_t kMagicBits = 0x4b400000u;  // so an integer sum that starts here is, read as a float, kMagic + sum
 
 DEVICE float minus_infinity() { return as_float(0xff800000u); }
+// A number whose order, as an integer, is that of x.
+DEVICE uint32_t ordered(float x) { return bits(x) ^ (bits(x) >> 31 ? 0xffffffffu : 0x80000000u); }
+DEVICE float from_ordered(uint32_t u) { return as_float(u ^ (u >> 31 ? 0x80000000u : 0xffffffffu)); }
 DEVICE float not_a_number() { return as_float(0x7fc00000u); }
 
 DEVICE float exponential(float x) {

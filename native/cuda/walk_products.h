@@ -4,20 +4,49 @@
 
 namespace assay {
 
-// 1 / sqrt(mean x^2 + eps), by a warp, into shared memory; x too is there.
-DEVICE void leave_factor(const float* x, int n, float eps, float* to) {
-    const float squares = sum_of_squares(x, n);
-    const bool near = squares > 0x1p-50f && squares < 0x1p+60f && eps < 1.0f;  // of lane 0; then root is, too
-    float mean = near ? divide_near(squares, float(n)) : 1.0f;
-    if (!near) mean = squares / float(n);
-    const float root = square_root(mean + eps);
-    float factor = near ? divide_near(1.0f, root) : 1.0f;
-    if (!near) factor = 1.0f / root;
-    if (lane() == 0) *to = factor;
+// 1 / sqrt(mean x^2 + eps) into shared memory, by lane 0 of a warp.
+OUTLINED float factor_of(float squares, float n, float eps) { return 1.0f / square_root(squares / n + eps); }
+DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) {
+    if (lane()) return;
+    float factor = reciprocal_near(square_root_near(n.under(squares) + eps));
+    if (!(squares > 0x1p-50f && squares < 0x1p+60f && eps < 1.0f)) factor = factor_of(squares, n.n, eps);
+    *to = factor;
+}
+
+// The same by a warp that copies x itself when it is there: who adds up does not wait for those who quantise.
+DEVICE void add_squares(const float* x, int columns, float eps, bool fresh, float* copy, float* factor) {
+    const Divisor n{float(columns)};
+    Patience patience;
+    for (float s, t;; patience.lose()) {
+#pragma unroll 4
+        for (int i = 4 * lane(); i < columns; i += 128) copy_async(copy + i, x + i);
+        copy_group();
+        copies_done<0>();
+        sync_warp();
+        uint32_t last = 0;  // `kNotYet` is the largest
+        s = t = 0.0f;
+        const auto round = [&](int i) {
+            const float2 v = *reinterpret_cast<const float2*>(copy + i);
+            const uint32_t two = bits(v.x) > bits(v.y) ? bits(v.x) : bits(v.y);
+            last = last > two ? last : two;
+            s = fma(v.x, v.x, s), t = fma(v.y, v.y, t);
+        };
+        int i = 2 * lane();
+#pragma unroll 1
+        for (; i + 7 * 64 < columns; i += 8 * 64)
+#pragma unroll
+            for (int k = 0; k < 8; k++) round(i + 64 * k);
+#pragma unroll 1
+        for (; i < columns; i += 64) round(i);
+        if (fresh && any_lane(last == kNotYet)) continue;
+#pragma unroll
+        for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h), t = t + shuffle_down(t, h);
+        return leave_factor(s + t, n, eps, factor);
+    }
 }
 
 // x of a step, normed and quantised, into shared memory; a warp takes 256 columns, and 256 more on the way with them.
-// `scratch`: room for 4 floats and x, with a norm also for its weights; without one for 256 floats a warp in the place of x.
+// `scratch`: room for 4 floats and 256 a warp, with a norm also for x.
 DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
     const ProductArgs& p = step.product;
     const bool fresh = step.fresh & X_IS;
@@ -37,75 +66,60 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
         return sync_team();
     }
     const int columns = p.columns;
-    const bool normed = p.norm;
-    const float eps = p.eps;
-    float *const copy = scratch + 4, *const weights = copy + columns;
-    if (normed) {
-        const float* const norm = p.norm;
+    const float* const x = reinterpret_cast<const float*>(source);
+    const float* const norm = p.norm;
+    const int each = norm ? warps - 1 : warps, adds = norm ? (units < each ? units : each) : warps;  // who has units, and who adds up
+    float* const mine = scratch + 4 + 256 * warp;
+    bool told = !norm;
+    if (warp == adds) {
+        add_squares(x, columns, p.eps, fresh, scratch + 4 + 256 * warps, scratch);
+    } else {
 #pragma unroll 1
-        for (int i = 256 * warp + 4 * lane(); i < columns; i += 8 * team()) {
-            copy_async(weights + i, norm + i);
-            if (i + 128 < columns) copy_async(weights + i + 128, norm + i + 128);
-        }
-        copy_group();
-    }
-    float f = 0.0f;
-    bool told = !normed;
-    const auto quantise_unit = [&](int unit, const float* x) {
-        const int at = 256 * unit + 8 * lane();
-        float v[8] = {}, w[8] = {};
-        if (at < columns) {
-            load_eight(x + 8 * lane(), v);
-            if (normed) load_eight(weights + at, w);
-        }
-        if (!told) sync_team(), f = *scratch, told = true;
-        if (normed)
+        for (int first = warp; first < units; first += 2 * each) {
+            // Neighbouring lanes have neighbouring vectors, four of them on their way.
+            uint4 v[4] = {};
+            bool wanted[4];
+            const float* const from = x + 256 * first + 4 * lane();
+            const int left = columns - 256 * first - 4 * lane();
+            const auto place = [&](int k) { return 256 * (k / 2) * each + 128 * (k % 2); };
 #pragma unroll
-            for (int k = 0; k < 8; k++) v[k] = (v[k] * f) * w[k];
-        quantise_eight(v, at / 8, q, ds, n);
-    };
+            for (int k = 0; k < 4; k++) wanted[k] = place(k) < left;
+            float w[2][8] = {};
+            if (norm)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (256 * (first + i * each) + 8 * lane() < columns) load_eight(norm + 256 * (first + i * each) + 8 * lane(), w[i]);
+            Patience patience;
+            for (;; patience.lose()) {
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    if (wanted[k]) v[k] = load_fresh4(from + place(k));
+                bool more = false;
+#pragma unroll
+                for (int k = 0; k < 4; k++) wanted[k] = wanted[k] && fresh && !there(v[k]), more |= wanted[k];
+                if (!more) break;
+            }
 #pragma unroll 1
-    for (int first = warp; first < units; first += 2 * warps) {
-        // Neighbouring lanes have neighbouring vectors, four of them on their way.
-        uint4 v[4];
-        bool wanted[4];
-        const float* const from = reinterpret_cast<const float*>(source) + 256 * first + 4 * lane();
-        const int left = columns - 256 * first - 4 * lane();
-        const auto place = [&](int k) { return 256 * (k / 2) * warps + 128 * (k % 2); };
+            for (int i = 0; i < 2; i++) {
+                const int unit = first + i * each, at = 256 * unit + 8 * lane();
+                if (unit >= units) break;
+                uint4* const to = reinterpret_cast<uint4*>(mine) + lane();
+                sync_warp();
+                to[0] = i ? v[2] : v[0], to[32] = i ? v[3] : v[1];
+                sync_warp();
+                float y[8];
+                load_eight(mine + 8 * lane(), y);
+                if (norm) {
+                    if (!told) sync_team(), told = true;
+                    const float f = *scratch;
 #pragma unroll
-        for (int k = 0; k < 4; k++) wanted[k] = place(k) < left;
-        Patience patience;
-        for (;; patience.lose()) {
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                if (wanted[k]) v[k] = load_fresh4(from + place(k));
-            bool more = false;
-#pragma unroll
-            for (int k = 0; k < 4; k++) wanted[k] = wanted[k] && fresh && !there(v[k]), more |= wanted[k];
-            if (!more) break;
-        }
-#pragma unroll 1
-        for (int i = 0; i < 2; i++) {
-            const int unit = first + i * warps;
-            if (unit >= units) break;
-            float* const to = copy + (normed ? unit : warp) * 256;
-            uint4 *const at = reinterpret_cast<uint4*>(to) + lane();
-            if (4 * lane() < columns - 256 * unit) at[0] = i ? v[2] : v[0];
-            if (4 * lane() + 128 < columns - 256 * unit) at[32] = i ? v[3] : v[1];
-            sync_warp();
-            if (!normed) quantise_unit(unit, to), sync_warp();
+                    for (int k = 0; k < 8; k++) y[k] = (y[k] * f) * (i ? w[1][k] : w[0][k]);
+                }
+                quantise_eight(y, at / 8, q, ds, n);
+            }
         }
     }
-    if (normed) {
-        // Who has stored goes on to its own part of x; the last warp waits for all of it.
-        copies_done<0>();
-        sync_warp();
-        if (warp + 1 < warps) arrive_some(2, team());
-        else sync_some(2, team()), leave_factor(copy, columns, eps, scratch);
-#pragma unroll 1
-        for (int unit = warp; unit < units; unit += warps) quantise_unit(unit, copy + 256 * unit);
-        if (!told) sync_team();
-    }
+    if (!told) sync_team();
     sync_team();
 }
 
@@ -127,7 +141,7 @@ DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
     for (int i = p.columns + thread(); i < stride; i += team()) row[i] = 0.0f;
     if (p.norm) {
         sync_team();
-        if (thread() < 32) leave_factor(row, p.columns, p.eps, row - 4);
+        if (thread() < 32) leave_factor(sum_of_squares(row, p.columns), Divisor{float(p.columns)}, p.eps, row - 4);
         sync_team();
         const float f = row[-4];
         for (int i = thread(); i < p.columns; i += team()) row[i] = (row[i] * f) * p.norm[i];
@@ -140,35 +154,36 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const ProductArgs& p = step.product;
     const Share my(p);
     if (!my.groups) return 0;
-    const Matrix& shape = p.parts[0].w;
-    const int units = shape.units, stride = units * 256, tiles = my.groups * my.tiles, warp = thread() / 32, warps = team() / 32;
+    const int units = p.parts[0].w.units, stride = units * 256, tiles = my.groups * my.tiles, warp = thread() / 32, warps = team() / 32;
     float* const row = reinterpret_cast<float*>(work) + 4;
     int8_t* const q = reinterpret_cast<int8_t*>(row);
     float2* const ds = reinterpret_cast<float2*>(q + stride);
     uint32_t* const n = reinterpret_cast<uint32_t*>(ds + stride / 32);
     float* const sums = row + (A::floats ? stride : stride / 32 * 11);
     const bool paired = p.parts[0].paired;
-    const int row_shift = paired ? p.shift - 1 : p.shift, rows = 1 << row_shift, all = my.groups << row_shift;
+    const int shift = p.shift, row_shift = paired ? shift - 1 : shift, rows = 1 << row_shift, all = my.groups << row_shift;
+    const int wide = (units + 7) & ~7;  // partial sums of a row lie side by side, then what changes no sum
     // What follows the sum of a row is looked up before x is there. Each copy of the result has threads of its own.
-    const Product* of = p.parts;
-    float *out = nullptr, residual = 0.0f, bias = 0.0f;
-    const float* residual_at = nullptr;
-    int mine = 0;
+    float *out = nullptr, residual = -0.0f, bias = -0.0f;
+    const float *residual_at = nullptr, *from = nullptr;
     const auto look = [&](int i) {
-        int copy = 0;
+        int copy = 0, mine = i;
 #pragma unroll 1
-        for (mine = i; mine >= all; mine -= all) copy++;
+        for (; mine >= all; mine -= all) copy++;
         int at_row = (my.begin << row_shift) + mine;
+        const Product* of = p.parts;
 #pragma unroll 1
-        for (of = p.parts; of + 1 < p.parts + p.n_parts && at_row >= of[1].first_group << row_shift;) of++;
+        while (of + 1 < p.parts + p.n_parts && at_row >= of[1].first_group << row_shift) of++;
         at_row -= of->first_group << row_shift;
         out = at_row < of->w.rows ? of->out + copy * (step.out_bytes / 4) + at_row : nullptr;
         residual_at = out && of->residual ? of->residual + at_row : nullptr;
+        from = sums + ((mine >> row_shift << shift) + (mine & (rows - 1))) * wide;
         if (out && of->bias) bias = of->bias[at_row];
         if (residual_at) residual = load_fresh(residual_at);
     };
     const int threads_of = all * step.out_copies;
-    if (thread() < threads_of) look(thread());
+    const int first_row = (warps - 1 - warp) * 32 + lane();  // the last warps have least to do with x
+    if (first_row < threads_of) look(first_row);
     // So is a warp's first tile.
     int tile = warp, group = my.begin, unit = 0;
     const Product* with = p.parts;
@@ -177,7 +192,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const auto next_tile = [&] {
 #pragma unroll 1
         for (; tile >= my.tiles; tile -= my.tiles) group++;
-        const int whole = (tile * 32 + lane()) >> p.shift;
+        const int whole = (tile * 32 + lane()) >> shift;
         unit = whole < units ? whole : units - 1;
         if constexpr (A::number != B::number) {
 #pragma unroll 1
@@ -186,13 +201,22 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         }
         piece = ring.take();
     };
+    const auto leave_sum = [&](int on, float part) {  // `on`: groups from the tile at hand
+        const int item = tile * 32 + lane(), whole = item >> shift;
+        float* const to = sums + (((group + on - my.begin) << shift) + (item & ((1 << shift) - 1))) * wide + whole;
+        if (whole < units) *to = part;
+        if (wide != units && unit + 1 == units)
+#pragma unroll 1
+            for (int i = 1; unit + i < wide; i++) to[i] = -0.0f;
+    };
     ring.skip(warp);
     if (warp < tiles) next_tile();
+    // Where a warp has two tiles of the same columns, `stages` groups apart, and both have places, it takes them together.
+    const bool together = !A::floats && p.stages && tiles <= ring.slots && is_first;
     if constexpr (A::floats) take_floats(step, stride, row);
     else take_codes(step, units, q, ds, n, sums);
 #pragma unroll 1
     for (int at = warp; at < tiles; at += warps) {
-        float part;
         if constexpr (A::floats) {
             float even = 0.0f, odd = 0.0f;
 #pragma unroll 1
@@ -201,46 +225,48 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
                 const int round = tiles - at + warp < warps ? tiles - at + warp : warps;  // tiles of this turn
                 ring.leave(i + 1 < A::pieces ? round : warps);
             }
-            part = even + odd;
+            leave_sum(0, even + odd);
+        } else if (together && at + warps < tiles) {
+            Ring then = ring;
+            then.skip(warps);
+            float parts[2];
+            multiply<A, 2>({piece, then.take()}, q + unit * 256, ds + unit * 8, n + unit * 8, parts);
+            ring.leave(warps), ring.leave(warps);
+            leave_sum(0, parts[0]), leave_sum(p.stages, parts[1]);
+            break;
         } else {
+            float part;
             if (is_first) part = multiply<A>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
             else part = multiply<B>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
             ring.leave(warps);
+            leave_sum(0, part);
         }
-        sums[at * 32 + lane()] = part;
         tile += warps;
         if (at + warps < tiles) next_tile();
     }
-    const int pair = paired ? rows : 0, group_rows = 1 << p.shift;
     sync_team();
 #pragma unroll 1
-    for (int i = thread(); i < threads_of; i += team()) {
-        if (i != thread()) look(i);
-        const float* from = sums + (mine >> row_shift) * my.tiles * 32 + (mine & (rows - 1));
-        float y = from[0], up = from[pair];
+    for (int i = first_row; i < threads_of; i += team()) {
+        if (i != first_row) look(i);
+        float y = -0.0f, up = -0.0f;
+        const auto add = [](const float* at, float sum) {
+            const float4 a = reinterpret_cast<const float4*>(at)[0], b = reinterpret_cast<const float4*>(at)[1];
+            return sum + a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
+        };
 #pragma unroll 1
-        for (int left = units - 1; left > 0; left -= 8) {
-            float a[8], b[8];
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                a[k] = b[k] = -0.0f;  // what changes no sum
-                if (k < left) from += group_rows, a[k] = from[0], b[k] = from[pair];
-            }
-#pragma unroll
-            for (int k = 0; k < 8; k++) y = y + a[k], up = up + b[k];
+        for (int u = 0; u < wide; u += 8) {
+            y = add(from + u, y);
+            if (paired) up = add(from + rows * wide + u, up);
         }
         if (!out) continue;
         if (paired) {
+            const int act = p.parts[0].act;
             const float size = as_float(bits(y) & 0x7fffffffu);
-            if (of->act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
-            else y = gate(of->act, y) * up;
+            if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
+            else y = gate(act, y) * up;
         }
-        if (of->bias) y = y + bias;
-        if (residual_at) {
-            if (bits(residual) == kNotYet) residual = await(residual_at, step.fresh & RESIDUAL_IS);
-            y = y + residual;
-        }
-        store_fresh(out, y);
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        store_fresh(out, (y + bias) + residual);
     }
     return tiles * A::pieces;
 }
