@@ -13,40 +13,8 @@ DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) 
     *to = factor;
 }
 
-// The same by a warp that copies x itself when it is there: who adds up does not wait for those who quantise.
-DEVICE void add_squares(const float* x, int columns, float eps, bool fresh, float* copy, float* factor) {
-    const Divisor n{float(columns)};
-    Patience patience;
-    for (float s, t;; patience.lose()) {
-#pragma unroll 4
-        for (int i = 4 * lane(); i < columns; i += 128) copy_async(copy + i, x + i);
-        copy_group();
-        copies_done<0>();
-        sync_warp();
-        uint32_t last = 0;  // `kNotYet` is the largest
-        s = t = 0.0f;
-        const auto round = [&](int i) {
-            const float2 v = *reinterpret_cast<const float2*>(copy + i);
-            const uint32_t two = bits(v.x) > bits(v.y) ? bits(v.x) : bits(v.y);
-            last = last > two ? last : two;
-            s = fma(v.x, v.x, s), t = fma(v.y, v.y, t);
-        };
-        int i = 2 * lane();
-#pragma unroll 1
-        for (; i + 7 * 64 < columns; i += 8 * 64)
-#pragma unroll
-            for (int k = 0; k < 8; k++) round(i + 64 * k);
-#pragma unroll 1
-        for (; i < columns; i += 64) round(i);
-        if (fresh && any_lane(last == kNotYet)) continue;
-#pragma unroll
-        for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h), t = t + shuffle_down(t, h);
-        return leave_factor(s + t, n, eps, factor);
-    }
-}
-
-// x of a step, normed and quantised, into shared memory; a warp takes 256 columns, and 256 more on the way with them.
-// `scratch`: room for 4 floats and 256 a warp, with a norm also for x.
+// x of a step, normed and quantised, into shared memory; a warp takes units of 256 columns, two on the way at a time. Of a norm one
+// more warp adds up squares, from `scratch`: 4 floats, and x as it was.
 DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
     const ProductArgs& p = step.product;
     const bool fresh = step.fresh & X_IS;
@@ -68,12 +36,20 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
     const int columns = p.columns;
     const float* const x = reinterpret_cast<const float*>(source);
     const float* const norm = p.norm;
-    const int each = norm ? warps - 1 : warps, adds = norm ? (units < each ? units : each) : warps;  // who has units, and who adds up
-    float* const mine = scratch + 4 + 256 * warp;
+    float* const copy = scratch + 4;
+    const int each = norm ? warps - 1 : warps, adds = units < each ? units : each;  // who has units, and who adds up
     bool told = !norm;
-    if (warp == adds) {
-        add_squares(x, columns, p.eps, fresh, scratch + 4 + 256 * warps, scratch);
-    } else {
+    if (norm && warp == adds) {
+        const Divisor count{float(columns)};
+        const float eps = p.eps;
+        sync_some(2, 32 * adds + 32);
+        leave_factor(sum_of_squares(copy, columns), count, eps, scratch);
+    } else if (warp < each) {
+        float w[2][8] = {};
+        if (norm)
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                if (256 * (warp + i * each) + 8 * lane() < columns) load_eight(norm + 256 * (warp + i * each) + 8 * lane(), w[i]);
 #pragma unroll 1
         for (int first = warp; first < units; first += 2 * each) {
             // Neighbouring lanes have neighbouring vectors, four of them on their way.
@@ -84,11 +60,6 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
             const auto place = [&](int k) { return 256 * (k / 2) * each + 128 * (k % 2); };
 #pragma unroll
             for (int k = 0; k < 4; k++) wanted[k] = place(k) < left;
-            float w[2][8] = {};
-            if (norm)
-#pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (256 * (first + i * each) + 8 * lane() < columns) load_eight(norm + 256 * (first + i * each) + 8 * lane(), w[i]);
             Patience patience;
             for (;; patience.lose()) {
 #pragma unroll
@@ -99,21 +70,24 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
                 for (int k = 0; k < 4; k++) wanted[k] = wanted[k] && fresh && !there(v[k]), more |= wanted[k];
                 if (!more) break;
             }
+            uint4* const to = reinterpret_cast<uint4*>(copy + 256 * first) + lane();
+            to[0] = v[0], to[32] = v[1];
+            if (first + each < units) to[64 * each] = v[2], to[64 * each + 32] = v[3];
+            sync_warp();
+            const bool last = first + 2 * each >= units;
+            if (norm && !last) continue;
+            if (norm) arrive_some(2, 32 * adds + 32);
 #pragma unroll 1
-            for (int i = 0; i < 2; i++) {
-                const int unit = first + i * each, at = 256 * unit + 8 * lane();
-                if (unit >= units) break;
-                uint4* const to = reinterpret_cast<uint4*>(mine) + lane();
-                sync_warp();
-                to[0] = i ? v[2] : v[0], to[32] = i ? v[3] : v[1];
-                sync_warp();
+            for (int unit = norm ? warp : first; unit < units && unit <= first + each; unit += each) {
+                const int at = 256 * unit + 8 * lane();
                 float y[8];
-                load_eight(mine + 8 * lane(), y);
+                load_eight(copy + at, y);
                 if (norm) {
+                    if (unit > warp + each && at < columns) load_eight(norm + at, w[1]);
                     if (!told) sync_team(), told = true;
                     const float f = *scratch;
 #pragma unroll
-                    for (int k = 0; k < 8; k++) y[k] = (y[k] * f) * (i ? w[1][k] : w[0][k]);
+                    for (int k = 0; k < 8; k++) y[k] = (y[k] * f) * (unit > warp ? w[1][k] : w[0][k]);
                 }
                 quantise_eight(y, at / 8, q, ds, n);
             }

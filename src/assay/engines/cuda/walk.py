@@ -54,16 +54,15 @@ class Walks(Steps):
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _walk_room(self, parts: Sequence[Part], normed: bool) -> tuple[int, int]:
-        """Shared memory of a product (x, then sums, or x as it was and the norm's weights), and bytes of a piece."""
+    def _walk_room(self, parts: Sequence[Part], codes: bool) -> tuple[int, int]:
+        """Shared memory of a product (x, then sums, or x as it was), and bytes of a piece."""
         matrix = parts[0].matrix
         rows = -(-sum(p.matrix.groups for p in parts) // self._processors()) * matrix.group
         stride, sums = matrix.units * UNIT, 32 * rows * -(-matrix.units // 8)
         if matrix.format.floats:
             return 16 + 4 * stride + sums, _FLOATS
         piece = max(p.matrix.format.tile_bytes for p in parts)
-        raw = 4 * UNIT * _WARPS + 4 * matrix.columns * normed
-        return 16 + stride // 8 * 11 + max(sums, 16 + raw), piece
+        return 16 + stride // 8 * 11 + max(sums, 16 + 4 * stride * (not codes)), piece
 
     def _walk_product(self, args: Any, parts: Sequence[Part], groups: int, x: Value) -> Any:
         args.share, args.extra = divmod(groups, self._processors())
