@@ -99,7 +99,15 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
             for (int i = 0; i < PIECES; i++) {
                 const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take()) + at;
 #pragma unroll 1
-                for (int j = i * ROWS; j < (i + 1) * ROWS && j < in_page; j += STEP)
+                for (int j = i * ROWS; j < (i + 1) * ROWS && j < in_page; j += STEP) {
+                    float by[H][STEP];
+#pragma unroll
+                    for (int h = 0; h < H; h++)
+#pragma unroll
+                        for (int k = 0; k < STEP; k += 4) {
+                            const float4 four = *reinterpret_cast<const float4*>(mine_e + h * kBlock + j + k);
+                            by[h][k] = four.x, by[h][k + 1] = four.y, by[h][k + 2] = four.z, by[h][k + 3] = four.w;
+                        }
 #pragma unroll
                     for (int k = 0; k < STEP; k++, value += DIM) {
                         const uint16_t* const of = j + k < new_here ? value : new_k + DIM + at;
@@ -110,9 +118,10 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
                         for (int x = 0; x < WIDE; x++) {
                             const float v = half_to_float(uint16_t((x < 2 ? words.x : words.y) >> 16 * (x % 2)));
 #pragma unroll
-                            for (int h = 0; h < H; h++) sum[h][x] = fma(mine_e[h * kBlock + j + k], v, sum[h][x]);
+                            for (int h = 0; h < H; h++) sum[h][x] = fma(by[h][k], v, sum[h][x]);
                         }
                     }
+                }
                 values.leave(1);
             }
             if (WIDE * lane() < DIM)

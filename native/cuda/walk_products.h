@@ -45,11 +45,6 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
         sync_some(2, 32 * adds + 32);
         leave_factor(sum_of_squares(copy, columns), count, eps, scratch);
     } else if (warp < each) {
-        float w[2][8] = {};
-        if (norm)
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (256 * (warp + i * each) + 8 * lane() < columns) load_eight(norm + 256 * (warp + i * each) + 8 * lane(), w[i]);
 #pragma unroll 1
         for (int first = warp; first < units; first += 2 * each) {
             // Neighbouring lanes have neighbouring vectors, four of them on their way.
@@ -76,14 +71,23 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
             sync_warp();
             const bool last = first + 2 * each >= units;
             if (norm && !last) continue;
-            if (norm) arrive_some(2, 32 * adds + 32);
+            float w[2][8] = {};  // of the warp's first two units, on their way while squares are added up
+            if (norm) {
+                arrive_some(2, 32 * adds + 32);
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (256 * (warp + i * each) + 8 * lane() < columns) load_eight(norm + 256 * (warp + i * each) + 8 * lane(), w[i]);
+            }
 #pragma unroll 1
             for (int unit = norm ? warp : first; unit < units && unit <= first + each; unit += each) {
                 const int at = 256 * unit + 8 * lane();
                 float y[8];
                 load_eight(copy + at, y);
                 if (norm) {
-                    if (unit > warp + each && at < columns) load_eight(norm + at, w[1]);
+                    if (unit > warp + each) {  // a third one
+#pragma unroll
+                        for (int k = 0; k < 8; k++) w[1][k] = at < columns ? norm[at + k] : 0.0f;
+                    }
                     if (!told) sync_team(), told = true;
                     const float f = *scratch;
 #pragma unroll

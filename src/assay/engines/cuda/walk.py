@@ -12,7 +12,7 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.layout import LANES, UNIT, Matrix
+from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
@@ -20,7 +20,7 @@ _PRODUCT, _ATTEND, _FOLD, _QUANTISE = range(4)
 _X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of attention is quantised
 _ANY = "any"  # a step that every kernel has
 _WARPS = 12  # that compute; one more fetches
-_AHEAD = 64 << 10  # bytes that a multiprocessor has asked for at a time
+_AHEAD = 112 << 10  # bytes that a multiprocessor has asked for at a time
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
@@ -68,8 +68,9 @@ class Walks(Steps):
         args.share, args.extra = divmod(groups, self._processors())
         matrix = parts[0].matrix
         args.shift = matrix.group.bit_length() - 1
-        two = len(parts) == 1 and matrix.tiles * (args.share + bool(args.extra)) <= 2 * _WARPS
-        args.stages = _WARPS // matrix.tiles if two and _WARPS % matrix.tiles == 0 else 0  # from a warp's tile to its next
+        tiles = matrix.tiles * -(-groups // self._processors())
+        if len(parts) == 1 and _WARPS % matrix.tiles == 0 and tiles <= 2 * _WARPS:
+            args.stages = _WARPS // matrix.tiles  # a warp's second tile is so many groups behind the first
         fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
         fresh += _CODES * (id(x) in self.as_codes)
         return self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
