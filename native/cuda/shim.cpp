@@ -24,7 +24,9 @@ extern "C" void* shim_alloc(size_t bytes) {
     void* at = nullptr;
     if (posix_memalign(&at, 256, bytes)) return nullptr;
     constexpr uint32_t garbage[] = {0xa5a5a5a5u, 0xffffffffu, 0x7bff7bffu, 0x7c007c00u, 0x3f803c00u};  // NaN, large, infinite, 1
-    for (size_t i = 0; i < bytes; i++) static_cast<uint8_t*>(at)[i] = uint8_t(garbage[weather % 5] >> i % 4 * 8);
+    const uint32_t word = garbage[weather % 5];
+    for (size_t i = 0; i < bytes / 4; i++) static_cast<uint32_t*>(at)[i] = word;
+    std::memcpy(static_cast<uint8_t*>(at) + bytes / 4 * 4, &word, bytes % 4);
     return at;
 }
 extern "C" void shim_free(void* at) { std::free(at); }
@@ -109,7 +111,7 @@ struct Fiber {
     void* at = nullptr;
     bool done = true;
     const int* waits = nullptr;  // until *waits differs from `seen`
-    int seen = 0;
+    int seen = 0, exchanged = 0;
     Queue copies, products;
 };
 struct Bulk {
@@ -171,6 +173,7 @@ void start(Fiber& fiber) {
     fiber.at = top;
     fiber.done = false;
     fiber.waits = nullptr;
+    fiber.exchanged = 0;
     fiber.copies = fiber.products = {};
 }
 
@@ -242,14 +245,12 @@ bool land(uint64_t* arrival) {
     return false;
 }
 
-uint32_t* warp_slots(int of) { return now->slots.data() + (state.thread / 32 * 32 + of) * 16; }
-
 namespace {
 
 void begin(Block& block, int threads, int shared_bytes, const int* at) {
     block.memory.reset(shim_alloc(size_t(shared_bytes)));
     block.fibers.resize(size_t(threads));
-    block.slots.assign(size_t(threads) * 16, 0);
+    block.slots.assign(size_t(threads) * 32, 0);
     block.warp_arrived.assign(size_t(threads / 32), 0);
     block.warp_turn.assign(size_t(threads / 32), 0);
     std::memcpy(block.at, at, sizeof block.at);
@@ -276,6 +277,8 @@ bool advance(Block& block) {
         if (lag >> i / 32 & 1) continue;
         if (fiber.done || (fiber.waits && *fiber.waits == fiber.seen)) continue;
         state.thread = i;
+        state.slots = block.slots.data() + i / 32 * 1024;
+        state.exchanged = &fiber.exchanged;
         fiber.waits = nullptr;
         shim_switch(&scheduler, fiber.at);
         moved = true;

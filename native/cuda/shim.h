@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #define DEVICE inline
 #define OUTLINED inline
@@ -35,6 +38,8 @@ namespace shim {
 struct State {
     int thread = 0, threads = 0, block[3] = {}, grid[3] = {};
     uint8_t* shared = nullptr;
+    uint32_t* slots = nullptr;  // of this thread's warp: two sets of 32 x 16 words
+    int* exchanged = nullptr;  // how often this thread's warp has exchanged: sets are used in turn
 };
 extern State state;
 
@@ -43,7 +48,10 @@ void barrier_block();
 void pause();  // let the others run
 void barrier_warp();
 void barrier_some(int id, int count, bool wait = true);
-uint32_t* warp_slots(int lane);  // 16 words of each lane of this thread's warp
+// 16 words of each lane of this thread's warp. Written, a barrier, read, `exchanged`: as the next exchange uses the other set,
+// nobody writes what a lane that is behind has yet to read.
+inline uint32_t* warp_slots(int lane) { return state.slots + ((*state.exchanged & 1) * 32 + lane) * 16; }
+inline void exchanged() { ++*state.exchanged; }
 
 // What a thread sends off in groups, done at once or, in bad weather, when it waits for it.
 struct Work {
@@ -78,7 +86,7 @@ T exchange(T x, int from) {
     barrier_warp();
     T y;
     std::memcpy(&y, warp_slots(from & 31), 4);
-    barrier_warp();
+    exchanged();
     return y;
 }
 
@@ -164,13 +172,11 @@ inline int fetch_add(int* p, int x) {
     return old;
 }
 
-inline float half_to_float(uint16_t h) {
-    const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
-    if (exponent == 31) return as_float(sign | 0x7f800000u | mantissa << 13);
-    if (exponent != 0) return as_float(sign | (exponent + 112) << 23 | mantissa << 13);
-    const float denormal = float(mantissa) * 0x1p-24f;
-    return sign ? -denormal : denormal;
-}
+#if defined(__aarch64__)
+inline float half_to_float(uint16_t h) { return __builtin_bit_cast(__fp16, h); }
+#else
+inline float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
+#endif
 inline uint16_t half_nearest(float f) {
     const uint32_t a = bits(f) & 0x7fffffffu, sign = bits(f) >> 16 & 0x8000u;
     if (a > 0x7f800000u) return 0x7fff;
@@ -236,16 +242,20 @@ inline void wait_for_previous() {}
 
 namespace shim {
 template <int WORDS>  // of 4 columns a half: 8 words a row of a (k = 32) or 4 (k = 16)
-inline void multiply(int (&d)[4], const uint32_t* a, const uint32_t* b) {
+__attribute__((optimize("O3"))) inline void multiply(int (&d)[4], const uint32_t* a, const uint32_t* b) {
     const int me = lane(), g = me / 4, t = me % 4, halves = WORDS / 4;
     for (int i = 0; i < 2 * halves; i++) warp_slots(me)[i] = a[i];
     for (int i = 0; i < halves; i++) warp_slots(me)[8 + i] = b[i];
     barrier_warp();
+    int8_t x[2][4 * WORDS], y[2][4 * WORDS];
+    for (int i = 0; i < 2; i++)
+        for (int w = 0; w < WORDS; w++) {  // word w of row g (+ 8) lies in lane 4 g + w % 4
+            std::memcpy(x[i] + 4 * w, &warp_slots(4 * g + w % 4)[2 * (w / 4) + i], 4);
+            std::memcpy(y[i] + 4 * w, &warp_slots(4 * (2 * t + i) + w % 4)[8 + w / 4], 4);
+        }
     for (int i = 0; i < 4; i++)
-        for (int w = 0; w < WORDS; w++)  // word w of row g (+ 8) lies in lane 4 g + w % 4
-            d[i] = dp4a(int(warp_slots(4 * g + w % 4)[2 * (w / 4) + i / 2]),
-                        int(warp_slots(4 * (2 * t + i % 2) + w % 4)[8 + w / 4]), d[i]);
-    barrier_warp();
+        for (int k = 0; k < 4 * WORDS; k++) d[i] += x[i / 2][k] * y[i % 2][k];
+    exchanged();
 }
 }  // namespace shim
 inline void mma_k32(int (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, int start) {
@@ -267,7 +277,7 @@ inline void load_matrices(uint32_t (&d)[N], const void* row) {
         std::memcpy(&from, shim::warp_slots(8 * i + lane() / 4), sizeof from);
         d[i] = from[lane() % 4];
     }
-    shim::barrier_warp();
+    shim::exchanged();
 }
 
 inline void load_matrices_turned(uint32_t (&d)[4], const void* row) {
@@ -281,7 +291,7 @@ inline void load_matrices_turned(uint32_t (&d)[4], const void* row) {
             d[i] |= uint32_t(from[lane() / 4]) << 16 * e;
         }
     }
-    shim::barrier_warp();
+    shim::exchanged();
 }
 
 namespace shim {
@@ -289,20 +299,22 @@ namespace shim {
 template <class ToFloat>
 inline void multiply_floats(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, ToFloat value) {
     const int me = lane(), g = me / 4, t = me % 4;
-    for (int i = 0; i < 4; i++) warp_slots(me)[i] = a[i];
-    warp_slots(me)[8] = b0, warp_slots(me)[9] = b1;
+    for (int i = 0; i < 12; i++) {  // as floats: a's 8, then b's 4
+        const uint32_t pair = i < 8 ? a[i / 2] : i < 10 ? b0 : b1;
+        warp_slots(me)[i] = bits(value(uint16_t(pair >> 16 * (i % 2))));
+    }
     barrier_warp();
     for (int i = 0; i < 4; i++) {
         double sum = d[i];
         for (int k = 0; k < 16; k++) {
-            const int from = k % 8 / 2, high = 16 * (k % 2);
-            const float x = value(uint16_t(warp_slots(4 * g + from)[k / 8 * 2 + i / 2] >> high));
-            const float y = value(uint16_t(warp_slots(4 * (2 * t + i % 2) + from)[8 + k / 8] >> high));
+            const int from = k % 8 / 2;
+            const float x = as_float(warp_slots(4 * g + from)[k / 8 * 4 + i / 2 * 2 + k % 2]);
+            const float y = as_float(warp_slots(4 * (2 * t + i % 2) + from)[8 + k / 8 * 2 + k % 2]);
             sum += double(x) * double(y);
         }
         d[i] = float(sum);
     }
-    barrier_warp();
+    exchanged();
 }
 }  // namespace shim
 inline void mma_f16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

@@ -22,16 +22,17 @@ DEVICE void multiply_now(const shim::Work& w) {
     const int k = w.n, me = lane(), g = me / 4, t = me % 4;
     for (int i = 0; i < 4; i++) shim::warp_slots(me)[i] = a[i];
     sync_warp();
-    float x[2][16];
+    double x[2][16];
     for (int i = 0; i < 32; i++)
         x[i / 16][i % 16] = half_to_float(uint16_t(shim::warp_slots(4 * g + i % 8 / 2)[i % 16 / 8 * 2 + i / 16] >> 16 * (i % 2)));
+    shim::exchanged();
     for (int n = 0; n < 2 * J; n++) {
         const int token = n / 2 * 8 + 2 * t + n % 2;
         double sums[2] = {d[n / 2][n % 2], d[n / 2][2 + n % 2]};
         for (int i = 0; i < 16; i++) {
             const double y = half_to_float(reinterpret_cast<const uint16_t*>(b + token * 128 + ((2 * k + i / 8) ^ token % 8) * 16)[i % 8]);
-            sums[0] += double(x[0][i]) * y;
-            sums[1] += double(x[1][i]) * y;
+            sums[0] += x[0][i] * y;
+            sums[1] += x[1][i] * y;
         }
         d[n / 2][n % 2] = float(sums[0]), d[n / 2][2 + n % 2] = float(sums[1]);
     }

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_BLOCK = 8192  # weight rows decoded at a time where the table does not fit in memory
+_BLOCK = 1 << 17  # weights converted, or decoded, at a time: 1 MiB of float64 stays in a cache
+_ROWS = 1 << 20  # the same of a matrix so large that several threads share a product
 
 
 def _split(x: Array, n_head: int) -> Array:
@@ -61,10 +62,13 @@ def linear(x: Array, W: Any) -> Array:
     if len(W.shape) == 1:  # a matrix of one row
         W = np.asarray(W)[None]
     flat = x.reshape(x.shape[0], -1)
+    if isinstance(W, np.ndarray) and W.dtype == x.dtype:
+        return np.asarray(flat @ W.T)
     out = np.empty((x.shape[0], W.shape[0]), x.dtype)
-    for start in range(0, W.shape[0], _BLOCK):
-        block = W[start : start + _BLOCK].astype(x.dtype, copy=False)
-        out[:, start : start + _BLOCK] = flat @ block.T
+    step = max((_BLOCK if math.prod(W.shape) <= 1 << 22 else _ROWS) // W.shape[1], 64)
+    for start in range(0, W.shape[0], step):
+        block = W[start : start + step].astype(x.dtype, copy=False)
+        np.matmul(flat, block.T, out=out[:, start : start + step])
     return out
 
 

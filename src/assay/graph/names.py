@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _LAYER = re.compile(r"^(?P<role>.+?)-(?P<layer>\d+)$|^(?P<cache>cache_[kv])_l(?P<clayer>\d+)$")
 
 
+@lru_cache(maxsize=1 << 16)
 def split(name: str) -> tuple[str, int | None]:
     """`Qcur-3` gives (`Qcur`, 3); `cache_k_l3` gives (`cache_k`, 3); `result_norm` gives (`result_norm`, None)."""
     m = _LAYER.match(name)

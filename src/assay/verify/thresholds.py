@@ -91,6 +91,7 @@ ROUGH = 0.1  # of the squared deviation that may be left on the first rows where
 AROUND = 0.03  # relative: where a parameter found on the first rows is looked for on all
 A_LAYERS_WORTH = 24  # places in a file that are tried at once: two in each tensor of a layer
 PROMISING = 0.95  # of the squared deviation left after a rough scan: more, and a refinement finds nothing
+LARGE_LAYER = 40_000_000  # weights of a segment: misreading them, a second a try, is tried after all else
 MOST_DECODED = 150_000_000  # elements decoded in one scan of a weight's layout
 
 # -- endpoint: log-probabilities, in nats ------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ def build(sanitize: bool = False) -> Path:
         if sanitize:
             flags += ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
         if os.uname().machine == "x86_64":
-            flags.append("-mfma")
+            flags += ["-mfma", "-mf16c"]
         command = [os.environ.get("CXX", "c++"), *flags, str(folder() / "shim.cpp"), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

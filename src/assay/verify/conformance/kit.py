@@ -37,7 +37,7 @@ from assay.verify.dumps.observation import token_axis
 from assay.verify.dumps.trace import run_steps, take_trace
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.noise import NoiseRuns, by_rows
-from assay.verify.judge.sweep import sweep
+from assay.verify.judge.sweep import Together, sweep
 from assay.verify.thresholds import RUN
 
 Array = NDArray[Any]
@@ -125,7 +125,7 @@ def write_kit(
 def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
     """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
     runs = NoiseRuns(model, probe.tokens, probe.positions)
-    sweep(model, [runs])
+    sweep(model, [Together([runs.visit])])
     found: dict[str, dict[str, float]] = {}
     for obs in take_trace(ReferenceEngine(model), probe.tokens).observations:
         value = obs.array()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,18 @@ from assay.verify.diagnosis.screen import Screen
 from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.thresholds import ACCEPT, COARSE, ENOUGH, GAIN, LONG_RUN, MOST_DECODED, NARROW, ONE_BIT, TIE
+from assay.verify.thresholds import (
+    ACCEPT,
+    COARSE,
+    ENOUGH,
+    GAIN,
+    LARGE_LAYER,
+    LONG_RUN,
+    MOST_DECODED,
+    NARROW,
+    ONE_BIT,
+    TIE,
+)
 
 SECOND_NAMES = {  # faults that other rows name more plainly
     "gguf-default-hparam", "qk-gguf-in-halfsplit", "norm-inplace-residual", "head-gemm-ld",
@@ -67,7 +79,7 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
             if variant.search is not None:
                 families.append(Hypothesis(fault.id, variant))
             elif lab.touches(variant, unit):
-                if costly(fault.id, unit):
+                if costly(lab, fault.id, unit):
                     misread.append(Hypothesis(fault.id, variant))
                 else:
                     yield Hypothesis(fault.id, variant)
@@ -80,8 +92,15 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
                     yield Hypothesis("path-split", replace(decode_only(variant), label=f"{fault.id}: {variant.label}"))
 
 
-def costly(fault: str, unit: Unit) -> bool:
-    return FAULTS[fault].stage in (Stage.PARSING, Stage.DEQUANTISATION) and len(unit.segment) >= LONG_RUN
+def costly(lab: Lab, fault: str, unit: Unit) -> bool:
+    """Does a try decode a whole model, or a large layer?"""
+    if FAULTS[fault].stage not in (Stage.PARSING, Stage.DEQUANTISATION):
+        return False
+    return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and _weights_of(lab, unit) >= LARGE_LAYER)
+
+
+def _weights_of(lab: Lab, unit: Unit) -> int:
+    return sum(math.prod(lab.graph.weights[w]) for name in unit.segment for w in lab.graph[name].weights)
 
 
 @dataclass(frozen=True)
@@ -116,7 +135,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
             break
         if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
-        if costly(h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
+        if costly(lab, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
         if h.variant.search is None:
@@ -165,8 +184,7 @@ def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     search = h.variant.search
     if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
-    sizes = [int(np.prod(lab.graph.weights[w])) for name in unit.segment for w in lab.graph[name].weights]
-    return sum(sizes) * search.points < MOST_DECODED
+    return _weights_of(lab, unit) * search.points < MOST_DECODED
 
 
 def only_decode(lab: Lab, unit: Unit) -> bool:

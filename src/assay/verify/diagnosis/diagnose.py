@@ -16,6 +16,7 @@ import numpy as np
 from assay.engines.blas import one_thread
 from assay.engines.weights import Weights
 from assay.models import Model
+from assay.system import heap
 from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
@@ -48,8 +49,10 @@ def diagnose(
 
     `share` tries hypotheses elsewhere where each is a run of the model (`tried_here` is what is done there).
     """
-    with np.errstate(all="ignore"), one_thread(model.graph):
-        return _accepted(_diagnose(model, dump, weights, progress or (lambda _: None), cache, share))
+    with np.errstate(all="ignore"), one_thread(model.graph), heap.kept():
+        return _accepted(
+            _diagnose(model, dump, weights or Weights(model.file), progress or (lambda _: None), cache, share)
+        )
 
 
 def _accepted(found: Diagnosis) -> Diagnosis:
@@ -68,9 +71,7 @@ def _accepted(found: Diagnosis) -> Diagnosis:
     )
 
 
-def _diagnose(
-    model: Model, dump: Dump, weights: Weights | None, say: Progress, cache: bool, share: Share | None
-) -> Diagnosis:
+def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None) -> Diagnosis:
     diff = judge(model, dump, cache=cache)
     if diff.first_wrong is None:
         say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
@@ -138,7 +139,7 @@ def _from_afar(diff: Diff) -> bool:
 
 
 def _hidden(
-    model: Model, dump: Dump, diff: Diff, weights: Weights | None, say: Progress, *, ruled: bool = False
+    model: Model, dump: Dump, diff: Diff, weights: Weights, say: Progress, *, ruled: bool = False
 ) -> Diagnosis | None:
     """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
     seen = [n.evidence for n in diff.nodes]

@@ -21,8 +21,9 @@ from assay.engines.reference import evaluate, interpret
 from assay.engines.weights import Weights
 from assay.graph import Graph, Node
 from assay.models import Model
+from assay.verify.diagnosis.memory import memory_of
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
-from assay.verify.faults import Context, Planted, Variant
+from assay.verify.faults import FAULTS, Context, Planted, Variant
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.evidence import deviation, ratios
@@ -121,6 +122,8 @@ class Lab:
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[Unit, dict[str, Array]] = {}
         self._ran = False  # are `theirs` the definition's own?
+        self._memory = memory_of(self.weights, model.graph)
+        self._feed = (dump.tokens, dump.positions, dump.steps)
 
     def on(self, terms: Terms) -> Lab:
         """The same bench on other terms."""
@@ -130,9 +133,11 @@ class Lab:
 
     def rounding(self, rule: Rounding) -> Lab:
         """The same bench, on which every computation rounds by this rule."""
-        return self if rule == self.rule else Lab(
-            self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule
-        )  # fmt: skip
+        if rule == self.rule:
+            return self
+        lab = Lab(self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule)
+        lab._memory = self._memory  # halved weights follow from these
+        return lab
 
     def from_tokens(self) -> Lab:
         """The definition's run in the place of the stranger's values: nothing of his was dumped whole."""
@@ -192,6 +197,11 @@ class Lab:
     def predict(self, h: Hypothesis, unit: Unit, targets: Iterable[str] = ()) -> dict[str, Array] | None:
         """The values of the unit's target (or of others in its segment) with the fault in the segment; None where the
         fault reads a value that the dump does not give."""
+        wanted = frozenset(targets) or frozenset((unit.target,))
+        key = (h, unit.segment, wanted, self.rule, self._feed, self._ran)
+        known = self._memory.recall(key)
+        if known is not None:
+            return known
         made = self._plant(h, unit)
         changed = _downstream(made, unit)
         env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
@@ -200,13 +210,15 @@ class Lab:
             return None
         try:
             with np.errstate(all="ignore"):
-                return interpret(
-                    made.graph, self.weights, env, set(targets) or {unit.target}, hooks=self._hooks,
-                    functions=made.functions,
-                )  # fmt: skip
+                values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
         except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise
+        if h.variant in FAULTS[h.fault].variants and (
+            self._ran or all(i in self.given or i in made.graph for node in made.graph for i in node.inputs)
+        ):
+            self._memory.keep(key, values)  # no number of the dump is in them
+        return values
 
     def changed(self, h: Hypothesis, unit: Unit) -> set[str]:
         """The nodes of the segment that the fault touches, and what follows from them."""

@@ -20,7 +20,7 @@ from assay.verify.endpoint.client import Reply
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.noise import NoiseRuns
-from assay.verify.judge.sweep import sweep
+from assay.verify.judge.sweep import Together, sweep
 
 Array = NDArray[Any]
 
@@ -71,7 +71,7 @@ class Box:
     def noise(self, tokens: Sequence[int]) -> float:
         """Standard deviation of a logit under the coarsest arithmetic."""
         runs = NoiseRuns(self.model, tokens, range(len(tokens)))
-        sweep(self.model, [runs])
+        sweep(self.model, [Together([runs.visit])])
         return float(runs.levels[self.model.graph.output].rms.max())
 
 

@@ -104,7 +104,7 @@ def block_minima(file: GGUFFile, weight: str) -> Array:
     """The minimum m that every block of a type WITH_MINIMUM holds beside its scale, [O, blocks]."""
     info = file.tensors[weight]
     blocks = file.raw(weight).reshape(-1, info.shape[-1] // info.type.block_size, info.type.type_size)
-    return np.ascontiguousarray(blocks[..., 2:4]).view(np.float16)[..., 0].astype(np.float32)
+    return blocks[..., 2:4].view(np.float16)[..., 0].astype(np.float32)
 
 
 def q8_k(x: Array) -> Array:

@@ -37,7 +37,7 @@ from assay.verify.judge.noise import (
     unseen,
 )
 from assay.verify.judge.routing import CHOICES, Route, allowed, disorder, ranking, routes
-from assay.verify.judge.sweep import Last, evaluate_all, sweep
+from assay.verify.judge.sweep import Last, Together, evaluate_all, sweep
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
 Array = NDArray[Any]
@@ -86,8 +86,7 @@ def ratios(
     start, stop = obs.rows or (0, rms.shape[1])
     if obs.kind == "values":
         e, x = by_rows(error, axis), by_rows(expected, axis)
-        allowed = top[:, start:stop, None] + _UNITS[:, None, None] * np.abs(x)[None] + _LEAST[:, None, None]
-        peak = (np.abs(e)[None] / (PEAK[factor] * allowed + _TINY)).max(axis=(1, 2))
+        peak = _peaks(np.abs(e), np.abs(x), top[:, start:stop], PEAK[factor])
         scale = np.sqrt(np.mean(x * x, axis=1))
         limit = rms[:, start:stop] + _UNITS[:, None] * scale + _LEAST[:, None]
         mean = (np.sqrt(np.mean(e * e, axis=1)) / (factor * limit + _TINY)).max(axis=1)
@@ -110,6 +109,22 @@ def ratios(
     excess = np.maximum(np.abs(error) - printed, 0)
     mean = np.sqrt(np.mean(excess**2)) / (factor * np.sqrt(np.mean(noise**2, axis=1)) + _TINY)
     return np.asarray(np.maximum(mean, (excess[None] / (PEAK[factor] * noise + _TINY)).max(axis=1)))
+
+
+def _peaks(error: Array, size: Array, top: Array, factor: float) -> Array:
+    """The largest error over factor * (top + unit * size + least), for each arithmetic; alike ones are one pass."""
+    found: dict[tuple[bytes, float, float], Any] = {}
+    units, least = _UNITS.tolist(), _LEAST.tolist()
+    steps = {unit: unit * size for unit in set(units)}
+    keys = list(zip((one.tobytes() for one in top), units, least, strict=True))
+    for key, one in zip(keys, top, strict=True):
+        if key not in found:
+            allowed = np.add(one[:, None], steps[key[1]])
+            allowed += key[2]
+            allowed *= factor
+            allowed += _TINY
+            found[key] = np.divide(error, allowed, out=allowed).max()
+    return np.array([found[key] for key in keys])
 
 
 class OwnInputs:
@@ -243,7 +258,8 @@ def examine(
 
     own = OwnInputs(model, dump, carried, one_step.levels.__getitem__)
     with np.errstate(over="ignore", invalid="ignore"):  # a stranger's values may be too large for some arithmetic
-        sweep(model, [*([whole_run] if whole_run else []), one_step, own], progress)
+        noise = Together([run.visit for run in (whole_run, one_step) if run])
+        sweep(model, [noise, own], progress)
     if cache and not levels:
         save_levels(path, (whole_run or one_step).levels)
     return own.evidence, own.routes

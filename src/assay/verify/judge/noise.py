@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from assay.verify.judge.arithmetic import (
     summed,
 )
 from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_choice, other_groups, ranking
-from assay.verify.judge.sweep import Last, Squares, evaluate_all
+from assay.verify.judge.sweep import Asking, Lanes, Last
 
 Array = NDArray[Any]
 VERSION = 9  # of the noise model; part of the cache key
@@ -73,7 +73,7 @@ def apart(a: Array, b: Array) -> Array:
     """a - b, and 0 where both are the same infinity: scores and experts that are masked away."""
     with np.errstate(invalid="ignore"):
         found = np.asarray(a - b)
-    return np.where(a == b, 0, found) if np.isnan(found).any() else found
+    return found if np.isfinite(b).all() else np.where(a == b, 0, found)
 
 
 def unseen(model: Model, given: Mapping[str, Array]) -> NDArray[np.bool_]:
@@ -98,7 +98,7 @@ class _Sums:
 
 
 class NoiseRuns:
-    """Visitor: the definition beside one run per arithmetic, all in float32.
+    """The definition beside one run per arithmetic, all in float32: its visits go `Together` with others.
 
     With a dump, its values replace the node's in every run: what is measured is the noise of one step from there.
     Without, it is that of the whole run.
@@ -118,17 +118,16 @@ class NoiseRuns:
             int, dict[str, Array]
         ] = {}  # by arithmetic: the run in which every open choice fell otherwise
         self.last = Last(model.graph)
-        self._squares: Squares | None = None
         self.levels: dict[str, Level] = {}
 
-    def visit(self, node: Node, weights: Weights) -> None:
+    def visit(self, node: Node, weights: Weights) -> Asking:
         lanes: list[list[Array]] = [[self.exact[i] for i in node.inputs]]
         same: dict[Any, Array] = {}  # equal roundings of equal inputs stay one array, and are computed once
         for a, run in zip(ARITHMETICS, self.runs, strict=True):
             lanes.append([self._operand(a, node, i, run[name], same) for i, name in enumerate(node.inputs)])
         n = len(lanes)
         lanes += [[run[name] for name in node.inputs] for run in self.rerouted.values()]
-        exact, *values = (_narrow(v) for v in evaluate_all(node, lanes, weights))
+        exact, *values = (_narrow(v) for v in (yield lanes, False))
         values, others = values[: n - 1], dict(zip(self.rerouted, values[n - 1 :], strict=True))
         if node.op in CHOICES:  # as the definition chooses; the other choice is a run of its own
             values = [exact] * len(values)
@@ -136,7 +135,7 @@ class NoiseRuns:
             values = [np.where(np.isneginf(exact), exact, lane[0]) for lane in lanes[1:n]]
             others |= self._regroup(node, exact)
         values = self._slip(node, values, weights)
-        sums = self._sums(node, weights)
+        sums = yield from self._sums(node, weights)
         root = None if sums is None else np.sqrt(sums.squares)
         values = self._summed(node, values, exact, root, sums)
         observed = self.observed.get(node.name, ())
@@ -202,7 +201,7 @@ class NoiseRuns:
                 found[i] = np.where(is_open[:, None], other, others.get(i, chosen))
         return found
 
-    def _sums(self, node: Node, weights: Weights) -> _Sums | None:
+    def _sums(self, node: Node, weights: Weights) -> Generator[tuple[Lanes, bool], list[Array], _Sums | None]:
         """What is known of a node that sums."""
         if node.op not in SUMS:
             return None
@@ -212,33 +211,27 @@ class NoiseRuns:
             x = inputs[0].reshape(len(inputs[0]), -1) if node.op == "linear" else inputs[0]
             rounded = rounding_variance(self.file, node.weights[0], x)
             lanes = [[v, *inputs[1:]] for v in (x * x, rounded) if v is not None]
-            squares, *more = evaluate_all(node, lanes, self._squared(weights))
+            squares, *more = yield lanes, True
             operands = more[0] if more else None
         elif node.op == "layer_norm":
             squares = norm_terms(
                 node, inputs[0], weights[node.weights[0]][:], *(weights[w][:] for w in node.weights[1:])
             )
         elif node.op in ("bias", "add_row", "expert_bias"):
-            squares = evaluate_all(node, [[inputs[0] ** 2, *inputs[1:]]], self._squared(weights))[0]
+            squares = (yield [[inputs[0] ** 2, *inputs[1:]]], True)[0]
         elif node.op == "pool":
-            squares = evaluate_all(node, [[inputs[0] ** 2 / len(inputs[0])]], weights)[0]
+            squares = (yield [[inputs[0] ** 2 / len(inputs[0])]], False)[0]
         else:
-            squares = evaluate_all(node, [[x * x for x in inputs]], weights)[0]
+            squares = (yield [[x * x for x in inputs]], False)[0]
         sizes = [summation(a, self.file, self.graph, node, self.n_tokens) for a in ARITHMETICS]
         return _Sums(squares, sizes, operands)
-
-    def _squared(self, weights: Weights) -> Squares:
-        """The squares of these weights, as an object that is made once."""
-        if self._squares is None or self._squares.of is not weights:
-            self._squares = Squares(weights)
-        return self._squares
 
     def _spread(self, node: Node, sums: _Sums | None) -> tuple[Array, Array] | None:
         """For each arithmetic the rms and the largest error that rows of such sums show."""
         if sums is None:
             return None
         axis = token_axis(self.graph, node.name)
-        squares = by_rows(self._shown(node, sums.squares.copy()), axis)
+        squares = by_rows(self._shown(node, sums.squares.copy()) if node.op == "kq" else sums.squares, axis)
         usual, largest = _expected(squares)
         quantised: dict[float, tuple[Array, Array]] = {}
         for a, s in zip(ARITHMETICS, sums.sizes, strict=True):
@@ -267,7 +260,8 @@ class NoiseRuns:
         return _once(alike, out)
 
     def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
-        key = (a.storage, i, id(x), a.q8 if node.op in MATRIX else (a.f16_cache, a.q8_cache), a.gelu_table)
+        rounded = a.q8 if node.op in MATRIX else (a.f16_cache, a.q8_cache)
+        key = (a.storage, i, id(x), rounded, a.gelu_table and is_gelu(node))
         if key not in same:
             same[key] = operand(a, self.file, node, i, x)
         return same[key]
@@ -286,8 +280,10 @@ class NoiseRuns:
         `others` are the values of runs with other experts: what they change belongs to the rows they change alone.
         """
         axis = token_axis(self.graph, node.name)
-        rows = by_rows(np.where(np.isinf(exact), 0, exact).astype(np.float32), axis)
+        rows = by_rows(exact.astype(np.float32, copy=False), axis)
         scale = np.sqrt(np.mean(rows * rows, axis=1)) + 1e-30
+        if np.isinf(scale).any():
+            scale = np.sqrt(np.mean(np.where(np.isinf(rows), 0, rows) ** 2, axis=1)) + 1e-30
         rms, top = [], []
         unique = {id(v): v for v in values}
         lane = [list(unique).index(id(v)) for v in values]

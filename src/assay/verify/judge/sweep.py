@@ -2,12 +2,14 @@
 
 A visitor is shown each node in turn, with the weights at hand. The definition's own run, the recomputation from a
 stranger's inputs and the runs of the noise model are such visitors; together they need the memory of one tensor and
-the living activations, whatever the size of the model.
+the living activations, whatever the size of the model. The runs of the noise model ask for values and wait: what they
+ask for at the same time is one product with all their rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +22,7 @@ from assay.graph import INPUTS, Graph, Node
 from assay.models import Model
 
 Array = NDArray[Any]
+_BY_ROWS = ("linear", "rms_norm", "rope")  # of the operations, those for which it pays
 LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, again for every visitor
 
 
@@ -79,14 +82,47 @@ def sweep(model: Model, visitors: Sequence[Visitor], progress: Callable[[int, in
             progress(i + 1, len(model.graph))
 
 
-def evaluate_all(node: Node, lanes: Sequence[Sequence[Array]], weights: Weights) -> list[Array]:
-    """The node for several sets of inputs. Equal sets are computed once; a matrix product takes all rows at once."""
+Lanes = Sequence[Sequence[Array]]
+Asking = Generator[tuple[Lanes, bool], list[Array], None]  # sets of inputs, and whether to meet the weights' squares
+
+
+class Together:
+    """Visitor: several runs, whose values of a node are computed at once."""
+
+    def __init__(self, runs: Sequence[Callable[[Node, Weights], Asking]]) -> None:
+        self._runs = runs
+        self._squares: Squares | None = None
+
+    def visit(self, node: Node, weights: Weights) -> None:
+        if self._squares is None or self._squares.of is not weights:
+            self._squares = Squares(weights)
+        kinds = (weights, self._squares)
+        asking = [run(node, weights) for run in self._runs]
+        asked = [next(run) for run in asking]
+        while asking:
+            answers: list[list[Array]] = [[] for _ in asking]
+            for squared in {which for _, which in asked}:
+                mine = [i for i, (_, which) in enumerate(asked) if which == squared]
+                values = iter(evaluate_all(node, [lane for i in mine for lane in asked[i][0]], kinds[squared]))
+                for i in mine:
+                    answers[i] = [next(values) for _ in asked[i][0]]
+            more = []
+            for run, answer in zip(asking, answers, strict=True):
+                with suppress(StopIteration):
+                    more.append((run, run.send(answer)))
+            asking, asked = [run for run, _ in more], [which for _, which in more]
+
+
+def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
+    """The node for several sets of inputs. Equal sets are computed once; what goes by rows takes all rows at once."""
     unique: dict[tuple[int, ...], int] = {}
     index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
     todo = [lanes[index.index(i)] for i in range(len(unique))]
-    if node.op == "linear" and len(todo) > 1:
-        flat = [lane[0].reshape(lane[0].shape[0], -1) for lane in todo]
-        parts = np.split(evaluate(node, [np.concatenate(flat)], weights), np.cumsum([len(f) for f in flat])[:-1])
+    if node.op in _BY_ROWS and len(todo) > 1:
+        first = [lane[0] if node.op != "linear" else lane[0].reshape(len(lane[0]), -1) for lane in todo]
+        rest = [[lane[i] for lane in todo] for i in range(1, len(node.inputs))]
+        whole = evaluate(node, [np.concatenate(rows) for rows in (first, *rest)], weights)
+        parts = np.split(whole, np.cumsum([len(rows) for rows in first])[:-1])
         return [parts[i] for i in index]
     values = [evaluate(node, lane, weights) for lane in todo]
     return [values[i] for i in index]

@@ -9,6 +9,7 @@ import numpy as np
 from assay.engines.blas import one_thread
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system import heap
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS, Arithmetic
@@ -28,7 +29,7 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
-    with one_thread(model.graph):
+    with one_thread(model.graph), heap.kept():
         evidence, routes = examine(model, dump, progress, cache) if dump.by_name else ([], [])
     arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
     nodes = tuple(decide(model, dump, evidence, arithmetic))
