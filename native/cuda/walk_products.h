@@ -142,7 +142,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const int shift = p.shift, row_shift = paired ? shift - 1 : shift, rows = 1 << row_shift, all = my.groups << row_shift;
     const int wide = (units + 7) & ~7;  // partial sums of a row lie side by side, then what changes no sum
     // What follows the sum of a row is looked up before x is there. Each copy of the result has threads of its own.
-    float *out = nullptr, residual = -0.0f, bias = -0.0f;
+    float *out = nullptr, residual = 0.0f, bias = 0.0f;
     const float *residual_at = nullptr, *from = nullptr;
     const auto look = [&](int i) {
         int copy = 0, mine = i;
@@ -156,8 +156,8 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         out = at_row < of->w.rows ? of->out + copy * (step.out_bytes / 4) + at_row : nullptr;
         residual_at = out && of->residual ? of->residual + at_row : nullptr;
         from = sums + ((mine >> row_shift << shift) + (mine & (rows - 1))) * wide;
-        if (out && of->bias) bias = of->bias[at_row];
-        if (residual_at) residual = load_fresh(residual_at);
+        bias = out && of->bias ? of->bias[at_row] : -0.0f;
+        residual = residual_at ? load_fresh(residual_at) : -0.0f;
     };
     const int threads_of = all * step.out_copies;
     const int first_row = (warps - 1 - warp) * 32 + lane();  // the last warps have least to do with x
@@ -183,9 +183,9 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         const int item = tile * 32 + lane(), whole = item >> shift;
         float* const to = sums + (((group + on - my.begin) << shift) + (item & ((1 << shift) - 1))) * wide + whole;
         if (whole < units) *to = part;
-        if (wide != units && unit + 1 == units)
+        if (whole + 1 == units)
 #pragma unroll 1
-            for (int i = 1; unit + i < wide; i++) to[i] = -0.0f;
+            for (int i = 1; whole + i < wide; i++) to[i] = -0.0f;
     };
     ring.skip(warp);
     if (warp < tiles) next_tile();
