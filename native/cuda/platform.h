@@ -51,28 +51,22 @@ DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
 DEVICE float most(float a, float b) { return fmaxf(a, b); }  // of two numbers
 DEVICE float square_root(float x) { return __fsqrt_rn(x); }
-// a / b rounded once, as the compiler divides, without its checks: both between 2^-60 and 2^100, without their signs.
-DEVICE float divide_near(float a, float b) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-    r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
-    const float q = __fmul_rn(a, r);
-    return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
-}
-// The same with b known before a.
+// a / b rounded once, as the compiler divides, without its checks: both between 2^-60 and 2^100, without their signs. b may be
+// known before a.
 struct Divisor {
-    float n, r;
-    DEVICE Divisor(float b) : n(b) {
+    float b, r;
+    DEVICE Divisor(float b) : b(b) {
         asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
         r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
     }
     DEVICE float under(float a) const {
         const float q = __fmul_rn(a, r);
-        return __fmaf_rn(r, __fmaf_rn(-n, q, a), q);
+        return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
     }
 };
+DEVICE float divide_near(float a, float b) { return Divisor(b).under(a); }
 DEVICE float reciprocal_near(float b) { return Divisor(b).r; }
-// The same of the root of x, between 2^-100 and 2^100.
+// The root of x, likewise: between 2^-100 and 2^100.
 DEVICE float square_root_near(float x) {
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -166,11 +160,6 @@ DEVICE float load_fresh(const float* p) {
     return v;
 }
 
-DEVICE float2 load_fresh2(const float* p) {
-    float2 v;
-    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p) : "memory");
-    return v;
-}
 DEVICE uint4 load_fresh4(const void* p) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -116,9 +116,9 @@ inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c);
 inline float most(float a, float b) { return a < b ? b : a; }
 inline float square_root(float x) { return std::sqrt(x); }
 struct Divisor {
-    float n;
-    Divisor(float b) : n(b) {}
-    float under(float a) const { return a / n; }
+    float b;
+    Divisor(float b) : b(b) {}
+    float under(float a) const { return a / b; }
 };
 inline float reciprocal_near(float b) { return 1.0f / b; }
 inline float square_root_near(float x) { return std::sqrt(x); }
@@ -200,7 +200,6 @@ inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
-inline float2 load_fresh2(const float* p) { return *reinterpret_cast<const float2*>(p); }
 inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
 constexpr uint32_t kNotYet = 0xffffffffu;
 inline void store_fresh(uint32_t* p, uint32_t v) { *p = v; }

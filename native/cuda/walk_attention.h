@@ -11,33 +11,11 @@ DEVICE void leave_values(const WalkStep& step, int at, float y) {
     else store_fresh(out + at + lane(), y);
 }
 
-// Eight neighbouring elements of K keys, as halves, by those of H queries, which lie `stride` apart: the chains go on.
-template <int K, int H>
-DEVICE void score(const uint4 (&keys)[K], const float* q, int stride, float (&s)[K][H]) {
-#pragma unroll
-    for (int t = 0; t < 4; t += 2) {
-        float v[K][4];
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            const uint32_t low = t ? keys[k].z : keys[k].x, high = t ? keys[k].w : keys[k].y;
-            v[k][0] = half_to_float(uint16_t(low)), v[k][1] = half_to_float(uint16_t(low >> 16));
-            v[k][2] = half_to_float(uint16_t(high)), v[k][3] = half_to_float(uint16_t(high >> 16));
-        }
-#pragma unroll
-        for (int h = 0; h < H; h++) {
-            const float4 x = *reinterpret_cast<const float4*>(q + h * stride + 2 * t);
-#pragma unroll
-            for (int k = 0; k < K; k++) s[k][h] = fma(x.w, v[k][3], fma(x.z, v[k][2], fma(x.y, v[k][1], fma(x.x, v[k][0], s[k][h]))));
-        }
-    }
-}
-
-// A block of threads takes 256 keys of H query heads of one group at a time, a warp some pages of 32; a lane scores a key of each,
-// and weighs WIDE neighbouring elements of values, a warp a page. The cache is in halves and a query sees all keys before it (attention.py).
+// A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
+// weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
 template <int DIM, int H>
 DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
     constexpr int PIECES = DIM > 64 ? 2 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, WIDE = DIM > 64 ? 4 : 2, STEP = H == 1 ? 8 : 4;
-    constexpr int KEYS = H == 1 ? 1 : 2;  // of several heads queries are read more often than keys
     const AttentionArgs& t = step.attention;
     const bool fresh = step.fresh & X_IS;
     const int warp = thread() / 32, max_blocks = t.max_blocks;
@@ -54,10 +32,8 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
         const int head = item.head(step), kv = item.kv(step), newest = slot - item.block * kBlock, used = item.used(slot);
         const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
         const bool here = newest < kBlock, busy = warp < used;
-        Ring keys[KEYS], values = ring;
-#pragma unroll
-        for (int k = 0; k < KEYS; k++) keys[k] = ring, keys[k].skip(pieces + (warp * KEYS + k < used ? warp * KEYS + k : 0) * PIECES);
-        if (busy) values.skip(pieces + (used + warp) * PIECES);
+        Ring keys = ring, values = ring;
+        if (busy) keys.skip(pieces + warp * PIECES), values.skip(pieces + (used + warp) * PIECES);
         else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
         // Two elements a thread: of q, of the new key, of the new value.
 #pragma unroll 1
@@ -79,48 +55,30 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
             else new_k[(which - H) * DIM + first] = float_to_half(y), new_k[(which - H) * DIM + second] = float_to_half(z);
         }
         sync_team();
-        float s[KEYS][H] = {};
-        if (warp * KEYS < used) {
+        float s[H] = {};
+        if (busy) {
+            const bool is_new = thread() == newest;
             const float* query = q;
 #pragma unroll 1
             for (int i = 0; i < PIECES; i++) {
-                const uint4* key[KEYS];
-                bool is_new[KEYS];
-#pragma unroll
-                for (int k = 0; k < KEYS; k++) {
-                    const bool there = warp * KEYS + k < used;  // else the first of them once more
-                    is_new[k] = there && (warp * KEYS + k) * kPage + lane() == newest;
-                    key[k] = there ? reinterpret_cast<const uint4*>(keys[k].take()) + lane() : key[0];
-                    if (is_new[k]) key[k] = reinterpret_cast<const uint4*>(new_k) + i * VECTORS;
-                }
+                const uint4* key = reinterpret_cast<const uint4*>(keys.take()) + lane();
+                if (is_new) key = reinterpret_cast<const uint4*>(new_k) + i * VECTORS;
 #pragma unroll 1
                 for (int j = 0; j < VECTORS; j += 4)
 #pragma unroll
-                    for (int n = 0; n < 4; n++, query += 8) {
-                        uint4 eight[KEYS];
-#pragma unroll
-                        for (int k = 0; k < KEYS; k++) eight[k] = *key[k], key[k] += is_new[k] ? 1 : kPage;
-                        score<KEYS, H>(eight, query, DIM, s);
-                    }
-#pragma unroll
-                for (int k = 0; k < KEYS; k++)
-                    if (warp * KEYS + k < used) keys[k].leave(1);
+                    for (int k = 0; k < 4; k++, query += 8, key += is_new ? 1 : kPage) score_eight<H>(*key, query, DIM, s);
+                keys.leave(1);
             }
             const float scale = t.mask.scale;
 #pragma unroll
-            for (int k = 0; k < KEYS; k++) {
-                const int page = warp * KEYS + k;
-                if (page >= used) break;
-                const bool seen = page * kPage + lane() <= newest;
-#pragma unroll
-                for (int h = 0; h < H; h++) {
-                    s[k][h] = s[k][h] * scale;
-                    scores[h * kBlock + page * kPage + lane()] = s[k][h];
-                    // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
-                    float top = from_ordered(reduce_max(ordered(seen && s[k][h] == s[k][h] ? s[k][h] : minus_infinity())));
-                    if (top == minus_infinity() && any_lane(seen && s[k][h] != s[k][h])) top = as_float(0xff7fffffu);
-                    if (lane() == 0) tops[h * kPages + page] = top;
-                }
+            for (int h = 0; h < H; h++) {
+                s[h] = s[h] * scale;
+                scores[h * kBlock + thread()] = s[h];
+                // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
+                const bool seen = lane() < mine;
+                float top = from_ordered(reduce_max(ordered(seen && s[h] == s[h] ? s[h] : minus_infinity())));
+                if (top == minus_infinity() && any_lane(seen && s[h] != s[h])) top = as_float(0xff7fffffu);
+                if (lane() == 0) tops[h * kPages + warp] = top;
             }
         }
         sync_team();
@@ -131,10 +89,7 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
         if (busy) {
             float* const mine_e = e + warp * kPage;
 #pragma unroll
-            for (int h = 0; h < H; h++) {
-                const float score = KEYS == 1 ? s[0][h] : scores[h * kBlock + thread()];
-                mine_e[h * kBlock + lane()] = lane() < mine ? exponential(score - top_of(h)) : 0.0f;
-            }
+            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine ? exponential(s[h] - top_of(h)) : 0.0f;
             sync_warp();
             // From the new one on it is the new value: what comes behind it has no weight.
             const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;

@@ -9,7 +9,7 @@ OUTLINED float factor_of(float squares, float n, float eps) { return 1.0f / squa
 DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) {
     if (lane()) return;
     float factor = reciprocal_near(square_root_near(n.under(squares) + eps));
-    if (!(squares > 0x1p-50f && squares < 0x1p+60f && eps < 1.0f)) factor = factor_of(squares, n.n, eps);
+    if (!(squares > 0x1p-50f && squares < 0x1p+60f && eps < 1.0f)) factor = factor_of(squares, n.b, eps);
     *to = factor;
 }
 
