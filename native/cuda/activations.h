@@ -38,7 +38,7 @@ DEVICE float sum_of_squares(const float* x, int n) {
                 t = fma(v.y, v.y, t);
             }
     };
-    rounds(Constant<16>{});
+    rounds(Constant<8>{});
     rounds(Constant<1>{});
     if (i < n) s = fma(x[i], x[i], s);
     if (i + 1 < n) t = fma(x[i + 1], x[i + 1], t);

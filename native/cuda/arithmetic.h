@@ -10,6 +10,9 @@ constexpr float kMagic = 12582912.0f;         // 1.5 * 2^23: an integer added to
 constexpr uint32_t kMagicBits = 0x4b400000u;  // so an integer sum that starts here is, read as a float, kMagic + sum
 
 DEVICE float minus_infinity() { return as_float(0xff800000u); }
+// A number whose order, as an integer, is that of x.
+DEVICE uint32_t ordered(float x) { return bits(x) ^ (bits(x) >> 31 ? 0xffffffffu : 0x80000000u); }
+DEVICE float from_ordered(uint32_t u) { return as_float(u ^ (u >> 31 ? 0x80000000u : 0xffffffffu)); }
 DEVICE float not_a_number() { return as_float(0x7fc00000u); }
 
 DEVICE float exponential(float x) {
@@ -126,12 +129,17 @@ DEVICE float brain_to_float(uint16_t h) { return as_float(uint32_t(h) << 16); }
 struct Scale {
     float d, inverse;
 };
-DEVICE Scale block_scale(uint32_t top) {  // top: bits of the largest |x| of 32
+OUTLINED Scale rare_scale(uint32_t top) {
     const float amax = as_float(top);
     if (top >= 0x7f800000u) return {not_a_number(), 0.0f};
-    if (amax > 0x1p-60f && amax < 0x1p+60f) return {divide_near(amax, 127.0f), divide_near(127.0f, amax)};
     if (amax < 0x1p-120f) return {0.0f, 0.0f};
     return {amax / 127.0f, 127.0f / amax};
+}
+DEVICE Scale block_scale(uint32_t top) {  // top: bits of the largest |x| of 32
+    const float amax = as_float(top);
+    Scale s = {divide_near(amax, 127.0f), divide_near(127.0f, amax)};
+    if (top - 0x21800000u >= 0x3c000000u) s = rare_scale(top);  // not between 2^-60 and 2^60
+    return s;
 }
 DEVICE int quantise(float x, const Scale& s) { return s.inverse == 0.0f ? 0 : int(bits(x * s.inverse + kMagic) - kMagicBits); }
 DEVICE uint32_t pack4(int a, int b, int c, int d) {

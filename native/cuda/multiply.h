@@ -44,67 +44,87 @@ struct Half {
     }
 };
 
-// The partial sum of the lane's item of a tile.
+// `part`, and block i of an item: its columns of x, their scale, that times their sum, and the sums of their halves.
 template <class L>
-DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
-    const uint4* at = reinterpret_cast<const uint4*>(tile) + lane();
-    uint4 scales = {}, minima = {};
-    if constexpr (L::scales_kind != FLOATS) scales = at[L::codes * 32];
-    if constexpr (L::scales_kind == HALVES && L::min) minima = at[(L::codes + 1) * 32];
-    const uint32_t super = L::word ? reinterpret_cast<const uint32_t*>(tile + L::chunks * 512)[lane()] : 0;
-    constexpr bool summed = L::offset != 0 || (L::sub16 && L::min);
+DEVICE float add_block(const Half<L>& w, uint32_t super, int i, const int4& a, const int4& b, float d, float dn, uint32_t sum, float part) {
     constexpr int low_of = -L::offset & 255, high_of = low_of << 8;  // bytes that take the offset out of the sums
-    float part = 0.0f;
+    const int low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
+    const typename L::Values f = L::factors(w, super, i);
+    constexpr int start = int(kMagicBits);
+    int s = start, t = 0;  // of both halves of the block
+    if constexpr (L::high_in_place) {
+        if constexpr (L::offset != 0) s = dp2a(sum, low_of | high_of, s);
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            s = dp4a(w(i, g) & 0x0f0f0f0fu, low[g], s);
+            t = dp4a(w(i, g) & 0xf0f0f0f0u, high[g], t);
+        }
+        part = fma((as_float(uint32_t(s + (t >> 4))) - kMagic) * f.d[0], d, part);
+        if constexpr (L::min) part = fma(f.m[0], dn, part);
+        return part;
+    } else {
+        if constexpr (L::sub16) t = start;
+        if constexpr (L::offset != 0 && !(L::sub16 && L::min)) s = dp2a(sum, low_of, s), t = dp2a(sum, high_of, t);
+#pragma unroll
+        for (int g = 0; g < 4; g++) {
+            uint32_t c, e;
+            L::words(w, i, g, c, e);
+            s = dp4a(int(c), low[g], s);
+            t = dp4a(int(e), high[g], t);
+        }
+        if constexpr (L::sub16) {
+            const float first = (as_float(uint32_t(s)) - kMagic) * f.d[0];
+            part = fma(fma(as_float(uint32_t(t)) - kMagic, f.d[1], first), d, part);
+            if constexpr (L::min) {
+                part = fma(f.m[0], d * float(low_sum(sum)), part);
+                part = fma(f.m[1], d * float(high_sum(sum)), part);
+            }
+        } else {
+            part = fma((as_float(uint32_t(s + t)) - kMagic) * f.d[0], d, part);
+            if constexpr (L::min) part = fma(f.m[0], dn, part);
+        }
+        return part;
+    }
+}
+
+// The partial sums of the lane's items of N tiles, which have the same columns: x is read once for them.
+template <class L, int N>
+DEVICE void multiply(const uint8_t* const (&tiles)[N], const int8_t* q, const float2* ds, const uint32_t* n, float (&parts)[N]) {
+    uint4 scales[N] = {}, minima[N] = {};
+    uint32_t super[N] = {};
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        const uint4* const at = reinterpret_cast<const uint4*>(tiles[k]) + lane();
+        if constexpr (L::scales_kind != FLOATS) scales[k] = at[L::codes * 32];
+        if constexpr (L::scales_kind == HALVES && L::min) minima[k] = at[(L::codes + 1) * 32];
+        if constexpr (L::word) super[k] = reinterpret_cast<const uint32_t*>(tiles[k] + L::chunks * 512)[lane()];
+        parts[k] = 0.0f;
+    }
+    constexpr bool summed = L::offset != 0 || (L::sub16 && L::min);
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
-        const Half<L> w(at, half, scales, minima);
         const int4* x = reinterpret_cast<const int4*>(q + half * 128);
         const float4* of = reinterpret_cast<const float4*>(ds + half * 4);
         const uint4 sums = summed ? reinterpret_cast<const uint4*>(n)[half] : uint4{};
+        const auto block = [&](const Half<L>& w, uint32_t super, int i, float part) {
+            const int4 a = x[2 * i], b = x[2 * i + 1];
+            const float4 two = of[i / 2];
+            return add_block<L>(w, super, i, a, b, i % 2 ? two.z : two.x, i % 2 ? two.w : two.y, Half<L>::word(sums, i), part);
+        };
+        const auto codes = [&](int k) { return Half<L>(reinterpret_cast<const uint4*>(tiles[k]) + lane(), half, scales[k], minima[k]); };
+        const Half<L> first = codes(0), last = codes(N - 1);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const int4 a = x[2 * i], b = x[2 * i + 1];
-            const int low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
-            const float4 two = of[i / 2];
-            const float d = i % 2 ? two.z : two.x, dn = i % 2 ? two.w : two.y;
-            const uint32_t sum = Half<L>::word(sums, i);
-            const typename L::Values f = L::factors(w, super, i);
-            constexpr int start = int(kMagicBits);
-            int s = start, t = 0;  // of both halves of the block
-            if constexpr (L::high_in_place) {
-                if constexpr (L::offset != 0) s = dp2a(sum, low_of | high_of, s);
-#pragma unroll
-                for (int g = 0; g < 4; g++) {
-                    s = dp4a(w(i, g) & 0x0f0f0f0fu, low[g], s);
-                    t = dp4a(w(i, g) & 0xf0f0f0f0u, high[g], t);
-                }
-                part = fma((as_float(uint32_t(s + (t >> 4))) - kMagic) * f.d[0], d, part);
-                if constexpr (L::min) part = fma(f.m[0], dn, part);
-                continue;
-            }
-            if constexpr (L::sub16) t = start;
-            if constexpr (L::offset != 0 && !(L::sub16 && L::min)) s = dp2a(sum, low_of, s), t = dp2a(sum, high_of, t);
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                uint32_t c, e;
-                L::words(w, i, g, c, e);
-                s = dp4a(int(c), low[g], s);
-                t = dp4a(int(e), high[g], t);
-            }
-            if constexpr (L::sub16) {
-                const float first = (as_float(uint32_t(s)) - kMagic) * f.d[0];
-                part = fma(fma(as_float(uint32_t(t)) - kMagic, f.d[1], first), d, part);
-                if constexpr (L::min) {
-                    part = fma(f.m[0], d * float(low_sum(sum)), part);
-                    part = fma(f.m[1], d * float(high_sum(sum)), part);
-                }
-            } else {
-                part = fma((as_float(uint32_t(s + t)) - kMagic) * f.d[0], d, part);
-                if constexpr (L::min) part = fma(f.m[0], dn, part);
-            }
+            parts[0] = block(first, super[0], i, parts[0]);
+            if constexpr (N > 1) parts[1] = block(last, super[1], i, parts[1]);
         }
     }
-    return part;
+}
+template <class L>
+DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
+    float part[1];
+    multiply<L, 1>({tile}, q, ds, n, part);
+    return part[0];
 }
 
 // 8 chunks of an item of floats: two chains, even and odd columns, go on.

@@ -49,14 +49,29 @@ DEVICE void fence() { __threadfence(); }
 
 DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 DEVICE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
+DEVICE float most(float a, float b) { return fmaxf(a, b); }  // of two numbers
 DEVICE float square_root(float x) { return __fsqrt_rn(x); }
-// a / b rounded once, as the compiler divides, without its checks: both between 2^-60 and 2^100, without their signs.
-DEVICE float divide_near(float a, float b) {
+// a / b rounded once, as the compiler divides, without its checks: both between 2^-60 and 2^100, without their signs. b may be
+// known before a.
+struct Divisor {
+    float b, r;
+    DEVICE Divisor(float b) : b(b) {
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+        r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
+    }
+    DEVICE float under(float a) const {
+        const float q = __fmul_rn(a, r);
+        return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+    }
+};
+DEVICE float divide_near(float a, float b) { return Divisor(b).under(a); }
+DEVICE float reciprocal_near(float b) { return Divisor(b).r; }
+// The root of x, likewise: between 2^-100 and 2^100.
+DEVICE float square_root_near(float x) {
     float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-    r = __fmaf_rn(r, __fmaf_rn(-b, r, 1.0f), r);
-    const float q = __fmul_rn(a, r);
-    return __fmaf_rn(r, __fmaf_rn(-b, q, a), q);
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    const float y = __fmul_rn(x, r);
+    return __fmaf_rn(__fmaf_rn(-y, y, x), __fmul_rn(r, 0.5f), y);
 }
 DEVICE uint32_t bits(float x) { return __float_as_uint(x); }
 DEVICE float as_float(uint32_t x) { return __uint_as_float(x); }

@@ -31,7 +31,8 @@ struct ProductArgs {
                                      // one matrix, of product_one: copies of the quantised row
     int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more
     int32_t shift;                   // the group is 1 << shift rows
-    int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one; of product_one: bytes of a piece
+    int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one; of product_one: bytes of a piece;
+                                     // of a walk: from a warp's tile to its second one, in groups, where these have the same columns
 };
 
 // What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. `Tail` is made before

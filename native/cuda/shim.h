@@ -113,7 +113,15 @@ inline void fence() {}
 
 inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline float most(float a, float b) { return a < b ? b : a; }
 inline float square_root(float x) { return std::sqrt(x); }
+struct Divisor {
+    float b;
+    Divisor(float b) : b(b) {}
+    float under(float a) const { return a / b; }
+};
+inline float reciprocal_near(float b) { return 1.0f / b; }
+inline float square_root_near(float x) { return std::sqrt(x); }
 inline float divide_near(float a, float b) { return a / b; }
 inline uint32_t bits(float x) { return __builtin_bit_cast(uint32_t, x); }
 inline float as_float(uint32_t x) { return __builtin_bit_cast(float, x); }

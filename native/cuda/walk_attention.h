@@ -12,29 +12,34 @@ DEVICE void leave_values(const WalkStep& step, int at, float y) {
 }
 
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
-// weighs PAIRS pairs of values. The cache is in halves and a query sees all keys before it (attention.py).
-template <int PAIRS, int H>
+// weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
+template <int DIM, int H>
 DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
-    constexpr int UNROLL = H == 1 ? 8 : 4;
+    constexpr int PIECES = DIM > 64 ? 2 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, WIDE = DIM > 64 ? 4 : 2, STEP = H == 1 ? 8 : 4;
     const AttentionArgs& t = step.attention;
     const bool fresh = step.fresh & X_IS;
-    const int warp = thread() / 32, dim_shift = step.dim_shift, dim = 1 << dim_shift;
-    float* const q = reinterpret_cast<float*>(work);                   // [H][dim]
-    uint16_t* const new_k = reinterpret_cast<uint16_t*>(q + H * dim);  // [dim], and the new value
-    float* const e = reinterpret_cast<float*>(new_k + 2 * dim);        // [H][256]
+    const int warp = thread() / 32, max_blocks = t.max_blocks;
+    float* const q = reinterpret_cast<float*>(work);                   // [H][DIM]
+    uint16_t* const new_k = reinterpret_cast<uint16_t*>(q + H * DIM);  // [DIM], and the new value
+    float* const scores = reinterpret_cast<float*>(new_k + 2 * DIM);   // [H][256]
+    float* const e = scores + H * kBlock;                              // [H][256]
     float* const tops = e + H * kBlock;                                // [H][8 pages]
-    float* const parts = tops + H * kPages;                            // [8 pages][H][dim]
+    float* const inverses = tops + H * kPages;                         // [H], of 4
+    float* const parts = inverses + 4;                                 // [8 pages][H][DIM]
     int pieces = 0;
 #pragma unroll 1
     for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
         const int head = item.head(step), kv = item.kv(step), newest = slot - item.block * kBlock, used = item.used(slot);
         const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
         const bool here = newest < kBlock, busy = warp < used;
+        Ring keys = ring, values = ring;
+        if (busy) keys.skip(pieces + warp * PIECES), values.skip(pieces + (used + warp) * PIECES);
+        else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
         // Two elements a thread: of q, of the new key, of the new value.
 #pragma unroll 1
-        for (int i = thread(); i < (here ? H + 2 : H) << (dim_shift - 1); i += team()) {
-            const int which = i >> (dim_shift - 1), j = i - (which << (dim_shift - 1)), half = t.n_rot / 2;
-            const float* const x = which < H ? t.q + ((head + which) << dim_shift) : (which == H ? t.k : t.v) + (kv << dim_shift);
+        for (int i = thread(); i < (here ? H + 2 : H) * (DIM / 2); i += team()) {
+            const int which = i / (DIM / 2), j = i % (DIM / 2), half = t.n_rot >> 1;
+            const float* const x = which < H ? t.q + (head + which) * DIM : (which == H ? t.k : t.v) + kv * DIM;
             const bool turned = which <= H && j < half;
             const int first = turned && t.neox ? j : 2 * j, second = turned && t.neox ? j + half : first + 1;
             float c = 1.0f, s = 0.0f;
@@ -46,116 +51,124 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
                 const float y2 = y * c - z * s;
                 z = y * s + z * c, y = y2;
             }
-            if (which < H) q[(which << dim_shift) + first] = y, q[(which << dim_shift) + second] = z;
-            else {
-                const uint16_t g = float_to_half(y), h = float_to_half(z);
-                uint16_t* const to = new_k + ((which - H) << dim_shift);
-                to[first] = g, to[second] = h;
-                if (head == kv * (t.heads / t.keys.heads)) {  // one head of the group puts them into the cache
-                    const int page = item.pages(t)[newest / kPage], in_page = slot % kPage;
-                    uint16_t* const at = reinterpret_cast<uint16_t*>(head_of(t.cache, which == H ? t.keys : t.values, page, kv));
-                    const auto place = [&](int d) { return which == H ? (d / 8 * kPage + in_page) * 8 + d % 8 : (in_page << dim_shift) + d; };
-                    at[place(first)] = g, at[place(second)] = h;
-                    if (i == H << (dim_shift - 1) && head == 0)
-                        reinterpret_cast<int32_t*>(t.cache.pages + page * t.cache.page_bytes + t.cache.positions_at)[in_page] = t.rows.positions[0];
-                }
-            }
+            if (which < H) q[which * DIM + first] = y, q[which * DIM + second] = z;
+            else new_k[(which - H) * DIM + first] = float_to_half(y), new_k[(which - H) * DIM + second] = float_to_half(z);
         }
         sync_team();
         float s[H] = {};
-        Ring keys = ring;
         if (busy) {
             const bool is_new = thread() == newest;
-            keys.skip(pieces + warp * item.pieces);
             const float* query = q;
-            const int vectors = dim / 8 / item.pieces, step_of = is_new ? 1 : kPage;
 #pragma unroll 1
-            for (int i = 0; i < item.pieces; i++) {
+            for (int i = 0; i < PIECES; i++) {
                 const uint4* key = reinterpret_cast<const uint4*>(keys.take()) + lane();
-                if (is_new) key = reinterpret_cast<const uint4*>(new_k) + i * vectors;
-#pragma unroll UNROLL
-                for (int j = 0; j < vectors; j++, query += 8) score_eight<H>(key[j * step_of], query, dim, s);
+                if (is_new) key = reinterpret_cast<const uint4*>(new_k) + i * VECTORS;
+#pragma unroll 1
+                for (int j = 0; j < VECTORS; j += 4)
+#pragma unroll
+                    for (int k = 0; k < 4; k++, query += 8, key += is_new ? 1 : kPage) score_eight<H>(*key, query, DIM, s);
                 keys.leave(1);
             }
+            const float scale = t.mask.scale;
 #pragma unroll
             for (int h = 0; h < H; h++) {
-                s[h] = s[h] * t.mask.scale;
-                // The largest of the page, NaN left out; a page of nothing else says so by a NaN.
-                const bool counts = lane() < mine && s[h] == s[h];
-                float top = counts ? s[h] : minus_infinity();
-#pragma unroll
-                for (int i = 16; i; i /= 2) top = larger(top, shuffle_xor(top, i));
-                if (top == minus_infinity() && any_lane(lane() < mine && s[h] != s[h])) top = not_a_number();
+                s[h] = s[h] * scale;
+                scores[h * kBlock + thread()] = s[h];
+                // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
+                const bool seen = lane() < mine;
+                float top = from_ordered(reduce_max(ordered(seen && s[h] == s[h] ? s[h] : minus_infinity())));
+                if (top == minus_infinity() && any_lane(seen && s[h] != s[h])) top = as_float(0xff7fffffu);
                 if (lane() == 0) tops[h * kPages + warp] = top;
             }
         }
         sync_team();
         const auto top_of = [&](int h) {
-            const float x = lane() < used ? tops[h * kPages + lane()] : minus_infinity();
-            float m = x == x ? x : minus_infinity();
-#pragma unroll
-            for (int i = 4; i; i /= 2) m = larger(m, shuffle_xor(m, i));
-            m = shuffle(m, 0);
-            return any_lane(x != x) && m == minus_infinity() ? as_float(0xff7fffffu) : m;
+            const float4 a = reinterpret_cast<const float4*>(tops)[2 * h], b = reinterpret_cast<const float4*>(tops)[2 * h + 1];
+            return most(most(most(a.x, a.y), most(a.z, a.w)), most(most(b.x, b.y), most(b.z, b.w)));
         };
         if (busy) {
             float* const mine_e = e + warp * kPage;
 #pragma unroll
-            for (int h = 0; h < H; h++) {
-                const float m = top_of(h);
-                mine_e[h * kBlock + lane()] = lane() < mine ? exponential(s[h] - m) : 0.0f;
-            }
+            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine ? exponential(s[h] - top_of(h)) : 0.0f;
             sync_warp();
-            const int in_page = mine < kPage ? mine : kPage, new_here = newest - warp * kPage, rows = kPage / item.pieces;
-            float2 sum[H][PAIRS] = {};
-            Ring values = ring;
-            values.skip(pieces + (used + warp) * item.pieces);
+            // From the new one on it is the new value: what comes behind it has no weight.
+            const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;
+            const int at = WIDE * lane() < DIM ? WIDE * lane() : 0;
+            float sum[H][WIDE] = {};
 #pragma unroll 1
-            for (int i = 0; i < item.pieces; i++) {
-                const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take());
-                const int end = in_page < (i + 1) * rows ? in_page : (i + 1) * rows;
-                if (2 * lane() < dim)
-#pragma unroll UNROLL
-                    for (int j = i * rows; j < end; j++, value += dim) {
-                        const uint16_t* of = (j == new_here ? new_k + dim : value) + 2 * lane();
+            for (int i = 0; i < PIECES; i++) {
+                const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take()) + at;
+#pragma unroll 1
+                for (int j = i * ROWS; j < (i + 1) * ROWS && j < in_page; j += STEP) {
+                    float by[H][STEP];
 #pragma unroll
-                        for (int x = 0; x < PAIRS; x++) {
-                            const uint32_t two = *reinterpret_cast<const uint32_t*>(of + 64 * x);
-                            const float low = half_to_float(uint16_t(two)), high = half_to_float(uint16_t(two >> 16));
+                    for (int h = 0; h < H; h++)
 #pragma unroll
-                            for (int h = 0; h < H; h++) {
-                                const float by = mine_e[h * kBlock + j];
-                                sum[h][x] = {fma(by, low, sum[h][x].x), fma(by, high, sum[h][x].y)};
-                            }
+                        for (int k = 0; k < STEP; k += 4) {
+                            const float4 four = *reinterpret_cast<const float4*>(mine_e + h * kBlock + j + k);
+                            by[h][k] = four.x, by[h][k + 1] = four.y, by[h][k + 2] = four.z, by[h][k + 3] = four.w;
+                        }
+#pragma unroll
+                    for (int k = 0; k < STEP; k++, value += DIM) {
+                        const uint16_t* const of = j + k < new_here ? value : new_k + DIM + at;
+                        uint2 words = {};
+                        if constexpr (WIDE == 4) words = *reinterpret_cast<const uint2*>(of);
+                        else words.x = *reinterpret_cast<const uint32_t*>(of);
+#pragma unroll
+                        for (int x = 0; x < WIDE; x++) {
+                            const float v = half_to_float(uint16_t((x < 2 ? words.x : words.y) >> 16 * (x % 2)));
+#pragma unroll
+                            for (int h = 0; h < H; h++) sum[h][x] = fma(by[h][k], v, sum[h][x]);
                         }
                     }
+                }
                 values.leave(1);
             }
-            if (2 * lane() < dim)
+            if (WIDE * lane() < DIM)
 #pragma unroll
                 for (int h = 0; h < H; h++)
 #pragma unroll
-                    for (int x = 0; x < PAIRS; x++) *reinterpret_cast<float2*>(parts + (warp * H + h) * dim + 2 * lane() + 64 * x) = sum[h][x];
+                    for (int x = 0; x < WIDE; x += 2)
+                        *reinterpret_cast<float2*>(parts + (warp * H + h) * DIM + at + x) = {sum[h][x], sum[h][x + 1]};
+        }
+        if (warp >= kPages && warp < kPages + H) {  // the sum of a head
+            const int h = warp - kPages;
+            const float m = top_of(h);
+            float l = 0.0f;
+#pragma unroll 1
+            for (int j = lane(); j < used * kPage; j += kPage) l = l + (j <= newest ? exponential(scores[h * kBlock + j] - m) : 0.0f);
+#pragma unroll
+            for (int x = 16; x; x /= 2) l = l + shuffle_xor(l, x);
+            const float inverse = l > 0x1p-10f && l < 0x1p+10f ? divide_near(1.0f, l) : 1.0f / l;
+            if (lane() == 0) {
+                inverses[h] = inverse;
+                float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * (2 + DIM);
+                if (max_blocks > 1) store_fresh(to, m), store_fresh(to + 1, l);
+            }
+        }
+        // One head of a group puts the new key and value into the cache, two neighbours a lane.
+        if (warp == kPages + 3 && here && (head - 1) * step.per_group >> 16 != kv) {
+            const int page = item.pages(t)[newest / kPage], in_page = slot % kPage;
+#pragma unroll 1
+            for (int d = 2 * lane(); d < 2 * DIM; d += 64) {
+                uint8_t* const to = head_of(t.cache, d < DIM ? t.keys : t.values, page, kv);
+                const int place = d < DIM ? (d / 8 * kPage + in_page) * 8 + d % 8 : in_page * DIM + d - DIM;
+                reinterpret_cast<uint32_t*>(to)[place / 2] = reinterpret_cast<const uint32_t*>(new_k)[d / 2];
+            }
+            if (lane() == 0 && head == 0)
+                reinterpret_cast<int32_t*>(t.cache.pages + page * t.cache.page_bytes + t.cache.positions_at)[in_page] = t.rows.positions[0];
         }
         sync_team();
 #pragma unroll 1
-        for (int i = thread(); i < H << dim_shift; i += team()) {
-            const int h = i >> dim_shift, d = i - (h << dim_shift);
-            float l = 0.0f, acc = 0.0f;
-#pragma unroll 2
-            for (int p = 0; p < used; p++) l = l + e[h * kBlock + p * kPage + lane()], acc = acc + parts[(p * H << dim_shift) + i];
-#pragma unroll
-            for (int x = 16; x; x /= 2) l = l + shuffle_xor(l, x);
-            if (t.max_blocks == 1) {
-                leave_values(step, (head << dim_shift) + i - lane(), acc * (1.0f / l));
-                continue;
-            }
-            float* to = t.partial + (int64_t(head + h) * t.max_blocks + item.block) * (2 + dim);
-            store_fresh(to + 2 + d, acc);
-            const float m = top_of(h);
-            if (d == 0) store_fresh(to, m), store_fresh(to + 1, l);
+        for (int i = thread(); i < H * DIM; i += team()) {
+            const int h = i / DIM, d = i % DIM;
+            float acc = 0.0f;
+#pragma unroll 1
+            for (int p = 0; p < used; p++) acc = acc + parts[p * H * DIM + i];
+            if (max_blocks == 1) leave_values(step, head * DIM + i - lane(), acc * inverses[h]);
+            else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * (2 + DIM) + 2 + d, acc);
         }
-        pieces += 2 * used * item.pieces;
+        pieces += 2 * used * PIECES;
     }
     return pieces;
 }
@@ -208,9 +221,10 @@ DEVICE void fold_step(const WalkStep& step, int slot) {
 }
 
 DEVICE int attend_step(const WalkStep& step, int slot, const Ring& ring, uint8_t* work) {
-    const bool wide = step.dim_shift == 7;
-    if (step.heads == 4) return wide ? attend<2, 4>(step, slot, ring, work) : attend<1, 4>(step, slot, ring, work);
-    return wide ? attend<2, 1>(step, slot, ring, work) : attend<1, 1>(step, slot, ring, work);
+    const bool four = step.heads == 4;
+    if (step.dim_shift == 5) return four ? attend<32, 4>(step, slot, ring, work) : attend<32, 1>(step, slot, ring, work);
+    if (step.dim_shift == 6) return four ? attend<64, 4>(step, slot, ring, work) : attend<64, 1>(step, slot, ring, work);
+    return four ? attend<128, 4>(step, slot, ring, work) : attend<128, 1>(step, slot, ring, work);
 }
 
 }  // namespace assay

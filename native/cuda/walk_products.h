@@ -4,92 +4,100 @@
 
 namespace assay {
 
-// 1 / sqrt(mean x^2 + eps), for the team; x in shared memory, written by all of it.
-DEVICE float factor_of(const float* x, int n, float eps, float* room) {
-    sync_team();
-    if (thread() < 32) {
-        const float squares = sum_of_squares(x, n);
-        const bool power = (n & (n - 1)) == 0;  // then the reciprocal is exact
-        const float mean = power ? squares * as_float(0x7f000000u - bits(float(n))) : squares / float(n);
-        const float root = square_root(mean + eps);
-        if (thread() == 0) *room = root > 0x1p-60f && root < 0x1p+60f ? divide_near(1.0f, root) : 1.0f / root;
-    }
-    sync_team();
-    return *room;
+// 1 / sqrt(mean x^2 + eps) into shared memory, by lane 0 of a warp.
+OUTLINED float factor_of(float squares, float n, float eps) { return 1.0f / square_root(squares / n + eps); }
+DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) {
+    if (lane()) return;
+    float factor = reciprocal_near(square_root_near(n.under(squares) + eps));
+    if (!(squares > 0x1p-50f && squares < 0x1p+60f && eps < 1.0f)) factor = factor_of(squares, n.b, eps);
+    *to = factor;
 }
 
-// x of a step, normed and quantised, into shared memory. `scratch`: room for 4 + 2 columns floats, of a norm.
-DEVICE void take_codes(const WalkStep& step, int stride, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
+// x of a step, normed and quantised, into shared memory; a warp takes units of 256 columns, two on the way at a time. Of a norm one
+// more warp adds up squares, from `scratch`: 4 floats, and x as it was.
+DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
     const ProductArgs& p = step.product;
-    const int fresh = step.fresh;
+    const bool fresh = step.fresh & X_IS;
     const uint8_t* const source = copy_of(step, p.x);
-    const int chunks = stride / 8, all = p.columns / 8;
-    if (fresh & AS_CODES) {
+    const int warp = thread() / 32, warps = team() / 32;
+    if (step.fresh & AS_CODES) {
 #pragma unroll 1
-        for (int i = thread(); i < stride / 32 * 3; i += team()) {
+        for (int i = thread(); i < units * 24; i += team()) {
             const int block = i / 3, which = i - 3 * block;
             uint4 v;
             Patience patience;
             const uint4* const from = reinterpret_cast<const uint4*>(source) + i;
-            for (v = load_fresh4(from); (fresh & X_IS) && !there(v); v = load_fresh4(from)) patience.lose();
+            for (v = load_fresh4(from); fresh && !there(v); v = load_fresh4(from)) patience.lose();
             if (which < 2) reinterpret_cast<uint4*>(q)[2 * block + which] = {v.x ^ kCodes, v.y ^ kCodes, v.z ^ kCodes, v.w ^ kCodes};
             else ds[block] = {as_float(v.x), as_float(v.y)}, n[block] = v.z ^ kSums;
         }
         return sync_team();
     }
-    float *const copy = scratch + 4, *const weights = copy + p.columns;
-    float f = 0.0f;
-    if (p.norm) {
+    const int columns = p.columns;
+    const float* const x = reinterpret_cast<const float*>(source);
+    const float* const norm = p.norm;
+    float* const copy = scratch + 4;
+    const int each = norm ? warps - 1 : warps, adds = units < each ? units : each;  // who has units, and who adds up
+    bool told = !norm;
+    if (norm && warp == adds) {
+        const Divisor count{float(columns)};
+        const float eps = p.eps;
+        sync_some(2, 32 * adds + 32);
+        leave_factor(sum_of_squares(copy, columns), count, eps, scratch);
+    } else if (warp < each) {
 #pragma unroll 1
-        for (int i = thread(); i < all; i += team()) {
-            copy_async(weights + 8 * i, p.norm + 8 * i);
-            copy_async(weights + 8 * i + 4, p.norm + 8 * i + 4);
-        }
-        copy_group();
-    }
-    Eight two[2] = {};
-    const auto ask = [&](int i) {
-        const float *const x = reinterpret_cast<const float*>(source) + 8 * i, *const y = x + 8 * team();
-        const bool both = i + team() < all;
-        two[0].ask(x);
-        if (both) two[1].ask(y);
-        two[0].await(x, fresh & X_IS);
-        if (both) two[1].await(y, fresh & X_IS);
-    };
-    if (p.norm) {
-        uint4* const to = reinterpret_cast<uint4*>(copy);
-#pragma unroll 1
-        for (int i = thread(); i < all; i += 2 * team()) {
-            const int j = i + team();
-            ask(i);
-            to[2 * i] = two[0].a, to[2 * i + 1] = two[0].b;
-            if (j < all) to[2 * j] = two[1].a, to[2 * j + 1] = two[1].b;
-        }
-        copies_done<0>();
-        f = factor_of(copy, p.columns, p.eps, scratch);
-    }
-#pragma unroll 1
-    for (int i = thread(); i < chunks; i += 2 * team()) {  // whole warps: the stride is a multiple of 256
-        const int j = i + team();
-        if (!p.norm && i < all) ask(i);
-#pragma unroll 1
-        for (int at = i; at < chunks && at <= j; at += team()) {
-            float v[8] = {};
-            if (at < all) {
-                if (p.norm) {
-                    float w[8];
-                    load_eight(copy + 8 * at, v), load_eight(weights + 8 * at, w);
+        for (int first = warp; first < units; first += 2 * each) {
+            // Neighbouring lanes have neighbouring vectors, four of them on their way.
+            uint4 v[4] = {};
+            bool wanted[4];
+            const float* const from = x + 256 * first + 4 * lane();
+            const int left = columns - 256 * first - 4 * lane();
+            const auto place = [&](int k) { return 256 * (k / 2) * each + 128 * (k % 2); };
 #pragma unroll
-                    for (int k = 0; k < 8; k++) v[k] = (v[k] * f) * w[k];
-                } else {
-                    const uint4 x = at == j ? two[1].a : two[0].a, y = at == j ? two[1].b : two[0].b;
-                    v[0] = as_float(x.x), v[1] = as_float(x.y), v[2] = as_float(x.z), v[3] = as_float(x.w);
-                    v[4] = as_float(y.x), v[5] = as_float(y.y), v[6] = as_float(y.z), v[7] = as_float(y.w);
-                }
+            for (int k = 0; k < 4; k++) wanted[k] = place(k) < left;
+            Patience patience;
+            for (;; patience.lose()) {
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    if (wanted[k]) v[k] = load_fresh4(from + place(k));
+                bool more = false;
+#pragma unroll
+                for (int k = 0; k < 4; k++) wanted[k] = wanted[k] && fresh && !there(v[k]), more |= wanted[k];
+                if (!more) break;
             }
-            quantise_eight(v, at, q, ds, n);
+            uint4* const to = reinterpret_cast<uint4*>(copy + 256 * first) + lane();
+            to[0] = v[0], to[32] = v[1];
+            if (first + each < units) to[64 * each] = v[2], to[64 * each + 32] = v[3];
+            sync_warp();
+            const bool last = first + 2 * each >= units;
+            if (norm && !last) continue;
+            float w[2][8] = {};  // of the warp's first two units, on their way while squares are added up
+            if (norm) {
+                arrive_some(2, 32 * adds + 32);
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (256 * (warp + i * each) + 8 * lane() < columns) load_eight(norm + 256 * (warp + i * each) + 8 * lane(), w[i]);
+            }
+#pragma unroll 1
+            for (int unit = norm ? warp : first; unit < units && unit <= first + each; unit += each) {
+                const int at = 256 * unit + 8 * lane();
+                float y[8];
+                load_eight(copy + at, y);
+                if (norm) {
+                    if (unit > warp + each) {  // a third one
+#pragma unroll
+                        for (int k = 0; k < 8; k++) w[1][k] = at < columns ? norm[at + k] : 0.0f;
+                    }
+                    if (!told) sync_team(), told = true;
+                    const float f = *scratch;
+#pragma unroll
+                    for (int k = 0; k < 8; k++) y[k] = (y[k] * f) * (unit > warp ? w[1][k] : w[0][k]);
+                }
+                quantise_eight(y, at / 8, q, ds, n);
+            }
         }
     }
+    if (!told) sync_team();
     sync_team();
 }
 
@@ -110,7 +118,10 @@ DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
     }
     for (int i = p.columns + thread(); i < stride; i += team()) row[i] = 0.0f;
     if (p.norm) {
-        const float f = factor_of(row, p.columns, p.eps, row - 4);
+        sync_team();
+        if (thread() < 32) leave_factor(sum_of_squares(row, p.columns), Divisor{float(p.columns)}, p.eps, row - 4);
+        sync_team();
+        const float f = row[-4];
         for (int i = thread(); i < p.columns; i += team()) row[i] = (row[i] * f) * p.norm[i];
     }
     sync_team();
@@ -121,46 +132,69 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const ProductArgs& p = step.product;
     const Share my(p);
     if (!my.groups) return 0;
-    const Matrix& shape = p.parts[0].w;
-    const int units = shape.units, stride = units * 256, tiles = my.groups * my.tiles, warp = thread() / 32, warps = team() / 32;
+    const int units = p.parts[0].w.units, stride = units * 256, tiles = my.groups * my.tiles, warp = thread() / 32, warps = team() / 32;
     float* const row = reinterpret_cast<float*>(work) + 4;
     int8_t* const q = reinterpret_cast<int8_t*>(row);
     float2* const ds = reinterpret_cast<float2*>(q + stride);
     uint32_t* const n = reinterpret_cast<uint32_t*>(ds + stride / 32);
     float* const sums = row + (A::floats ? stride : stride / 32 * 11);
     const bool paired = p.parts[0].paired;
-    const int row_shift = paired ? p.shift - 1 : p.shift, rows = 1 << row_shift, all = my.groups << row_shift;
+    const int shift = p.shift, row_shift = paired ? shift - 1 : shift, rows = 1 << row_shift, all = my.groups << row_shift;
+    const int wide = (units + 7) & ~7;  // partial sums of a row lie side by side, then what changes no sum
     // What follows the sum of a row is looked up before x is there. Each copy of the result has threads of its own.
-    const Product* of = p.parts;
     float *out = nullptr, residual = 0.0f, bias = 0.0f;
-    const float* residual_at = nullptr;
-    int mine = 0;
+    const float *residual_at = nullptr, *from = nullptr;
     const auto look = [&](int i) {
-        int copy = 0;
+        int copy = 0, mine = i;
 #pragma unroll 1
-        for (mine = i; mine >= all; mine -= all) copy++;
+        for (; mine >= all; mine -= all) copy++;
         int at_row = (my.begin << row_shift) + mine;
+        const Product* of = p.parts;
 #pragma unroll 1
-        for (of = p.parts; of + 1 < p.parts + p.n_parts && at_row >= of[1].first_group << row_shift;) of++;
+        while (of + 1 < p.parts + p.n_parts && at_row >= of[1].first_group << row_shift) of++;
         at_row -= of->first_group << row_shift;
         out = at_row < of->w.rows ? of->out + copy * (step.out_bytes / 4) + at_row : nullptr;
         residual_at = out && of->residual ? of->residual + at_row : nullptr;
-        if (out && of->bias) bias = of->bias[at_row];
-        if (residual_at) residual = load_fresh(residual_at);
+        from = sums + ((mine >> row_shift << shift) + (mine & (rows - 1))) * wide;
+        bias = out && of->bias ? of->bias[at_row] : -0.0f;
+        residual = residual_at ? load_fresh(residual_at) : -0.0f;
     };
     const int threads_of = all * step.out_copies;
-    if (thread() < threads_of) look(thread());
-    if constexpr (A::floats) take_floats(step, stride, row);
-    else take_codes(step, stride, q, ds, n, sums);
-    ring.skip(warp);
-    int tile = warp, group = my.begin;
+    const int first_row = (warps - 1 - warp) * 32 + lane();  // the last warps have least to do with x
+    if (first_row < threads_of) look(first_row);
+    // So is a warp's first tile.
+    int tile = warp, group = my.begin, unit = 0;
     const Product* with = p.parts;
-#pragma unroll 1
-    for (int at = warp; at < tiles; at += warps, tile += warps) {
+    const uint8_t* piece = nullptr;
+    bool is_first = true;
+    const auto next_tile = [&] {
 #pragma unroll 1
         for (; tile >= my.tiles; tile -= my.tiles) group++;
-        const int whole = (tile * 32 + lane()) >> p.shift, unit = whole < units ? whole : units - 1;
-        float part;
+        const int whole = (tile * 32 + lane()) >> shift;
+        unit = whole < units ? whole : units - 1;
+        if constexpr (A::number != B::number) {
+#pragma unroll 1
+            while (with + 1 < p.parts + p.n_parts && group >= with[1].first_group) with++;
+            is_first = with->w.format == A::number;
+        }
+        piece = ring.take();
+    };
+    const auto leave_sum = [&](int on, float part) {  // `on`: groups from the tile at hand
+        const int item = tile * 32 + lane(), whole = item >> shift;
+        float* const to = sums + (((group + on - my.begin) << shift) + (item & ((1 << shift) - 1))) * wide + whole;
+        if (whole < units) *to = part;
+        if (whole + 1 == units)
+#pragma unroll 1
+            for (int i = 1; whole + i < wide; i++) to[i] = -0.0f;
+    };
+    ring.skip(warp);
+    if (warp < tiles) next_tile();
+    // Where a warp has two tiles of the same columns, `stages` groups apart, and both have places, it takes them together.
+    const bool together = !A::floats && p.stages && tiles <= ring.slots && is_first;
+    if constexpr (A::floats) take_floats(step, stride, row);
+    else take_codes(step, units, q, ds, n, sums);
+#pragma unroll 1
+    for (int at = warp; at < tiles; at += warps) {
         if constexpr (A::floats) {
             float even = 0.0f, odd = 0.0f;
 #pragma unroll 1
@@ -169,51 +203,48 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
                 const int round = tiles - at + warp < warps ? tiles - at + warp : warps;  // tiles of this turn
                 ring.leave(i + 1 < A::pieces ? round : warps);
             }
-            part = even + odd;
+            leave_sum(0, even + odd);
+        } else if (together && at + warps < tiles) {
+            Ring then = ring;
+            then.skip(warps);
+            float parts[2];
+            multiply<A, 2>({piece, then.take()}, q + unit * 256, ds + unit * 8, n + unit * 8, parts);
+            ring.leave(warps), ring.leave(warps);
+            leave_sum(0, parts[0]), leave_sum(p.stages, parts[1]);
+            break;
         } else {
-            if constexpr (A::number != B::number) {
-#pragma unroll 1
-                while (with + 1 < p.parts + p.n_parts && group >= with[1].first_group) with++;
-            }
-            const bool is_first = A::number == B::number || with->w.format == A::number;
-            const uint8_t* piece = ring.take();
+            float part;
             if (is_first) part = multiply<A>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
             else part = multiply<B>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
             ring.leave(warps);
+            leave_sum(0, part);
         }
-        sums[at * 32 + lane()] = part;
+        tile += warps;
+        if (at + warps < tiles) next_tile();
     }
     sync_team();
 #pragma unroll 1
-    for (int i = thread(); i < threads_of; i += team()) {
-        if (i != thread()) look(i);
-        const float* from = sums + (mine >> row_shift) * my.tiles * 32 + (mine & (rows - 1));
-        const int pair = paired ? rows : 0;
-        float y = from[0], up = from[pair];
+    for (int i = first_row; i < threads_of; i += team()) {
+        if (i != first_row) look(i);
+        float y = -0.0f, up = -0.0f;
+        const auto add = [](const float* at, float sum) {
+            const float4 a = reinterpret_cast<const float4*>(at)[0], b = reinterpret_cast<const float4*>(at)[1];
+            return sum + a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
+        };
 #pragma unroll 1
-        for (int u = 1; u < units; u += 8) {
-            float a[8], b[8];
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                const float* at = from + ((u + k < units ? u + k : 0) << p.shift);
-                a[k] = at[0], b[k] = at[pair];
-            }
-#pragma unroll
-            for (int k = 0; k < 8; k++)
-                if (u + k < units) y = y + a[k], up = up + b[k];
+        for (int u = 0; u < wide; u += 8) {
+            y = add(from + u, y);
+            if (paired) up = add(from + rows * wide + u, up);
         }
         if (!out) continue;
         if (paired) {
+            const int act = p.parts[0].act;
             const float size = as_float(bits(y) & 0x7fffffffu);
-            if (of->act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
-            else y = gate(of->act, y) * up;
+            if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
+            else y = gate(act, y) * up;
         }
-        if (of->bias) y = y + bias;
-        if (residual_at) {
-            if (bits(residual) == kNotYet) residual = await(residual_at, step.fresh & RESIDUAL_IS);
-            y = y + residual;
-        }
-        store_fresh(out, y);
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        store_fresh(out, (y + bias) + residual);
     }
     return tiles * A::pieces;
 }

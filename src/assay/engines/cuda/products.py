@@ -195,7 +195,7 @@ class ProductSteps(Walks):
             self.side_by_side |= {id(p.out) for p in parts if len(parts) > 1}
         used = [*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))]
         if self.walks:
-            self._step(used, make, kernel, *self._walk_room(parts, bool(node)))
+            self._step(used, make, kernel, *self._walk_room(parts, id(x) in self.as_codes))
         else:
             self._step(used, make)
 

@@ -12,7 +12,7 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.layout import LANES, UNIT, Matrix
+from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
@@ -54,19 +54,23 @@ class Walks(Steps):
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _walk_room(self, parts: Sequence[Part], normed: bool) -> tuple[int, int]:
-        """Shared memory of a product (x, then sums, or x as it was and the norm's weights), and bytes of a piece."""
+    def _walk_room(self, parts: Sequence[Part], codes: bool) -> tuple[int, int]:
+        """Shared memory of a product (x, then sums, or x as it was), and bytes of a piece."""
         matrix = parts[0].matrix
-        tiles = -(-sum(p.matrix.groups for p in parts) // self._processors()) * matrix.tiles
-        stride, sums = matrix.units * UNIT, 4 * LANES * tiles
+        rows = -(-sum(p.matrix.groups for p in parts) // self._processors()) * matrix.group
+        stride, sums = matrix.units * UNIT, 32 * rows * -(-matrix.units // 8)
         if matrix.format.floats:
             return 16 + 4 * stride + sums, _FLOATS
         piece = max(p.matrix.format.tile_bytes for p in parts)
-        return 16 + stride // 8 * 11 + max(sums, (16 + 8 * matrix.columns) * normed), piece
+        return 16 + stride // 8 * 11 + max(sums, 16 + 4 * stride * (not codes)), piece
 
     def _walk_product(self, args: Any, parts: Sequence[Part], groups: int, x: Value) -> Any:
         args.share, args.extra = divmod(groups, self._processors())
-        args.shift = parts[0].matrix.group.bit_length() - 1
+        matrix = parts[0].matrix
+        args.shift = matrix.group.bit_length() - 1
+        tiles = matrix.tiles * -(-groups // self._processors())
+        if len(parts) == 1 and _WARPS % matrix.tiles == 0 and tiles <= 2 * _WARPS:
+            args.stages = _WARPS // matrix.tiles  # a warp's second tile is so many groups behind the first
         fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
         fresh += _CODES * (id(x) in self.as_codes)
         return self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
@@ -94,7 +98,7 @@ class Walks(Steps):
             of_heads = at_once, heads // at_once, dim.bit_length() - 1, -(-65536 // group)
             return self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
 
-        work = 4 * (at_once * (9 * dim + BLOCK + 8) + dim)
+        work = 4 * (at_once * (9 * dim + 2 * BLOCK + 8) + dim + 4)
         self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, min(64, dim) * 64)
         if partial:
             self._step([*values, partial], lambda: make(_FOLD), _ANY)
