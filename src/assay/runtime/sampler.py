@@ -49,8 +49,7 @@ class Ranked(NamedTuple):
     logprob: float
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The token drawn. `logprob` and `top` are given on request, and of the model's own distribution."""
 
     id: int
@@ -139,14 +138,14 @@ def largest_needed(params: SamplerParams) -> int:
 
 def sample_best(best: Best, params: SamplerParams, rng: Random) -> int:
     """The same choice as `sample` makes of the whole row, from the largest of it (at least `largest_needed`)."""
-    if np.isnan(best.logits[0]) or best.logits[0] == np.inf:
+    if not math.isfinite(largest := best.logits.item(0)):
+        if largest == -math.inf:
+            raise AssayError("logits: every one is -inf; no token can be drawn")
         raise AssayError(
             f"logits: NaN or infinite, the first at id {best.ids[0]}; the forward pass is broken, no token can be drawn"
         )
-    if best.logits[0] == -np.inf:
-        raise AssayError("logits: every one is -inf; no token can be drawn")
     if _is_argmax(params):
-        return int(best.ids[0])
+        return int(best.ids.item(0))
     here = best.logits > -np.inf
     return _choose(Candidates(best.ids[here], best.logits[here].astype(np.float64), sorted=True), params, rng)
 

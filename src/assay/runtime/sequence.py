@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -75,8 +75,7 @@ class Job:
     owner: tuple[str, str] = ("", "")  # client and request: whose share of the engine it is
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """One token, or the end, or both. `text` is what may be shown now."""
 
     choice: Choice | None = None
