@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +82,7 @@ class Chunk:
         return np.arange(self.start, self.end, dtype=np.int32) if self.positions is None else self.positions
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The largest values of a row, falling, equal ones by lower id. One that is NaN comes first."""
 
     ids: NDArray[np.int64]

@@ -31,6 +31,7 @@ from assay.text import Tokenizer
 RUNNING = 32  # sequences that run at once, unless told otherwise
 _FOLLOW = 63  # most tokens that an engine goes on by itself
 _AHEAD, _SPAN = 15, 0.02  # most of them that are begun ahead, and seconds: whoever comes meanwhile waits so long
+_TELL = 0.04  # seconds after which they are told, at the latest: telling has its price
 News = list[tuple[Sequence, Update]]
 
 
@@ -421,7 +422,7 @@ class Scheduler:
             if self.engine.follows and (len(left) < len(drawing) or now > until or self.wanted()):
                 self.engine.halt()
             drawing, i = left, i + 1
-            if self.report and drawing and now > told + _SPAN:
+            if self.report and drawing and now > told + _TELL:
                 for draw in draws:
                     self._advance(draw)
                 self.report(self.news())

@@ -71,7 +71,8 @@ class _Run:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self.begun < min(self.most, len(self._found) + 1 + self._ahead):
+        seen = len(self._found)  # who comes soon after another does not wait for long: at first few are ahead
+        while self.begun < min(self.most, seen + 1 + min(self._ahead, 2 + seen)):
             self._begin(self.begun)
             self.begun += 1
 
