@@ -72,10 +72,10 @@ def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[f
         engine.forward(batch)
     through = streams * (tokens - 4) / (time.perf_counter() - begin)
     batch = [
-        Chunk(np.array([5 + i], np.int32), depth + tokens, table(i, slots), best=1, follow=FOLLOW)
+        Chunk(np.array([5 + i], np.int32), depth + tokens, table(i, slots), best=1, follow=FOLLOW, ahead=FOLLOW)
         for i in range(streams)
     ]
-    greedy = streams * (1 + FOLLOW) / timed(lambda: engine.forward(batch), 20)
+    greedy = streams * (1 + FOLLOW) / timed(lambda: list(engine.forward(batch)[0].more), 20)
     engine.forward([replace(chunk, best=0, follow=0) for chunk in batch])
     program = next(reversed(engine._programs.values()))
     play, device = program.play, engine._device

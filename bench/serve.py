@@ -68,8 +68,8 @@ class Tally:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-async def ask(url: str, body: dict[str, Any]) -> tuple[str, int, float]:
-    """One streamed completion: its text, tokens, and seconds to the first. Raw HTTP, for clients cost time too."""
+async def ask(url: str, body: dict[str, Any]) -> tuple[bytes, float]:
+    """One streamed completion as it comes, and seconds to its first token. Raw HTTP, for clients cost time too."""
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     data = json.dumps(body | {"stream": True}).encode()
@@ -81,13 +81,18 @@ async def ask(url: str, body: dict[str, Any]) -> tuple[str, int, float]:
         if not first and b"data: " in received:
             first = time.perf_counter() - started
     writer.close()
+    return received, first
+
+
+def read(received: bytes) -> tuple[str, int]:
+    """An answer's text and tokens."""
     if not received.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in received:
         raise RuntimeError(received[:300].decode(errors="replace"))
     events = [json.loads(line[6:]) for line in received.split(b"\n") if line.startswith(b"data: {")]
     texts = [choice["text"] for event in events for choice in event.get("choices", ())]
     used = next((event["usage"] for event in reversed(events) if event.get("usage")), None)
     tokens = used["completion_tokens"] if used else len([t for t in texts if t])
-    return "".join(texts), tokens, first
+    return "".join(texts), tokens
 
 
 def request(i: int, n: int) -> dict[str, Any]:
@@ -101,26 +106,32 @@ def request(i: int, n: int) -> dict[str, Any]:
 
 async def load(url: str, prompts: list[list[int]], seconds: float, n: int, known: dict[int, str]) -> Tally:
     """A client for each list of prompts, asking for one after the other for so long. What is under way at the end is
-    finished and counted, and the clock runs until then."""
+    finished and counted, and the clock runs until then; answers are looked at afterwards."""
     tally, end = Tally(), time.perf_counter() + seconds
+    answers: list[tuple[int, bytes]] = []
 
     async def client(mine: list[int]) -> None:
         while time.perf_counter() < end:
             i = mine[0]
             mine.append(mine.pop(0))
             try:
-                text, tokens, _ = await ask(url, request(i, n))
-            except (RuntimeError, OSError, ValueError) as error:
+                answers.append((i, (await ask(url, request(i, n)))[0]))
+            except OSError as error:
                 tally.errors.append(str(error))
-                continue
-            tally.tokens += tokens
-            tally.answers += 1
-            if text != known.setdefault(i, text):
-                tally.errors.append(f"prompt {i}: the answer is not the one it got before")
 
     started = time.perf_counter()
     await asyncio.gather(*(client(mine) for mine in prompts))
     tally.seconds = time.perf_counter() - started
+    for i, answer in answers:
+        try:
+            text, tokens = read(answer)
+        except (RuntimeError, ValueError) as error:
+            tally.errors.append(str(error))
+            continue
+        tally.tokens += tokens
+        tally.answers += 1
+        if text != known.setdefault(i, text):
+            tally.errors.append(f"prompt {i}: the answer is not the one it got before")
     return tally
 
 
@@ -144,8 +155,8 @@ async def first_token(url: str, rounds: int) -> list[tuple[float, float]]:
     for i in range(rounds):
         start = [1000 + i * 1000 + j for j in range(900)]
         body = {"max_tokens": 1, "temperature": 0}
-        _, _, cold = await ask(url, body | {"prompt": [*start, *range(20000 + i * 200, 20100 + i * 200)]})
-        _, _, warm = await ask(url, body | {"prompt": [*start, *range(20100 + i * 200, 20200 + i * 200)]})
+        _, cold = await ask(url, body | {"prompt": [*start, *range(20000 + i * 200, 20100 + i * 200)]})
+        _, warm = await ask(url, body | {"prompt": [*start, *range(20100 + i * 200, 20200 + i * 200)]})
         found.append((cold, warm))
     return found
 
@@ -201,11 +212,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--engine", help="as for `assay serve`")
+    parser.add_argument("--precision", help="as for `assay serve`")
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--peer-package", choices=PEERS, default="xllamacpp")
     args = parser.parse_args()
     own = [sys.executable, "-m", "assay", "serve", args.model, "--port", "0", "--json", "-t", str(args.threads)]
     own += ["--parallel", str(args.streams), *(("--engine", args.engine) if args.engine else ())]
+    own += ["--precision", args.precision] if args.precision else []
     with serve(own) as ours:
         if args.peer:
             with serve(

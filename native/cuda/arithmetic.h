@@ -146,4 +146,7 @@ DEVICE uint32_t pack4(int a, int b, int c, int d) {
     return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
+// Where column c of a row of halves lies for the fragments of gemm_tensor.cu.
+DEVICE int half_place(int c) { return (c & ~15) | (c & 1) << 3 | (c >> 1 & 7); }
+
 }  // namespace assay

@@ -162,9 +162,15 @@ struct Sight {
     }
 };
 
+struct TensorAttentionArgs {
+    AttentionArgs of;
+    int32_t halved, padding;  // whether `out` is halves, as halve_columns (gemm_tensor.cu) would make them
+};
+
 template <int D, int C>
-DEVICE void store_results(const AttentionArgs& a, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
+DEVICE void store_results(const AttentionArgs& a, bool halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
     float* const out = a.out + row * D + 8 * first + lane() % 4 * 2;
+    uint16_t* const halves = reinterpret_cast<uint16_t*>(a.out) + (row - head) * D;
 #pragma unroll
     for (int c = 0; c < C; c++) {
         float y[2];
@@ -174,13 +180,17 @@ DEVICE void store_results(const AttentionArgs& a, const RowSums<C>& sums, int fi
             add_sink(a.mask, head, m, l, acc);
             y[e] = acc * (1.0f / l);
         }
-        *reinterpret_cast<float2*>(out + 8 * c) = {y[0], y[1]};
+        if (halved)
+#pragma unroll
+            for (int e = 0; e < 2; e++) halves[half_place(head * D + 8 * (first + c) + lane() % 4 * 2 + e)] = float_to_half(y[e]);
+        else *reinterpret_cast<float2*>(out + 8 * c) = {y[0], y[1]};
     }
 }
 
 // Shared memory: queries [128][line], two halves of blocks.
 template <int D>
-DEVICE void attend_tensor(const AttentionArgs& a) {
+DEVICE void attend_tensor(const TensorAttentionArgs& all) {
+    const AttentionArgs& a = all.of;
     SHARED;
     constexpr int line = HalfBlock<D>::line, kRows = 128;
     const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
@@ -260,7 +270,7 @@ DEVICE void attend_tensor(const AttentionArgs& a) {
         const int row = own + 8 * r;
         if (row >= rows) continue;
         const int64_t at = int64_t(token_of(row)) * a.heads + sight.head[r];
-        store_results<D, D / 8>(a, total, 0, r, at, sight.head[r]);
+        store_results<D, D / 8>(a, all.halved, total, 0, r, at, sight.head[r]);
         float m = total.m[r], l = total.l[r], none = 0.0f;
         add_sink(a.mask, sight.head[r], m, l, none);
         if (a.state && lane() % 4 == 0) a.state[2 * at] = m, a.state[2 * at + 1] = l;
@@ -269,7 +279,8 @@ DEVICE void attend_tensor(const AttentionArgs& a) {
 
 // Shared memory: queries [16][line], half of a block, scores [16][kScoreLine]. A warp has a page of keys, then a quarter of the head.
 template <int D>
-DEVICE void attend_tensor_one(const AttentionArgs& a) {
+DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
+    const AttentionArgs& a = all.of;
     SHARED;
     constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
     uint8_t* const q = shared;
@@ -352,7 +363,7 @@ DEVICE void attend_tensor_one(const AttentionArgs& a) {
         if (h >= at.count) continue;
         const int64_t head = int64_t(at.row) * a.heads + at.first + h;
         if (at.blocks() == 1) {
-            store_results<D, C>(a, sums, C * warp, r, head, at.first + h);
+            store_results<D, C>(a, all.halved, sums, C * warp, r, head, at.first + h);
             continue;
         }
         float* const to_fold = a.partial + (head * a.max_blocks + block_x()) * (2 + D);
@@ -361,12 +372,12 @@ DEVICE void attend_tensor_one(const AttentionArgs& a) {
         for (int c = 0; c < C; c++)
             *reinterpret_cast<float2*>(to_fold + 2 + 8 * (C * warp + c) + 2 * t) = {sums.acc[c][2 * r], sums.acc[c][2 * r + 1]};
     }
-    if (at.blocks() > 1) fold_blocks(a, at.row, at.first, at.count, at.blocks(), reinterpret_cast<int*>(scores));
+    if (at.blocks() > 1) fold_blocks(a, at.row, at.first, at.count, at.blocks(), reinterpret_cast<int*>(scores), all.halved);
 }
 
-CROWDED(attend_tensor_64, AttentionArgs, 256, 1) { attend_tensor<64>(a); }
-CROWDED(attend_tensor_128, AttentionArgs, 256, 1) { attend_tensor<128>(a); }
-CROWDED(attend_tensor_one_64, AttentionArgs, 128, 4) { attend_tensor_one<64>(a); }
-CROWDED(attend_tensor_one_128, AttentionArgs, 128, 3) { attend_tensor_one<128>(a); }
+CROWDED(attend_tensor_64, TensorAttentionArgs, 256, 1) { attend_tensor<64>(a); }
+CROWDED(attend_tensor_128, TensorAttentionArgs, 256, 1) { attend_tensor<128>(a); }
+CROWDED(attend_tensor_one_64, TensorAttentionArgs, 128, 4) { attend_tensor_one<64>(a); }
+CROWDED(attend_tensor_one_128, TensorAttentionArgs, 128, 3) { attend_tensor_one<128>(a); }
 
 }  // namespace assay

@@ -77,8 +77,8 @@ struct Layout {
         }
         if constexpr (KIND == N6) {
             const uint32_t x = chunk(8 + i / 2, i % 2 * 2), y = chunk(8 + i / 2, i % 2 * 2 + 1);
-            low |= (t < 2 ? x << (4 - 2 * t) : x >> (2 * t - 4)) & 0x30303030u;
-            high |= (t < 2 ? y << (4 - 2 * t) : y >> (2 * t - 4)) & 0x30303030u;
+            low |= x >> 2 * t << 4 & 0x30303030u;
+            high |= y >> 2 * t << 4 & 0x30303030u;
         }
         if constexpr (BOOK != PLAIN) {
             low = look_up<BOOK>(low);

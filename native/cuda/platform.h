@@ -121,6 +121,21 @@ DEVICE uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
     return d;
 }
 
+DEVICE uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t more) {  // one instruction, which a compiler makes two of
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "r"(mask), "r"(more));
+    return d;
+}
+DEVICE uint32_t low_twice(uint32_t x) {
+    uint32_t d;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(d) : "r"(x));
+    return d;
+}
+DEVICE uint32_t high_twice(uint32_t x) {
+    uint32_t d;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {h, h};}" : "=r"(d) : "r"(x));
+    return d;
+}
 DEVICE uint32_t two_halves(float low, float high) {  // finite, in range
     uint32_t d;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));

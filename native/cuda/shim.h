@@ -192,6 +192,9 @@ inline uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {  // not to the 
 }
 inline uint32_t add_halves(uint32_t a, uint32_t b) { return fma_halves(a, 0x3c003c00u, b); }
 
+inline uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t more) { return (x & mask) | more; }
+inline uint32_t low_twice(uint32_t x) { return (x & 0xffffu) * 0x10001u; }
+inline uint32_t high_twice(uint32_t x) { return (x >> 16) * 0x10001u; }
 inline uint32_t two_halves(float low, float high) { return half_nearest(low) | uint32_t(half_nearest(high)) << 16; }
 inline float power_of_two(float x) { return std::exp2(x); }
 

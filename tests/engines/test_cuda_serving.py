@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.engines.base import BEST, PAGE, Best, Chunk
+from assay.engines.base import BEST, PAGE, Best, Chunk, Output
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine
 from assay.engines.cuda.device import DeviceError, Launch
@@ -114,6 +114,29 @@ def test_it_goes_on_by_itself_as_the_host_would(model: Model) -> None:
         assert [float(b.logits[0]) for b in (output.best, *output.more)] == [float(r.max()) for r in rows]
         last = [e.forward([Chunk(np.array([token], np.int32), n + m + 1, t)])[0].logits[0] for e in (engine, other)]
         assert np.array_equal(*last)
+
+
+def test_it_stops_going_on_when_it_is_told(model: Model) -> None:
+    """Then what is on its way still comes, and the next step finds the cache as it should be, whoever has looked."""
+    engine = CudaEngine(model, n_pages=8, device=device())
+    table = pages(0, 3 * PAGE)
+
+    def run(ahead: int) -> Output:
+        engine.forward([Chunk(IDS[:5], 0, table, "none")])
+        return engine.forward([Chunk(IDS[5:6], 5, table, best=1, follow=12, ahead=ahead)])[0]
+
+    whole = [int(best.ids[0]) for best in run(12).more]
+    assert len(whole) == 12
+    short = run(2)
+    assert int(short.more[0].ids[0]) == whole[0]
+    engine.halt()
+    assert 1 < len(short.more) < 12
+    begun = [int(best.ids[0]) for best in short.more]
+    assert begun == whole[: len(begun)]
+    unseen = run(12)
+    last = engine.forward([Chunk(np.array(whole[:1], np.int32), 7, table, best=1)])[0].best  # nobody has looked at it
+    assert last is not None and int(last.ids[0]) == whole[1]
+    assert [int(best.ids[0]) for best in unseen.more] == whole[: len(unseen.more)]
 
 
 def test_greedy_streams_that_go_on_by_themselves_end_where_they_should(

@@ -249,7 +249,7 @@ class Fleet:
             stream.ids.append(update.choice.id)
             stream.blamed.clear()
             if not stream.pinned:
-                self.meter.token(stream, now)
+                self.meter.tokens(stream, 1, now)
             stream.times.first = stream.times.first or now
             stream.times.last = now
         if update.finish:

@@ -63,8 +63,8 @@ class Counts(scheduler.Meter):
     def preempted(self) -> None:
         self.totals["preempted"] += 1
 
-    def token(self, sequence: Any, now: float) -> None:
-        self.totals["tokens"] += 1
+    def tokens(self, sequence: Any, n: int, now: float) -> None:
+        self.totals["tokens"] += n
 
 
 class Held:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,7 @@ class Chunk:
     windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
     best: int = 0  # of the last row only so many largest values are wanted; an engine may give the row all the same
     follow: int = 0  # with best 1: so many tokens more, each the best of the row before; an engine may stop earlier
+    ahead: int = 1  # so many of them are begun before anybody has seen the one before
 
     @cached_property
     def n_tokens(self) -> int:
@@ -81,8 +82,7 @@ class Chunk:
         return np.arange(self.start, self.end, dtype=np.int32) if self.positions is None else self.positions
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The largest values of a row, falling, equal ones by lower id. One that is NaN comes first."""
 
     ids: NDArray[np.int64]
@@ -92,12 +92,13 @@ class Best:
 @dataclass(frozen=True)
 class Output:
     """What a step gives for one chunk: rows of the graph's output (a whole model's logits) and kept nodes by name; or
-    no rows, and the best values of the last, and `more` of the tokens that followed it."""
+    no rows, and the best values of the last, and `more` of the tokens that followed it: they may still be on their way,
+    and are waited for by whoever looks at them."""
 
     logits: Array
     nodes: dict[str, Array] = field(default_factory=dict)
     best: Best | None = None
-    more: tuple[Best, ...] = ()
+    more: Sequence[Best] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ class Engine(Protocol):
     threads: int = 0  # 0: none of its own
     unseen: tuple[str, ...] = ()  # roles whose nodes it cannot keep
     follows: bool = False  # whether it goes on by itself where a chunk asks it to
+    meanwhile: Callable[[], None] | None = None  # called by one that follows, while a step is under way
 
     @property
     def memory(self) -> Memory:
@@ -157,6 +159,10 @@ class Engine(Protocol):
         trace of any length needs the memory of a few nodes.
         """
         ...
+
+    def halt(self) -> None:
+        """Begin no more of the tokens that follow: `more` ends with those that are on their way."""
+        return
 
     def close(self) -> None: ...
 

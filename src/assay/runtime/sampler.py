@@ -34,6 +34,7 @@ __all__ = [
     "sample",
     "sample_best",
     "scores",
+    "the_best",
 ]
 
 Floats = NDArray[np.float64]
@@ -49,8 +50,7 @@ class Ranked(NamedTuple):
     logprob: float
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The token drawn. `logprob` and `top` are given on request, and of the model's own distribution."""
 
     id: int
@@ -137,16 +137,22 @@ def largest_needed(params: SamplerParams) -> int:
     return params.top_k if params.top_n_sigma <= 0 and 0 < params.top_k <= BEST else 0
 
 
-def sample_best(best: Best, params: SamplerParams, rng: Random) -> int:
-    """The same choice as `sample` makes of the whole row, from the largest of it (at least `largest_needed`)."""
-    if np.isnan(best.logits[0]) or best.logits[0] == np.inf:
+def the_best(best: Best) -> int:
+    """The id of the largest."""
+    if not math.isfinite(largest := best.logits.item(0)):
+        if largest == -math.inf:
+            raise AssayError("logits: every one is -inf; no token can be drawn")
         raise AssayError(
             f"logits: NaN or infinite, the first at id {best.ids[0]}; the forward pass is broken, no token can be drawn"
         )
-    if best.logits[0] == -np.inf:
-        raise AssayError("logits: every one is -inf; no token can be drawn")
+    return int(best.ids.item(0))
+
+
+def sample_best(best: Best, params: SamplerParams, rng: Random) -> int:
+    """The same choice as `sample` makes of the whole row, from the largest of it (at least `largest_needed`)."""
+    first = the_best(best)
     if _is_argmax(params):
-        return int(best.ids[0])
+        return first
     here = best.logits > -np.inf
     return _choose(Candidates(best.ids[here], best.logits[here].astype(np.float64), sorted=True), params, rng)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from assay.engines.base import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
@@ -29,8 +29,9 @@ from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
 RUNNING = 32  # sequences that run at once, unless told otherwise
-_FOLLOW = 15  # most tokens that an engine goes on by itself,
-_SPAN = 0.02  # and seconds: whoever comes meanwhile waits so long
+_FOLLOW = 63  # most tokens that an engine goes on by itself
+_AHEAD, _SPAN = 15, 0.02  # most of them that are begun ahead, and seconds: whoever comes meanwhile waits so long
+_TELL = 0.04  # seconds after which they are told, at the latest: telling has its price
 News = list[tuple[Sequence, Update]]
 
 
@@ -38,6 +39,32 @@ def deliver(news: News) -> None:
     """Each update to whom it concerns."""
     for sequence, update in news:
         sequence.sink(update)
+
+
+class _Draw:
+    """A sequence that was computed, and the tokens that come of it."""
+
+    def __init__(self, sequence: Sequence, output: Output, n: int) -> None:
+        self.sequence, self.output, self.n = sequence, output, n
+        self.draft: list[int] = []
+        self.drawn: list[Update] = []
+        self.error: AssayError | None = None
+
+    def next(self, i: int) -> bool:
+        """Draw from row i of those that have a token to draw; whether there is another row to draw from."""
+        output, draft = self.output, self.draft
+        try:
+            if output.best is None:
+                row = output.logits[len(output.logits) - 1 - len(draft) + i]
+            else:
+                row = output.more[i - 1] if i else output.best
+            self.drawn.append(update := self.sequence.draw(row))
+        except AssayError as error:  # NaN logits, a bias that forbids everything, a grammar at its limit
+            self.error = error
+            return False
+        if draft:
+            return i < len(draft) and not update.finish and self.sequence.ids[-1] == draft[i]
+        return i < len(output.more) and not update.finish
 
 
 class Meter:
@@ -49,7 +76,8 @@ class Meter:
 
     def preempted(self) -> None: ...
 
-    def token(self, sequence: Progress, now: float) -> None: ...
+    def tokens(self, sequence: Progress, n: int, now: float) -> None:
+        """So many came together; the sequence's times are still those of the ones before."""
 
     def guessed(self, tokens: int, right: int) -> None: ...
 
@@ -77,6 +105,8 @@ class Scheduler:
         self.pages = Pages.of(engine)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self.most, self.chunk = running, min(chunk, self.pages.step)
+        self.report: Callable[[News], None] | None = None  # hears what there is to tell while a step goes on
+        self.wanted: Callable[[], bool] = lambda: False  # whether somebody waits for the end of a step
         self.computing = False  # whether the engine is at work this moment
         self.running: list[Sequence] = []  # by arrival
         self.waiting: deque[Sequence] = deque()
@@ -160,6 +190,7 @@ class Scheduler:
                 windows=sequence.lease.windows,
                 best=sequence.best,
                 follow=sequence.follow,
+                ahead=self._ahead_of(),
             )
             for sequence, n in plan.items()
             if sequence.lease
@@ -175,18 +206,20 @@ class Scheduler:
                 probes.setdefault(sequence.job.keep, []).append(sequence)
         for keep, group in probes.items():
             outputs += self._probe(group, [chunks[s] for s in group], keep)
-        computed = time.monotonic()
-        followed = [len(output.more) for _, output in outputs]
-        if self._decoding(plan):
-            self._pace = (computed - started) / (1 + max(followed, default=0))
+        computed, decoding = time.monotonic(), self._decoding(plan)
+        draws = [_Draw(sequence, output, plan[sequence]) for sequence, output in outputs]
+        rounds = self._draw(draws)
+        if decoding:
+            if any(sequence.follow for sequence in plan):  # tokens came while others were drawn
+                computed = time.monotonic()
+            else:
+                rounds = 1
+            self._pace = (computed - started) / rounds
             if self.lookahead:
                 self.lookahead.costs.note(sum(plan.values()), self._pace)
-        for sequence, output in outputs:
-            try:
-                self._advance(sequence, plan[sequence], output)
-            except AssayError as error:  # NaN logits, a bias that forbids everything, a grammar at its limit
-                self.fail([sequence], EngineFailed(str(error)))
-        n = sum(plan.values()) + sum(followed)
+        for draw in draws:
+            self._advance(draw)
+        n = sum(plan.values()) + sum(len(output.more) for _, output in outputs)
         self.meter.step(n, len(plan), computed - started, time.monotonic() - computed)
 
     def _probe(
@@ -241,7 +274,7 @@ class Scheduler:
         if self.engine.follows:
             self._follow(plan)
         for sequence, n in plan.items():
-            self._shares.charge(sequence, n + sequence.follow)
+            self._shares.charge(sequence, n)
         return plan
 
     @staticmethod
@@ -262,20 +295,26 @@ class Scheduler:
                 sequence.draft, plan[sequence] = draft, 1 + len(draft)
 
     def _follow(self, plan: dict[Sequence, int]) -> None:
-        """Tokens that the engine draws by itself: where nobody waits and the best logit is everybody's choice."""
+        """Tokens that the engine draws by itself, where the best logit is everybody's choice. Those who wait even now
+        cannot begin before somebody ends."""
         for sequence in plan:
             sequence.follow = 0
-        if self.waiting or len(plan) < len(self.running) or not self._decoding(plan) or not self._pace:
+        if len(plan) < len(self.running) or not self._decoding(plan) or not self._pace:
             return
         if any(sequence.draft or sequence.best != 1 for sequence in plan):
             return
-        most = min(_FOLLOW, int(_SPAN / self._pace))
+        ahead = self._ahead_of()
+        most = _FOLLOW if ahead and self.report and not self.waiting else ahead
         for sequence in plan:
             assert sequence.lease
             n = max(0, min(most, sequence.room))
             with suppress(OutOfPages):
                 self.pages.reserve(sequence.lease, 1 + n)
                 sequence.follow = n
+
+    def _ahead_of(self) -> int:
+        """How many steps may be begun before one is seen."""
+        return min(_AHEAD, int(_SPAN / self._pace)) if self._pace else 1
 
     def _rank(self, sequence: Sequence) -> tuple[bool, tuple[int, int, float]]:
         """A sequence that has lost its pages goes first: it was let in before."""
@@ -371,42 +410,64 @@ class Scheduler:
 
     # --- what came of it
 
-    def _advance(self, sequence: Sequence, n: int, output: Output) -> None:
+    def _draw(self, draws: list[_Draw]) -> int:
+        """Row after row, all sequences in turn, and how many there were. An engine that goes on by itself computes the
+        next ones meanwhile, until somebody ends or others wait."""
+        drawing = [draw for draw in draws if self._take(draw)]
+        i, now = 0, time.monotonic()
+        told, until = now, min((draw.sequence.job.deadline for draw in drawing), default=now)
+        while drawing:
+            left = [draw for draw in drawing if draw.next(i)]
+            now = time.monotonic()
+            if self.engine.follows and (len(left) < len(drawing) or now > until or self.wanted()):
+                self.engine.halt()
+            drawing, i = left, i + 1
+            if self.report and drawing and now > told + _TELL:
+                for draw in draws:
+                    self._advance(draw)
+                self.report(self.news())
+                told = now
+        return i
+
+    def _advance(self, draw: _Draw) -> None:
+        """The tokens that were drawn go into the cache, but for the last, and to whom they concern."""
+        sequence, drawn = draw.sequence, draw.drawn
+        if drawn and sequence.lease:
+            self.pages.commit(sequence.lease, sequence.ids[sequence.computed : -1])
+            if sequence.follow:
+                self._shares.charge(sequence, len(drawn))
+            if self.lookahead:
+                self.lookahead.learn(sequence, sequence.ids[-len(drawn) :])
+                if draw.draft:
+                    self.meter.guessed(len(draw.draft), len(drawn) - 1)
+            draw.drawn = []
+            self._tell(sequence, drawn)
+        if draw.error and not sequence.finished:
+            self.fail([sequence], EngineFailed(str(draw.error)))
+
+    def _take(self, draw: _Draw) -> bool:
+        """What was computed is in the cache; whether there is a token to draw."""
+        sequence, output = draw.sequence, draw.output
         assert sequence.lease
         start = sequence.computed
-        self.pages.commit(sequence.lease, sequence.ids[start : start + n])
+        self.pages.commit(sequence.lease, sequence.ids[start : start + draw.n])
         sequence.keep(output.nodes)
         if sequence.job.prompt_logprobs is not None and start < sequence.n_prompt:
             self._score_prompt(sequence, start, output.logits)
-        if sequence.pending:
-            return
-        if sequence.job.max_tokens == 0:
+        if not sequence.pending and sequence.job.max_tokens == 0:
             self._finish(sequence, Update(None, "", "length"))
-            return
-        draft, sequence.draft = sequence.draft, []
-        known = len(sequence.ids)
-        rows = [output.best, *output.more] if output.best else output.logits[-1 - len(draft) :]
-        for i, row in enumerate(rows):
-            update = sequence.draw(row)
-            self._tell(sequence, update)
-            if sequence.finished or i + 1 == len(rows) or (draft and sequence.ids[-1] != draft[i]):
-                break
-            self.pages.commit(sequence.lease, sequence.ids[-1:])
-        if self.lookahead:
-            self.lookahead.learn(sequence, sequence.ids[known:])
-            if draft:
-                self.meter.guessed(len(draft), i)
+        draw.draft, sequence.draft = ([], sequence.draft) if sequence.pending else (sequence.draft, [])
+        return not sequence.pending and not sequence.finished
 
-    def _tell(self, sequence: Sequence, update: Update) -> None:
-        """A token that was drawn."""
+    def _tell(self, sequence: Sequence, drawn: list[Update]) -> None:
+        """Tokens that were drawn."""
         now = time.monotonic()
-        self.meter.token(sequence, now)
+        self.meter.tokens(sequence, len(drawn), now)
         sequence.times.first = sequence.times.first or now
         sequence.times.last = now
-        if update.finish:
-            self._finish(sequence, update)
-        else:
-            self._news.append((sequence, update))
+        self._news += [(sequence, update) for update in drawn if not update.finish]
+        if drawn[-1].finish:
+            self._finish(sequence, drawn[-1])
 
     def _score_prompt(self, sequence: Sequence, start: int, logits: Array) -> None:
         top = sequence.job.prompt_logprobs or 0

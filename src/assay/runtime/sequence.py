@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from assay.runtime.lookahead import Guesses
 from assay.runtime.pages import Lease
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.pooling import Pool
-from assay.runtime.sampler import Choice, largest_needed, sample, sample_best, scores
+from assay.runtime.sampler import Choice, largest_needed, sample, sample_best, scores, the_best
 from assay.runtime.stops import StopStrings
 from assay.text import Tokenizer
 
@@ -75,8 +75,7 @@ class Job:
     owner: tuple[str, str] = ("", "")  # client and request: whose share of the engine it is
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """One token, or the end, or both. `text` is what may be shown now."""
 
     choice: Choice | None = None
@@ -139,6 +138,9 @@ class Sequence(Progress):
         self._detokenizer = tokenizer.detokenizer(special=job.show_special)
         self._stops = StopStrings(job.stop)
         self._constraint = job.constraint() if job.constraint else None
+        self._needed = largest_needed(job.params)
+        longest = n_ctx + 1 if job.max_tokens is None else min(n_ctx + 1, self.n_prompt + job.max_tokens)
+        self._free = 0 if job.stop or self._constraint else longest  # below so many ids only the end of text ends it
         self.over: tuple[str, str] | None = None  # last text and reason, where the answer given had ended already
         for i, token in enumerate(job.answered):
             text, finish = self._take(token)
@@ -170,7 +172,7 @@ class Sequence(Progress):
     def best(self) -> int:
         """How many of the largest logits of the last row are all that is read of it; 0: the whole row."""
         whole = self._constraint or self.draft or self.job.logprobs is not None or self.job.prompt_logprobs is not None
-        return 0 if whole else largest_needed(self.job.params)
+        return 0 if whole else self._needed
 
     @property
     def room(self) -> int:
@@ -197,10 +199,12 @@ class Sequence(Progress):
         """The next token, its text, and whether it is the last. A function of logits, tokens so far and seed."""
         job, constraint = self.job, self._constraint
         self.times.prompted = self.times.prompted or time.monotonic()
-        numbers = Draws(self.seed, len(self.ids))
-        if isinstance(logits, Best):
-            choice = Choice(sample_best(logits, job.params, numbers))
+        if isinstance(logits, Best) and self._needed == 1:
+            choice = Choice(the_best(logits))
+        elif isinstance(logits, Best):
+            choice = Choice(sample_best(logits, job.params, Draws(self.seed, len(self.ids))))
         else:
+            numbers = Draws(self.seed, len(self.ids))
             allowed = constraint.mask(logits) if constraint else logits
             choice = sample(allowed, self.ids, job.params, numbers)
             if job.logprobs is not None:
@@ -218,6 +222,8 @@ class Sequence(Progress):
     def _take(self, token: int) -> tuple[str, str | None]:
         """Go past a token of the answer: its text, and why the answer ends there, if it does."""
         self.ids.append(token)
+        if len(self.ids) < self._free and token not in self._eog:
+            return self._detokenizer.push(token), None
         if self._constraint:
             self._constraint.accept(token)
         ended = token in self._eog

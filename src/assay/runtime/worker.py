@@ -38,6 +38,11 @@ class Worker:
         self._most = scheduler.most + waiting
         self._post = post
         self._seconds = 1.0  # of a sequence, a running mean
+        self._held: News = []  # what goes out when the engine is at work: whoever listens takes time, too
+        if scheduler.engine.follows:
+            scheduler.engine.meanwhile = self._tell
+            scheduler.report = self._report
+            scheduler.wanted = lambda: bool(self._inbox or self._unwanted or self._stop)
         # Shared with other threads, under the lock:
         self._wake = threading.Condition()
         self._inbox: list[Running] = []
@@ -104,17 +109,29 @@ class Worker:
             scheduler.cancel(unwanted)
             if stop:
                 scheduler.fail((*scheduler.running, *scheduler.waiting), stop)
-                self._tell(scheduler.news())
+                self._held += scheduler.news()
+                self._tell()
                 return
             try:
-                self._tell(scheduler.step())
+                news = scheduler.step()
+                self._tell()
+                self._held = news
+                if not scheduler.running or not scheduler.engine.follows:
+                    self._tell()
             except Exception as error:  # whatever it was, nobody is left waiting for an answer
                 log.error("a step failed: %s", error, exc_info=not isinstance(error, AssayError))
                 failed = scheduler.running or scheduler.waiting
                 scheduler.fail(list(failed), EngineFailed(f"the engine failed: {error}"))
-                self._tell(scheduler.news())
+                self._held += scheduler.news()
+                self._tell()
 
-    def _tell(self, news: News) -> None:
+    def _report(self, news: News) -> None:
+        self._held += news
+        self._tell()
+
+    def _tell(self) -> None:
+        """Hand out what is held back."""
+        news, self._held = self._held, []
         ended = [sequence for sequence, update in news if update.finish]
         if ended:
             now = time.monotonic()

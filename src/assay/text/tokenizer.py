@@ -26,6 +26,7 @@ class Tokenizer:
         self.vocab = vocab
         self._special = SpecialTokens(vocab)
         self._pieces: dict[int, bytes] = {}
+        self._texts: tuple[dict[int, str | None], ...] = ({}, {})  # without and with hidden tokens
 
     @classmethod
     def from_gguf(cls, file: GGUFFile, *, nameless: int = 0) -> Tokenizer:
@@ -148,6 +149,19 @@ class Tokenizer:
             found = self._pieces[token] = self._make_piece(token)
         return found
 
+    def text(self, token: int, special: bool) -> str | None:
+        """The piece as text, none of a hidden token unless `special`; None where it is part of a character."""
+        try:
+            return self._texts[special][token]
+        except KeyError:
+            piece = self.piece(token) if special or not self.is_hidden(token) else b""
+            try:
+                found: str | None = piece.decode()
+            except UnicodeDecodeError:
+                found = None
+            self._texts[special][token] = found
+            return found
+
     def _make_piece(self, token: int) -> bytes:
         text, kind = self.vocab.tokens[token], self.vocab.kinds[token]
         if kind & Kind.SPECIAL:
@@ -200,12 +214,17 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._special = special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._whole = True  # no character is open
 
     def push(self, token: int) -> str:
         """The text that is certain now; empty while a character is incomplete."""
+        if self._whole and (text := self._tokenizer.text(token, self._special)) is not None:
+            return text
         if not self._special and self._tokenizer.is_hidden(token):
             return ""
-        return self._decoder.decode(self._tokenizer.piece(token))
+        text = self._decoder.decode(self._tokenizer.piece(token))
+        self._whole = not self._decoder.getstate()[0]
+        return text
 
     def flush(self) -> str:
         """What is left at the end: U+FFFD for a character that never became whole."""

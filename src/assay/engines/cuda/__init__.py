@@ -15,6 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -57,6 +58,47 @@ _GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
 _SPARE = 512 << 20  # bytes left for buffers and graphs when the cache takes what is free
 
 
+class _Run:
+    """A step and those that follow it, `most` rounds in all. Some are queued ahead of the one that is looked at, and
+    looking waits for it."""
+
+    def __init__(
+        self, begin: Callable[[int], None], wait: Callable[[int], list[NDArray[np.float32]]], most: int, ahead: int
+    ) -> None:
+        self.most, self.begun = most, 0
+        self._begin, self._wait, self._ahead = begin, wait, ahead
+        self._found: list[list[NDArray[np.float32]]] = []
+        self._go_on()
+
+    def _go_on(self) -> None:
+        seen = len(self._found)  # who comes soon after another does not wait for long: at first few are ahead
+        while self.begun < min(self.most, seen + 1 + min(self._ahead, 2 + seen)):
+            self._begin(self.begun)
+            self.begun += 1
+
+    def results(self, i: int) -> list[NDArray[np.float32]]:
+        """Of round i."""
+        while i >= len(self._found):
+            self._go_on()
+            self._found.append(self._wait(len(self._found)))
+        return self._found[i]
+
+
+class _Following(Sequence[Best]):
+    """What comes for one sequence after its first token."""
+
+    def __init__(self, run: _Run, of: Callable[[int], list[Best]], sequence: int, n: int) -> None:
+        self._run, self._of, self._sequence, self._n = run, of, sequence, n
+
+    def __len__(self) -> int:
+        return min(self._n, self._run.most - 1)
+
+    def __getitem__(self, i: Any) -> Any:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        return self._of(1 + i)[self._sequence]
+
+
 class CudaEngine(PagedEngine):
     """The engine contract over compiled programs and one device."""
 
@@ -93,6 +135,7 @@ class CudaEngine(PagedEngine):
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
         self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # where results of graphs come to the host
+        self._run_on: _Run | None = None  # rounds that somebody may still look at
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._device: Any = device or Driver(cubins)
         self.isa = self._device.name
@@ -178,16 +221,19 @@ class CudaEngine(PagedEngine):
         longest = max(c.end + n for c, n in zip(batch, follow, strict=True))
         program = self._program(self._one(len(batch), longest, best), frozenset())
         width = program.results[0][0].width
-        rounds = [r.reshape(len(batch), width) for r in self._play(program, batch, follow)]
+        run = self._play(program, batch, follow)
         if not best:
-            return [Output(row[None]) for row in rounds[0]]
+            return [Output(row[None]) for row in run.results(0)[0].reshape(len(batch), width)]
+
+        @cache
+        def of(i: int) -> list[Best]:
+            """Round i, a row a sequence."""
+            found = run.results(i)[0].reshape(len(batch), width)
+            return list(map(Best, found[:, best:].astype(np.int64), found[:, :best]))
+
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
-        split = [(r[:, best:].astype(np.int64), r[:, :best]) for r in rounds]
-        outputs = []
-        for i, n in enumerate(follow):
-            found = [Best(ids[i], values[i]) for ids, values in split[: 1 + n]]
-            outputs.append(Output(nothing, {}, found[0], tuple(found[1:])))
-        return outputs
+        firsts = zip(of(0), follow, strict=True)
+        return [Output(nothing, {}, first, _Following(run, of, i, n)) for i, (first, n) in enumerate(firsts)]
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -268,6 +314,7 @@ class CudaEngine(PagedEngine):
         self._arena_size, self._step_words = arena, words
 
     def _forget_programs(self) -> None:
+        self._settle()
         for program in self._programs.values():
             program.close()
         self._programs.clear()
@@ -280,16 +327,19 @@ class CudaEngine(PagedEngine):
         rows["sequences"] = len(step.pieces)
         sizes = [e.width * rows[e.domain] for e, _ in program.results]
         if shape.one and not self.graph.given and shape.tokens <= _GRAPHED:
-            found = self._play(program, [p.chunk for p in step.pieces])
+            found = self._play(program, [p.chunk for p in step.pieces]).results(0)
             for size, array, landed in zip(sizes, arrays, found, strict=True):
                 array[:size] = landed
             return
+        self._settle()
         words = self._words(program)
         if shape.one:
             self._fill_one(program.tables, [p.chunk for p in step.pieces], ())
         else:
             self._fill(shape, program.tables, step)
         self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
+        if self.meanwhile:
+            self.meanwhile()
         self._device.sync()
 
     def _words(self, program: Program) -> NDArray[np.int32]:
@@ -299,9 +349,10 @@ class CudaEngine(PagedEngine):
             program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
         return words
 
-    def _play(self, program: Program, chunks: Sequence[Chunk], follow: Sequence[int] = ()) -> list[NDArray[np.float32]]:
+    def _play(self, program: Program, chunks: Sequence[Chunk], follow: Sequence[int] = ()) -> _Run:
         """A step of a token a sequence as one graph; a row a sequence of each result. Then the same with the tables as
         the step before left them and its results, until every sequence has as many tokens more as `follow` says."""
+        self._settle()
         more = max(follow, default=0)
         if program.play is None:
             words = self._words(program)
@@ -315,14 +366,34 @@ class CudaEngine(PagedEngine):
         if ends[-1] > self._landing.size:
             self._landing = self._device.pinned(4 * max(ends[-1], 2 * self._landing.size)).view(np.float32)
         landed = [self._landing[a:b] for a, b in pairwise(ends)]
-        program.play()
-        self._fetch(program, landed[:n])
-        for i in range(more):
-            assert program.again
-            program.again()
-            self._fetch(program, landed[(i + 1) * n : (i + 2) * n])
-        self._device.sync()
-        return [part.copy() for part in landed]
+
+        def begin(i: int) -> None:
+            again = program.again if i else program.play
+            assert again
+            again()
+            self._fetch(program, landed[i * n : (i + 1) * n])
+            self._device.mark(i)
+
+        def wait(i: int) -> list[NDArray[np.float32]]:
+            self._device.reach(i)
+            return [part.copy() for part in landed[i * n : (i + 1) * n]]
+
+        self._run_on = _Run(begin, wait, 1 + more, max(c.ahead for c in chunks))
+        if self.meanwhile:
+            self.meanwhile()
+        return self._run_on
+
+    def _settle(self) -> None:
+        """Take what is on its way: the memory it lands in, and the tables it reads, are wanted."""
+        if self._run_on:
+            run, self._run_on = self._run_on, None
+            run.most = run.begun
+            for i in range(run.most):
+                run.results(i)
+
+    def halt(self) -> None:
+        if self._run_on:
+            self._run_on.most = self._run_on.begun
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)

@@ -47,7 +47,8 @@ class AttentionSteps(Walks):
             key = self._turn_key(q_node)
             turn, q_name = self._turn(key, domain), q_node.inputs[0]
             fields |= {"n_rot": len(key[1]) // 4, "neox": int(key[0]), "turn_k": 1}
-        q, out = self._get(q_name, domain), self._new(kqv.name)
+        halves = self.tensors.halves and tensor_room(k_pool, v_pool) is not None
+        q, out = self._get(q_name, domain), self._new_read(kqv.name) if halves else self._new(kqv.name)
         if domain == "tokens" and self.shape.one and not (self.keep & group.inner):
             k = v = None
             if k_name in folded:
@@ -55,18 +56,18 @@ class AttentionSteps(Walks):
                 if turn:
                     k_source = self.graph[k_source].inputs[0]
                 k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
-            if self.tensors.halves and tensor_room(k_pool, v_pool):
+            if halves:
                 self._attend_tensor(q, k, v, turn, out, heads, k_pool, v_pool, fields)
                 return
             usual = bool(k and v and turn) and self._is_usual(k_pool, v_pool, fields["mask"])
             if k and v and turn and usual and self.walks and k_pool.dim in (32, 64, 128):
-                codes = heads * v_dim % 256 == 0 and self._read_as_codes(kqv.name)
+                codes = heads * v_dim % 256 == 0 and self._read_as("q8", kqv.name)
                 self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields, codes)
                 return
             few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()
             if k and v and turn and usual and few:
                 stride = heads * v_dim
-                acts = quantised(COPIES, stride) if stride % 256 == 0 and self._read_as_codes(kqv.name) else None
+                acts = quantised(COPIES, stride) if stride % 256 == 0 and self._read_as("q8", kqv.name) else None
                 if acts:
                     self.prepared[id(out), stride, 0, ""] = acts
                 self._attend_short(q, k, v, turn, out, acts, heads, k_pool, v_pool, fields)
@@ -83,13 +84,6 @@ class AttentionSteps(Walks):
         alike = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and k_pool.dim == v_pool.dim == v_pool.columns
         shape = k_pool.dim % 32 == 0 and k_pool.dim <= 256 and not v_pool.keys and k_pool.heads == v_pool.heads
         return bool(usual and mask.causal and alike and shape)
-
-    def _read_as_codes(self, name: str) -> bool:
-        """Whether every reader of a value multiplies it by quantised weights, and wants nothing else of it."""
-        readers = [self.graph[reader] for reader in self.graph.users.get(name, ())]
-        if len(readers) == 1 and readers[0].op in ("merge_heads", "split_heads"):
-            return readers[0].name not in self.keep and self._read_as_codes(readers[0].name)
-        return all(n.op == "linear" and self.tensors.format(n.weights[0]) == "q8" for n in readers)
 
     def _attend_short(
         self,
@@ -136,6 +130,7 @@ class AttentionSteps(Walks):
 
         def make() -> Launch:
             args = self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, splits, fields)
+            args = structs.TensorAttentionArgs(args, int(id(out) in self.as_halves))
             grid = (blocks, k_pool.heads * splits, rows)
             return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, 16 * row + keys + 64 * 136)
 
@@ -222,6 +217,8 @@ class AttentionSteps(Walks):
                 splits=1,
                 **fields,
             )
+            if room:
+                args = structs.TensorAttentionArgs(args, int(id(out) in self.as_halves))
             threads = structs.KERNELS[kernel][1]
             return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), threads, args, shared)
 

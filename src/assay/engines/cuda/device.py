@@ -78,6 +78,14 @@ class Device(Protocol):
         """What `record` queues, as one graph to be queued again and again."""
         ...
 
+    def mark(self, i: int) -> None:
+        """A place behind what is queued now, by number."""
+        ...
+
+    def reach(self, i: int) -> None:
+        """Wait until everything before the place is done."""
+        ...
+
     def sync(self) -> None: ...
     def close(self) -> None: ...
 
@@ -117,6 +125,7 @@ class Driver:
         self.stream = self._checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.functions: dict[str, Any] = {}
         self.owned: list[int] = []
+        self.events: list[Any] = []
 
     def _checked(self, result: Sequence[Any]) -> Any:
         error = result[0]
@@ -215,6 +224,15 @@ class Driver:
         self._checked(self.cu.cuGraphDestroy(graph))
         return _Graph(self, ready)
 
+    def mark(self, i: int) -> None:
+        while i >= len(self.events):
+            flags = self.cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+            self.events.append(self._checked(self.cu.cuEventCreate(flags)))
+        self._checked(self.cu.cuEventRecord(self.events[i], self.stream))
+
+    def reach(self, i: int) -> None:
+        self._checked(self.cu.cuEventSynchronize(self.events[i]))
+
     def sync(self) -> None:
         self._checked(self.cu.cuStreamSynchronize(self.stream))
 
@@ -222,6 +240,8 @@ class Driver:
         for at in self.owned:
             self.cu.cuMemFreeHost(at)
         self.owned.clear()
+        for event in self.events:
+            self.cu.cuEventDestroy(event)
         for module in self.modules.values():
             self.cu.cuModuleUnload(module)
         self.cu.cuDevicePrimaryCtxRelease(self.device)

@@ -32,10 +32,20 @@ class Format:
     word: bool = False
     floats: bool = False
     sums: bool = False  # products want the sums of half blocks
+    scales: int = 1  # of the chunks, those that are no codes
 
     @property
     def tile_bytes(self) -> int:
         return self.chunks * 512 + (128 if self.word else 0)
+
+    @property
+    def codes(self) -> int:
+        return self.chunks - self.scales
+
+    @property
+    def pairs(self) -> int:
+        """Chunks of factors that products on tensor cores have in the place of scales."""
+        return 4 if self.sums else 2
 
 
 _FORMATS = (
@@ -43,9 +53,9 @@ _FORMATS = (
     Format(1, 32, "f16", floats=True),
     Format(2, 32, "bf16", floats=True),
     Format(3, 9, "q4_0"),
-    Format(4, 10, "q4_1"),
+    Format(4, 10, "q4_1", scales=2),
     Format(5, 11, "q5_0"),
-    Format(6, 12, "q5_1"),
+    Format(6, 12, "q5_1", scales=2),
     Format(7, 17, "q8_0"),
     Format(8, 9, "q4_k", word=True),
     Format(9, 11, "q5_k", word=True),
@@ -55,8 +65,8 @@ _FORMATS = (
     Format(13, 9, "mxfp4"),
 )
 FORMATS = {f.name.upper(): f for f in _FORMATS}  # by ggml's name of the type
-WIDE = Format(14, 20, "wide16")
-WIDE_MIN = Format(15, 24, "wide16_min", sums=True)
+WIDE = Format(14, 20, "wide16", scales=4)
+WIDE_MIN = Format(15, 24, "wide16_min", sums=True, scales=8)
 _WITH_MINIMA = ("Q2_K",)
 _AS_FLOATS = ("Q8_K",)
 _MATRICES = ("linear", "embed", "expert_linear", "head_linear")
@@ -129,6 +139,7 @@ class Tensors:
         self.device, self.file, self.exact = device, file, precision == "exact"
         self.halves = precision == "tensor"  # products go through tensor cores as 16-bit floats
         self.matrices: dict[tuple[str, ...], Matrix] = {}
+        self.factors: dict[int, int] = {}  # by the matrix's address
         self.vectors: dict[str, int] = {}
         self.constants: dict[bytes, int] = {}
         self.owned: list[int] = []
@@ -136,13 +147,18 @@ class Tensors:
 
     @property
     def bytes(self) -> int:
-        return sum(m.bytes for m in self.matrices.values())
+        factors = sum(_factor_bytes(m) for m in self.matrices.values() if m.data in self.factors)
+        return sum(m.bytes for m in self.matrices.values()) + factors
 
     def planned(self, graph: Graph) -> int:
         """Bytes that the weights of a graph will take, and those of the file that are there while one is loaded."""
         names = {name: node.op for node in graph for name in node.weights}
         infos = self.file.tensors
-        matrices = sum(self._empty((name,)).bytes for name, op in names.items() if op in _MATRICES)
+        empty = {name: self._empty((name,)) for name, op in names.items() if op in _MATRICES}
+        matrices = sum(m.bytes for m in empty.values())
+        matrices += sum(
+            _factor_bytes(m) for name, m in empty.items() if names[name] == "linear" and self.made(m.format)
+        )
         vectors = sum(4 * math.prod(infos[name].shape) for name, op in names.items() if op not in _MATRICES)
         return matrices + vectors + min(max((infos[name].nbytes for name in names), default=0), _STAGED)
 
@@ -156,6 +172,22 @@ class Tensors:
     def tensor(self, form: Format) -> bool:
         """Whether products with this format are the tensor cores' own."""
         return self.halves and form.name != "f32"
+
+    def made(self, form: Format) -> bool:
+        """Whether its factors are made when it is loaded."""
+        return self.tensor(form) and not form.floats
+
+    def factors_of(self, matrix: Matrix) -> int:
+        """Where the factors of a matrix lie for gemm_tensor.cu."""
+        if matrix.data not in self.factors:
+            size = _factor_bytes(matrix)
+            at = self.factors[matrix.data] = self.device.alloc(size, "factors of weights")
+            self.owned.append(at)
+            tiles = size // (512 * matrix.format.pairs)
+            args = structs.FactorArgs(matrix.struct(), at, tiles, matrix.format.pairs)
+            grid = max(1, min(tiles, 64 * self.device.multiprocessors))
+            self.device.launch(Launch("make_factors", (grid, 1, 1), 256, args), early=False)
+        return self.factors[matrix.data]
 
     def _format(self, name: str) -> Format:
         kind = self.file.tensors[name].type.name
@@ -261,6 +293,10 @@ class Tensors:
         for at in self.owned:
             self.device.free(at)
         self.owned.clear()
+
+
+def _factor_bytes(matrix: Matrix) -> int:
+    return matrix.count * matrix.groups * matrix.tiles * 512 * matrix.format.pairs
 
 
 def _decoded(file: GGUFFile, name: str, to: Matrix) -> NDArray[np.float32]:

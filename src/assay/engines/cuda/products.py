@@ -9,7 +9,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-from assay.engines.cuda.program import COPIES, Quantised, Value, quantised
+from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
 from assay.engines.cuda.walk import LONG, Walks
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
@@ -21,11 +21,6 @@ TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32,
 TENSOR_TILES = (256, 128, 64, 32, 16, 8)  # tokens of the tiles of gemm_tensor.cu
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
-
-
-def _room(rows: int) -> int:
-    """Rows of activations that there is memory for: whole tiles of tokens."""
-    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 256) * 256
 
 
 class ProductSteps(Walks):
@@ -62,7 +57,9 @@ class ProductSteps(Walks):
         """Rows of a value as 16-bit floats of the matrix's type, normed on the way if `norm` names a node."""
         node = self.graph[norm] if norm else None
         x, rows, stride = self._get(node.inputs[0] if node else name, domain), self._rows(domain), matrix.units * UNIT
-        out, width = Value(2 * _room(rows) * stride), matrix.columns
+        if id(x) in self.as_halves:
+            return x
+        out, width = Value(2 * room(rows) * stride), matrix.columns
 
         def make() -> Launch:
             if not matrix.format.floats:
@@ -115,7 +112,7 @@ class ProductSteps(Walks):
         rows, norm = self._rows(domain), self.fused_norms.get(linear.name)
         form = parts[0].matrix.format
         for p in parts:
-            p.out = self._new(p.name)
+            p.out = self._new_read(p.name) if len(parts) == 1 and self.tensors.made(form) else self._new(p.name)
         if self.tensors.tensor(form):
             halves = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
             tiles = self._float_tiles if form.floats else self._tensor_tiles
@@ -132,7 +129,7 @@ class ProductSteps(Walks):
             return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
-        acts = self._prepare(x, rows, node, parts[0].matrix, _room(rows))
+        acts = self._prepare(x, rows, node, parts[0].matrix, room(rows))
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
 
@@ -227,7 +224,7 @@ class ProductSteps(Walks):
             matrix = parts[0].matrix
             args = structs.ProductArgs(
                 parts=array,
-                acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT, _room(rows)),
+                acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT, room(rows)),
                 n_parts=len(parts),
                 groups=tiles,
                 tokens=rows,
@@ -235,6 +232,11 @@ class ProductSteps(Walks):
                 prologue=_GIVEN,
                 stages=stages,
             )
+            if self.tensors.made(matrix.format):
+                args = structs.TensorArgs(product=args, halved=int(id(parts[0].out) in self.as_halves))
+                for i, p in enumerate(parts):
+                    args.factors[i] = self.tensors.factors_of(p.matrix)
+                    args.codes[i], args.pairs[i] = p.matrix.format.codes, p.matrix.format.pairs
             return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
 
         self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
@@ -275,7 +277,7 @@ class ProductSteps(Walks):
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for quantised weights as halves: groups of four warps work together, or take the units in turn."""
-        fitting, row = [], max(p.matrix.format.tile_bytes // LANES for p in parts)
+        fitting, row = [], max(16 * (p.matrix.format.codes + p.matrix.format.pairs) for p in parts)
         for tokens in TENSOR_TILES:
             tile, threads = 128 if tokens > 64 else 64, structs.TENSOR_TILES[tokens]
             shared = 512 * tokens + 2 * tile * row

@@ -11,7 +11,7 @@ import numpy as np
 from assay.engines.batch import External
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch, Played
-from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.layout import UNIT, Tensors
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.functions import rope_angles
 from assay.engines.fuse import Plan
@@ -61,6 +61,11 @@ def quantised(rows: int, stride: int) -> Quantised:
     return Value(rows * stride), Value(rows * stride // 4), Value(rows * stride // 8)
 
 
+def room(rows: int) -> int:
+    """Rows of activations that there is memory for: whole tiles of tokens."""
+    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 256) * 256
+
+
 @dataclass
 class Program:
     """Launches in order, the memory they need, and where results lie in it."""
@@ -105,6 +110,7 @@ class Steps:
     walks: bool = False  # whether steps of one token are those of a walk, where they can be
     steps: list[tuple[list[Value], Callable[[], Any]]] = field(default_factory=list)
     as_codes: set[int] = field(default_factory=set)  # values that a walk leaves quantised
+    as_halves: set[int] = field(default_factory=set)  # values that are halves, as products on tensor cores read them
     read_by_all: set[int] = field(default_factory=set)  # x of its products
     side_by_side: set[int] = field(default_factory=set)  # results of one step
     of_products: set[int] = field(default_factory=set)
@@ -170,6 +176,27 @@ class Steps:
             value.pinned = True
             self.results.append((External(name, self.plan.domains[name], width), value))
         return value
+
+    def _new_read(self, name: str) -> Value:
+        """A new value as those who read it want it: as halves, if all of them multiply it on tensor cores."""
+        domain, width = self._domain(name), self._width(name)
+        if name == self.graph.output or name in self.keep or width % UNIT or not self._read_as("half", name, domain):
+            return self._new(name)
+        value = self.values[name, domain] = Value(2 * room(self._rows(domain)) * width)
+        self.as_halves.add(id(value))
+        return value
+
+    def _read_as(self, form: str, name: str, domain: str = "") -> bool:
+        """Whether every reader of a value multiplies it in this form, in this domain, and wants nothing else of it."""
+        readers = [self.graph[reader] for reader in self.graph.users.get(name, ())]
+        if len(readers) == 1 and readers[0].op in ("merge_heads", "split_heads"):
+            return readers[0].name not in self.keep and self._read_as(form, readers[0].name, domain)
+        return all(
+            n.op == "linear"
+            and self.tensors.format(n.weights[0]) == form
+            and self._domain(n.name) == (domain or self._domain(n.name))
+            for n in readers
+        )
 
     def _bring(self, name: str) -> None:
         """A value that the caller brings: it is there before the first launch."""

@@ -40,6 +40,15 @@ ProductArgs = _struct(
     ("eps", _F32),
     *_all(_I32, "rows_of_x n_experts slots share extra shift stages"),
 )
+TensorArgs = _struct(
+    "TensorArgs",
+    ("product", ProductArgs),
+    ("factors", _POINTER * 4),
+    ("codes", _I32 * 4),
+    ("pairs", _I32 * 4),
+    *_all(_I32, "halved padding"),
+)
+FactorArgs = _struct("FactorArgs", ("w", Matrix), ("out", _POINTER), ("tiles", _I64), *_all(_I32, "chunks padding"))
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes columns first padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
 Rows = _struct("Rows", *_all(_POINTER, "tokens positions slots tables pages"))
@@ -57,6 +66,8 @@ AttentionArgs = _struct(
     ("query_rows", _POINTER),
     *_all(_I32, "heads n_rot neox n_tokens splits irregular turn_k max_blocks"),
 )
+
+TensorAttentionArgs = _struct("TensorAttentionArgs", ("of", AttentionArgs), *_all(_I32, "halved padding"))
 
 
 class StepUnion(ctypes.Union):
@@ -152,16 +163,17 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_many": (ProductArgs, 256),
     },
     "gemm_tensor": {
-        **{f"tensor_{tokens}": (ProductArgs, most) for tokens, most in TENSOR_TILES.items()},
+        **{f"tensor_{tokens}": (TensorArgs, most) for tokens, most in TENSOR_TILES.items()},
         "halve_columns": (HalveArgs, 512),
+        "make_factors": (FactorArgs, 256),
     },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
     "attention_short": {"attend_short": (ShortArgs, 768)},
     "attention_tensor": {
-        "attend_tensor_64": (AttentionArgs, 256),
-        "attend_tensor_128": (AttentionArgs, 256),
-        "attend_tensor_one_64": (AttentionArgs, 128),
-        "attend_tensor_one_128": (AttentionArgs, 128),
+        "attend_tensor_64": (TensorAttentionArgs, 256),
+        "attend_tensor_128": (TensorAttentionArgs, 256),
+        "attend_tensor_one_64": (TensorAttentionArgs, 128),
+        "attend_tensor_one_128": (TensorAttentionArgs, 128),
     },
     "attention_blocks": {f"attend_blocks_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},
     "attention_halves": {f"attend_halves_{heads}": (AttentionArgs, 256) for heads in (1, 2, 4, 8)},

@@ -15,7 +15,7 @@ from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaForm
 from assay.serve.api.state import Call
 from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, taught
 from assay.serve.errors import ApiError
-from assay.serve.http.exchange import Events, Reply, json_reply
+from assay.serve.http.exchange import Event, Events, Reply, json_reply, mold
 from assay.serve.pool.models import Entry
 from assay.serve.pool.reader import Reader
 from assay.text.calls import Call as ToolCall
@@ -72,7 +72,7 @@ async def begin(call: Call, request: ChatRequest) -> Conversation:
         for index in range(request.n or 1)
     ]
     worker = await call.stack.enter_async_context(state.models.use(entry))
-    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner, call.pause))
     apart = free and request.reasoning_format != "none"
     offered = prompts.plain_tools(tools) if free else None
     answers = [
@@ -104,7 +104,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
 
 async def _chunks(
     entry: Entry, reader: Reader, answers: list[Answer], with_usage: bool, origin: common.Origin
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[Event]:
     head = common.heading("chat.completion.chunk", "chatcmpl", entry.id, origin)
     if with_usage:
         head["usage"] = None
@@ -113,6 +113,10 @@ async def _chunks(
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return head | {"choices": [choice]}
 
+    def content(index: int, text: str) -> dict[str, Any]:
+        return chunk(index, {"content": text})
+
+    plain = [mold(partial(content, index)) for index in range(len(answers))]
     begun = [False] * len(answers)
     async for index, update in reader:
         answer = answers[index]
@@ -120,6 +124,9 @@ async def _chunks(
             begun[index] = True
             yield chunk(index, {"role": "assistant", "content": ""})
         for delta, logprobs in answer.take(update):
+            if not logprobs and "content" in delta:  # nearly all of them
+                yield plain[index](delta["content"])
+                continue
             shown = {"content": logprobs, "refusal": None} if logprobs else None
             yield chunk(index, delta, shown)
         if update.finish:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from assay.runtime.sampler import Choice
@@ -13,7 +14,7 @@ from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
 from assay.serve.api.state import Call, State
 from assay.serve.errors import ApiError
-from assay.serve.http.exchange import Events, Reply, json_reply
+from assay.serve.http.exchange import Event, Events, Reply, json_reply, mold
 from assay.serve.pool.models import Entry
 from assay.serve.pool.reader import Reader
 
@@ -46,7 +47,7 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
         )
     jobs = await _jobs(request, entry, given, n, state, origin)
     worker = await call.stack.enter_async_context(state.models.use(entry))
-    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner, call.pause))
     if request.stream:
         with_usage = bool(request.stream_options and request.stream_options.include_usage)
         chunks = _chunks(entry, request, reader, with_usage, origin)
@@ -95,13 +96,24 @@ async def _jobs(
 
 async def _chunks(
     entry: Entry, request: CompletionRequest, reader: Reader, with_usage: bool, origin: common.Origin
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[Event]:
     head = common.heading("text_completion", "cmpl", entry.id, origin)
     if with_usage:
         head["usage"] = None
     scored = request.logprobs is not None
+
+    def chunk(index: int, text: str, logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+        return head | {"choices": [choice]}
+
+    plain = [mold(partial(chunk, index)) for index in range(len(reader.sequences))]
     written = [0] * len(reader.sequences)  # characters so far, for text_offset
     async for index, update in reader:
+        if written[index] and not scored and not update.finish:  # nearly all of them
+            if update.text:
+                written[index] += len(update.text)
+                yield plain[index](update.text)
+            continue
         sequence = reader.sequences[index]
         text, logprobs = update.text, _Logprobs(entry, written[index])
         if request.echo and not written[index]:
@@ -114,8 +126,7 @@ async def _chunks(
         written[index] += len(text)
         if text or update.finish or scored:
             shown = logprobs.value(request.logprobs or 0) if scored else None
-            choice = {"index": index, "text": text, "logprobs": shown, "finish_reason": update.finish}
-            yield head | {"choices": [choice]}
+            yield chunk(index, text, shown, update.finish)
     if with_usage:
         totals = {"usage": common.usage(reader.sequences), "timings": common.timings(reader.sequences)}
         yield head | {"choices": []} | totals

@@ -104,7 +104,7 @@ async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text)
         deadline=common.deadline(state.limits, request.timeout),
     )
     worker = await call.stack.enter_async_context(state.models.use(entry))
-    return call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner))
+    return call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner, call.pause))
 
 
 # --- the routes

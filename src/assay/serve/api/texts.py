@@ -134,7 +134,7 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
     worker = await call.stack.enter_async_context(state.models.use(entry))
     until = common.deadline(state.limits)
     jobs = [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until) for ids in texts]
-    reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer, call.owner))
+    reader = call.stack.enter_context(Reader(worker, jobs, state.limits.buffer, call.owner, call.pause))
     async for _ in reader:
         pass
     as_text = request.encoding_format == "base64"

@@ -55,7 +55,7 @@ async def trace(call: Call, request: TraceRequest) -> Reply:
     if keep:
         worker = await call.stack.enter_async_context(state.models.use(entry))
         job = Job(ids=tuple(ids), keep=keep, deadline=common.deadline(state.limits))
-        reader = call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner))
+        reader = call.stack.enter_context(Reader(worker, [job], state.limits.buffer, call.owner, call.pause))
         async for _ in reader:
             pass
         nodes = {name: rows[0] for name, rows in reader.sequences[0].nodes.items()}

@@ -37,12 +37,15 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+Event = dict[str, Any] | bytes  # bytes are JSON already
+
+
 @dataclass(frozen=True)
 class Form:
     """How a stream is written: its type, one event of it, and what stands at the end."""
 
     type: str
-    event: Callable[[dict[str, Any]], bytes]
+    event: Callable[[Any], bytes]
     end: bytes = b""
 
 
@@ -61,10 +64,22 @@ class Events:
     has them from before.
     """
 
-    events: AsyncIterator[dict[str, Any]]
+    events: AsyncIterator[Event]
     form: Form = DATA
     name: str = ""
     seen: int = 0
+
+
+class Pause:
+    """Who makes a stream's events awaits this before it waits for more of them: what is written until then goes out
+    at once."""
+
+    def __init__(self) -> None:
+        self.flush: Callable[[], Awaitable[None]] | None = None
+
+    async def __call__(self) -> None:
+        if self.flush:
+            await self.flush()
 
 
 @dataclass(frozen=True)
@@ -76,16 +91,25 @@ class Call(Generic[State]):
     stack: AsyncExitStack
     owner: tuple[str, str] = ("", "")  # the client's address, and a name of the request
     path: Mapping[str, str] = field(default_factory=dict)  # what stands in the place of a route's {names}
+    pause: Pause = field(default_factory=Pause)
 
 
 Handler = Callable[[Call[Any], Any], Awaitable[Reply | Events]]
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_quote = json.encoder.encode_basestring
 
 
 def dumps(value: Any) -> bytes:
-    return _encode(value).encode()
+    return value if isinstance(value, bytes) else _encode(value).encode()
+
+
+def mold(make: Callable[[str], Any]) -> Callable[[str], bytes]:
+    """The JSON of a value as a function of one string in it: what stands around the string is encoded once."""
+    mark = "the string of \x1f a mold"  # in no name
+    before, after = dumps(make(mark)).split(dumps(mark))
+    return lambda text: before + _quote(text).encode() + after
 
 
 def json_reply(value: Any) -> Reply:
@@ -140,7 +164,7 @@ async def _answer(call: Call[Any], handler: Handler, body: Any, send: Send, path
         except Exception as error:
             reply = error_reply(as_api_error(error), path)
         if isinstance(reply, Events):
-            await _stream(reply, send, path)
+            await _stream(reply, send, path, call.pause)
         else:
             await write(reply, send)
 
@@ -157,10 +181,10 @@ async def write(reply: Reply, send: Send, *, close: bool = False) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _stream(reply: Events, send: Send, path: str) -> None:
-    """The status is sent with the first event, so an error before it is still a proper response. A reader who takes
-    nothing is the connection's business, which gives him up."""
-    started, form = False, reply.form
+async def _stream(reply: Events, send: Send, path: str, pause: Pause) -> None:
+    """The status is sent with the first event, so an error before it is still a proper response. Events that are there
+    together are one write. A reader who takes nothing is the connection's business, which gives him up."""
+    started, form, held = False, reply.form, bytearray()
 
     async def put(data: bytes, more: bool = True) -> None:
         nonlocal started
@@ -170,17 +194,27 @@ async def _stream(reply: Events, send: Send, path: str) -> None:
             started = True
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
+    async def flush() -> None:
+        if held:
+            data = bytes(held)
+            held.clear()
+            await put(data)
+
+    pause.flush = flush
     try:
         number = 0
         async for event in reply.events:
             number += 1
             if number > reply.seen:
-                head = f"id: {reply.name}-{number}\n".encode() if reply.name else b""
-                await put(head + form.event(event))
-        await put(form.end, more=False)
+                if reply.name:
+                    held += f"id: {reply.name}-{number}\n".encode()
+                held += form.event(event)
+            if len(held) >= PIECE:
+                await flush()
+        await put(bytes(held) + form.end, more=False)
     except Exception as error:
         fault = as_api_error(error)
-        if not started:
+        if not started and not held:
             await write(error_reply(fault, path), send)
         else:
-            await put(form.event(error_body(fault, path)) + form.end, more=False)
+            await put(bytes(held) + form.event(error_body(fault, path)) + form.end, more=False)

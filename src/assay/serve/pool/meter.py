@@ -5,9 +5,14 @@ Every value is finite: counters and histograms of finite observations, gauges th
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from assay.runtime import scheduler
 from assay.runtime.pages import Pages
@@ -16,6 +21,36 @@ from assay.serve.pool.reader import REASONS
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Row:
+    """One model's part of a histogram. One thread writes it."""
+
+    def __init__(self) -> None:
+        self.counts, self.sum = [0] * (len(_SECONDS) + 1), 0.0
+
+    def observe(self, value: float, n: int) -> None:
+        self.counts[bisect_left(_SECONDS, value)] += n
+        self.sum += n * value
+
+
+class Histograms(Collector):
+    """A histogram of values that come many at a time, equal ones: one number is counted for all of them."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self._name, self._text = name, text
+        self._rows: dict[str, Row] = {}
+        registry.register(self)
+
+    def labels(self, model: str) -> Row:
+        return self._rows.setdefault(model, Row())
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._text, labels=["model"])
+        bounds = [*map(str, _SECONDS), "+Inf"]
+        for model, row in list(self._rows.items()):
+            family.add_metric([model], list(zip(bounds, accumulate(row.counts), strict=True)), row.sum)
+        yield family
 
 
 class Metrics:
@@ -50,7 +85,9 @@ class Metrics:
         self.pages_available = gauge("pages_available", "Cache pages free or idle")
         self.pages = gauge("pages", "Cache pages in all")
         self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token")
-        self.between_tokens = histogram("time_between_tokens_seconds", "Between two tokens of a sequence")
+        self.between_tokens = Histograms(
+            "assay_time_between_tokens_seconds", "Between two tokens of a sequence", registry
+        )
         self.models_loaded = Gauge("assay_models_loaded", "Models in memory", registry=registry)
         self.models_bytes = Gauge("assay_models_bytes", "Memory of the models, as estimated", registry=registry)
 
@@ -71,7 +108,7 @@ class Meter(scheduler.Meter):
         self._running, self._waiting = of(m.running), of(m.waiting)
         self._available, self._pages = of(m.pages_available), of(m.pages)
         self._preemptions = of(m.preemptions)
-        self._tokens, self._between, self._first = of(m.tokens), of(m.between_tokens), of(m.first_token)
+        self._tokens, self._between, self._first = of(m.tokens), m.between_tokens.labels(model), of(m.first_token)
         self._prompt, self._cached = of(m.prompt_tokens), of(m.cached_tokens)
         self._guessed, self._right = of(m.guessed), of(m.guessed_right)
         self._finished = {r: m.finished.labels(model, r) for r in {REASONS.get(end, end) for end in ENDS}}
@@ -91,10 +128,11 @@ class Meter(scheduler.Meter):
     def preempted(self) -> None:
         self._preemptions.inc()
 
-    def token(self, sequence: Progress, now: float) -> None:
-        self._tokens.inc()
+    def tokens(self, sequence: Progress, n: int, now: float) -> None:
+        """Those that came together have an equal share of the time since the last."""
+        self._tokens.inc(n)
         if sequence.times.last:
-            self._between.observe(now - sequence.times.last)
+            self._between.observe((now - sequence.times.last) / n, n)
         else:
             self._first.observe(now - sequence.times.arrived)
             self._prompt.inc(sequence.n_prompt)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -53,12 +53,20 @@ class Reader:
     """The updates of one request's sequences. Use it as a context: leaving cancels what is not finished.
 
     Its sinks are called on the event loop. When more than `limit` updates wait, the client does not read: its
-    sequences are cancelled, so what it can make the server hold is bounded.
+    sequences are cancelled, so what it can make the server hold is bounded. `pause` is awaited before updates are.
     """
 
-    def __init__(self, worker: Computes, jobs: Sequence[Job], limit: int, owner: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        worker: Computes,
+        jobs: Sequence[Job],
+        limit: int,
+        owner: tuple[str, str],
+        pause: Callable[[], Awaitable[None]],
+    ) -> None:
         jobs = [replace(job, owner=owner) for job in jobs]
         self._worker = worker
+        self._pause = pause
         self._queue: deque[tuple[int, Update]] = deque()
         self._news = asyncio.Event()
         self._limit = limit
@@ -75,6 +83,8 @@ class Reader:
     async def __aiter__(self) -> AsyncIterator[tuple[int, Update]]:
         """(sequence, update) until every sequence has finished; the first error is raised."""
         while self._open:
+            if not self._queue:
+                await self._pause()
             await self._news.wait()
             self._news.clear()
             while self._queue:
@@ -86,7 +96,7 @@ class Reader:
                 if update.finish:
                     self._open -= 1
                     self.ends[index] = update.finish
-                    update = replace(update, finish=REASONS.get(update.finish, update.finish))
+                    update = update._replace(finish=REASONS.get(update.finish, update.finish))
                 yield index, update
 
     def close(self) -> None:

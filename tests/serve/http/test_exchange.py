@@ -1,0 +1,62 @@
+"""What a stream writes, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from assay.errors import AssayError
+from assay.serve.http.exchange import Call, Event, Events, _answer, dumps, mold
+
+
+def written(*rounds: list[Event | Exception]) -> list[bytes]:
+    """The writes of a stream whose events come in rounds, with a wait behind each."""
+    call: Call[None] = Call(None, {}, AsyncExitStack())
+    bodies: list[bytes] = []
+
+    async def events() -> AsyncIterator[Event]:
+        for round_ in rounds:
+            for event in round_:
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+            await call.pause()
+            await asyncio.sleep(0)
+
+    async def handler(_: Any, __: Any) -> Events:
+        return Events(events())
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            bodies.append(message["body"])
+
+    asyncio.run(_answer(call, handler, None, send, "/v1/completions"))
+    return bodies
+
+
+def test_events_that_are_there_together_are_one_write() -> None:
+    assert written([{"a": 1}, b'{"a":2}'], [], [{"a": 3}]) == [
+        b'data: {"a":1}\n\ndata: {"a":2}\n\n',
+        b'data: {"a":3}\n\n',
+        b"data: [DONE]\n\n",
+    ]
+
+
+def test_an_error_comes_behind_the_events_before_it() -> None:
+    first, second = written([{"a": 1}], [{"a": 2}, AssayError("no more")])
+    assert first == b'data: {"a":1}\n\n'
+    assert second.startswith(b'data: {"a":2}\n\ndata: {"error":') and second.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("text", ["", "plain", '"quoted" \\ back', "line\n\x00\x1f", "\u4e2d \U0001f600 \u2028"])
+def test_a_mold_gives_the_json_of_the_whole(text: str) -> None:
+    def make(text: str) -> dict[str, Any]:
+        return {"id": "x", "choices": [{"text": text, "logprobs": None}], "n": 1}
+
+    assert mold(make)(text) == dumps(make(text))
+    assert json.loads(mold(make)(text)) == make(text)
