@@ -38,6 +38,7 @@ CHECKED = """\
 The 37 tiny models pass as well; `command-r-plus`, of 64 layers, was run at the lengths 1, 2, 7 and 33. On Arm (two
 Neoverse-N1 cores, llama.cpp with its NEON kernels, 2026-11-16) the first 13 of them were run at the lengths 2 and 7 and
 pass, and so do Gemma and Qwen at 1, 2, 7 and 33, 12 of 12 checks each with exit code 0.
+"""
 
 GREEDY = """\
 Greedy text beside llama.cpp's, 20 prompts (`python bench/greedy.py FILE -n TOKENS`, 2 cores of a Sapphire Rapids
