@@ -13,11 +13,12 @@ NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev
 run: $(VENV)/.installed
 	$(BIN)/assay run -p "$(PROMPT)" -n 128
 
+# One more process than two cores: some tests wait for servers.
 test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile
 
 test-fast: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
 
 # The cuda engine's tests on a real card, then its memory accesses and races under compute-sanitizer.
 SANITIZED := tests/engines/test_cuda.py -q -k "Q4_K or Q8_0 or window or kept"
