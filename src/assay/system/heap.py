@@ -8,6 +8,7 @@ is done.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,7 @@ _TRIM, _PAD, _MAP = -1, -2, -3  # glibc's M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_TH
 _KEPT = {_TRIM: 512 << 20, _PAD: 32 << 20, _MAP: 32 << 20}
 _USUAL = {_TRIM: 128 << 10, _PAD: 0}
 _depth = 0
+_lock = threading.Lock()  # a server judges in several threads
 
 
 @cache
@@ -36,15 +38,17 @@ def kept() -> Iterator[None]:
     if found is None:
         yield
         return
-    _set(found, _KEPT)
-    _depth += 1
+    with _lock:
+        _set(found, _KEPT)
+        _depth += 1
     try:
         yield
     finally:
-        _depth -= 1
-        if not _depth:
-            _set(found, _USUAL)
-            found.malloc_trim(0)
+        with _lock:
+            _depth -= 1
+            if not _depth:
+                _set(found, _USUAL)
+                found.malloc_trim(0)
 
 
 def _set(library: Any, options: dict[int, int]) -> None:
