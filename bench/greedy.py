@@ -13,8 +13,8 @@ The definition says whose rounding it was. It computes the gap between the same 
 llama.cpp's rules of rounding (activations in eight bits, a half cache, GELU by a table). So there are four gaps at
 every position, and the text says how far each engine's are from the exact ones. Exit code 1 if a token that counts
 differs and the exact gap says that llama.cpp was right by more than assay's own rms error. With `--float32` nothing is
-left to excuse: llama.cpp has a float32 cache too, and every token that counts must be the same. `--itself` says how many
-tokens that count llama.cpp has otherwise itself, with flash attention or with its repacked weights.
+left to excuse: llama.cpp has a float32 cache too, and every token that counts must be the same. `--itself` says how
+many tokens that count llama.cpp has otherwise itself, with flash attention or with its repacked weights.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def itself(path: Path, n: int, least: float, threads: int) -> tuple[list[str], i
         if name != "assay":
             agreed &= same & (np.sort(logits, axis=1)[:, -2:] @ [-1, 1] > least)
     same = others["assay"].argmax(axis=1) == best[:, 0]
-    rows.append(f"- assay, where all three of llama.cpp agree with such a gap: {(agreed & same).sum()} of {agreed.sum()}")
+    rows.append(f"- assay, where all of llama.cpp's agree with such a gap: {(agreed & same).sum()} of {agreed.sum()}")
     return rows, 0
 
 

@@ -55,8 +55,8 @@ the rounding of both engines: over all positions of Gemma's texts the gap is off
 table) is off by 0.178, so those rules alone give an error of that size. It is 0.197 away from llama.cpp itself: even
 the same rules, with sums in another order, do not make the same calls at this closeness.
 
-No engine can have all of these tokens, llama.cpp with another of its own kernels neither
-(`python bench/greedy.py --itself FILE -n 12`, two Neoverse-N1 cores, 2026-11-16; each beside llama.cpp's plain kernels):
+llama.cpp with another of its own kernels does not have all of these tokens either
+(`python bench/greedy.py --itself FILE -n 12`, two Neoverse-N1 cores, 2026-11-16; beside llama.cpp's plain kernels):
 
 | tokens with a gap above 0.05 that are the same, and the difference of gaps (rms) | Gemma | Qwen |
 |---|---|---|
