@@ -15,10 +15,10 @@ run: $(VENV)/.installed
 
 # One more process than two cores: some tests wait for servers.
 test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n 3 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow"
 
 # The cuda engine's tests on a real card, then its memory accesses and races under compute-sanitizer.
 SANITIZED := tests/engines/test_cuda.py -q -k "Q4_K or Q8_0 or window or kept"

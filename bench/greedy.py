@@ -2,6 +2,7 @@
 
     python bench/greedy.py gemma-3-270m-Q4_K_M.gguf qwen2.5-coder-0.5b-instruct-Q4_K_M.gguf [-n 48]
     python bench/greedy.py --float32 FILE...      # both on a copy of the file in float32: no rounding of activations
+    python bench/greedy.py --itself FILE...       # llama.cpp beside llama.cpp with another kernel, without assay
 
 llama.cpp (llama-cpp-python, its plain kernels, f16 cache) answers each prompt greedily. assay is asked for the same
 answer twice: by itself, and at every position of llama.cpp's text, so that one close call does not hide what follows.
@@ -12,7 +13,8 @@ The definition says whose rounding it was. It computes the gap between the same 
 llama.cpp's rules of rounding (activations in eight bits, a half cache, GELU by a table). So there are four gaps at
 every position, and the text says how far each engine's are from the exact ones. Exit code 1 if a token that counts
 differs and the exact gap says that llama.cpp was right by more than assay's own rms error. With `--float32` nothing is
-left to excuse: llama.cpp has a float32 cache too, and every token that counts must be the same.
+left to excuse: llama.cpp has a float32 cache too, and every token that counts must be the same. `--itself` says how
+many tokens that count llama.cpp has otherwise itself, with flash attention or with its repacked weights.
 """
 
 from __future__ import annotations
@@ -68,19 +70,28 @@ PROMPTS = (
 class Peer:
     """llama.cpp on one file."""
 
-    def __init__(self, path: Path, threads: int, float32: bool) -> None:
+    def __init__(self, path: Path, threads: int, float32: bool, *, repacked: bool = False, flash: bool = False) -> None:
         import llama_cpp as L
 
         defaults = L.llama_model_default_params
 
-        def plain() -> Any:
+        def chosen() -> Any:
             params = defaults()
-            params.use_extra_bufts = False  # no repacked weights: the kernels that every build has
+            params.use_extra_bufts = repacked  # without: the kernels that every build has
             return params
 
-        L.llama_cpp.llama_model_default_params = plain
+        L.llama_cpp.llama_model_default_params = chosen
         cache = {"type_k": L.GGML_TYPE_F32, "type_v": L.GGML_TYPE_F32} if float32 else {}
-        self.llm = L.Llama(str(path), n_ctx=1024, n_threads=threads, n_threads_batch=threads, verbose=False, **cache)
+        common: dict[str, Any] = {"n_ctx": 1024, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+        self.llm = L.Llama(str(path), flash_attn=flash, **common, **cache)
+        L.llama_cpp.llama_model_default_params = defaults
+
+    def along(self, ids: list[int], text: list[int]) -> Iterator[Array]:
+        """Its logits at every position of a given answer."""
+        self.llm.reset()
+        for part in (ids, *([token] for token in text[:-1])):
+            self.llm.eval(part)
+            yield np.array(self.llm._ctx.get_logits()[: self.llm.n_vocab()])
 
     def answer(self, ids: list[int], n: int, ends: frozenset[int]) -> tuple[Array, Array]:
         """Its greedy answer: at each position the two best tokens, the best first, and the gap between their logits."""
@@ -203,17 +214,45 @@ def in_float32(path: Path, n: int, least: float, threads: int) -> tuple[list[str
     ], wrong
 
 
+def itself(path: Path, n: int, least: float, threads: int) -> tuple[list[str], int]:
+    """llama.cpp's plain kernels beside its others and beside assay, at every position of the plain ones' text."""
+    plain = Peer(path, threads, False)
+    with assay.load(path, threads=threads, ctx_size=1024) as model:
+        prompts, ends = [model.tokenize(prompt) for prompt in PROMPTS], model.tokenizer.eog
+        texts = [(ids, *plain.answer(ids, n, ends)) for ids in prompts]
+        ours = [model.logits([*ids, *best[:, 0].tolist()])[-len(best) - 1 : -1] for ids, best, _ in texts]
+    others = {"assay": np.concatenate(ours)}
+    for name, chosen in (("flash attention", {"flash": True}), ("repacked weights", {"repacked": True})):
+        other = Peer(path, threads, False, **chosen)
+        found = [logits for ids, best, _ in texts for logits in other.along(ids, best[:, 0].tolist())]
+        others[name] = np.array(found)
+    best, gaps = (np.concatenate([text[i] for text in texts]) for i in (1, 2))
+    counted, at = gaps > least, np.arange(len(gaps))
+    rows = [f"\n**{path.name}**: of llama.cpp's {counted.sum()} tokens with a gap above {least} are the same"]
+    agreed = counted.copy()
+    for name, logits in others.items():
+        same = logits.argmax(axis=1) == best[:, 0]
+        error = rms(logits[at, best[:, 0]] - logits[at, best[:, 1]] - gaps)
+        rows.append(f"- {name}: {(counted & same).sum()}; the gaps differ by {error:.3f} (rms)")
+        if name != "assay":
+            agreed &= same & (np.sort(logits, axis=1)[:, -2:] @ [-1, 1] > least)
+    same = others["assay"].argmax(axis=1) == best[:, 0]
+    rows.append(f"- assay, where all of llama.cpp's agree with such a gap: {(agreed & same).sum()} of {agreed.sum()}")
+    return rows, 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("-n", type=int, default=48, help="tokens of an answer")
     parser.add_argument("--gap", type=float, default=0.05)
     parser.add_argument("--float32", action="store_true", help="both on a copy of the file in float32")
+    parser.add_argument("--itself", action="store_true", help="llama.cpp beside itself, with other kernels")
     parser.add_argument("-t", "--threads", type=int, default=2)
     args = parser.parse_args()
-    wrong = 0
+    wrong, how = 0, itself if args.itself else in_float32 if args.float32 else compare
     for path in args.files:
-        rows, bad = (in_float32 if args.float32 else compare)(path, args.n, args.gap, args.threads)
+        rows, bad = how(path, args.n, args.gap, args.threads)
         print("\n".join(rows), flush=True)
         wrong += bad
     return 1 if wrong else 0

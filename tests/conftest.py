@@ -1,4 +1,4 @@
-"""Fixtures for everybody: where the reference data lie, hypothesis without wall-clock deadlines, threads, Ctrl-C."""
+"""For everybody: the order of files, where the reference data lie, hypothesis without deadlines, threads, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,8 +15,25 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 settings.register_profile("assay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("assay")
 
+# Files of half a minute and more, longest first: they begin before the others, so that no process is left alone at the
+# end with one of them (`--no-loadscope-reorder` keeps this order).
+LONG = (
+    "verify/diagnosis/test_named.py", "engines/test_cuda.py", "verify/diagnosis/test_small.py",
+    "verify/diagnosis/test_rules.py", "verify/endpoint/test_blackbox.py", "serve/test_page.py",
+    "verify/judge/test_verdict.py", "verify/diagnosis/test_two_ports.py", "test_tutorial.py",
+    "verify/conformance/test_families.py", "verify/faults/test_families.py", "verify/diagnosis/test_likelihood.py",
+    "engines/test_cuda_serving.py", "verify/judge/test_architectures.py", "serve/api/test_openapi.py",
+    "system/test_files.py", "cluster/test_sweep.py",
+)  # fmt: skip
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job: Ctrl-C is tested all the same
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    rank = {tests / name: i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path, len(LONG)))
 
 
 @pytest.fixture(scope="session")

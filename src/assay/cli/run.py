@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch = parser.add_argument_group("batch")
     batch.add_argument("-o", "--output", metavar="FILE", help="answers, one JSON object a line; default: stdout")
     batch.add_argument("--resume", action="store_true", help="go on behind the answers that are in FILE already")
-    batch.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 32)")
+    batch.add_argument("--parallel", type=common.whole(1), metavar="N", help="sequences that run at once (default 64)")
     common.add_sampling_arguments(parser)
     common.add_engine_arguments(parser)
     common.add_stats_argument(parser)

@@ -28,7 +28,7 @@ from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
-RUNNING = 32  # sequences that run at once, unless told otherwise
+RUNNING = 64  # sequences that run at once in a library or an offline batch, unless told otherwise
 _FOLLOW = 63  # most tokens that an engine goes on by itself
 _AHEAD, _SPAN = 15, 0.02  # most of them that are begun ahead, and seconds: whoever comes meanwhile waits so long
 _TELL = 0.04  # seconds after which they are told, at the latest: telling has its price
