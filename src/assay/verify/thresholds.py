@@ -51,8 +51,10 @@ MOST_UNEXPLAINED = 12  # nodes that nothing explains before the search ends
 FIRST_OBSERVED = 3  # nodes of a run from the tokens that a hypothesis is held against first
 HEARD = 3.0  # on a few nodes: worth holding against all of them
 SPEAKS = 12.0  # beyond the number of hypotheses tried: chance gives this once in 100,000
+MOST_REFINED, STEPS_REFINED = 2, 32  # families whose parameter is solved for everywhere at once, and in how many steps
 PARAMETER_NATS = 5.0  # what a solved parameter costs
 ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
+MAINLY = 0.5  # of the loudest's nats: what leaves nothing where it shows comes before what is so much louder
 COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
 LEAVES = 0.9  # of the deviation at most: a fault that leaves more of it is not what happened
 RULE_LEAVES = 0.5  # the same under a rule of rounding: one token's other expert, got by luck, is a tenth of all
@@ -73,6 +75,9 @@ ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).
 FEW_EDGES = 1 / 4  # of the rows of a node, and of the nodes for a token: a fault shows in more
 AN_EDGE = 1 / 2  # of the noise of all the roundings: so large is what one of them makes (there: 0.01 to 0.28)
+SHAKEN = 2.0  # half-units of a row's size: by so much float32's sums in another order are off
+DRAWS = 3  # runs of a prediction with other such errors: what moves in one of them hangs on an edge
+FIRM_LEFT = 8.0  # times float32's noise and these moves: so few draws miss an edge here and there
 HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.

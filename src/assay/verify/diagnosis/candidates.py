@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -46,6 +45,7 @@ class Candidate:
     fit: Fit
     explained: int = 0
     contradicted: int = 0
+    lost: float = 0.0  # bits by which it lengthens the description of right nodes that it would have made wrong
 
     @property
     def fitted(self) -> bool:
@@ -98,11 +98,7 @@ def costly(lab: Lab, fault: str, unit: Unit) -> bool:
     """Does a try decode a whole model, or a large layer?"""
     if FAULTS[fault].stage not in (Stage.PARSING, Stage.DEQUANTISATION):
         return False
-    return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and _weights_of(lab, unit) >= LARGE_LAYER)
-
-
-def _weights_of(lab: Lab, unit: Unit) -> int:
-    return sum(math.prod(lab.graph.weights[w]) for name in unit.segment for w in lab.graph[name].weights)
+    return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and lab.size(unit.segment) >= LARGE_LAYER)
 
 
 @dataclass(frozen=True)
@@ -187,7 +183,7 @@ def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     search = h.variant.search
     if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
-    return _weights_of(lab, unit) * search.points < MOST_DECODED
+    return lab.size(unit.segment) * search.points < MOST_DECODED
 
 
 def only_decode(lab: Lab, unit: Unit) -> bool:
@@ -217,7 +213,7 @@ def make_cause(
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same))
     if h.fault == "path-split":
         equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
-    certainty = confidence(before, best.fit, tried, best.fitted, len(nodes))
+    certainty = confidence(before, best.fit, tried, best.fitted, len(nodes), best.lost)
     return Cause(
         fault=h.fault,
         node=node,
@@ -233,13 +229,18 @@ def make_cause(
     )
 
 
-def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1) -> float:
+def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1, lost: float = 0.0) -> float:
     """How sure, as in a code: bits by which the fault shortens the description, less what naming it costs.
 
     Each number that was observed is described more shortly by log2(deviation before / after); choosing among the
     hypotheses tried costs log2 of their number, a solved parameter ten bits more; every further node that it explains
-    is worth a bit.
+    is worth a bit, and what it `lost` where nodes are right is taken off. What noise covers is described already.
     """
-    gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5))
-    bits = float(min(after.count, 64) * max(gain, 0.0) / 2 - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1)
+    bits = described(before, after) - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1 - lost
     return float(min(0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))
+
+
+def described(before: Fit, after: Fit) -> float:
+    """Bits by which a node's numbers are described more shortly, where they were beyond the noise."""
+    gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5)) if before.ratio > 1 else 0.0
+    return float(min(after.count, 64) * max(gain, 0.0) / 2)

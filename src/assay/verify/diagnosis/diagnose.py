@@ -86,6 +86,9 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
     if result is None and lab.terms.guessed:
         result = _hidden(model, dump, diff, weights, say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
+        if searched and result is not None and result.rounds:  # no more is noise than this rule's
+            known = [a.name for a in ARITHMETICS].index(result.rounds)
+            lab = lab.on(replace(lab.terms, arithmetic=known, guessed=False))
     if result is None or searched:
         result = (
             by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say, share)
