@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,9 @@ SINGLE = {
     "gguf-missing-tensor",
     "weight-damaged",
 }  # happens to one tensor: that others are right is no argument against it
+
+
+_OF_THE_FILE = (Stage.PARSING, Stage.DEQUANTISATION)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
 
 def costly(lab: Lab, fault: str, unit: Unit) -> bool:
     """Does a try decode a whole model, or a large layer?"""
-    if FAULTS[fault].stage not in (Stage.PARSING, Stage.DEQUANTISATION):
+    if FAULTS[fault].stage not in _OF_THE_FILE:
         return False
     return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and lab.size(unit.segment) >= LARGE_LAYER)
 
@@ -136,6 +140,8 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
         if costly(lab, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
+        if screen.right_at_first and FAULTS[h.fault].stage in _OF_THE_FILE:
+            continue  # weights that are misread are so for every row
         if h.variant.search is None:
             fit = elsewhere[i] if i in elsewhere else screen.fit(h)
         else:
@@ -153,11 +159,13 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
         bits = [c for c in bits if c.fit.residual < ONE_BIT * before.residual]
         found = [c for c in bits if c.fit.explained]
     if deep and not any(c.fit.exact for c in found) and (bits or not found):  # of so many bits one is near to anything
-        for h in scans:
+        for h in sorted(scans, key=lambda h: _points(lab, h)):
             tried += 1
             h, fit = screen.search(h, deep=affordable(lab, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
+            if screen.head is not None and fit.exact and fit.residual < ENOUGH * before.residual:
+                break  # every further point is a run of the model
     if not found and lab.terms.guessed and not lab.terms.subtle:
         coarser = _coarser(lab, [*rough, *bits], tried)
         if coarser is not None:
@@ -184,6 +192,14 @@ def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
     return lab.size(unit.segment) * search.points < MOST_DECODED
+
+
+def _points(lab: Lab, h: Hypothesis) -> int:
+    """How many a scan has."""
+    search = h.variant.search
+    if search is None or search.scan is not None:
+        return sys.maxsize  # those of a file are many
+    return len(search.grid(lab.rows))
 
 
 def only_decode(lab: Lab, unit: Unit) -> bool:

@@ -59,6 +59,7 @@ from assay.verify.thresholds import (
     PARAMETER_NATS,
     QUIET_LEFT,
     RULE_LEAVES,
+    RULED_OUT,
     SPEAKS,
     STEPS_REFINED,
 )
@@ -233,7 +234,8 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
         for lab in labs:
             voices = _listen(lab, some, where)
             heard = [v.hypothesis for v in voices if v.nats > HEARD]
-            some = [v.hypothesis for v in voices if v.nats <= HEARD]
+            # Rules differ by less than what is there to explain: what is off by much more stays so under each.
+            some = [v.hypothesis for v in voices if v.nats <= HEARD and v.after <= RULED_OUT * v.before]
             for bench in labs:
                 solved = [_solved_here(bench, h, where) for h in heard]
                 voices = _listen(bench, solved, places)
