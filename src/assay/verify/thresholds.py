@@ -35,6 +35,7 @@ NEAR_UNITS, NEAR_Q8 = (
     0.02,
 )  # up to this relative error: so many half-units of the arithmetic, or this with Q8 operands
 TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
+A_GUESS = 0.5  # how sure of a fault at most that leaves more than noise, and more than COARSE
 COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
 ONE_BIT = 0.01  # of the squared deviation that a flipped bit may leave: one of thousands is near anything
 NARROW = 0.01  # of the squared size: more than a narrow type in one place makes, even after some layers
@@ -77,7 +78,9 @@ FEW_EDGES = 1 / 4  # of the rows of a node, and of the nodes for a token: a faul
 AN_EDGE = 1 / 2  # of the noise of all the roundings: so large is what one of them makes (there: 0.01 to 0.28)
 SHAKEN = 2.0  # half-units of a row's size: by so much float32's sums in another order are off
 DRAWS = 3  # runs of a prediction with other such errors: what moves in one of them hangs on an edge
-FIRM_LEFT = 8.0  # times float32's noise and these moves: so few draws miss an edge here and there
+FIRM_LEFT = 2.0  # times float32's noise and these moves, beside a fault that did happen
+FIRM_SHARE = 1 / 40  # of the deviation, where that is more: so few draws miss an edge here and there
+FIRM_ROWS = 2  # in which it shows: one is an edge
 HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.

@@ -17,6 +17,7 @@ from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
+    A_GUESS,
     ACCEPT,
     COARSE,
     ENOUGH,
@@ -133,8 +134,8 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
     tried = 0
     screen = Screen(lab, unit)
     for i, h in enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit))):
-        if h.fault == "path-split" and found:
-            break
+        if h.fault == "path-split" and (found or screen.head is not None):
+            break  # where each is a run, the scans come first
         if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
         if costly(lab, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
@@ -164,8 +165,14 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
             h, fit = screen.search(h, deep=affordable(lab, unit, h))
             if better(fit, before):
                 found.append(Candidate(h, fit))
+            elif fit.residual < COARSE * before.residual:
+                rough.append(Candidate(h, fit))
             if screen.head is not None and fit.exact and fit.residual < ENOUGH * before.residual:
                 break  # every further point is a run of the model
+    if screen.head is not None and not found and not rough and only_decode(lab, unit):
+        for h in hypotheses(lab, unit, decode=True):
+            if h.fault == "path-split" and better(fit := screen.fit(h), before):
+                found.append(Candidate(h, fit))
     if not found and lab.terms.guessed and not lab.terms.subtle:
         coarser = _coarser(lab, [*rough, *bits], tried)
         if coarser is not None:
@@ -250,10 +257,12 @@ def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1
 
     Each number that was observed is described more shortly by log2(deviation before / after); choosing among the
     hypotheses tried costs log2 of their number, a solved parameter ten bits more; every further node that it explains
-    is worth a bit, and what it `lost` where nodes are right is taken off. What noise covers is described already.
+    is worth a bit, and what it `lost` where nodes are right is taken off. What noise covers is described already. And
+    what leaves more than noise, of a deviation that it should have made itself, is a guess.
     """
     bits = described(before, after) - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1 - lost
-    return float(min(0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))
+    leaves_much = after.ratio > 1 and not after.exact and after.residual > COARSE * before.residual
+    return float(min(A_GUESS if leaves_much else 0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))
 
 
 def described(before: Fit, after: Fit) -> float:

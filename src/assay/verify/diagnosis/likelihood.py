@@ -34,6 +34,7 @@ from assay.verify.diagnosis.parameter import least, search_parameter
 from assay.verify.diagnosis.places import Groups, Place, groups_of, off_at, off_in, run_of
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.rules import allowed, nothing_left, rules
+from assay.verify.diagnosis.screen import Screen
 from assay.verify.faults import FAULTS, Kind, Stage
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff
@@ -47,6 +48,8 @@ from assay.verify.thresholds import (
     DAMAGED_ROWS,
     DRAWS,
     FIRM_LEFT,
+    FIRM_ROWS,
+    FIRM_SHARE,
     FLOAT32_LEFT,
     HARDLY_LEFT,
     HEARD,
@@ -70,6 +73,7 @@ _SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.HEAD, Stage.RUNTIME)
 _TOO_MUCH = 1e300
 Progress = Callable[[str], None]
 Array = NDArray[Any]
+Sieve = Callable[[Hypothesis], bool]
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Voice:
     @property
     def firmly(self) -> bool:
         """Of groups that count by how far their predictions move: is no more left than that?"""
-        return self.after <= FIRM_LEFT and self.touched >= DAMAGED_ROWS
+        return self.after <= max(FIRM_LEFT, FIRM_SHARE * self.before) and self.touched >= FIRM_ROWS
 
     @property
     def odd(self) -> bool:
@@ -226,7 +230,8 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
     """
     likeliest, best, tried, families = labs[0], list[Voice](), 0, list[Voice]()
     damage = (chain.from_iterable(_damage(lab, places) for lab in labs), places)
-    kinds = [(_mistakes(likeliest, places, wide=wide), first), (_solved(likeliest, places, first), first)]
+    sieve = Screen(likeliest, places[0].unit).passes if len(places) == 1 else None
+    kinds = [(filter(sieve, _mistakes(likeliest, places, wide=wide)), first), (_solved(likeliest, first, sieve), first)]
     kinds.insert(0 if first[0].brief else 2, damage)  # what was printed tells of few bits, so they are soon tried
     for mistakes, where in kinds:
         some = list(mistakes)
@@ -245,8 +250,6 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
                     best = spoken
                 if best and best[0].rest <= FLOAT32_LEFT:
                     return best
-        if best and best[0].exact:
-            break
     for voice in _loudest_families(families):
         lab = next(bench for bench in labs if bench.rule == voice.rule)
         voices = _listen(lab, [_solved_here(lab, _refined(lab, voice.hypothesis, places), first)], places)
@@ -350,7 +353,7 @@ def _torn(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
         yield from (Hypothesis(TORN, variant, p) for p in ends[:A_LAYERS_WORTH])
 
 
-def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterator[Hypothesis]:
+def _solved(lab: Lab, first: Sequence[Place], sieve: Sieve | None = None) -> Iterator[Hypothesis]:
     """Families with the parameter that fits the first place they touch best."""
     for fault in FAULTS.values():
         for variant in fault.variants:
@@ -366,13 +369,15 @@ def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterat
             unit = found_at[1].near(lab, h)
             if unit is None:
                 continue
-            found, _ = search_parameter(lab, h, unit, partial(_fit, lab, found_at[1], unit))
+            found, _ = search_parameter(lab, h, unit, partial(_fit, lab, found_at[1], unit, sieve))
             if found.p not in search.common and lab.touches(variant, unit, found.p):
                 yield found
 
 
-def _fit(lab: Lab, place: Place, unit: Unit, h: Hypothesis) -> Fit:
+def _fit(lab: Lab, place: Place, unit: Unit, sieve: Sieve | None, h: Hypothesis) -> Fit:
     """How a hypothesis fits a unit, unless it would have shown earlier."""
+    if sieve and not sieve(h):
+        return NEVER
     parts = place.heard(lab, h)
     if len(parts) > 1:
         early = replace(place, targets=parts[0], off=frozenset())

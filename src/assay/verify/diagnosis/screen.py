@@ -148,6 +148,14 @@ class Screen:
         shape = self.lab.graph.shapes.get(name, ("T",))
         return value[tuple(slice(0, HEAD) if isinstance(d, str) else slice(None) for d in shape)]
 
+    def passes(self, h: Hypothesis) -> bool:
+        """Do the first rows leave it possible, whatever the engine rounds? What is off by much more than was there to
+        explain stays so."""
+        if self.head is None:
+            return True
+        left, before = self.head.fit(h, self.unit).residual, self.head.before(self.unit).residual
+        return left <= RULED_OUT**2 * before or not self._causal(h)
+
     def _causal(self, h: Hypothesis) -> bool:
         """Are the first rows of the nodes it touches, one of each kind, the same when computed alone?"""
         if Kind.WEIGHTS in FAULTS[h.fault].kinds:  # weights know nothing of rows
