@@ -50,6 +50,7 @@ MOST_UNEXPLAINED = 12  # nodes that nothing explains before the search ends
 
 # When a small fault speaks (`likelihood`): logarithms of likelihood ratios, in nats.
 FIRST_OBSERVED = 3  # nodes of a run from the tokens that a hypothesis is held against first
+MOST_HEARD = 4  # the loudest, that are held against every rule where each try is a run of the model
 HEARD = 3.0  # on a few nodes: worth holding against all of them
 SPEAKS = 12.0  # beyond the number of hypotheses tried: chance gives this once in 100,000
 MOST_REFINED, STEPS_REFINED = 2, 32  # families whose parameter is solved for everywhere at once, and in how many steps
@@ -75,6 +76,7 @@ QUIET_LEFT = 1.0  # the same, in a run of many layers that passes for float32's:
 ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).
 FEW_EDGES = 1 / 4  # of the rows of a node, and of the nodes for a token: a fault shows in more
+EDGE_NATS = 3.7  # ln(20 · 2): by chance such a row is off, and by chance a fault turns it the right way
 AN_EDGE = 1 / 2  # of the noise of all the roundings: so large is what one of them makes (there: 0.01 to 0.28)
 SHAKEN = 2.0  # half-units of a row's size: by so much float32's sums in another order are off
 DRAWS = 3  # runs of a prediction with other such errors: what moves in one of them hangs on an edge

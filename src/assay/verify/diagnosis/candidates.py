@@ -167,7 +167,7 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
                 found.append(Candidate(h, fit))
             elif fit.residual < COARSE * before.residual:
                 rough.append(Candidate(h, fit))
-            if screen.head is not None and fit.exact and fit.residual < ENOUGH * before.residual:
+            if screen.head is not None and fit.residual < ENOUGH * before.residual:
                 break  # every further point is a run of the model
     if screen.head is not None and not found and not rough and only_decode(lab, unit):
         for h in hypotheses(lab, unit, decode=True):

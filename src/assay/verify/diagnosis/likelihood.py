@@ -47,6 +47,7 @@ from assay.verify.thresholds import (
     DAMAGE_LEFT,
     DAMAGED_ROWS,
     DRAWS,
+    EDGE_NATS,
     FIRM_LEFT,
     FIRM_ROWS,
     FIRM_SHARE,
@@ -56,6 +57,7 @@ from assay.verify.thresholds import (
     ITSELF,
     LEAVES,
     MAINLY,
+    MOST_HEARD,
     MOST_REFINED,
     MOSTLY,
     ONE_KERNEL,
@@ -118,6 +120,12 @@ class Voice:
     def itself(self) -> bool:
         """Where every rounding falls as in the definition: does the fault's own change show?"""
         return ITSELF <= self.coefficient <= 1 / ITSELF
+
+    def turns(self, tried: int) -> bool:
+        """Does it give most rows to float32's noise, and so many that edges cannot have fallen so by chance?"""
+        if self.left > QUIET_LEFT or self.usual <= FLOAT32_LEFT:
+            return False
+        return self.touched / 2 * EDGE_NATS > SPEAKS + np.log(max(tried, 1))
 
     def speaks(self, tried: int) -> bool:
         """Beyond chance, for so many hypotheses tried."""
@@ -230,7 +238,8 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
     """
     likeliest, best, tried, families = labs[0], list[Voice](), 0, list[Voice]()
     damage = (chain.from_iterable(_damage(lab, places) for lab in labs), places)
-    sieve = Screen(likeliest, places[0].unit).passes if len(places) == 1 else None
+    screen = Screen(likeliest, places[0].unit)
+    sieve, costly = (screen.passes if len(places) == 1 else None), len(places) == 1 and screen.head is not None
     kinds = [(filter(sieve, _mistakes(likeliest, places, wide=wide)), first), (_solved(likeliest, first, sieve), first)]
     kinds.insert(0 if first[0].brief else 2, damage)  # what was printed tells of few bits, so they are soon tried
     for mistakes, where in kinds:
@@ -238,11 +247,12 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
         tried += len(some)
         for lab in labs:
             voices = _listen(lab, some, where)
-            heard = [v.hypothesis for v in voices if v.nats > HEARD]
+            heard = [v.hypothesis for v in sorted(voices, key=lambda v: -v.nats) if v.nats > HEARD]
             # Rules differ by less than what is there to explain: what is off by much more stays so under each.
             some = [v.hypothesis for v in voices if v.nats <= HEARD and v.after <= RULED_OUT * v.before]
             for bench in labs:
-                solved = [_solved_here(bench, h, where) for h in heard]
+                few = heard if bench is lab or not costly else heard[:MOST_HEARD]
+                solved = [_solved_here(bench, h, where) for h in few]
                 voices = _listen(bench, solved, places)
                 families += [v for v in voices if v.nats > SPEAKS and _refinable(v.hypothesis)]
                 spoken = _speaking(bench, voices, where, places, tried)
@@ -295,7 +305,9 @@ def _speaking(
     clear = [v for v in voices if v.speaks(tried)]
     if lab.rule != EXACT:
         smooth = _listen(lab, [v.hypothesis for v in clear], places, lab.rounding(EXACT))
-        clear = [v for v, s in zip(clear, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself]
+        clear = [
+            v for v, s in zip(clear, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself or v.turns(tried)
+        ]
     unclear = [v for v, n in zip(voices, near, strict=True) if v not in clear and n.speaks(tried)]
     if unclear or not all(v.exact for v in clear):
         again = _listen(lab, [v.hypothesis for v in (*clear, *unclear)], places, draws=_draws(lab))
