@@ -18,20 +18,19 @@ and faults are listened for under those that may be the engine's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
+from assay.verify.diagnosis.firm import moved_by, shaken_benches, with_off
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import least, search_parameter
-from assay.verify.diagnosis.places import Groups, Place, groups_of, off_at, off_in, run_of
+from assay.verify.diagnosis.places import Groups, Place, groups_of, off_at, run_of
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.rules import allowed, nothing_left, rules
 from assay.verify.diagnosis.screen import Screen
@@ -46,7 +45,6 @@ from assay.verify.thresholds import (
     COEFFICIENT,
     DAMAGE_LEFT,
     DAMAGED_ROWS,
-    DRAWS,
     EDGE_NATS,
     FIRM_LEFT,
     FIRM_ROWS,
@@ -72,9 +70,7 @@ from assay.verify.thresholds import (
 TORN = "weight-torn"
 # Where mistakes are small enough to pass for noise.
 _SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.HEAD, Stage.RUNTIME)
-_TOO_MUCH = 1e300
 Progress = Callable[[str], None]
-Array = NDArray[Any]
 Sieve = Callable[[Hypothesis], bool]
 
 
@@ -125,7 +121,7 @@ class Voice:
         """Does it give most rows to float32's noise, and so many that edges cannot have fallen so by chance?"""
         if self.left > QUIET_LEFT or self.usual <= FLOAT32_LEFT:
             return False
-        return self.touched / 2 * EDGE_NATS > SPEAKS + np.log(max(tried, 1))
+        return bool(self.touched / 2 * EDGE_NATS > SPEAKS + np.log(max(tried, 1)))
 
     def speaks(self, tried: int) -> bool:
         """Beyond chance, for so many hypotheses tried."""
@@ -177,7 +173,7 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         best = _speaking(labs[0], _listen(labs[0], bits, places), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
-        first = [_with_off(labs[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
+        first = [with_off(labs[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
     say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
@@ -192,22 +188,6 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         rules_of = max((bench.rule.as_coarse for bench in labs), key=[a.name for a in ARITHMETICS].index)
         return Diagnosis("unexplained", None, (), (), "", rounds=rules_of)
     return _answer(best, diff)
-
-
-def _with_off(lab: Lab, place: Place, limit: float) -> Place:
-    """With the nodes at which the definition is off by more than an edge of the rule makes."""
-    base, draws = lab.base(place.unit), _draws(lab) if lab.rule != EXACT else []
-    shaken = [bench.base(place.unit) for bench in draws]
-    off = set()
-    for name in place.targets:
-        groups = groups_of(lab, name, base[name])
-        if groups is None or off_in(groups, _moved(lab, name, groups, shaken)) > limit**2:
-            off.add(name)
-    return replace(place, off=frozenset(off))
-
-
-def _draws(lab: Lab) -> list[Lab]:
-    return [lab.shaken(i + 1) for i in range(DRAWS)]
 
 
 def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
@@ -310,7 +290,7 @@ def _speaking(
         ]
     unclear = [v for v, n in zip(voices, near, strict=True) if v not in clear and n.speaks(tried)]
     if unclear or not all(v.exact for v in clear):
-        again = _listen(lab, [v.hypothesis for v in (*clear, *unclear)], places, draws=_draws(lab))
+        again = _listen(lab, [v.hypothesis for v in (*clear, *unclear)], places, draws=shaken_benches(lab))
         again = [replace(v, firm=v.speaks(tried) and v.firmly) for v in again]
         clear = [replace(v, nats=f.nats, firm=f.firm) for v, f in zip(clear, again, strict=False)]
         clear += [f for f in again[len(clear) :] if f.firm]
@@ -479,21 +459,10 @@ def _listen(
                         tally.possible = False
                         break
                     if draws:
-                        moved = _moved(lab, name, before, [bench.base(place.unit) for bench in draws])
-                        before = replace(before, floors=before.floors + moved + _moved(lab, name, after, shaken))
+                        moved = moved_by(lab, name, before, [bench.base(place.unit) for bench in draws])
+                        before = replace(before, floors=before.floors + moved + moved_by(lab, name, after, shaken))
                     tally.add(name, before, after)
     return [t.voice(h, lab.rule) for h, t in zip(mistakes, tallies, strict=True)]
-
-
-def _moved(lab: Lab, name: str, still: Groups, draws: Sequence[Mapping[str, Array]]) -> Array:
-    """By how much (squared) each group moves in one of the draws at most."""
-    most = np.zeros(len(still.floors))
-    for values in draws:
-        groups = groups_of(lab, name, values[name], lab.rule)
-        if groups is None:
-            return np.full(len(most), _TOO_MUCH)
-        most = np.maximum(most, [np.mean((a - b) ** 2) for a, b in zip(groups.errors, still.errors, strict=True)])
-    return most
 
 
 def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
