@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from assay.engines.weights import Weights
@@ -40,7 +41,7 @@ def test_a_scan_tries_only_what_can_show() -> None:
     assert held is not None and clipped is not None
     assert held.grid(rows=8) == [1, 2, 3, 4, 5, 6, 7] and not held.usual(rows=8)
     grid = sorted(p for p in clipped.grid(largest=56.7) if p > 0.05 * 56.7)
-    assert max(grid) < 56.7 and all(b / a < 1.2 for a, b in zip(grid, grid[1:], strict=False))
+    assert max(grid) < 56.7 and all(b / a < 1.2 for a, b in pairwise(grid))
 
 
 def test_the_least_cost_is_found_with_one_try_a_step() -> None:

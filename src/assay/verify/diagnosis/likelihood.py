@@ -236,17 +236,25 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
                 voices = _listen(bench, solved, places)
                 families += [v for v in voices if v.nats > SPEAKS and _refinable(v.hypothesis)]
                 spoken = _speaking(bench, voices, where, places, tried)
-                if spoken and (not best or spoken[0].rest < best[0].rest):
-                    best = spoken
+                best = _better(best, spoken)
                 if best and best[0].rest <= FLOAT32_LEFT:
                     return best
     for voice in _loudest_families(families):
         lab = next(bench for bench in labs if bench.rule == voice.rule)
         voices = _listen(lab, [_solved_here(lab, _refined(lab, voice.hypothesis, places), first)], places)
         spoken = _speaking(lab, voices, first, places, tried)
-        if spoken and (not best or spoken[0].rest < best[0].rest):
-            best = spoken
+        best = _better(best, spoken)
     return best
+
+
+def _better(best: list[Voice], other: list[Voice]) -> list[Voice]:
+    """Of two answers the one that leaves less, unless it says much less."""
+    if not best or not other:
+        return best or other
+    a, b = best[0], other[0]
+    if min(a.nats, b.nats) < MAINLY * max(a.nats, b.nats):
+        return best if a.nats > b.nats else other
+    return other if b.rest < a.rest else best
 
 
 def _loudest_families(voices: Sequence[Voice]) -> list[Voice]:
@@ -292,8 +300,9 @@ def _speaking(
     if unclear or not all(v.exact for v in clear):
         again = _listen(lab, [v.hypothesis for v in (*clear, *unclear)], places, draws=shaken_benches(lab))
         again = [replace(v, firm=v.speaks(tried) and v.firmly) for v in again]
-        clear = [replace(v, nats=f.nats, firm=f.firm) for v, f in zip(clear, again, strict=False)]
-        clear += [f for f in again[len(clear) :] if f.firm]
+        still = again[len(clear) :]
+        clear = [replace(v, firm=f.firm) for v, f in zip(clear, again, strict=False)]
+        clear += [replace(f, nats=v.nats) for v, f in zip(unclear, still, strict=True) if f.firm]
     most = max((v.nats for v in clear), default=0.0)
     return sorted(clear, key=lambda v: (not (v.exact and v.nats >= MAINLY * most), *_rank(v)))
 
