@@ -80,7 +80,7 @@ class Change:
 
 
 Edit = Callable[[Context, Node, float], Change | None]
-_FEW_PASS, _MOST_PASS = 0.05, 0.98  # of the largest value, a limit that is worth trying
+_FEW_PASS, _MOST_PASS = 0.005, 0.98  # of the largest value, a limit that is worth trying
 
 
 @dataclass(frozen=True)
