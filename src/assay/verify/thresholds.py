@@ -76,7 +76,6 @@ QUIET_LEFT = 1.0  # the same, in a run of many layers that passes for float32's:
 ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the other way
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).
 FEW_EDGES = 1 / 4  # of the rows of a node, and of the nodes for a token: a fault shows in more
-EDGE_NATS = 3.7  # ln(20 · 2): by chance such a row is off, and by chance a fault turns it the right way
 AN_EDGE = 1 / 2  # of the noise of all the roundings: so large is what one of them makes (there: 0.01 to 0.28)
 SHAKEN = 2.0  # half-units of a row's size: by so much float32's sums in another order are off
 DRAWS = 3  # runs of a prediction with other such errors: what moves in one of them hangs on an edge

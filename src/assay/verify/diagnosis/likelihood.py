@@ -45,7 +45,6 @@ from assay.verify.thresholds import (
     COEFFICIENT,
     DAMAGE_LEFT,
     DAMAGED_ROWS,
-    EDGE_NATS,
     FIRM_LEFT,
     FIRM_ROWS,
     FIRM_SHARE,
@@ -116,12 +115,6 @@ class Voice:
     def itself(self) -> bool:
         """Where every rounding falls as in the definition: does the fault's own change show?"""
         return ITSELF <= self.coefficient <= 1 / ITSELF
-
-    def turns(self, tried: int) -> bool:
-        """Does it give most rows to float32's noise, and so many that edges cannot have fallen so by chance?"""
-        if self.left > QUIET_LEFT or self.usual <= FLOAT32_LEFT:
-            return False
-        return bool(self.touched / 2 * EDGE_NATS > SPEAKS + np.log(max(tried, 1)))
 
     def speaks(self, tried: int) -> bool:
         """Beyond chance, for so many hypotheses tried."""
@@ -291,12 +284,8 @@ def _speaking(
     near = _listen(lab, [v.hypothesis for v in voices], first)
     voices = [replace(v, near=n.left) for v, n in zip(voices, near, strict=True)]
     clear = [v for v in voices if v.speaks(tried)]
-    if lab.rule != EXACT:
-        smooth = _listen(lab, [v.hypothesis for v in clear], places, lab.rounding(EXACT))
-        clear = [
-            v for v, s in zip(clear, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself or v.turns(tried)
-        ]
     unclear = [v for v, n in zip(voices, near, strict=True) if v not in clear and n.speaks(tried)]
+    clear, unclear = (_themselves(lab, some, places) for some in (clear, unclear))
     if unclear or not all(v.exact for v in clear):
         again = _listen(lab, [v.hypothesis for v in (*clear, *unclear)], places, draws=shaken_benches(lab))
         again = [replace(v, firm=v.speaks(tried) and v.firmly) for v in again]
@@ -305,6 +294,14 @@ def _speaking(
         clear += [replace(f, nats=v.nats) for v, f in zip(unclear, still, strict=True) if f.firm]
     most = max((v.nats for v in clear), default=0.0)
     return sorted(clear, key=lambda v: (not (v.exact and v.nats >= MAINLY * most), *_rank(v)))
+
+
+def _themselves(lab: Lab, voices: Sequence[Voice], places: Sequence[Place]) -> list[Voice]:
+    """Those whose own change shows, and not only a value on an edge that it turned."""
+    if lab.rule == EXACT:
+        return list(voices)
+    smooth = _listen(lab, [v.hypothesis for v in voices], places, lab.rounding(EXACT))
+    return [v for v, s in zip(voices, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself]
 
 
 def _solved_here(lab: Lab, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
