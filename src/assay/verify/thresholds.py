@@ -35,6 +35,7 @@ NEAR_UNITS, NEAR_Q8 = (
     0.02,
 )  # up to this relative error: so many half-units of the arithmetic, or this with Q8 operands
 TIE = 3.0  # residuals within this factor, or both below the noise, cannot be told apart
+A_GUESS = 0.5  # how sure of a fault at most that leaves more than noise, and more than COARSE
 COARSE = 0.05  # of the squared deviation that a fault may leave where the engine's arithmetic is coarse
 ONE_BIT = 0.01  # of the squared deviation that a flipped bit may leave: one of thousands is near anything
 NARROW = 0.01  # of the squared size: more than a narrow type in one place makes, even after some layers
@@ -49,10 +50,13 @@ MOST_UNEXPLAINED = 12  # nodes that nothing explains before the search ends
 
 # When a small fault speaks (`likelihood`): logarithms of likelihood ratios, in nats.
 FIRST_OBSERVED = 3  # nodes of a run from the tokens that a hypothesis is held against first
+MOST_HEARD = 4  # the loudest, that are held against every rule where each try is a run of the model
 HEARD = 3.0  # on a few nodes: worth holding against all of them
 SPEAKS = 12.0  # beyond the number of hypotheses tried: chance gives this once in 100,000
+MOST_REFINED, STEPS_REFINED = 2, 32  # families whose parameter is solved for everywhere at once, and in how many steps
 PARAMETER_NATS = 5.0  # what a solved parameter costs
 ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart
+MAINLY = 0.5  # of the loudest's nats: what leaves nothing where it shows comes before what is so much louder
 COEFFICIENT = (0.8, 1.25)  # of the predicted change that the deviation holds: a fault happens whole or not at all
 LEAVES = 0.9  # of the deviation at most: a fault that leaves more of it is not what happened
 RULE_LEAVES = 0.5  # the same under a rule of rounding: one token's other expert, got by luck, is a tenth of all
@@ -73,6 +77,11 @@ ON_AN_EDGE = 0.9  # of the values of a row: the others may have been rounded the
 # Of thousands of roundings in a layer some fall the other way, in one row of twenty (SmolLM2 by layers, Q8 operands).
 FEW_EDGES = 1 / 4  # of the rows of a node, and of the nodes for a token: a fault shows in more
 AN_EDGE = 1 / 2  # of the noise of all the roundings: so large is what one of them makes (there: 0.01 to 0.28)
+SHAKEN = 2.0  # half-units of a row's size: by so much float32's sums in another order are off
+DRAWS = 3  # runs of a prediction with other such errors: what moves in one of them hangs on an edge
+FIRM_LEFT = 2.0  # times float32's noise and these moves, beside a fault that did happen
+FIRM_SHARE = 1 / 40  # of the deviation, where that is more: so few draws miss an edge here and there
+FIRM_ROWS = 2  # in which it shows: one is an edge
 HARDLY_LEFT = 1 / 4  # of the deviation, beside a fault of precision: a coarse engine rounds in other places too
 
 # How well the arithmetic is known. Both count nodes that were dumped whole.

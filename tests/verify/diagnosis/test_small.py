@@ -46,6 +46,8 @@ CASES = [
     ("plain", "pos-last-off-by-one", "q8", "full"),
     ("window", "softmax-half", "kv16", "layers"),  # under the noise of a GELU table, and still by a rule
     ("experts", "eps-place", "f32", "logits"),  # passes for float32's noise, and is not
+    ("plain", "pos-clamped", "kv16", "layers"),  # a number of rows, of which there are few
+    pytest.param("plain", "pos-clamped", "q8", "layers", marks=pytest.mark.slow),
     pytest.param("window", "head-one-wrong", "f32", "last", marks=pytest.mark.slow),
     pytest.param("window", "head-one-wrong", "q8", "layers", marks=pytest.mark.slow),
     pytest.param("experts", "accumulate-half", "f32", "layers", marks=pytest.mark.slow),

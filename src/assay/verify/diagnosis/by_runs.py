@@ -13,7 +13,7 @@ from dataclasses import replace
 from assay.graph import split
 from assay.verify.diagnosis.advice import splitting
 from assay.verify.diagnosis.by_nodes import BENIGN
-from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, make_cause
+from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, described, make_cause
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.judge.diff import Diff, NodeVerdict
@@ -65,6 +65,7 @@ def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list
         values = lab.predict(c.hypothesis, unit, [n for n in names if n in unit.segment]) or {}
         base = lab.base(unit)
         explained = contradicted = 0
+        lost = 0.0
         for name in names:
             value = values.get(name, base.get(name))
             if value is None:
@@ -72,10 +73,10 @@ def _hold(lab: Lab, unit: Unit, diff: Diff, candidates: list[Candidate]) -> list
             fit = lab.after(unit, name, value)
             if name in wrong:
                 explained += fit.explained
-            else:
-                contradicted += not fit.explained
-        against = 0 if c.hypothesis.fault in SINGLE else contradicted
-        held.append(replace(c, explained=explained, contradicted=against))
+            elif not fit.explained and c.hypothesis.fault not in SINGLE:
+                contradicted += 1
+                lost += described(fit, lab.before(unit, name))
+        held.append(replace(c, explained=explained, contradicted=contradicted, lost=lost))
     held.sort(key=lambda c: (*c.rank, c.fit.ratio))
     return held
 
@@ -89,7 +90,8 @@ def _as_good(best: Candidate, other: Candidate) -> bool:
 def _explained_by(lab: Lab, unit: Unit, diff: Diff, h: Hypothesis) -> list[str]:
     names = [n.name for n in diff.nodes if n.verdict == "wrong"]
     values = lab.predict(h, unit, [n for n in names if n in unit.segment]) or {}
-    return [n for n in names if n in values and lab.after(unit, n, values[n]).explained]
+    needed = [n for n in names if n in values and not lab.before(unit, n).explained]
+    return [n for n in needed if lab.after(unit, n, values[n]).explained] or names[:1]
 
 
 def _segment(diff: Diff, lab: Lab, first: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,7 @@ from assay.verify.dumps.observation import token_axis
 from assay.verify.faults import FAULTS, Kind, Stage, decode_only
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import (
+    A_GUESS,
     ACCEPT,
     COARSE,
     ENOUGH,
@@ -38,6 +39,9 @@ SINGLE = {
 }  # happens to one tensor: that others are right is no argument against it
 
 
+_OF_THE_FILE = (Stage.PARSING, Stage.DEQUANTISATION)
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A hypothesis that explains the first unit, with how it fares elsewhere."""
@@ -46,6 +50,7 @@ class Candidate:
     fit: Fit
     explained: int = 0
     contradicted: int = 0
+    lost: float = 0.0  # bits by which it lengthens the description of right nodes that it would have made wrong
 
     @property
     def fitted(self) -> bool:
@@ -96,13 +101,9 @@ def hypotheses(lab: Lab, unit: Unit, *, decode: bool) -> Iterable[Hypothesis]:
 
 def costly(lab: Lab, fault: str, unit: Unit) -> bool:
     """Does a try decode a whole model, or a large layer?"""
-    if FAULTS[fault].stage not in (Stage.PARSING, Stage.DEQUANTISATION):
+    if FAULTS[fault].stage not in _OF_THE_FILE:
         return False
-    return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and _weights_of(lab, unit) >= LARGE_LAYER)
-
-
-def _weights_of(lab: Lab, unit: Unit) -> int:
-    return sum(math.prod(lab.graph.weights[w]) for name in unit.segment for w in lab.graph[name].weights)
+    return len(unit.segment) >= LONG_RUN or (len(unit.segment) > 1 and lab.size(unit.segment) >= LARGE_LAYER)
 
 
 @dataclass(frozen=True)
@@ -133,13 +134,15 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
     tried = 0
     screen = Screen(lab, unit)
     for i, h in enumerate(hypotheses(lab, unit, decode=only_decode(lab, unit))):
-        if h.fault == "path-split" and found:
-            break
+        if h.fault == "path-split" and (found or screen.head is not None):
+            break  # where each is a run, the scans come first
         if Kind.PRECISION in FAULTS[h.fault].kinds and before.residual > NARROW:
             continue
         if costly(lab, h.fault, unit) and any(c.fit.residual < ENOUGH * before.residual for c in found):
             continue  # a misread file does not look like a mistake in a formula, to that many digits
         tried += 1
+        if screen.right_at_first and FAULTS[h.fault].stage in _OF_THE_FILE:
+            continue  # weights that are misread are so for every row
         if h.variant.search is None:
             fit = elsewhere[i] if i in elsewhere else screen.fit(h)
         else:
@@ -157,10 +160,18 @@ def candidates_at(lab: Lab, unit: Unit, before: Fit, *, deep: bool = True, share
         bits = [c for c in bits if c.fit.residual < ONE_BIT * before.residual]
         found = [c for c in bits if c.fit.explained]
     if deep and not any(c.fit.exact for c in found) and (bits or not found):  # of so many bits one is near to anything
-        for h in scans:
+        for h in sorted(scans, key=lambda h: _points(lab, h)):
             tried += 1
             h, fit = screen.search(h, deep=affordable(lab, unit, h))
             if better(fit, before):
+                found.append(Candidate(h, fit))
+            elif fit.residual < COARSE * before.residual:
+                rough.append(Candidate(h, fit))
+            if screen.head is not None and fit.residual < ENOUGH * before.residual:
+                break  # every further point is a run of the model
+    if screen.head is not None and not found and not rough and only_decode(lab, unit):
+        for h in hypotheses(lab, unit, decode=True):
+            if h.fault == "path-split" and better(fit := screen.fit(h), before):
                 found.append(Candidate(h, fit))
     if not found and lab.terms.guessed and not lab.terms.subtle:
         coarser = _coarser(lab, [*rough, *bits], tried)
@@ -187,7 +198,15 @@ def affordable(lab: Lab, unit: Unit, h: Hypothesis) -> bool:
     search = h.variant.search
     if Kind.WEIGHTS not in FAULTS[h.fault].kinds or search is None:
         return True
-    return _weights_of(lab, unit) * search.points < MOST_DECODED
+    return lab.size(unit.segment) * search.points < MOST_DECODED
+
+
+def _points(lab: Lab, h: Hypothesis) -> int:
+    """How many a scan has."""
+    search = h.variant.search
+    if search is None or search.scan is not None:
+        return sys.maxsize  # those of a file are many
+    return len(search.grid(lab.rows))
 
 
 def only_decode(lab: Lab, unit: Unit) -> bool:
@@ -217,7 +236,7 @@ def make_cause(
     equivalent = tuple(dict.fromkeys(c.hypothesis.fault for c in same))
     if h.fault == "path-split":
         equivalent = tuple(dict.fromkeys((h.variant.label.split(":")[0], *equivalent)))
-    certainty = confidence(before, best.fit, tried, best.fitted, len(nodes))
+    certainty = confidence(before, best.fit, tried, best.fitted, len(nodes), best.lost)
     return Cause(
         fault=h.fault,
         node=node,
@@ -233,13 +252,20 @@ def make_cause(
     )
 
 
-def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1) -> float:
+def confidence(before: Fit, after: Fit, tried: int, fitted: bool, nodes: int = 1, lost: float = 0.0) -> float:
     """How sure, as in a code: bits by which the fault shortens the description, less what naming it costs.
 
     Each number that was observed is described more shortly by log2(deviation before / after); choosing among the
     hypotheses tried costs log2 of their number, a solved parameter ten bits more; every further node that it explains
-    is worth a bit.
+    is worth a bit, and what it `lost` where nodes are right is taken off. What noise covers is described already. And
+    what leaves more than noise, of a deviation that it should have made itself, is a guess.
     """
-    gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5))
-    bits = float(min(after.count, 64) * max(gain, 0.0) / 2 - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1)
-    return float(min(0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))
+    bits = described(before, after) - np.log2(max(tried, 1)) - 10 * fitted + nodes - 1 - lost
+    leaves_much = after.ratio > 1 and not after.exact and after.residual > COARSE * before.residual
+    return float(min(A_GUESS if leaves_much else 0.99, 1 / (1 + 2.0 ** -np.clip(bits, -40, 40))))
+
+
+def described(before: Fit, after: Fit) -> float:
+    """Bits by which a node's numbers are described more shortly, where they were beyond the noise."""
+    gain = np.log2(max(before.ratio, 1.0) / max(after.ratio, 0.5)) if before.ratio > 1 else 0.0
+    return float(min(after.count, 64) * max(gain, 0.0) / 2)

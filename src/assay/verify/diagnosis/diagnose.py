@@ -28,7 +28,7 @@ from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff, NodeVerdict
 from assay.verify.judge.verdict import decide, judge
-from assay.verify.thresholds import ACCEPT, FEEDS_FIRST, LOUD, SHORT
+from assay.verify.thresholds import ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
 Progress = Callable[[str], None]
 
@@ -86,6 +86,9 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
     if result is None and lab.terms.guessed:
         result = _hidden(model, dump, diff, weights, say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
+        if searched and result is not None and result.rounds:  # no more is noise than this rule's
+            known = [a.name for a in ARITHMETICS].index(result.rounds)
+            lab = lab.on(replace(lab.terms, arithmetic=known, guessed=False))
     if result is None or searched:
         result = (
             by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say, share)
@@ -94,7 +97,8 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
             fed = _by_feed(lab, diff, wrong, say)
             result = result if fed is None else fed
     coarse = diff.arithmetic != ARITHMETICS[0]
-    vague = lab.terms.guessed and any(not c.exact for c in result.causes)  # the noise of a guess covers much
+    # The noise of a guess covers much, but not what is explained to so many digits.
+    vague = lab.terms.guessed and any(not c.exact and c.explains < 1 - ENOUGH for c in result.causes)
     if not searched and (
         vague or (result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or coarse))
     ):

@@ -8,16 +8,18 @@ stranger's own values; what lies before its first effect is computed once and sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.functions import attn_mask
-from assay.engines.reference import evaluate, interpret
+from assay.engines.reference import Hooks, evaluate, interpret
 from assay.engines.weights import Weights
 from assay.graph import Graph, Node
 from assay.models import Model
@@ -29,7 +31,18 @@ from assay.verify.judge.diff import Diff
 from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level
 from assay.verify.judge.rounding import EXACT, Rounding, hooks, weights_of
-from assay.verify.thresholds import ACCEPT, AMPLIFIED, ARITHMETIC_GUESSED, NEAR_Q8, NEAR_UNITS, RUN, STEP
+from assay.verify.thresholds import (
+    ACCEPT,
+    AMPLIFIED,
+    ARITHMETIC_GUESSED,
+    LARGE_LAYER,
+    LONG_RUN,
+    NEAR_Q8,
+    NEAR_UNITS,
+    RUN,
+    SHAKEN,
+    STEP,
+)
 
 Array = NDArray[Any]
 _CHEAP = ("cache", "merge_heads")  # moving numbers about: such nodes are filled in where they were not dumped
@@ -122,8 +135,10 @@ class Lab:
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[Unit, dict[str, Array]] = {}
         self._ran = False  # are `theirs` the definition's own?
+        self._shake = 0
         self._memory = memory_of(self.weights, model.graph)
         self._feed = (dump.tokens, dump.positions, dump.steps)
+        self.rows = max(dump.positions, default=0) + 1  # from its first position on
 
     def on(self, terms: Terms) -> Lab:
         """The same bench on other terms."""
@@ -137,6 +152,14 @@ class Lab:
             return self
         lab = Lab(self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule)
         lab._memory = self._memory  # halved weights follow from these
+        return lab
+
+    def shaken(self, draw: int) -> Lab:
+        """The same bench, on which every result is off as float32's sums are, drawn anew: what moves by much more than
+        that hangs on edges of a rounding, and no prediction of it counts."""
+        lab = self.on(self.terms)
+        lab._bases, lab._shake = {}, draw
+        lab._hooks = Hooks(self._hooks.operand if self._hooks else None, partial(_shaken, self._hooks, draw))
         return lab
 
     def from_tokens(self) -> Lab:
@@ -163,7 +186,7 @@ class Lab:
 
     def base(self, unit: Unit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the stranger's own inputs to it."""
-        if self._ran and self.rule == EXACT:
+        if self._ran and self.rule == EXACT and not self._shake:
             return {name: self.theirs[name] for name in unit.segment}
         if unit not in self._bases:
             env = {k: v for k, v in self.theirs.items() if k not in unit.segment}
@@ -191,6 +214,14 @@ class Lab:
             made = interpret(self.graph, self.weights, env | {node.name: rows}, [unit.target], hooks=hooks)
         return made[unit.target]
 
+    def size(self, nodes: Iterable[str]) -> int:
+        """How many weights they read."""
+        return sum(math.prod(self.graph.weights[w]) for name in nodes for w in self.graph[name].weights)
+
+    def run_of(self, nodes: Collection[str]) -> bool:
+        """Is computing them a run of many layers, which one cannot do at every point of a scan?"""
+        return len(nodes) >= LONG_RUN and self.size(nodes) >= LARGE_LAYER
+
     def touches(self, variant: Variant, unit: Unit, p: float = 0.0) -> bool:
         return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)
 
@@ -198,7 +229,7 @@ class Lab:
         """The values of the unit's target (or of others in its segment) with the fault in the segment; None where the
         fault reads a value that the dump does not give."""
         wanted = frozenset(targets) or frozenset((unit.target,))
-        key = (h, unit.segment, wanted, self.rule, self._feed, self._ran)
+        key = (h, unit.segment, wanted, self.rule, self._feed, self._ran, self._shake)
         known = self._memory.recall(key)
         if known is not None:
             return known
@@ -292,6 +323,13 @@ class Lab:
         seen, own = found[:, : guess.shape[1]], self.base(unit)[unit.target][:, : guess.shape[1]]
         with np.errstate(all="ignore"):
             return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
+
+
+def _shaken(hooks: Hooks | None, draw: int, node: Node, y: Array) -> Array:
+    if y.dtype.kind == "f" and node.op not in _CHEAP:
+        noise = np.random.default_rng(zlib.crc32(f"{node.name}/{draw}".encode())).standard_normal(y.shape, np.float32)
+        y = y + SHAKEN * UNIT["f32"] * np.sqrt(np.mean(y * y, axis=-1, keepdims=True)) * noise
+    return hooks.result(node, y) if hooks and hooks.result else y
 
 
 def _downstream(made: Planted, unit: Unit) -> set[str]:

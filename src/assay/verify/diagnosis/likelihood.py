@@ -20,18 +20,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
-from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
-from assay.verify.diagnosis.parameter import search_parameter
+from assay.verify.diagnosis.firm import moved_by, shaken_benches, with_off
+from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.parameter import least, search_parameter
 from assay.verify.diagnosis.places import Groups, Place, groups_of, off_at, run_of
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.rules import allowed, nothing_left, rules
+from assay.verify.diagnosis.screen import Screen
 from assay.verify.faults import FAULTS, Kind, Stage
+from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.diff import Diff
 from assay.verify.judge.rounding import EXACT, Rounding
 from assay.verify.thresholds import (
@@ -41,24 +45,32 @@ from assay.verify.thresholds import (
     COEFFICIENT,
     DAMAGE_LEFT,
     DAMAGED_ROWS,
+    FIRM_LEFT,
+    FIRM_ROWS,
+    FIRM_SHARE,
     FLOAT32_LEFT,
     HARDLY_LEFT,
     HEARD,
     ITSELF,
     LEAVES,
-    LONG_RUN,
+    MAINLY,
+    MOST_HEARD,
+    MOST_REFINED,
     MOSTLY,
     ONE_KERNEL,
     PARAMETER_NATS,
     QUIET_LEFT,
     RULE_LEAVES,
+    RULED_OUT,
     SPEAKS,
+    STEPS_REFINED,
 )
 
 TORN = "weight-torn"
 # Where mistakes are small enough to pass for noise.
 _SMALL = (Stage.NORM, Stage.ROPE, Stage.ATTENTION, Stage.HEAD, Stage.RUNTIME)
 Progress = Callable[[str], None]
+Sieve = Callable[[Hypothesis], bool]
 
 
 @dataclass(frozen=True)
@@ -77,6 +89,7 @@ class Voice:
     nodes: tuple[str, ...]  # observed nodes where it leaves less
     rule: Rounding = EXACT
     near: float = np.inf  # as `left`, in the places where it shows first: later ones add up what fell otherwise
+    firm: bool = False  # it leaves nothing wherever its predictions stand still
 
     @property
     def rest(self) -> float:
@@ -85,7 +98,12 @@ class Voice:
 
     @property
     def exact(self) -> bool:
-        return self.rest <= FLOAT32_LEFT
+        return self.firm or self.rest <= FLOAT32_LEFT
+
+    @property
+    def firmly(self) -> bool:
+        """Of groups that count by how far their predictions move: is no more left than that?"""
+        return self.after <= max(FIRM_LEFT, FIRM_SHARE * self.before) and self.touched >= FIRM_ROWS
 
     @property
     def odd(self) -> bool:
@@ -144,11 +162,11 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
     if nothing_left(labs[0], places, QUIET_LEFT):
         return _by_rule(labs[0], diff, places)
     if ruled and labs[0].rule == EXACT:  # of one bit at most: printed values tell it at once, and nothing else does
-        best = [] if units else _speaking(labs[0], list(_damage(labs[0], places)), first, places, 1)
+        bits = [] if units else list(_damage(labs[0], places))
+        best = _speaking(labs[0], _listen(labs[0], bits, places), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
-        limit = (QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT) ** 2
-        first = [replace(first[0], off=frozenset(n for n in first[0].targets if off_at(labs[0], first[0], n) > limit))]
+        first = [with_off(labs[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
     say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
     best = _loudest(labs, first, places, wide)
@@ -160,7 +178,8 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
         return Diagnosis("undecided" if would_decide else "healthy", None, (), (), would_decide)
     if not best or not (covered or best[0].exact):
         # An unknown fault resembles known ones; it does not leave float32's noise when they are taken away.
-        return Diagnosis("unexplained", None, (), (), "")
+        rules_of = max((bench.rule.as_coarse for bench in labs), key=[a.name for a in ARITHMETICS].index)
+        return Diagnosis("unexplained", None, (), (), "", rounds=rules_of)
     return _answer(best, diff)
 
 
@@ -190,41 +209,103 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
     What is heard in a few places under one of the rules is held against all places under each: a fault may hide which
     rule is the engine's, and the roundings of the right rule a fault that is as small as they are.
     """
-    likeliest, best, tried = labs[0], list[Voice](), 0
+    likeliest, best, tried, families = labs[0], list[Voice](), 0, list[Voice]()
     damage = (chain.from_iterable(_damage(lab, places) for lab in labs), places)
-    kinds = [(_mistakes(likeliest, places, wide=wide), first), (_solved(likeliest, places, first), first)]
+    screen = Screen(likeliest, places[0].unit)
+    sieve, costly = (screen.passes if len(places) == 1 else None), len(places) == 1 and screen.head is not None
+    kinds = [(filter(sieve, _mistakes(likeliest, places, wide=wide)), first), (_solved(likeliest, first, sieve), first)]
     kinds.insert(0 if first[0].brief else 2, damage)  # what was printed tells of few bits, so they are soon tried
     for mistakes, where in kinds:
         some = list(mistakes)
         tried += len(some)
         for lab in labs:
             voices = _listen(lab, some, where)
-            heard = [v.hypothesis for v in voices if v.nats > HEARD]
-            some = [v.hypothesis for v in voices if v.nats <= HEARD]
+            heard = [v.hypothesis for v in sorted(voices, key=lambda v: -v.nats) if v.nats > HEARD]
+            # Rules differ by less than what is there to explain: what is off by much more stays so under each.
+            some = [v.hypothesis for v in voices if v.nats <= HEARD and v.after <= RULED_OUT * v.before]
             for bench in labs:
-                spoken = _speaking(bench, heard, where, places, tried)
-                if spoken and (not best or spoken[0].rest < best[0].rest):
-                    best = spoken
-                if best and best[0].exact:
+                few = heard if bench is lab or not costly else heard[:MOST_HEARD]
+                solved = [_solved_here(bench, h, where) for h in few]
+                voices = _listen(bench, solved, places)
+                families += [v for v in voices if v.nats > SPEAKS and _refinable(v.hypothesis)]
+                spoken = _speaking(bench, voices, where, places, tried)
+                best = _better(best, spoken)
+                if best and best[0].rest <= FLOAT32_LEFT:
                     return best
+    for voice in _loudest_families(families):
+        lab = next(bench for bench in labs if bench.rule == voice.rule)
+        voices = _listen(lab, [_solved_here(lab, _refined(lab, voice.hypothesis, places), first)], places)
+        spoken = _speaking(lab, voices, first, places, tried)
+        best = _better(best, spoken)
     return best
 
 
+def _better(best: list[Voice], other: list[Voice]) -> list[Voice]:
+    """Of two answers the one that leaves less, unless it says much less."""
+    if not best or not other:
+        return best or other
+    a, b = best[0], other[0]
+    if min(a.nats, b.nats) < MAINLY * max(a.nats, b.nats):
+        return best if a.nats > b.nats else other
+    return other if b.rest < a.rest else best
+
+
+def _loudest_families(voices: Sequence[Voice]) -> list[Voice]:
+    found: dict[str, Voice] = {}
+    for v in sorted(voices, key=lambda v: -v.nats):
+        found.setdefault(v.hypothesis.variant.label, v)
+    return list(found.values())[:MOST_REFINED]
+
+
+def _refinable(h: Hypothesis) -> bool:
+    search = h.variant.search
+    return search is not None and not search.whole and not search.nominal and search.points > 1
+
+
+def _refined(lab: Lab, h: Hypothesis, places: Sequence[Place]) -> Hypothesis:
+    """With the parameter that is likeliest everywhere: at a single place a few roundings may have hidden it."""
+    search = h.variant.search
+    assert search is not None
+    log = search.log and search.lo > 0
+    if log:
+        step = (search.hi / search.lo) ** (1 / (search.points - 1))
+        lo, hi = h.p / step, h.p * step
+    else:
+        step = (search.hi - search.lo) / (search.points - 1)
+        lo, hi = h.p - step, h.p + step
+    return replace(h, p=least(lambda p: -_listen(lab, [replace(h, p=p)], places)[0].nats, lo, hi, log, STEPS_REFINED))
+
+
 def _speaking(
-    lab: Lab, heard: Sequence[Hypothesis], first: Sequence[Place], places: Sequence[Place], tried: int
+    lab: Lab, voices: Sequence[Voice], first: Sequence[Place], places: Sequence[Place], tried: int
 ) -> list[Voice]:
-    """Those of the mistakes that speak everywhere, a solved parameter solved once more under this rule."""
-    heard = [_solved_here(lab, h, first) for h in heard]
-    near = _listen(lab, heard, first)
-    voices = [replace(v, near=n.left) for v, n in zip(_listen(lab, heard, places), near, strict=True)]
-    voices = [v for v in voices if v.speaks(tried)]
-    if lab.rule != EXACT:
-        smooth = _listen(lab, [v.hypothesis for v in voices], places, lab.rounding(EXACT))
-        voices = [v for v, s in zip(voices, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself]
-    return sorted(voices, key=_rank)
+    """Those of the mistakes that speak everywhere, or wherever their predictions stand still: a rounding that falls
+    otherwise moves all that follows, and there a fault that did happen leaves as much as one that did not."""
+    near = _listen(lab, [v.hypothesis for v in voices], first)
+    voices = [replace(v, near=n.left) for v, n in zip(voices, near, strict=True)]
+    clear = [v for v in voices if v.speaks(tried)]
+    unclear = [v for v, n in zip(voices, near, strict=True) if v not in clear and n.speaks(tried)]
+    clear, unclear = (_themselves(lab, some, places) for some in (clear, unclear))
+    if unclear or not all(v.exact for v in clear):
+        again = _listen(lab, [v.hypothesis for v in (*clear, *unclear)], places, draws=shaken_benches(lab))
+        again = [replace(v, firm=v.speaks(tried) and v.firmly) for v in again]
+        still = again[len(clear) :]
+        clear = [replace(v, firm=f.firm) for v, f in zip(clear, again, strict=False)]
+        clear += [replace(f, nats=v.nats) for v, f in zip(unclear, still, strict=True) if f.firm]
+    most = max((v.nats for v in clear), default=0.0)
+    return sorted(clear, key=lambda v: (not (v.exact and v.nats >= MAINLY * most), *_rank(v)))
+
+
+def _themselves(lab: Lab, voices: Sequence[Voice], places: Sequence[Place]) -> list[Voice]:
+    """Those whose own change shows, and not only a value on an edge that it turned."""
+    if lab.rule == EXACT:
+        return list(voices)
+    smooth = _listen(lab, [v.hypothesis for v in voices], places, lab.rounding(EXACT))
+    return [v for v, s in zip(voices, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself]
 
 
 def _solved_here(lab: Lab, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
+    """A solved parameter solved once more under this rule."""
     search = h.variant.search
     if search is None or search.whole or search.nominal or not search.points or h.p in search.common:
         return h
@@ -250,14 +331,15 @@ def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterat
     """Every mistake that touches something observed, families with each of their common parameters. Of an engine that
     is not `wide` the nodes have told that narrow types are its arithmetic."""
     everything = Unit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
-    long = min(len(p.unit.segment) for p in places) >= LONG_RUN  # many hypotheses are runs of many layers
+    costly = min(lab.run_of(p.unit.segment) for p in places)  # many hypotheses are runs of many layers
     for h in hypotheses(lab, everything, decode=False):
-        if (long and FAULTS[h.fault].stage not in _SMALL) or (not wide and _of_precision(h)):
+        if (costly and FAULTS[h.fault].stage not in _SMALL) or (not wide and _of_precision(h)):
             continue
         if h.variant.search is None:
             yield h
         else:
-            yield from (replace(h, p=p) for p in h.variant.search.common if lab.touches(h.variant, everything, p))
+            usual = h.variant.search.usual(lab.rows)
+            yield from (replace(h, p=p) for p in usual if lab.touches(h.variant, everything, p))
     yield from _torn(lab, everything)
 
 
@@ -269,14 +351,14 @@ def _torn(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
         yield from (Hypothesis(TORN, variant, p) for p in ends[:A_LAYERS_WORTH])
 
 
-def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterator[Hypothesis]:
+def _solved(lab: Lab, first: Sequence[Place], sieve: Sieve | None = None) -> Iterator[Hypothesis]:
     """Families with the parameter that fits the first place they touch best."""
     for fault in FAULTS.values():
         for variant in fault.variants:
             search = variant.search
             if search is None or not search.points or Kind.WEIGHTS in fault.kinds:
                 continue
-            grid = search.grid()
+            grid = search.grid(lab.rows)
             tries = [(p, place) for p in (*grid[len(grid) // 2 :][:1], *grid[:1]) for place in first]
             found_at = next(((p, place) for p, place in tries if lab.touches(variant, place.unit, p)), None)
             if found_at is None:
@@ -285,9 +367,21 @@ def _solved(lab: Lab, places: Sequence[Place], first: Sequence[Place]) -> Iterat
             unit = found_at[1].near(lab, h)
             if unit is None:
                 continue
-            found, _ = search_parameter(lab, h, unit)
+            found, _ = search_parameter(lab, h, unit, partial(_fit, lab, found_at[1], unit, sieve))
             if found.p not in search.common and lab.touches(variant, unit, found.p):
                 yield found
+
+
+def _fit(lab: Lab, place: Place, unit: Unit, sieve: Sieve | None, h: Hypothesis) -> Fit:
+    """How a hypothesis fits a unit, unless it would have shown earlier."""
+    if sieve and not sieve(h):
+        return NEVER
+    parts = place.heard(lab, h)
+    if len(parts) > 1:
+        early = replace(place, targets=parts[0], off=frozenset())
+        if _listen(lab, [h], [early])[0].nats < -SPEAKS:
+            return NEVER
+    return lab.fit(h, unit)
 
 
 @dataclass
@@ -335,12 +429,17 @@ class _Tally:
 
 
 def _listen(
-    lab: Lab, mistakes: Sequence[Hypothesis], places: Sequence[Place], unrounded: Lab | None = None
+    lab: Lab,
+    mistakes: Sequence[Hypothesis],
+    places: Sequence[Place],
+    unrounded: Lab | None = None,
+    draws: Sequence[Lab] = (),
 ) -> list[Voice]:
     """Place after place, so that the definition's values of one are computed once for all hypotheses.
 
     With the `unrounded` bench every rounding falls as in the definition: a fault gains by what it changes itself, and
-    not by a value on an edge that any other change would have turned as well.
+    not by a value on an edge that any other change would have turned as well. With `draws`, shaken benches, what moves
+    on them is no evidence.
     """
     tallies = [_Tally() for _ in mistakes]
     for place in places:
@@ -348,21 +447,27 @@ def _listen(
         for h, tally in zip(mistakes, tallies, strict=True):
             if not tally.possible or not lab.touches(h.variant, place.unit, h.p):
                 continue
-            targets = place.heard(lab, h)
-            values = (unrounded or lab).predict(h, place.unit, targets)
-            for name in targets if values is not None else ():
-                base = lab.base(place.unit)[name]
-                if name not in plain:
-                    plain[name] = groups_of(lab, name, base, lab.rule)
-                assert values is not None
-                value = values[name]
-                if unrounded and value.shape == base.shape:
-                    value = base + (value - unrounded.base(place.unit)[name])
-                before, after = plain[name], groups_of(lab, name, value, lab.rule)
-                if before is None or after is None:
-                    tally.possible = False
-                    break
-                tally.add(name, before, after)
+            for targets in place.heard(lab, h):
+                if tally.nats < -SPEAKS:
+                    break  # it would have shown earlier
+                values = (unrounded or lab).predict(h, place.unit, targets)
+                shaken = [bench.predict(h, place.unit, targets) or {} for bench in draws]
+                for name in targets if values is not None else ():
+                    base = lab.base(place.unit)[name]
+                    if name not in plain:
+                        plain[name] = groups_of(lab, name, base, lab.rule)
+                    assert values is not None
+                    value = values[name]
+                    if unrounded and value.shape == base.shape:
+                        value = base + (value - unrounded.base(place.unit)[name])
+                    before, after = plain[name], groups_of(lab, name, value, lab.rule)
+                    if before is None or after is None:
+                        tally.possible = False
+                        break
+                    if draws:
+                        moved = moved_by(lab, name, before, [bench.base(place.unit) for bench in draws])
+                        before = replace(before, floors=before.floors + moved + moved_by(lab, name, after, shaken))
+                    tally.add(name, before, after)
     return [t.voice(h, lab.rule) for h, t in zip(mistakes, tallies, strict=True)]
 
 

@@ -11,6 +11,9 @@ import numpy as np
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.thresholds import A_LAYERS_WORTH, FEEDS_FIRST, PROMISING
 
+_NOISE_LEFT = 0.2  # times the allowed noise: there is nothing left to refine
+_FLAT = 1e-5  # of the cost: what is left no longer depends on the parameter
+
 
 def search_parameter(
     lab: Lab,
@@ -38,16 +41,23 @@ def search_parameter(
     def best() -> float:
         return min(tried, key=lambda p: tried[p].residual)
 
+    def cost(p: float) -> float:
+        return -np.inf if at(p).ratio < _NOISE_LEFT else at(p).residual
+
     if around:
-        _golden(at, h.p * (1 - around), h.p * (1 + around), False)
+        least(cost, h.p * (1 - around), h.p * (1 + around), False)
         return replace(h, p=best()), tried[best()]
     of_file = search.scan(lab.context, [lab.graph[name] for name in unit.segment]) if search.scan is not None else ()
-    for p in (*search.common, *of_file[: len(of_file) if deep else A_LAYERS_WORTH]):
+    rows, largest = lab.rows, _largest(lab, h, unit) if search.limit else 0.0
+    common = search.usual(rows, largest)
+    for p in (*common, *of_file[: len(of_file) if deep else A_LAYERS_WORTH]):
         if at(p).explained:
             return replace(h, p=p), tried[p]
     if not deep or (search.points == 0 and not of_file):
         return (replace(h, p=best()), tried[best()]) if tried else (h, NEVER)
-    grid = sorted(search.grid())
+    grid = sorted(search.grid(rows, largest))
+    if not grid and not tried:
+        return h, NEVER
     if search.nominal:
         for p in grid:
             if at(p).explained:
@@ -57,8 +67,8 @@ def search_parameter(
         fine = not search.whole and len(unit.segment) <= FEEDS_FIRST
         stride = 1 if len(unit.segment) == 1 else max(1, len(grid) // (16 if fine else 8))
         near = () if search.neutral is None else (search.neutral * 0.95, search.neutral * 1.05)
-        least = min(at(p).residual for p in (*search.common, *near, *grid[::stride]))
-        if least > PROMISING * lab.before(unit).residual:
+        gained = min(at(p).residual for p in (*common, *near, *grid[::stride]))
+        if gained > PROMISING * lab.before(unit).residual:
             return replace(h, p=best()), tried[best()]
     for p in grid:
         if at(p).explained and search.whole:
@@ -72,8 +82,15 @@ def search_parameter(
     if search.whole:
         _walk(at, int(lo), int(hi))
     else:
-        _golden(at, lo, hi, search.log and lo > 0)
+        least(cost, lo, hi, search.log and lo > 0)
     return replace(h, p=best()), tried[best()]
+
+
+def _largest(lab: Lab, h: Hypothesis, unit: Unit) -> float:
+    """The largest value that a limit could meet, in the definition."""
+    base = lab.base(unit)
+    met = [base[name] for name in unit.segment if h.variant.at(lab.context, lab.graph[name], 1.0) is not None]
+    return max((float(np.abs(x).max()) for x in met), default=0.0)
 
 
 def _walk(at: Any, lo: int, hi: int) -> None:
@@ -89,16 +106,21 @@ def _walk(at: Any, lo: int, hi: int) -> None:
             return
 
 
-def _golden(at: Any, lo: float, hi: float, log: bool, steps: int = 48) -> None:
-    """Golden-section search for the least residual."""
+def least(cost: Callable[[float], float], lo: float, hi: float, log: bool, steps: int = 48) -> float:
+    """Golden-section search for the parameter of least cost; it ends where the cost is flat, or -inf."""
     to, back = (np.log, np.exp) if log else (float, float)
     a, b, g = float(to(lo)), float(to(hi)), (np.sqrt(5) - 1) / 2
+    c, d = b - g * (b - a), a + g * (b - a)
+    left, right = cost(float(back(c))), cost(float(back(d)))
     for _ in range(steps):
-        c, d = b - g * (b - a), a + g * (b - a)
-        left, right = at(float(back(c))), at(float(back(d)))
-        if min(left.ratio, right.ratio) < 0.2:
-            return
-        if left.residual < right.residual:
-            b = d
+        if min(left, right) == -np.inf or abs(left - right) <= _FLAT * abs(left):
+            break
+        if left < right:
+            b, d, right = d, c, left
+            c = b - g * (b - a)
+            left = cost(float(back(c)))
         else:
-            a = c
+            a, c, left = c, d, right
+            d = a + g * (b - a)
+            right = cost(float(back(d)))
+    return float(back(c if left < right else d))

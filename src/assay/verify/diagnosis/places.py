@@ -39,13 +39,15 @@ class Place:
     brief: bool = False
     off: frozenset[str] = frozenset()
 
-    def heard(self, lab: Lab, h: Hypothesis) -> tuple[str, ...]:
+    def heard(self, lab: Lab, h: Hypothesis) -> list[tuple[str, ...]]:
+        """The nodes that speak of a mistake, in turn: of a brief place, first where it shows first."""
         if not self.brief:
-            return self.targets
+            return [self.targets]
         changed = lab.changed(h, self.unit)
         names = [name for name in self.targets if name in changed]
-        off = [name for name in names if name in self.off]
-        return tuple(dict.fromkeys((*names[:FIRST_OBSERVED], *off[:FIRST_OBSERVED])))
+        first = names[:FIRST_OBSERVED]
+        off = [name for name in names if name in self.off][:FIRST_OBSERVED]
+        return [part for part in (tuple(first), tuple(name for name in off if name not in first)) if part]
 
     def early(self) -> Place:
         """Of a brief place, its first layers: enough to tell how an engine rounds."""
@@ -57,11 +59,12 @@ class Place:
 
     def near(self, lab: Lab, h: Hypothesis) -> Unit | None:
         """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
-        targets = self.heard(lab, h)
-        if not targets:
+        parts = self.heard(lab, h)
+        if not parts:
             return None
-        unit = Unit(targets[-1], self.unit.segment[: self.unit.segment.index(targets[-1]) + 1])
-        return unit if len(lab.changed(h, unit)) < LONG_RUN else None
+        last = parts[-1][-1]
+        unit = Unit(last, self.unit.segment[: self.unit.segment.index(last) + 1])
+        return None if lab.run_of(lab.changed(h, unit)) else unit
 
 
 def run_of(lab: Lab, diff: Diff) -> Place:
@@ -77,9 +80,9 @@ def off_at(lab: Lab, place: Place, name: str) -> float:
     return np.inf if groups is None else off_in(groups)
 
 
-def off_in(groups: Groups) -> float:
-    """The same of groups."""
-    return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors, strict=True))
+def off_in(groups: Groups, more: Array | float = 0.0) -> float:
+    """The same of groups, of which so much `more` is no evidence."""
+    return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors + more, strict=True))
 
 
 def gains(plain: Groups, other: Groups) -> list[float]:

@@ -65,6 +65,7 @@ class Diagnosis:
     segment: tuple[str, ...] = ()  # where the first wrong node's fault must lie
     notes: tuple[str, ...] = ()
     diff: Diff | None = None
+    rounds: str = ""  # the coarsest arithmetic that the engine's rule of rounding leaves possible, where it shows one
     broken: Broken | None = None  # the first value that is not finite
 
     def __bool__(self) -> bool:

@@ -183,13 +183,20 @@ _scores(
     Search(9, 131072, (2048, 4096, 512, 1024, 8192, 256, 128, 64, 32, 16), True, True, 40),
 )
 _scores("softmax-no-max", "exp of the bare scores", _no_max)
-_scores("softmax-online-rescale", "tiles of {p} keys", _online, Search(2, 256, (4, 32, 64, 128), True, True, 20))
-_scores("kv-capacity", "only the last {p} keys", _window, Search(1, 2048, (4, 8, 16, 32, 64, 512), True, True, 30))
+_scores(
+    "softmax-online-rescale", "tiles of {p} keys", _online, Search(2, 256, (4, 32, 64, 128), True, True, 20, rows=True)
+)
+_scores(
+    "kv-capacity",
+    "only the last {p} keys",
+    _window,
+    Search(1, 2048, (4, 8, 16, 32, 64, 512), True, True, 30, rows=True),
+)
 _scores(
     "prefill-chunk",
     "chunks of {p} do not see each other",
     _chunked_mask,
-    Search(2, 512, (4, 32, 64, 128, 256, 512), True, True, 20),
+    Search(2, 512, (4, 32, 64, 128, 256, 512), True, True, 20, rows=True),
 )
 _scores("p-cast", "probabilities cast to fp8", _fp8)
 
@@ -471,7 +478,7 @@ for _kind in ("Q8_0", "Q4_0"):
 @plant(
     "kv-shift-unrotated",
     "keys older than {p} rows kept the phase of another place",
-    Search(2, 64, (4,), False, True, 32),
+    Search(2, 64, (4,), False, True, 32, rows=True),
 )
 def unrotated_shift(c: Context, node: Node, p: float) -> Change | None:
     key, shift = sibling(c, node, "Kcur"), int(p)

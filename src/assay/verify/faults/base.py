@@ -80,6 +80,7 @@ class Change:
 
 
 Edit = Callable[[Context, Node, float], Change | None]
+_FEW_PASS, _MOST_PASS = 0.005, 0.98  # of the largest value, a limit that is worth trying
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,30 @@ class Search:
     neutral: float | None = None  # the value at which nothing is wrong
     nominal: bool = False  # values are names without an order: all are tried
     scan: Callable[[Context, Sequence[Node]], Sequence[float]] | None = None  # where values depend on file and nodes
+    rows: bool = False  # it counts rows: from as many as there are on, nothing is wrong
+    limit: bool = False  # it limits a value: from the largest one on, nothing is wrong
 
-    def grid(self) -> list[float]:
+    def grid(self, rows: int = 0, largest: float = 0.0) -> list[float]:
+        """The values to try; of a run of so many rows and of values up to the largest, those that can show."""
         if self.points == 0:
-            return list(self.common)
+            return self.usual(rows, largest)
         space = np.geomspace if self.log and self.lo > 0 else np.linspace
-        scan = [float(v) for v in space(self.lo, self.hi, self.points)]
+        lo, hi, points = self.lo, self.hi, self.points
+        if self.rows and rows:
+            hi = min(hi, rows - 1.0)
+            if hi - lo < points:
+                space, points = np.linspace, max(0, int(hi - lo) + 1)  # every number of rows
+        if self.limit and largest:
+            lo, hi = _FEW_PASS * largest, _MOST_PASS * largest
+        scan = [float(v) for v in space(lo, hi, points)]
         if self.whole:
             scan = [float(round(v)) for v in scan]
-        return [v for v in dict.fromkeys((*self.common, *scan)) if v != self.neutral]
+        return [v for v in dict.fromkeys((*self.usual(rows, largest), *scan)) if v != self.neutral]
+
+    def usual(self, rows: int = 0, largest: float = 0.0) -> list[float]:
+        """The common values that can show."""
+        top = rows if self.rows and rows else largest if self.limit and largest else np.inf
+        return [v for v in self.common if v < top]
 
 
 @dataclass(frozen=True)

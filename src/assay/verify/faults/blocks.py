@@ -302,7 +302,7 @@ def _step_before(c: Context, rows: Array, p: int) -> Array:
     return np.where(c.decoding(len(rows)), rows - 1, rows)
 
 
-_LATER = Search(1, 63, (), False, True, 63, nominal=True)
+_LATER = Search(1, 63, (), False, True, 63, nominal=True, rows=True)
 for _where, _of in ((("output",), "logits are those"), (("norm",), "hidden state is that")):
     _other_row(f"the prompt's last {_of} of row 0", _last_shows(lambda n, p: 0), _where)
     _other_row(f"the prompt's last {_of} of row n - 2", _last_shows(lambda n, p: n - 2), _where)

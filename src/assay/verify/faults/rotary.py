@@ -314,7 +314,7 @@ _positions(
     "pos-clamped",
     "positions held at {p}",
     lambda c, pos, p: np.minimum(pos, p),
-    Search(1, 4096, (2047, 4095, 511, 1023), True, True, 61),
+    Search(1, 4096, (2047, 4095, 511, 1023), True, True, 61, rows=True),
 )
 _positions(
     "pos-padding",
@@ -326,13 +326,13 @@ _positions(
     "prefill-chunk",
     "positions restart every {p} tokens",
     lambda c, pos, p: pos % max(p, 1),
-    Search(2, 64, (4, 32), False, True, 63),
+    Search(2, 64, (4, 32), False, True, 63, rows=True),
 )
 _positions(
     "kv-evict-offset",
     "positions held back by {p} from row {p} on",
     lambda c, pos, p: np.where(pos >= p, pos - p // 2 - 1, pos),
-    Search(2, 64, (4,), False, True, 63),
+    Search(2, 64, (4,), False, True, 63, rows=True),
 )
 
 

@@ -210,7 +210,7 @@ def next_key_head(c: Context, node: Node, p: float) -> Change | None:
     return Change(node, lambda a, kv: own(a, kv[:, order]))
 
 
-_LIMIT = Search(0.05, 1e4, (10.0, 100.0, 5.0, 50.0, 30.0, 20.0, 1.0), points=33)
+_LIMIT = Search(0.05, 1e4, (10.0, 100.0, 5.0, 50.0, 30.0, 20.0, 1.0), points=33, limit=True)
 
 
 def _clamp(label: str, applies: Callable[[Node], bool]) -> None:
