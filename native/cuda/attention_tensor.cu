@@ -28,16 +28,23 @@ struct HalfBlock {
     // Pages of keys from `base` to `end`; what is behind is zero, as it is multiplied, too.
     DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end) const {
         constexpr int each = D / 8;
-        for (int i = thread(); i < kHalf * each; i += threads()) {
-            const int page = i / (kPage * each), key = i / each;
-            uint8_t* const to_k = k + i * 16;
-            uint8_t* const to_v = v + value_at(key, i % each);
-            if (base + page * kPage < end)
-                copy_async(to_k, head_of(a.cache, a.keys, pages[base / kPage + page], kv) + i % (kPage * each) * 16);
-            else *reinterpret_cast<uint4*>(to_k) = {0, 0, 0, 0};
-            if (base + key < end)
-                copy_async(to_v, head_of(a.cache, a.values, pages[(base + key) / kPage], kv) + i % (kPage * each) * 16);
-            else *reinterpret_cast<uint4*>(to_v) = {0, 0, 0, 0};
+        const int32_t* const of = pages + base / kPage;
+        int page[kHalf / kPage];
+#pragma unroll
+        for (int p = 0; p < kHalf / kPage; p++) page[p] = base + p * kPage < end ? of[p] : -1;
+#pragma unroll
+        for (int p = 0; p < kHalf / kPage; p++) {
+            const uint8_t* const from_k = head_of(a.cache, a.keys, page[p], kv);
+            const uint8_t* const from_v = head_of(a.cache, a.values, page[p], kv);
+#pragma unroll 4
+            for (int i = thread(); i < kPage * each; i += threads()) {
+                uint8_t* const to_k = k + (p * kPage * each + i) * 16;
+                uint8_t* const to_v = v + value_at(p * kPage + i / each, i % each);
+                if (page[p] >= 0) copy_async(to_k, from_k + i * 16);
+                else *reinterpret_cast<uint4*>(to_k) = {0, 0, 0, 0};
+                if (base + p * kPage + i / each < end) copy_async(to_v, from_v + i * 16);
+                else *reinterpret_cast<uint4*>(to_v) = {0, 0, 0, 0};
+            }
         }
     }
 };
@@ -164,13 +171,13 @@ struct Sight {
 
 struct TensorAttentionArgs {
     AttentionArgs of;
-    int32_t halved, padding;  // whether `out` is halves, as halve_columns (gemm_tensor.cu) would make them
+    int32_t halved, padding;  // where `out` is halves, as halve_columns (gemm_tensor.cu) would make them: room for rows; else 0
 };
 
 template <int D, int C>
-DEVICE void store_results(const AttentionArgs& a, bool halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
+DEVICE void store_results(const AttentionArgs& a, int halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
     float* const out = a.out + row * D + 8 * first + lane() % 4 * 2;
-    uint16_t* const halves = reinterpret_cast<uint16_t*>(a.out) + (row - head) * D;
+    uint16_t* const halves = reinterpret_cast<uint16_t*>(a.out);
 #pragma unroll
     for (int c = 0; c < C; c++) {
         float y[2];
@@ -182,7 +189,7 @@ DEVICE void store_results(const AttentionArgs& a, bool halved, const RowSums<C>&
         }
         if (halved)
 #pragma unroll
-            for (int e = 0; e < 2; e++) halves[half_place(head * D + 8 * (first + c) + lane() % 4 * 2 + e)] = float_to_half(y[e]);
+            for (int e = 0; e < 2; e++) halves[half_at(row / a.heads, head * D + 8 * (first + c) + lane() % 4 * 2 + e, halved)] = float_to_half(y[e]);
         else *reinterpret_cast<float2*>(out + 8 * c) = {y[0], y[1]};
     }
 }
@@ -277,7 +284,8 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     }
 }
 
-// Shared memory: queries [16][line], half of a block, scores [16][kScoreLine]. A warp has a page of keys, then a quarter of the head.
+// Shared memory: queries [16][line], half of a block; scores [16][kScoreLine] take the place of its keys. A warp has a page of keys, then
+// a quarter of the head.
 template <int D>
 DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
@@ -285,7 +293,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
     uint8_t* const q = shared;
     const HalfBlock<D> stage(shared + 16 * line);
-    float* const scores = reinterpret_cast<float*>(shared + 16 * line + HalfBlock<D>::bytes);
+    float* const scores = reinterpret_cast<float*>(stage.k);
     const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
     next_may_start();
     const Where at(a, 16);
@@ -297,9 +305,16 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     wait_for_previous();
     const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;
     const float* x = a.q + (int64_t(at.row) * a.heads + at.first) * D;
-    for (int i = thread(); i < 16 * D; i += threads())
-        *reinterpret_cast<uint16_t*>(q + i / D * line + i % D * 2) =
-            i < at.count * D ? float_to_half(turned(x + i / D * D, table, i % D, a.n_rot, a.neox)) : 0;
+    const bool fresh = a.k && at.has_new_key() && thread() < D;
+    uint16_t new_k = 0, new_v = 0;
+    if (fresh) {
+        const int64_t head = int64_t(at.row) * a.keys.heads + at.kv;
+        new_k = float_to_half(turned(a.k + head * D, a.turn_k ? table : nullptr, thread(), a.n_rot, a.neox));
+        new_v = float_to_half(a.v[head * D + thread()]);
+    }
+    for (int i = thread(); i < at.count * D; i += threads())
+        *reinterpret_cast<uint16_t*>(q + i / D * line + i % D * 2) = float_to_half(turned(x + i / D * D, table, i % D, a.n_rot, a.neox));
+    for (int i = at.count * (line / 16) + thread(); i < line; i += threads()) reinterpret_cast<uint4*>(q)[i] = {0, 0, 0, 0};
     Sight sight(a);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -318,17 +333,14 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
         copies_done<0>();
         sync_block();
         if (a.k && at.slot >= base && at.slot < base + kHalf) {  // the new key and value, into shared memory and the cache
-            const int s = at.slot % kPage, page = at.pages[at.slot / kPage];
-            const float* k = a.k + (int64_t(at.row) * a.keys.heads + at.kv) * D;
-            const float* v = a.v + (int64_t(at.row) * a.values.heads + at.kv) * D;
-            for (int d = thread(); d < D; d += threads()) {
-                const uint16_t y = float_to_half(turned(k, a.turn_k ? table : nullptr, d, a.n_rot, a.neox)), z = float_to_half(v[d]);
-                const int in_page = a.keys.index(s, d);
-                reinterpret_cast<uint16_t*>(stage.k)[(at.slot - base) / kPage * kPage * D + in_page] = y;
-                *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = z;
-                if (at.sub) continue;
-                reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[in_page] = y;
-                reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(s, d)] = z;
+            const int s = at.slot % kPage, page = at.pages[at.slot / kPage], d = thread(), in_page = a.keys.index(s, d);
+            if (fresh) {
+                reinterpret_cast<uint16_t*>(stage.k)[(at.slot - base) / kPage * kPage * D + in_page] = new_k;
+                *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = new_v;
+            }
+            if (fresh && at.sub == 0) {
+                reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[in_page] = new_k;
+                reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(s, d)] = new_v;
             }
             if (at.sub == 0 && at.kv == 0 && thread() == 0)
                 *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * s) = at.position;
@@ -340,6 +352,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
             sight.apply<4>(a, mine, base + kPage * warp, end, [&](int slot) {
                 return int64_t(!a.irregular ? slot : a.k && slot == at.slot ? at.position : key_position(a, at.pages, slot));
             });
+            sync_block();  // nobody reads keys any more
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
