@@ -25,25 +25,22 @@ struct HalfBlock {
     DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalf * D * 2) {}
     DEVICE static int value_at(int key, int piece) { return key * D * 2 + (piece ^ key % 8) * 16; }
 
-    // Pages of keys from `base` to `end`; what is behind is zero, as it is multiplied, too.
-    DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end) const {
+    // Keys from `base` to `end`, whole pages of them, then values; what is behind is zero, as it is multiplied, too.
+    DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end, bool values) const {
         constexpr int each = D / 8;
+        const Pool& pool = values ? a.values : a.keys;
         const int32_t* const of = pages + base / kPage;
         int page[kHalf / kPage];
 #pragma unroll
         for (int p = 0; p < kHalf / kPage; p++) page[p] = base + p * kPage < end ? of[p] : -1;
 #pragma unroll
         for (int p = 0; p < kHalf / kPage; p++) {
-            const uint8_t* const from_k = head_of(a.cache, a.keys, page[p], kv);
-            const uint8_t* const from_v = head_of(a.cache, a.values, page[p], kv);
+            const uint8_t* const from = head_of(a.cache, pool, page[p], kv);
 #pragma unroll 4
             for (int i = thread(); i < kPage * each; i += threads()) {
-                uint8_t* const to_k = k + (p * kPage * each + i) * 16;
-                uint8_t* const to_v = v + value_at(p * kPage + i / each, i % each);
-                if (page[p] >= 0) copy_async(to_k, from_k + i * 16);
-                else *reinterpret_cast<uint4*>(to_k) = {0, 0, 0, 0};
-                if (base + p * kPage + i / each < end) copy_async(to_v, from_v + i * 16);
-                else *reinterpret_cast<uint4*>(to_v) = {0, 0, 0, 0};
+                uint8_t* const to = values ? v + value_at(p * kPage + i / each, i % each) : k + (p * kPage * each + i) * 16;
+                if (values ? base + p * kPage + i / each < end : page[p] >= 0) copy_async(to, from + i * 16);
+                else *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
             }
         }
     }
@@ -83,12 +80,14 @@ DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, int first, floa
     }
 }
 
-// Scores of a half, as they go into the softmax and -inf where a key is not seen, into the sums; values from eight `first` on.
+// Scores of a half, as they go into the softmax and -inf where a key is not seen, into the sums; values from eight `first` on. `both`: there
+// are rows from g + 8 on; else their scores are 0.
 template <int D, int C>
-DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first, RowSums<C>& sums) {
-    float factor[2];
+DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first, RowSums<C>& sums, bool both = true) {
+    float factor[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
+        if (r && !both) continue;
         float top = sums.m[r];
 #pragma unroll
         for (int j = 0; j < kTiles; j++) {
@@ -215,7 +214,11 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     const bool whole = a.irregular || a.kq;
     const int first = whole ? 0 : a.mask.from(a.rows.slots[batch_row(0)]) / kBlock * kBlock;
     const int end = whole ? n_keys : a.mask.to(a.rows.slots[batch_row(rows - 1)], n_keys);
-    stages[0].fetch(a, pages, kv, first, end);
+    const auto fetch = [&](const HalfBlock<D>& to, int base) {
+        to.fetch(a, pages, kv, base, end, false);
+        to.fetch(a, pages, kv, base, end, true);
+    };
+    fetch(stages[0], first);
     copy_group();
     for (int i = thread(); i < kRows * (D / 2); i += threads()) {
         const int r = i / (D / 2), d = i % (D / 2) * 2;
@@ -240,7 +243,7 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     for (int base = first, n = 0; base < end; base += kHalf, n++) {
         copies_done<0>();
         sync_block();  // this half is there, and nobody reads the one before any more
-        if (base + kHalf < end) stages[(n + 1) % 2].fetch(a, pages, kv, base + kHalf, end);
+        if (base + kHalf < end) fetch(stages[(n + 1) % 2], base + kHalf);
         copy_group();
         const HalfBlock<D> at(shared + kRows * line + n % 2 * HalfBlock<D>::bytes);
         const bool none = !whole && (base >= sight.high[0] && base >= sight.high[1]);
@@ -284,8 +287,8 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     }
 }
 
-// Shared memory: queries [16][line], half of a block; scores [16][kScoreLine] take the place of its keys. A warp has a page of keys, then
-// a quarter of the head.
+// Shared memory: queries [16][line], half of a block, scores [8 or 16][kScoreLine]. A warp has a page of keys, then a quarter of the head.
+// Keys of the next half are on their way when those of this one are used.
 template <int D>
 DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
@@ -293,15 +296,20 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
     uint8_t* const q = shared;
     const HalfBlock<D> stage(shared + 16 * line);
-    float* const scores = reinterpret_cast<float*>(stage.k);
+    float* const scores = reinterpret_cast<float*>(shared + 16 * line + HalfBlock<D>::bytes);
     const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
     next_may_start();
     const Where at(a, 16);
     if (at.idle()) return wait_for_previous();
     wait_for_keys(a);
     const int end = at.base + at.keys();
-    stage.fetch(a, at.pages, at.kv, at.base, end);
-    copy_group();
+    const bool both = at.count > 8;
+    const auto fetch = [&](int base, bool values) {
+        if (base < end) stage.fetch(a, at.pages, at.kv, base, end, values);
+        copy_group();
+    };
+    fetch(at.base, false);
+    fetch(at.base, true);
     wait_for_previous();
     const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;
     const float* x = a.q + (int64_t(at.row) * a.heads + at.first) * D;
@@ -325,19 +333,12 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     RowSums<C> sums;
     sums.clear();
     for (int base = at.base; base < end; base += kHalf) {
-        if (base > at.base) {
-            sync_block();
-            stage.fetch(a, at.pages, at.kv, base, end);
-            copy_group();
-        }
-        copies_done<0>();
+        const bool has_new = a.k && at.slot >= base && at.slot < base + kHalf;
+        copies_done<1>();
         sync_block();
-        if (a.k && at.slot >= base && at.slot < base + kHalf) {  // the new key and value, into shared memory and the cache
+        if (has_new) {  // the new key into shared memory, and with its value into the cache
             const int s = at.slot % kPage, page = at.pages[at.slot / kPage], d = thread(), in_page = a.keys.index(s, d);
-            if (fresh) {
-                reinterpret_cast<uint16_t*>(stage.k)[(at.slot - base) / kPage * kPage * D + in_page] = new_k;
-                *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = new_v;
-            }
+            if (fresh) reinterpret_cast<uint16_t*>(stage.k)[(at.slot - base) / kPage * kPage * D + in_page] = new_k;
             if (fresh && at.sub == 0) {
                 reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[in_page] = new_k;
                 reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(s, d)] = new_v;
@@ -352,23 +353,34 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
             sight.apply<4>(a, mine, base + kPage * warp, end, [&](int slot) {
                 return int64_t(!a.irregular ? slot : a.k && slot == at.slot ? at.position : key_position(a, at.pages, slot));
             });
-            sync_block();  // nobody reads keys any more
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
                 for (int r = 0; r < 2; r++)
-                    *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
+                    if (!r || both) *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
         }
+        sync_block();  // scores are there, and nobody reads keys any more
+        fetch(base + kHalf, false);
+        copies_done<1>();
         sync_block();
+        if (has_new) {
+            const int d = thread();
+            if (fresh) *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = new_v;
+            sync_block();
+        }
         float s[kTiles][4];
 #pragma unroll
         for (int j = 0; j < kTiles; j++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float2 two = *reinterpret_cast<const float2*>(scores + (g + 8 * r) * kScoreLine + 8 * j + 2 * t);
+                float2 two = {0.0f, 0.0f};
+                if (!r || both) two = *reinterpret_cast<const float2*>(scores + (g + 8 * r) * kScoreLine + 8 * j + 2 * t);
                 s[j][2 * r] = two.x, s[j][2 * r + 1] = two.y;
             }
-        weigh_half<D, C>(s, stage, C * warp, sums);
+        weigh_half<D, C>(s, stage, C * warp, sums, both);
+        if (base + kHalf >= end) break;
+        sync_block();
+        fetch(base + kHalf, true);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {

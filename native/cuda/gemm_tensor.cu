@@ -107,7 +107,7 @@ DEVICE void unpack_step(const uint8_t* raw, int first, uint32_t (&a)[S][4]) {
 }
 
 struct TensorArgs {
-    ProductArgs product;         // first_group counts tiles of rows here; stages: units of weights of a warp in shared memory
+    ProductArgs product;         // first_group counts tiles of rows here
     const uint8_t* factors[4];   // of each part, as make_factors left them
     int32_t codes[4], pairs[4];  // chunks of codes and of factors of an item
     float4* partial;             // sums of chains on their way, [tiles][chains, or 1 where a block has them all][J][threads]
@@ -229,114 +229,110 @@ DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int cou
     return true;
 }
 
-// Shared memory: a ring of steps of activations, [16 S columns / 64][tokens][128 bytes], units of weights of each warp, [chunks][16 rows][16]
-// and words, and arrivals. The first warp fetches activations for all. block_x: tile of tokens; block_y: tile of rows.
+// Shared memory: a ring of steps of activations, [16 S columns / 64][tokens][128 bytes], two units of weights of each warp, [chunks][16 rows][16]
+// and words, and arrivals. Warps fetch activations for all in turn. block_x: tile of tokens; block_y: tile of rows.
 template <int J, int S>
 DEVICE void tensor_tile(const TensorArgs& all) {
     const ProductArgs& a = all.product;
     SHARED;
-    constexpr int parts = 16 / S, tokens = 8 * J, strip = tokens * 128, stage_bytes = strip * S / 4, ring = J == 16 ? 8 : 4, late = ring == 8 ? 3 : 2;
-    const int tile = block_y(), first_token = block_x() * tokens, warp = thread() / 32, slots = a.stages;
+    constexpr uint32_t parts = 16 / S, tokens = 8 * J, strip = tokens * 128, stage_bytes = strip * S / 4, ring = J == 16 ? 8 : 4, late = ring == 8 ? 3 : 2;
+    const int tile = block_y(), first_token = block_x() * tokens, warp = thread() / 32;
     next_may_start();
     const int part = part_of(a, tile);
     const Product& p = a.parts[part];
     const WarpRows of(all, part, (tile - p.first_group) * (threads() / 2), warp);
     const int chain = all.split ? block_z() : 0, chains = all.split ? chain + 1 : all.chains;
-    const int first = chain_begin(all, p.w.units, chain), units = chain_begin(all, p.w.units, chains) - first, format = p.w.format, steps = parts * units;
-    uint8_t* const raw = shared + ring * stage_bytes + warp * slots * of.unit_bytes;
-    Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes + threads() / 32 * slots * of.unit_bytes);
+    const int first = chain_begin(all, p.w.units, chain), units = chain_begin(all, p.w.units, chains) - first;
+    uint8_t* const raw = shared + ring * stage_bytes + warp * 2 * of.unit_bytes;
+    Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes + threads() / 32 * 2 * of.unit_bytes);
     Arrival* const gone = here + ring;
     const int64_t step_bytes = int64_t(a.acts.step) * 128;  // of 64 columns
     const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + 4 * first * step_bytes + first_token * 128;
-    const auto fetch_acts = [&](int n) {
-        if (n < steps) copy_strips(shared + n % ring * stage_bytes, x + n * (S / 4) * step_bytes, strip, S / 4, step_bytes, here + n % ring);
+    const uint32_t steps = parts * units;
+    const auto fetch_acts = [&](uint32_t n) {
+        if (n < steps) copy_strips(shared + n % ring * stage_bytes, x + n * (S / 4 * step_bytes), strip, S / 4, step_bytes, here + n % ring);
     };
-    const auto unit_here = [&] {
-        if (slots == 3) copies_done<2>();
-        else copies_done<1>();
-        sync_warp();
-    };
-    float sum[J][4];
-    clear_rows<J>(sum);
-    with_layout(format, [&](auto layout) {
-#pragma unroll 1
-        for (int u = 0; u < slots; u++) {
-            if (u < units) of.fetch<decltype(layout)>(raw + u * of.unit_bytes, first + u);
-            copy_group();
-        }
-    });
     if (warp == 0) {
         make_arrivals(here, ring);
         make_places(gone, ring, threads() / 32);
     }
-    sync_block();
-    wait_for_previous();
-    if (warp == 0)
-        for (int n = 0; n < ring; n++) fetch_acts(n);
-    int unit = 0;
-    uint8_t* at = raw;  // where it lies
-    // Fragments of a part of the unit at hand; behind the last one, the unit that comes into its place is asked for.
-    const auto unpack = [&](int which, bool last, uint32_t (&to)[S][4]) {
-        with_layout(format, [&](auto layout) {
-            unpack_step<decltype(layout), S>(at, which * (S / 2), to);
-            if (!last) return;
+    float sum[J][4];
+    clear_rows<J>(sum);
+    with_layout(p.w.format, [&](auto layout) {
+        using L = decltype(layout);
+        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        for (int u = 0; u < 2; u++) {
+            if (u < units) of.fetch<L>(raw + u * unit_bytes, first + u);
+            copy_group();
+        }
+        sync_block();
+        wait_for_previous();
+        if (warp == 0)
+            for (uint32_t n = 0; n < ring; n++) fetch_acts(n);
+        int unit = 0;
+        // Fragments of a part of the unit at hand; behind the last one, the unit that comes into its place is asked for.
+        const auto unpack = [&](uint32_t which, uint32_t (&to)[S][4]) {
+            uint8_t* const at = raw + unit % 2 * unit_bytes;
+            unpack_step<L, S>(at, which * (S / 2), to);
+            if (which + 1 < parts) return;
             sync_warp();
-            if (unit + slots < units) of.fetch<decltype(layout)>(at, first + unit + slots);
-        });
-        if (!last) return;
-        copy_group();
-        unit++;
-        at = at == raw + (slots - 1) * of.unit_bytes ? raw : at + of.unit_bytes;
-    };
-    uint32_t now[S][4], next[S][4];
-    unit_here();
-    unpack(0, false, now);
-    const auto step = [&](int n, auto odd, uint32_t (&now)[S][4], uint32_t (&next)[S][4]) {
-        piece_here(here + n % ring, n / ring % 2);
-        products_begin();
+            if (unit + 2 < units) of.fetch<L>(at, first + unit + 2);
+            copy_group();
+            unit++;
+        };
+        const auto unit_here = [] {
+            copies_done<1>();
+            sync_warp();
+        };
+        uint32_t now[S][4], next[S][4];
+        unit_here();
+        unpack(0, now);
+        const auto step = [&](uint32_t n, auto odd, uint32_t (&now)[S][4], uint32_t (&next)[S][4]) {
+            piece_here(here + n % ring, n / ring % 2);
+            products_begin();
 #pragma unroll
-        for (int k = 0; k < S; k++) multiply_rows<J>(sum, now[k], shared + n % ring * stage_bytes + k / 4 * strip, k % 4);
-        products_sent();
-        products_done<1>();
-        if (n > 0) leave_place(gone + (n - 1) % ring);
-        if (warp == 0 && n >= late) {  // what all have multiplied makes room
-            piece_here(gone + (n - late) % ring, (n - late) / ring % 2);
-            fetch_acts(n - late + ring);
-        }
-        if constexpr (odd.value) {
-            if (n + 1 == steps) return;
-            if (parts == 2 || n % parts == parts - 1) unit_here();
-        }
-        const int which = parts == 2 ? 1 - odd.value : (n + 1) % parts;
-        unpack(which, which == parts - 1, next);
-    };
-    int n = 0;
-    for (int c = chain;;) {
-        const int stop = parts * (chain_begin(all, p.w.units, c + 1) - first);
-        do {  // at least once: so the compiler knows that nothing but products writes the sums
-            step(n, Constant<0>{}, now, next);
-            step(n + 1, Constant<1>{}, next, now);
-            n += 2;
-        } while (n < stop);
-        products_over<J>(sum);
-        if (all.split) break;
-        float4* const total = all.partial + int64_t(tile * grid_x() + block_x()) * J * threads() + thread();  // this thread's own
-        if (c > 0)
-#pragma unroll
-            for (int j = 0; j < J; j++) {
-                const float4 y = total[j * threads()];
-                sum[j][0] = y.x + sum[j][0], sum[j][1] = y.y + sum[j][1], sum[j][2] = y.z + sum[j][2], sum[j][3] = y.w + sum[j][3];
+            for (int k = 0; k < S; k++) multiply_rows<J>(sum, now[k], shared + n % ring * stage_bytes + k / 4 * strip, k % 4);
+            products_sent();
+            products_done<1>();
+            if (n > 0) leave_place(gone + (n - 1) % ring);
+            if ((n & (threads() / 32 - 1)) == uint32_t(warp) && n >= late) {  // what all have multiplied makes room
+                piece_here(gone + (n - late) % ring, (n - late) / ring % 2);
+                fetch_acts(n - late + ring);
             }
-        if (++c == chains) break;
+            if constexpr (odd.value) {
+                if (n + 1 == steps) return;
+                if (parts == 2 || n % parts == parts - 1) unit_here();
+            }
+            unpack(parts == 2 ? 1 - odd.value : (n + 1) % parts, next);
+        };
+        uint32_t n = 0;
+        for (int c = chain;;) {
+            const uint32_t stop = parts * (chain_begin(all, p.w.units, c + 1) - first);
+            do {  // at least once: so the compiler knows that nothing but products writes the sums
+                step(n, Constant<0>{}, now, next);
+                step(n + 1, Constant<1>{}, next, now);
+                n += 2;
+            } while (n < stop);
+            products_over<J>(sum);
+            if (all.split) break;
+            float4* const total = all.partial + int64_t(tile * grid_x() + block_x()) * J * threads() + thread();  // this thread's own
+            if (c > 0)
 #pragma unroll
-        for (int j = 0; j < J; j++) total[j * threads()] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
-        clear_rows<J>(sum);
-    }
+                for (int j = 0; j < J; j++) {
+                    const float4 y = total[j * threads()];
+                    sum[j][0] = y.x + sum[j][0], sum[j][1] = y.y + sum[j][1], sum[j][2] = y.z + sum[j][2], sum[j][3] = y.w + sum[j][3];
+                }
+            if (++c == chains) break;
+#pragma unroll
+            for (int j = 0; j < J; j++) total[j * threads()] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
+            clear_rows<J>(sum);
+        }
+    });
     if (all.split && !fold_chains<J>(all, sum, thread(), threads(), reinterpret_cast<int*>(gone + ring), [] { sync_block(); })) return;
     store_rows<J>(p, all.room, sum, of.row, of.second, first_token, a.tokens);
 }
 
-// Shared memory: sums on their way, [J][128 lanes], activations of a unit of each group, [4][tokens][128 bytes], units of weights of each
+// Shared memory: activations of a unit of each group, [4][tokens][128 bytes], sums on their way, [J][128 lanes], two units of weights of each
 // warp, and arrivals. Barriers: 1 + group for sums, 8 + group for the group alone.
 template <int J>
 DEVICE void tensor_turns(const TensorArgs& all) {
@@ -345,70 +341,71 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     constexpr int S = 16, tokens = 8 * J, acts_bytes = 512 * tokens;
     const int tile = block_y(), first_token = block_x() * tokens, groups = threads() / 128, group = thread() / 128, me = thread() % 128;
     next_may_start();
-    const int part = part_of(a, tile), slots = a.stages;
+    const int part = part_of(a, tile);
     const Product& p = a.parts[part];
     const WarpRows of(all, part, (tile - p.first_group) * 64, me / 32);
-    const int first = chain_begin(all, p.w.units, block_z()), units = chain_begin(all, p.w.units, block_z() + 1), format = p.w.format;
+    const int first = chain_begin(all, p.w.units, block_z()), units = chain_begin(all, p.w.units, block_z() + 1);
     float4* const passed = reinterpret_cast<float4*>(shared + groups * acts_bytes) + me;
     uint8_t* const acts = shared + group * acts_bytes;
-    uint8_t* const raw = shared + groups * acts_bytes + 256 * tokens + thread() / 32 * slots * of.unit_bytes;
-    Arrival* const here = reinterpret_cast<Arrival*>(shared + groups * (acts_bytes + 4 * slots * of.unit_bytes) + 256 * tokens) + group;
+    uint8_t* const raw = shared + groups * acts_bytes + 256 * tokens + thread() / 32 * 2 * of.unit_bytes;
+    Arrival* const here = reinterpret_cast<Arrival*>(shared + groups * (acts_bytes + 8 * of.unit_bytes) + 256 * tokens) + group;
     const int64_t step_bytes = int64_t(a.acts.step) * 128;
     const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + first_token * 128;
     const auto fetch_acts = [&](int u) {
         if (u < units && me < 32) copy_strips(acts, x + 4 * u * step_bytes, acts_bytes / 4, 4, step_bytes, here);
     };
-    with_layout(format, [&](auto layout) {
-#pragma unroll 1
-        for (int i = 0, u = first + group; i < slots; i++, u += groups) {
-            if (u < units) of.fetch<decltype(layout)>(raw + i * of.unit_bytes, u);
+    if (me < 32) make_arrivals(here, 1);
+    float sum[J][4];
+    bool last = false;
+    with_layout(p.w.format, [&](auto layout) {
+        using L = decltype(layout);
+        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        for (int i = 0, u = first + group; i < 2; i++, u += groups) {
+            if (u < units) of.fetch<L>(raw + i * unit_bytes, u);
             copy_group();
         }
-    });
-    if (me < 32) make_arrivals(here, 1);
-    sync_some(8 + group, 128);
-    wait_for_previous();
-    fetch_acts(first + group);
-    int slot = 0, phase = 0;
-    for (int u = first + group; u < units; u += groups, slot = slot + 1 < slots ? slot + 1 : 0, phase = 1 - phase) {
-        uint32_t fragments[S][4];
-        if (slots == 3) copies_done<2>();
-        else copies_done<1>();
-        sync_warp();
-        with_layout(format, [&](auto layout) {
-            uint8_t* const at = raw + slot * of.unit_bytes;
-            unpack_step<decltype(layout), S>(at, 0, fragments);
+        sync_some(8 + group, 128);
+        wait_for_previous();
+        fetch_acts(first + group);
+        uint8_t* at = raw;
+        int phase = 0;
+        for (int u = first + group; u < units; u += groups, phase = 1 - phase) {
+            uint32_t fragments[S][4];
+            copies_done<1>();
             sync_warp();
-            if (u + slots * groups < units) of.fetch<decltype(layout)>(at, u + slots * groups);
-        });
-        copy_group();
-        float sum[J][4];
-        clear_rows<J>(sum);
-        piece_here(here, phase);
-        if (u > first) {
-            sync_some(1 + group, 256);
+            unpack_step<L, S>(at, 0, fragments);
+            sync_warp();
+            if (u + 2 * groups < units) of.fetch<L>(at, u + 2 * groups);
+            copy_group();
+            at = phase ? raw : raw + unit_bytes;
+            clear_rows<J>(sum);
+            piece_here(here, phase);
+            if (u > first) {
+                sync_some(1 + group, 256);
 #pragma unroll
-            for (int j = 0; j < J; j++) {
-                const float4 y = passed[j * 128];
-                sum[j][0] = y.x, sum[j][1] = y.y, sum[j][2] = y.z, sum[j][3] = y.w;
+                for (int j = 0; j < J; j++) {
+                    const float4 y = passed[j * 128];
+                    sum[j][0] = y.x, sum[j][1] = y.y, sum[j][2] = y.z, sum[j][3] = y.w;
+                }
             }
-        }
-        products_begin();
+            products_begin();
 #pragma unroll
-        for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
-        products_sent();
-        products_over<J>(sum);
-        if (u + 1 == units) {
-            const auto sync = [&] { sync_some(8 + group, 128); };
-            if (all.split && !fold_chains<J>(all, sum, me, 128, reinterpret_cast<int*>(here - group + groups), sync)) return;
-            return store_rows<J>(p, all.room, sum, of.row, of.second, first_token, a.tokens);
-        }
+            for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
+            products_sent();
+            products_over<J>(sum);
+            last = u + 1 == units;
+            if (last) break;
 #pragma unroll
-        for (int j = 0; j < J; j++) passed[j * 128] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
-        arrive_some(1 + (group + 1) % groups, 256);
-        sync_some(8 + group, 128);  // nobody reads the activations any more
-        fetch_acts(u + groups);
-    }
+            for (int j = 0; j < J; j++) passed[j * 128] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
+            arrive_some(1 + (group + 1) % groups, 256);
+            sync_some(8 + group, 128);  // nobody reads the activations any more
+            fetch_acts(u + groups);
+        }
+    });
+    if (!last) return;
+    const auto sync = [&] { sync_some(8 + group, 128); };
+    if (all.split && !fold_chains<J>(all, sum, me, 128, reinterpret_cast<int*>(here - group + groups), sync)) return;
+    store_rows<J>(p, all.room, sum, of.row, of.second, first_token, a.tokens);
 }
 
 CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<32, 4>(a); }

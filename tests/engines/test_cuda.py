@@ -77,6 +77,19 @@ def test_every_type_gives_the_cpu_engines_bits(make: Make, type_name: str) -> No
     same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
 
 
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K", "Q2_K"])
+def test_few_rows_give_the_cpu_engines_bits(make: Make, type_name: str) -> None:
+    """Fewer tiles of 32 rows than multiprocessors: tiles of 16 (gemm_few.cu)."""
+    model, gpu = make(type=type_name, **WIDE), device()
+    gpu.multiprocessors = 64
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
+    same(cpu, cuda)
+    batch = [Chunk(IDS[:12], 0, pages(0, 12), "all")]
+    assert np.array_equal(cuda.forward(batch)[0].logits, cpu.forward(batch)[0].logits)
+    used = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert {"product_16_8", "product_16_16"} <= used
+
+
 @pytest.mark.parametrize("n_ff", [14336, 30208])
 def test_float_rows_too_wide_for_four_in_shared_memory_give_the_cpu_engines_bits(make: Make, n_ff: int) -> None:
     model = make(type="F16", n_embd=64, n_ff=n_ff, n_layer=1)

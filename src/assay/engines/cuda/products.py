@@ -294,39 +294,37 @@ class ProductSteps(Walks):
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for quantised weights as halves, by kernels of gemm_tensor.cu."""
         fitting = {t[0]: t for t in (self._tensor_tile(name, rows, parts) for name in TENSOR_TILES) if t}
-        few, full = max(8, 1 << (rows - 1).bit_length()), self._columns_of(parts) >= 0.9 * self._processors()
-        chosen = fitting.get(f"tensor_{few}" if full else f"turns_{min(few, 32)}")
+        few = max(8, 1 << (rows - 1).bit_length())
+        full = sum(_tiles(p.matrix, 64) for p in parts) >= 0.9 * self._processors()
+        chosen = fitting.get(f"tensor_{few}" if full and few == 64 else f"turns_{min(few, 32)}")
         if rows <= 64 and chosen:
             return chosen
         large = [t for t in fitting.values() if t[2] < 2 * rows and (t[2] >= 64) == t[0].startswith("tensor")]
         return self._largest(rows, parts, large or list(fitting.values())[-1:])
 
-    def _columns_of(self, parts: Sequence[Part]) -> int:
+    def _chains_of(self, parts: Sequence[Part]) -> int:
         """Chains of 64 rows."""
         return sum(_tiles(p.matrix, 64) for p in parts) * parts[0].matrix.chains
 
     def _tensor_tile(self, kernel: str, rows: int, parts: Sequence[Part]) -> Tiles | None:
-        """How a kernel of gemm_tensor.cu is launched, if there is room: groups of four warps have 64 rows each, as many
-        as give each multiprocessor one block, or they take units in turn. Three units of a warp's weights are there,
-        or two."""
+        """How a kernel of gemm_tensor.cu is launched, if there is room: groups of four warps have 64 rows each, or take
+        units in turn. A warp has two units of weights in shared memory."""
         tokens, formats = int(kernel.split("_")[1]), [p.matrix.format for p in parts]
-        row = max(16 * (f.codes + f.pairs) for f in formats)
-        work, most = self._columns_of(parts), self.shared - 1024
+        row = 2 * max(16 * (f.codes + f.pairs) for f in formats)
+        work, most = self._chains_of(parts), self.shared - 1024
         if kernel.startswith("tensor"):
-            stage = 128 * tokens * (1 if tokens > 64 else 2)  # a step of 64 columns, or of 128
-            ring = 8 if tokens == 128 else 4
-            groups = 2 if tokens > 64 else max(1, min(4, -(-work // self._processors())))
-            for slots in (3, 2):
-                shared = ring * (stage + 16) + 64 * groups * row * slots + 8
-                if shared <= most:
-                    return kernel, 64 * groups, tokens, 128 * groups, slots, shared
+            stage, ring = 128 * tokens * (1 if tokens > 64 else 2), 8 if tokens == 128 else 4  # steps of 64 or 128 columns
+            for groups in (2,) if tokens > 64 else (1, 2, 4):
+                shared = ring * (stage + 16) + 64 * groups * row + 8
+                at_once = self._processors() * min(4 // groups, most // (shared + 1024))
+                if shared <= most and (groups * at_once >= work or groups == 4 or tokens > 64):
+                    return kernel, 64 * groups, tokens, 128 * groups, 0, shared
             return None
         alone = work * -(-rows // tokens) <= self._processors()  # else two blocks a multiprocessor
         for groups, limit in ((4, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
-            for slots in (3, 2):
-                shared = groups * (512 * tokens + 64 * row * slots + 8) + 256 * tokens + 8
-                if shared <= limit:
-                    return kernel, 64, tokens, 128 * groups, slots, shared
+            shared = groups * (512 * tokens + 64 * row + 8) + 256 * tokens + 8
+            if shared <= limit:
+                return kernel, 64, tokens, 128 * groups, 0, shared
         return None
 
     def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
