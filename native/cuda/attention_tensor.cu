@@ -23,6 +23,7 @@ struct HalfBlock {
     static constexpr int bytes = 2 * kHalf * D * 2, line = 2 * D + 16;  // line: bytes of a query row
     uint8_t *k, *v;
     DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalf * D * 2) {}
+    DEVICE HalfBlock(uint8_t* k, uint8_t* v) : k(k), v(v) {}
     DEVICE static int value_at(int key, int piece) { return key * D * 2 + (piece ^ key % 8) * 16; }
 
     // Keys from `base` to `end`, whole pages of them, then values; what is behind is zero, as it is multiplied, too.
@@ -58,21 +59,21 @@ struct RowSums {  // of rows g and g + 8 of a warp: m, l, and values 8 c + 2 t a
     }
 };
 
-// Raw scores of N tiles of 8 keys from tile `first` of a half on, element as of `mma`.
-template <int D, int N>
-DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, int first, float (&s)[N][4]) {
+// Raw scores of a half, in tiles of 8 keys, element as of `mma`.
+template <int D>
+DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, float (&s)[kTiles][4]) {
 #pragma unroll
-    for (int j = 0; j < N; j++)
+    for (int j = 0; j < kTiles; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
     const uint8_t* of_q = q + lane() % 16 * HalfBlock<D>::line + lane() / 16 * 16;
-    const uint8_t* of_k = at.k + (first / 4 * (D / 8) * kPage + lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
+    const uint8_t* of_k = at.k + (lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t x[4], y[4];
         load_matrices(x, of_q + 32 * i);
 #pragma unroll
-        for (int j = 0; j < N; j += 2) {
+        for (int j = 0; j < kTiles; j += 2) {
             load_matrices(y, of_k + (j / 4 * (D / 8) + 2 * i) * kPage * 16 + j % 4 * 128);
             mma_f16(s[j], x, y[0], y[1]);
             mma_f16(s[j + 1], x, y[2], y[3]);
@@ -249,7 +250,7 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
         const bool none = !whole && (base >= sight.high[0] && base >= sight.high[1]);
         if (any_lane(!none) || a.kq) {
             float s[kTiles][4];
-            score_half<D, kTiles>(q + warp * 16 * line, at, 0, s);
+            score_half<D>(q + warp * 16 * line, at, s);
             if (a.kq)
 #pragma unroll
                 for (int j = 0; j < kTiles; j++)
@@ -287,16 +288,17 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     }
 }
 
-// Shared memory: queries [16][line], half of a block, scores [8 or 16][kScoreLine]. A warp has a page of keys, then a quarter of the head.
-// Keys of the next half are on their way when those of this one are used.
+// Shared memory: queries [16][line], values of half a block, scores [8 or 16][kScoreLine], the new key. A warp has a page of keys in registers, as
+// `mma` wants them, then a quarter of the head.
 template <int D>
 DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
     constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
     uint8_t* const q = shared;
-    const HalfBlock<D> stage(shared + 16 * line);
-    float* const scores = reinterpret_cast<float*>(shared + 16 * line + HalfBlock<D>::bytes);
+    const HalfBlock<D> stage(nullptr, shared + 16 * line);
+    float* const scores = reinterpret_cast<float*>(stage.v + kHalf * D * 2);
+    uint16_t* const last_key = reinterpret_cast<uint16_t*>(scores + (a.heads / a.keys.heads > 8 ? 16 : 8) * kScoreLine);
     const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
     next_may_start();
     const Where at(a, 16);
@@ -304,12 +306,21 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     wait_for_keys(a);
     const int end = at.base + at.keys();
     const bool both = at.count > 8;
-    const auto fetch = [&](int base, bool values) {
-        if (base < end) stage.fetch(a, at.pages, at.kv, base, end, values);
+    uint32_t keys[D / 16][4][2];
+    const auto fetch = [&](int base) {
+        const int page = base + warp * kPage < end ? at.pages[base / kPage + warp] : -1;
+        const uint8_t* from = head_of(a.cache, a.keys, page, at.kv) + g * 16 + t * 4;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    keys[i][j][h] = page < 0 ? 0 : *reinterpret_cast<const uint32_t*>(from + ((2 * i + h) * kPage + 8 * j) * 16);
+        stage.fetch(a, at.pages, at.kv, base, end, true);
         copy_group();
     };
-    fetch(at.base, false);
-    fetch(at.base, true);
+    fetch(at.base);
     wait_for_previous();
     const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;
     const float* x = a.q + (int64_t(at.row) * a.heads + at.first) * D;
@@ -319,6 +330,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
         const int64_t head = int64_t(at.row) * a.keys.heads + at.kv;
         new_k = float_to_half(turned(a.k + head * D, a.turn_k ? table : nullptr, thread(), a.n_rot, a.neox));
         new_v = float_to_half(a.v[head * D + thread()]);
+        last_key[thread()] = new_k;
     }
     for (int i = thread(); i < at.count * D; i += threads())
         *reinterpret_cast<uint16_t*>(q + i / D * line + i % D * 2) = float_to_half(turned(x + i / D * D, table, i % D, a.n_rot, a.neox));
@@ -334,22 +346,37 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     sums.clear();
     for (int base = at.base; base < end; base += kHalf) {
         const bool has_new = a.k && at.slot >= base && at.slot < base + kHalf;
-        copies_done<1>();
-        sync_block();
-        if (has_new) {  // the new key into shared memory, and with its value into the cache
-            const int s = at.slot % kPage, page = at.pages[at.slot / kPage], d = thread(), in_page = a.keys.index(s, d);
-            if (fresh) reinterpret_cast<uint16_t*>(stage.k)[(at.slot - base) / kPage * kPage * D + in_page] = new_k;
-            if (fresh && at.sub == 0) {
-                reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[in_page] = new_k;
-                reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(s, d)] = new_v;
-            }
-            if (at.sub == 0 && at.kv == 0 && thread() == 0)
-                *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * s) = at.position;
-            sync_block();
+        const int new_slot = at.slot % kPage, new_page = (at.slot - base) / kPage;
+        if (base == at.base) sync_block();  // queries are there
+        if (has_new && fresh && at.sub == 0) {
+            const int page = at.pages[at.slot / kPage], d = thread();
+            reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[a.keys.index(new_slot, d)] = new_k;
+            reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(new_slot, d)] = new_v;
+            if (at.kv == 0 && d == 0)
+                *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * new_slot) = at.position;
         }
         {
             float mine[4][4];
-            score_half<D, 4>(q, stage, 4 * warp, mine);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) mine[j][e] = 0.0f;
+            const uint8_t* of_q = q + lane() % 16 * line + lane() / 16 * 16;
+            const bool replace = has_new && warp == new_page && g == new_slot % 8;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                uint32_t x[4];
+                load_matrices(x, of_q + 32 * i);
+                uint32_t two[2] = {0, 0};
+                if (replace)
+#pragma unroll
+                    for (int h = 0; h < 2; h++) two[h] = *reinterpret_cast<const uint32_t*>(last_key + 16 * i + 8 * h + 2 * t);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const bool fresh_key = replace && new_slot / 8 == j;
+                    mma_f16(mine[j], x, fresh_key ? two[0] : keys[i][j][0], fresh_key ? two[1] : keys[i][j][1]);
+                }
+            }
             sight.apply<4>(a, mine, base + kPage * warp, end, [&](int slot) {
                 return int64_t(!a.irregular ? slot : a.k && slot == at.slot ? at.position : key_position(a, at.pages, slot));
             });
@@ -359,10 +386,8 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
                 for (int r = 0; r < 2; r++)
                     if (!r || both) *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
         }
-        sync_block();  // scores are there, and nobody reads keys any more
-        fetch(base + kHalf, false);
-        copies_done<1>();
-        sync_block();
+        copies_done<0>();
+        sync_block();  // scores and values are there
         if (has_new) {
             const int d = thread();
             if (fresh) *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = new_v;
@@ -380,7 +405,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
         weigh_half<D, C>(s, stage, C * warp, sums, both);
         if (base + kHalf >= end) break;
         sync_block();
-        fetch(base + kHalf, true);
+        fetch(base + kHalf);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -403,6 +428,6 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
 CROWDED(attend_tensor_64, TensorAttentionArgs, 256, 1) { attend_tensor<64>(a); }
 CROWDED(attend_tensor_128, TensorAttentionArgs, 256, 1) { attend_tensor<128>(a); }
 CROWDED(attend_tensor_one_64, TensorAttentionArgs, 128, 4) { attend_tensor_one<64>(a); }
-CROWDED(attend_tensor_one_128, TensorAttentionArgs, 128, 3) { attend_tensor_one<128>(a); }
+CROWDED(attend_tensor_one_128, TensorAttentionArgs, 128, 4) { attend_tensor_one<128>(a); }
 
 }  // namespace assay

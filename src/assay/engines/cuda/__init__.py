@@ -163,7 +163,7 @@ class CudaEngine(PagedEngine):
         for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
         self._tensors.settle()
-        self._device.sync()
+        self._device.loaded()
 
     def _first_shapes(self) -> list[Shape]:
         cuts = max(1, len(self._cuts))

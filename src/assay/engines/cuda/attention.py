@@ -127,13 +127,13 @@ class AttentionSteps(Walks):
         rows, blocks, splits = self.shape.tokens, self.shape.blocks, -(-heads // k_pool.heads // 16)
         partial = Value(4 * rows * heads * blocks * (2 + v_pool.dim)) if blocks > 1 else None
         keys, row = tensor_room(k_pool, v_pool) or (0, 0)
-        scores = 544 * (16 if heads // k_pool.heads > 8 else 8)
+        shared = 16 * row + keys // 2 + 544 * (16 if heads // k_pool.heads > 8 else 8) + 2 * k_pool.dim
 
         def make() -> Launch:
             args = self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, splits, fields)
             args = structs.TensorAttentionArgs(args, room(rows) if id(out) in self.as_halves else 0)
             grid = (blocks, k_pool.heads * splits, rows)
-            return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, 16 * row + keys + scores)
+            return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, shared)
 
         self._step([q, k, v, turn, out, partial], make)
 

@@ -68,6 +68,11 @@ class Device(Protocol):
 
     def zero(self, at: int, size: int) -> None: ...
     def upload(self, at: int, data: NDArray[Any]) -> None: ...
+    def load(self, at: int, data: NDArray[Any]) -> None:
+        """The same for what is large, until `loaded`."""
+        ...
+
+    def loaded(self) -> None: ...
     def download(self, data: NDArray[Any], at: int) -> None: ...
     def copy(self, to: int, source: int, size: int) -> None: ...
     def resident(self, kernel: str, threads: int, shared: int) -> int:
@@ -131,7 +136,7 @@ class Driver:
         self.owned: list[int] = []
         self.events: dict[int, Any] = {}
         self.places: list[NDArray[np.uint8]] = []
-        self.lifted = 0
+        self.pieces = 0
 
     def _checked(self, result: Sequence[Any]) -> Any:
         error = result[0]
@@ -168,29 +173,35 @@ class Driver:
         self._checked(self.cu.cuMemsetD8Async(at, 0, size, self.stream))
 
     def upload(self, at: int, data: NDArray[Any]) -> None:
-        if data.nbytes > _PIECE // 16:
-            self._lift(at, data)
-        else:
-            self._checked(self.cu.cuMemcpyHtoDAsync(at, data.ctypes.data, data.nbytes, self.stream))
+        self._checked(self.cu.cuMemcpyHtoDAsync(at, data.ctypes.data, data.nbytes, self.stream))
 
-    def _lift(self, at: int, data: NDArray[Any]) -> None:
-        """What is large goes through pinned memory, which several threads fill: one reads slower than the device."""
+    def load(self, at: int, data: NDArray[Any]) -> None:
+        """Through pinned memory, which several threads fill: one reads slower than the device."""
         if not self.places:
             self.places = [self.pinned(_PIECE) for _ in range(_PLACES)]
             self.team = ThreadPoolExecutor(_FILLERS)
         flat = data.reshape(-1).view(np.uint8)
         for first in range(0, flat.size, _PIECE):
             piece = flat[first : first + _PIECE]
-            number = -1 - self.lifted % _PLACES
+            number = -1 - self.pieces % _PLACES
             place = self.places[number][: piece.size]
-            if self.lifted >= _PLACES:
+            if self.pieces >= _PLACES:
                 self.reach(number)
-            self.lifted += 1
+            self.pieces += 1
             cuts = [piece.size * i // _FILLERS for i in range(_FILLERS + 1)]
             parts = [(place[a:b], piece[a:b]) for a, b in pairwise(cuts)]
             list(self.team.map(lambda pair: np.copyto(*pair), parts))
             self._checked(self.cu.cuMemcpyHtoDAsync(at + first, place.ctypes.data, piece.size, self.stream))
             self.mark(number)
+
+    def loaded(self) -> None:
+        self.sync()
+        for place in self.places:
+            self.owned.remove(place.ctypes.data)
+            self.cu.cuMemFreeHost(place.ctypes.data)
+        if self.places:
+            self.team.shutdown()
+        self.places, self.pieces = [], 0
 
     def download(self, data: NDArray[Any], at: int) -> None:
         self._checked(self.cu.cuMemcpyDtoHAsync(data.ctypes.data, at, data.nbytes, self.stream))

@@ -262,7 +262,7 @@ class Tensors:
             self.settle(place)
             at = self.device.alloc(array.nbytes, f"loading {name}")
             self.staged[place] = at, array.nbytes
-        self.device.upload(at, array)
+        self.device.load(at, array)
         return at
 
     def settle(self, *places: int) -> None:

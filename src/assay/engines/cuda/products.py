@@ -294,9 +294,9 @@ class ProductSteps(Walks):
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for quantised weights as halves, by kernels of gemm_tensor.cu."""
         fitting = {t[0]: t for t in (self._tensor_tile(name, rows, parts) for name in TENSOR_TILES) if t}
-        few = max(8, 1 << (rows - 1).bit_length())
-        full = sum(_tiles(p.matrix, 64) for p in parts) >= 0.9 * self._processors()
-        chosen = fitting.get(f"tensor_{few}" if full and few == 64 else f"turns_{min(few, 32)}")
+        few, chains = max(8, 1 << (rows - 1).bit_length()), parts[0].matrix.chains
+        full = few >= 32 and -(-rows // 32) * self._chains_of(parts) > 3 * self._processors()
+        chosen = fitting.get(f"tensor_{few if chains == 1 else 32}" if full else f"turns_{min(few, 32)}")
         if rows <= 64 and chosen:
             return chosen
         large = [t for t in fitting.values() if t[2] < 2 * rows and (t[2] >= 64) == t[0].startswith("tensor")]
@@ -311,16 +311,17 @@ class ProductSteps(Walks):
         units in turn. A warp has two units of weights in shared memory."""
         tokens, formats = int(kernel.split("_")[1]), [p.matrix.format for p in parts]
         row = 2 * max(16 * (f.codes + f.pairs) for f in formats)
-        work, most = self._chains_of(parts), self.shared - 1024
+        work, most = self._chains_of(parts) * -(-rows // tokens), self.shared - 1024
         if kernel.startswith("tensor"):
-            stage, ring = 128 * tokens * (1 if tokens > 64 else 2), 8 if tokens == 128 else 4  # steps of 64 or 128 columns
-            for groups in (2,) if tokens > 64 else (1, 2, 4):
+            stage = 128 * tokens * (1 if tokens > 64 else 2)  # steps of 64 or 128 columns
+            ring = 8 if tokens == 128 else 4
+            for groups in (2,) if tokens > 64 else (1,) if rows > 64 else (2, 4, 1):
                 shared = ring * (stage + 16) + 64 * groups * row + 8
-                at_once = self._processors() * min(4 // groups, most // (shared + 1024))
-                if shared <= most and (groups * at_once >= work or groups == 4 or tokens > 64):
+                at_once = groups * self._processors() * min(4 // groups, most // (shared + 1024))
+                if shared <= most and (at_once >= work or groups != 2 or tokens > 64):
                     return kernel, 64 * groups, tokens, 128 * groups, 0, shared
             return None
-        alone = work * -(-rows // tokens) <= self._processors()  # else two blocks a multiprocessor
+        alone = work <= self._processors()  # else two blocks a multiprocessor
         for groups, limit in ((4, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
             shared = groups * (512 * tokens + 64 * row + 8) + 256 * tokens + 8
             if shared <= limit:
