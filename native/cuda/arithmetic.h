@@ -146,7 +146,11 @@ DEVICE uint32_t pack4(int a, int b, int c, int d) {
     return uint32_t(a & 255) | uint32_t(b & 255) << 8 | uint32_t(c & 255) << 16 | uint32_t(d & 255) << 24;
 }
 
-// Where column c of a row of halves lies for the fragments of gemm_tensor.cu.
-DEVICE int half_place(int c) { return (c & ~15) | (c & 1) << 3 | (c >> 1 & 7); }
+// Where column c of a row lies among the halves that gemm_tensor.cu multiplies: [64 columns][room for rows][64], so that a tile of
+// rows is one piece of memory and lies as `multiply_rows` wants it. The pieces of 8 halves of a row are swapped by row % 8.
+DEVICE int64_t half_at(int64_t row, int c, int room) {
+    const int piece = (c >> 3 & 6) | (c & 1);
+    return ((int64_t(c >> 6) * room + row) << 6) + ((piece ^ int(row & 7)) << 3) + (c >> 1 & 7);
+}
 
 }  // namespace assay

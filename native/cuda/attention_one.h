@@ -80,7 +80,7 @@ DEVICE void softmax_shared(float* scores, float* state) {
 }
 
 // The last block of threads to arrive folds all blocks of keys of `count` heads, ascending. `last`: shared memory.
-OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count, int blocks, int* last, bool halved = false) {
+OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count, int blocks, int* last, int halved = 0) {
     const int v_dim = a.values.dim;
     fence();
     sync_block();
@@ -116,7 +116,7 @@ OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count,
         add_sink(a.mask, first + h, m, l, acc);
         const float y = acc * (1.0f / l);
         const int column = (first + h) * v_dim + d;  // of the token's row
-        if (halved) reinterpret_cast<uint16_t*>(a.out)[int64_t(row) * a.heads * v_dim + half_place(column)] = float_to_half(y);
+        if (halved) reinterpret_cast<uint16_t*>(a.out)[half_at(row, column, halved)] = float_to_half(y);
         else a.out[head * v_dim + d] = y;
     }
     if (thread() == 0) *counter = 0;

@@ -23,21 +23,26 @@ struct HalfBlock {
     static constexpr int bytes = 2 * kHalf * D * 2, line = 2 * D + 16;  // line: bytes of a query row
     uint8_t *k, *v;
     DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalf * D * 2) {}
+    DEVICE HalfBlock(uint8_t* k, uint8_t* v) : k(k), v(v) {}
     DEVICE static int value_at(int key, int piece) { return key * D * 2 + (piece ^ key % 8) * 16; }
 
-    // Pages of keys from `base` to `end`; what is behind is zero, as it is multiplied, too.
-    DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end) const {
+    // Keys from `base` to `end`, whole pages of them, then values; what is behind is zero, as it is multiplied, too.
+    DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end, bool values) const {
         constexpr int each = D / 8;
-        for (int i = thread(); i < kHalf * each; i += threads()) {
-            const int page = i / (kPage * each), key = i / each;
-            uint8_t* const to_k = k + i * 16;
-            uint8_t* const to_v = v + value_at(key, i % each);
-            if (base + page * kPage < end)
-                copy_async(to_k, head_of(a.cache, a.keys, pages[base / kPage + page], kv) + i % (kPage * each) * 16);
-            else *reinterpret_cast<uint4*>(to_k) = {0, 0, 0, 0};
-            if (base + key < end)
-                copy_async(to_v, head_of(a.cache, a.values, pages[(base + key) / kPage], kv) + i % (kPage * each) * 16);
-            else *reinterpret_cast<uint4*>(to_v) = {0, 0, 0, 0};
+        const Pool& pool = values ? a.values : a.keys;
+        const int32_t* const of = pages + base / kPage;
+        int page[kHalf / kPage];
+#pragma unroll
+        for (int p = 0; p < kHalf / kPage; p++) page[p] = base + p * kPage < end ? of[p] : -1;
+#pragma unroll
+        for (int p = 0; p < kHalf / kPage; p++) {
+            const uint8_t* const from = head_of(a.cache, pool, page[p], kv);
+#pragma unroll 4
+            for (int i = thread(); i < kPage * each; i += threads()) {
+                uint8_t* const to = values ? v + value_at(p * kPage + i / each, i % each) : k + (p * kPage * each + i) * 16;
+                if (values ? base + p * kPage + i / each < end : page[p] >= 0) copy_async(to, from + i * 16);
+                else *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
+            }
         }
     }
 };
@@ -54,21 +59,21 @@ struct RowSums {  // of rows g and g + 8 of a warp: m, l, and values 8 c + 2 t a
     }
 };
 
-// Raw scores of N tiles of 8 keys from tile `first` of a half on, element as of `mma`.
-template <int D, int N>
-DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, int first, float (&s)[N][4]) {
+// Raw scores of a half, in tiles of 8 keys, element as of `mma`.
+template <int D>
+DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, float (&s)[kTiles][4]) {
 #pragma unroll
-    for (int j = 0; j < N; j++)
+    for (int j = 0; j < kTiles; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) s[j][e] = 0.0f;
     const uint8_t* of_q = q + lane() % 16 * HalfBlock<D>::line + lane() / 16 * 16;
-    const uint8_t* of_k = at.k + (first / 4 * (D / 8) * kPage + lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
+    const uint8_t* of_k = at.k + (lane() / 8 % 2 * kPage + lane() % 8 + lane() / 16 * 8) * 16;
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t x[4], y[4];
         load_matrices(x, of_q + 32 * i);
 #pragma unroll
-        for (int j = 0; j < N; j += 2) {
+        for (int j = 0; j < kTiles; j += 2) {
             load_matrices(y, of_k + (j / 4 * (D / 8) + 2 * i) * kPage * 16 + j % 4 * 128);
             mma_f16(s[j], x, y[0], y[1]);
             mma_f16(s[j + 1], x, y[2], y[3]);
@@ -76,12 +81,14 @@ DEVICE void score_half(const uint8_t* q, const HalfBlock<D>& at, int first, floa
     }
 }
 
-// Scores of a half, as they go into the softmax and -inf where a key is not seen, into the sums; values from eight `first` on.
+// Scores of a half, as they go into the softmax and -inf where a key is not seen, into the sums; values from eight `first` on. `both`: there
+// are rows from g + 8 on; else their scores are 0.
 template <int D, int C>
-DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first, RowSums<C>& sums) {
-    float factor[2];
+DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first, RowSums<C>& sums, bool both = true) {
+    float factor[2] = {1.0f, 1.0f};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
+        if (r && !both) continue;
         float top = sums.m[r];
 #pragma unroll
         for (int j = 0; j < kTiles; j++) {
@@ -164,13 +171,13 @@ struct Sight {
 
 struct TensorAttentionArgs {
     AttentionArgs of;
-    int32_t halved, padding;  // whether `out` is halves, as halve_columns (gemm_tensor.cu) would make them
+    int32_t halved, padding;  // where `out` is halves, as halve_columns (gemm_tensor.cu) would make them: room for rows; else 0
 };
 
 template <int D, int C>
-DEVICE void store_results(const AttentionArgs& a, bool halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
+DEVICE void store_results(const AttentionArgs& a, int halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
     float* const out = a.out + row * D + 8 * first + lane() % 4 * 2;
-    uint16_t* const halves = reinterpret_cast<uint16_t*>(a.out) + (row - head) * D;
+    uint16_t* const halves = reinterpret_cast<uint16_t*>(a.out);
 #pragma unroll
     for (int c = 0; c < C; c++) {
         float y[2];
@@ -182,7 +189,7 @@ DEVICE void store_results(const AttentionArgs& a, bool halved, const RowSums<C>&
         }
         if (halved)
 #pragma unroll
-            for (int e = 0; e < 2; e++) halves[half_place(head * D + 8 * (first + c) + lane() % 4 * 2 + e)] = float_to_half(y[e]);
+            for (int e = 0; e < 2; e++) halves[half_at(row / a.heads, head * D + 8 * (first + c) + lane() % 4 * 2 + e, halved)] = float_to_half(y[e]);
         else *reinterpret_cast<float2*>(out + 8 * c) = {y[0], y[1]};
     }
 }
@@ -208,7 +215,11 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     const bool whole = a.irregular || a.kq;
     const int first = whole ? 0 : a.mask.from(a.rows.slots[batch_row(0)]) / kBlock * kBlock;
     const int end = whole ? n_keys : a.mask.to(a.rows.slots[batch_row(rows - 1)], n_keys);
-    stages[0].fetch(a, pages, kv, first, end);
+    const auto fetch = [&](const HalfBlock<D>& to, int base) {
+        to.fetch(a, pages, kv, base, end, false);
+        to.fetch(a, pages, kv, base, end, true);
+    };
+    fetch(stages[0], first);
     copy_group();
     for (int i = thread(); i < kRows * (D / 2); i += threads()) {
         const int r = i / (D / 2), d = i % (D / 2) * 2;
@@ -233,13 +244,13 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     for (int base = first, n = 0; base < end; base += kHalf, n++) {
         copies_done<0>();
         sync_block();  // this half is there, and nobody reads the one before any more
-        if (base + kHalf < end) stages[(n + 1) % 2].fetch(a, pages, kv, base + kHalf, end);
+        if (base + kHalf < end) fetch(stages[(n + 1) % 2], base + kHalf);
         copy_group();
         const HalfBlock<D> at(shared + kRows * line + n % 2 * HalfBlock<D>::bytes);
         const bool none = !whole && (base >= sight.high[0] && base >= sight.high[1]);
         if (any_lane(!none) || a.kq) {
             float s[kTiles][4];
-            score_half<D, kTiles>(q + warp * 16 * line, at, 0, s);
+            score_half<D>(q + warp * 16 * line, at, s);
             if (a.kq)
 #pragma unroll
                 for (int j = 0; j < kTiles; j++)
@@ -277,29 +288,53 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     }
 }
 
-// Shared memory: queries [16][line], half of a block, scores [16][kScoreLine]. A warp has a page of keys, then a quarter of the head.
+// Shared memory: queries [16][line], values of half a block, scores [8 or 16][kScoreLine], the new key. A warp has a page of keys in registers, as
+// `mma` wants them, then a quarter of the head.
 template <int D>
 DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
     constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
     uint8_t* const q = shared;
-    const HalfBlock<D> stage(shared + 16 * line);
-    float* const scores = reinterpret_cast<float*>(shared + 16 * line + HalfBlock<D>::bytes);
+    const HalfBlock<D> stage(nullptr, shared + 16 * line);
+    float* const scores = reinterpret_cast<float*>(stage.v + kHalf * D * 2);
+    uint16_t* const last_key = reinterpret_cast<uint16_t*>(scores + (a.heads / a.keys.heads > 8 ? 16 : 8) * kScoreLine);
     const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
     next_may_start();
     const Where at(a, 16);
     if (at.idle()) return wait_for_previous();
     wait_for_keys(a);
     const int end = at.base + at.keys();
-    stage.fetch(a, at.pages, at.kv, at.base, end);
-    copy_group();
+    const bool both = at.count > 8;
+    uint32_t keys[D / 16][4][2];
+    const auto fetch = [&](int base) {
+        const int page = base + warp * kPage < end ? at.pages[base / kPage + warp] : -1;
+        const uint8_t* from = head_of(a.cache, a.keys, page, at.kv) + g * 16 + t * 4;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int h = 0; h < 2; h++)
+                    keys[i][j][h] = page < 0 ? 0 : *reinterpret_cast<const uint32_t*>(from + ((2 * i + h) * kPage + 8 * j) * 16);
+        stage.fetch(a, at.pages, at.kv, base, end, true);
+        copy_group();
+    };
+    fetch(at.base);
     wait_for_previous();
     const float* table = a.turn ? a.turn + int64_t(at.row) * a.n_rot : nullptr;
     const float* x = a.q + (int64_t(at.row) * a.heads + at.first) * D;
-    for (int i = thread(); i < 16 * D; i += threads())
-        *reinterpret_cast<uint16_t*>(q + i / D * line + i % D * 2) =
-            i < at.count * D ? float_to_half(turned(x + i / D * D, table, i % D, a.n_rot, a.neox)) : 0;
+    const bool fresh = a.k && at.has_new_key() && thread() < D;
+    uint16_t new_k = 0, new_v = 0;
+    if (fresh) {
+        const int64_t head = int64_t(at.row) * a.keys.heads + at.kv;
+        new_k = float_to_half(turned(a.k + head * D, a.turn_k ? table : nullptr, thread(), a.n_rot, a.neox));
+        new_v = float_to_half(a.v[head * D + thread()]);
+        last_key[thread()] = new_k;
+    }
+    for (int i = thread(); i < at.count * D; i += threads())
+        *reinterpret_cast<uint16_t*>(q + i / D * line + i % D * 2) = float_to_half(turned(x + i / D * D, table, i % D, a.n_rot, a.neox));
+    for (int i = at.count * (line / 16) + thread(); i < line; i += threads()) reinterpret_cast<uint4*>(q)[i] = {0, 0, 0, 0};
     Sight sight(a);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -310,33 +345,38 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     RowSums<C> sums;
     sums.clear();
     for (int base = at.base; base < end; base += kHalf) {
-        if (base > at.base) {
-            sync_block();
-            stage.fetch(a, at.pages, at.kv, base, end);
-            copy_group();
-        }
-        copies_done<0>();
-        sync_block();
-        if (a.k && at.slot >= base && at.slot < base + kHalf) {  // the new key and value, into shared memory and the cache
-            const int s = at.slot % kPage, page = at.pages[at.slot / kPage];
-            const float* k = a.k + (int64_t(at.row) * a.keys.heads + at.kv) * D;
-            const float* v = a.v + (int64_t(at.row) * a.values.heads + at.kv) * D;
-            for (int d = thread(); d < D; d += threads()) {
-                const uint16_t y = float_to_half(turned(k, a.turn_k ? table : nullptr, d, a.n_rot, a.neox)), z = float_to_half(v[d]);
-                const int in_page = a.keys.index(s, d);
-                reinterpret_cast<uint16_t*>(stage.k)[(at.slot - base) / kPage * kPage * D + in_page] = y;
-                *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = z;
-                if (at.sub) continue;
-                reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[in_page] = y;
-                reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(s, d)] = z;
-            }
-            if (at.sub == 0 && at.kv == 0 && thread() == 0)
-                *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * s) = at.position;
-            sync_block();
+        const bool has_new = a.k && at.slot >= base && at.slot < base + kHalf;
+        const int new_slot = at.slot % kPage, new_page = (at.slot - base) / kPage;
+        if (base == at.base) sync_block();  // queries are there
+        if (has_new && fresh && at.sub == 0) {
+            const int page = at.pages[at.slot / kPage], d = thread();
+            reinterpret_cast<uint16_t*>(head_of(a.cache, a.keys, page, at.kv))[a.keys.index(new_slot, d)] = new_k;
+            reinterpret_cast<uint16_t*>(head_of(a.cache, a.values, page, at.kv))[a.values.index(new_slot, d)] = new_v;
+            if (at.kv == 0 && d == 0)
+                *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * new_slot) = at.position;
         }
         {
             float mine[4][4];
-            score_half<D, 4>(q, stage, 4 * warp, mine);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) mine[j][e] = 0.0f;
+            const uint8_t* of_q = q + lane() % 16 * line + lane() / 16 * 16;
+            const bool replace = has_new && warp == new_page && g == new_slot % 8;
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+                uint32_t x[4];
+                load_matrices(x, of_q + 32 * i);
+                uint32_t two[2] = {0, 0};
+                if (replace)
+#pragma unroll
+                    for (int h = 0; h < 2; h++) two[h] = *reinterpret_cast<const uint32_t*>(last_key + 16 * i + 8 * h + 2 * t);
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const bool fresh_key = replace && new_slot / 8 == j;
+                    mma_f16(mine[j], x, fresh_key ? two[0] : keys[i][j][0], fresh_key ? two[1] : keys[i][j][1]);
+                }
+            }
             sight.apply<4>(a, mine, base + kPage * warp, end, [&](int slot) {
                 return int64_t(!a.irregular ? slot : a.k && slot == at.slot ? at.position : key_position(a, at.pages, slot));
             });
@@ -344,18 +384,28 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
             for (int j = 0; j < 4; j++)
 #pragma unroll
                 for (int r = 0; r < 2; r++)
-                    *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
+                    if (!r || both) *reinterpret_cast<float2*>(scores + (g + 8 * r) * kScoreLine + kPage * warp + 8 * j + 2 * t) = {mine[j][2 * r], mine[j][2 * r + 1]};
         }
-        sync_block();
+        copies_done<0>();
+        sync_block();  // scores and values are there
+        if (has_new) {
+            const int d = thread();
+            if (fresh) *reinterpret_cast<uint16_t*>(stage.v + HalfBlock<D>::value_at(at.slot - base, d / 8) + d % 8 * 2) = new_v;
+            sync_block();
+        }
         float s[kTiles][4];
 #pragma unroll
         for (int j = 0; j < kTiles; j++)
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                const float2 two = *reinterpret_cast<const float2*>(scores + (g + 8 * r) * kScoreLine + 8 * j + 2 * t);
+                float2 two = {0.0f, 0.0f};
+                if (!r || both) two = *reinterpret_cast<const float2*>(scores + (g + 8 * r) * kScoreLine + 8 * j + 2 * t);
                 s[j][2 * r] = two.x, s[j][2 * r + 1] = two.y;
             }
-        weigh_half<D, C>(s, stage, C * warp, sums);
+        weigh_half<D, C>(s, stage, C * warp, sums, both);
+        if (base + kHalf >= end) break;
+        sync_block();
+        fetch(base + kHalf);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -378,6 +428,6 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
 CROWDED(attend_tensor_64, TensorAttentionArgs, 256, 1) { attend_tensor<64>(a); }
 CROWDED(attend_tensor_128, TensorAttentionArgs, 256, 1) { attend_tensor<128>(a); }
 CROWDED(attend_tensor_one_64, TensorAttentionArgs, 128, 4) { attend_tensor_one<64>(a); }
-CROWDED(attend_tensor_one_128, TensorAttentionArgs, 128, 3) { attend_tensor_one<128>(a); }
+CROWDED(attend_tensor_one_128, TensorAttentionArgs, 128, 4) { attend_tensor_one<128>(a); }
 
 }  // namespace assay

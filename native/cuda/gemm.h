@@ -1,4 +1,4 @@
-// Matrix products for a few tokens on tensor cores: a block of threads takes 32 rows x 8 J tokens, and its warps share the units of
+// Matrix products for a few tokens on tensor cores: a block of threads takes 32 or 16 rows x 8 J tokens, and its warps share the units of
 // 256 columns. A warp copies the weights of its unit, as they lie in memory, and the activations to shared memory; the partial
 // sums of the units are added in order.
 //
@@ -53,9 +53,9 @@ struct Source {
     }
 };
 
-template <class L, int J>
+template <class L, int J, int ROWS>
 struct Stage {
-    static constexpr int rows = 32, tokens = 8 * J, chunks = L::chunks;
+    static constexpr int rows = ROWS, tokens = 8 * J, chunks = L::chunks;
     static constexpr int scales_at = tokens * kLine, sums_at = scales_at + tokens * 64;
     static constexpr int factors_at = sums_at + (L::sub16 && L::min ? tokens * 32 : 0);
     static constexpr int weights_at = factors_at + 64 * rows * (L::sub16 && L::min ? 2 : 1);
@@ -76,14 +76,16 @@ struct Stage {
             }
     }
     // The partial sums of a warp: fragment, eight tokens, element of the fragment.
-    static DEVICE void multiply(uint8_t* stage, float (&part)[2][J][4]) {
+    static DEVICE void multiply(uint8_t* stage, float (&part)[ROWS / 16][J][4]) {
         const int g = lane() / 4, t = lane() % 4;
-        {  // a lane has a row: its factors, (d, m), (d0, d1) or both, once
-            const InStage w{stage + weights_at, rows, lane()};
-            const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(stage + words_at + lane() * 4) : 0;
-            float2* to = reinterpret_cast<float2*>(stage + factors_at) + lane();
+        {  // a lane has a row, or half of one: its factors, (d, m), (d0, d1) or both, once
+            const int row = lane() % rows, first = lane() / rows * (rows / 4);
+            const InStage w{stage + weights_at, rows, row};
+            const uint32_t super = L::word ? *reinterpret_cast<const uint32_t*>(stage + words_at + row * 4) : 0;
+            float2* to = reinterpret_cast<float2*>(stage + factors_at) + row;
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int n = 0; n < rows / 4; n++) {
+                const int i = first + n;
                 const typename L::Values v = L::factors(w, super, i);
                 float second = 0.0f;
                 if constexpr (L::sub16) second = v.d[1];
@@ -94,7 +96,7 @@ struct Stage {
             sync_warp();
         }
 #pragma unroll
-        for (int f = 0; f < 2; f++)
+        for (int f = 0; f < ROWS / 16; f++)
 #pragma unroll
             for (int j = 0; j < J; j++)
 #pragma unroll
@@ -102,10 +104,10 @@ struct Stage {
         const float2* factors = reinterpret_cast<const float2*>(stage + factors_at) + g;
 #pragma unroll(J > 1 ? 2 : 4)
         for (int i = 0; i < 8; i++) {
-            uint32_t a[2][4];
-            float2 d[4], m[4];
+            uint32_t a[ROWS / 16][4];
+            float2 d[ROWS / 8], m[ROWS / 8];
 #pragma unroll
-            for (int r = 0; r < 4; r++) {
+            for (int r = 0; r < ROWS / 8; r++) {
                 const InStage w{stage + weights_at, rows, g + 8 * r};
                 uint32_t low, high;
                 L::words(w, i, t, low, high);
@@ -123,7 +125,7 @@ struct Stage {
                 uint2 n = {0, 0};
                 if constexpr (L::sub16 && L::min) n = *reinterpret_cast<const uint2*>(stage + sums_at + of * 4);
 #pragma unroll
-                for (int f = 0; f < 2; f++) {
+                for (int f = 0; f < ROWS / 16; f++) {
                     int x0[4], x1[4];
                     if constexpr (L::sub16) {
                         mma_k16(x0, a[f][0], a[f][1], b0, int(kMagicBits));
@@ -202,51 +204,51 @@ DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, i
 struct Integers {
     template <class F>
     static DEVICE void with(int format, F&& f) { with_layout(format, f); }
-    template <class L, int J>
-    using Of = Stage<L, J>;
+    template <class L, int J, int ROWS>
+    using Of = Stage<L, J, ROWS>;
 };
 
 // block_x: tile of tokens; block_y: tile of rows. After every round each thread adds the partial sums of its results in order. Weights are on their way
 // before the kernel waits.
-template <class Kind, int J, int SPLITS>
+template <class Kind, int J, int SPLITS, int ROWS = 32>
 DEVICE void few_tokens(const ProductArgs& a) {
     SHARED;
-    constexpr int tokens = 8 * J, each = tokens / SPLITS, line = J == 1 ? 8 : tokens + 8;  // strides that spread rows over the banks
+    constexpr int tokens = 8 * J, results = ROWS * tokens, each = (results + 32 * SPLITS - 1) / (32 * SPLITS), line = J == 1 ? 8 : tokens + 8;  // strides that spread rows over the banks
     const int tile = block_y(), first_token = block_x() * tokens, split = thread() / 32;
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
-    const int first = (tile - p.first_group) * 32;
+    const int first = (tile - p.first_group) * ROWS;
     const int units = p.w.units;
-    float* const parts = reinterpret_cast<float*>(shared);  // [2 rounds][splits][32 rows][line]
-    uint8_t* const stage = shared + 2 * SPLITS * 32 * line * 4 + split * a.stages;  // stages: bytes of one
+    float* const parts = reinterpret_cast<float*>(shared);  // [2 rounds][splits][rows][line]
+    uint8_t* const stage = shared + 2 * SPLITS * ROWS * line * 4 + split * a.stages;  // stages: bytes of one
     float total[each];
     Tail tails[each];  // element k: row i / tokens, token i % tokens of i = thread + 32 SPLITS k
 #pragma unroll
     for (int k = 0; k < each; k++) {
         const int i = thread() + k * 32 * SPLITS, row = first + i / tokens, token = first_token + i % tokens;
-        if (token < a.tokens && row < p.w.all_rows) tails[k] = Tail(p, row / p.w.group, row % p.w.group, token);
+        if (i < results && token < a.tokens && row < p.w.all_rows) tails[k] = Tail(p, row / p.w.group, row % p.w.group, token);
         total[k] = -0.0f;  // the first partial sum added to it is itself
     }
     next_may_start();
     Kind::with(p.w.format, [&](auto layout) {
-        using S = typename Kind::template Of<decltype(layout), J>;
-        const Source source(p.w, first, 32, S::chunks, lane());
-        if (split < units) source.fetch(stage + S::weights_at, 32, split, lane(), 32);
+        using S = typename Kind::template Of<decltype(layout), J, ROWS>;
+        const Source source(p.w, first, ROWS, S::chunks, lane());
+        if (split < units) source.fetch(stage + S::weights_at, ROWS, split, lane(), 32);
         wait_for_previous();
         if (split < units) S::fetch_acts(stage, a.acts, first_token, split);
         copy_group();
 #pragma unroll
         for (int k = 0; k < each; k++) tails[k].ask();
         for (int u0 = 0; u0 < units; u0 += SPLITS) {
-            float* const sums = parts + u0 / SPLITS % 2 * SPLITS * 32 * line;
+            float* const sums = parts + u0 / SPLITS % 2 * SPLITS * ROWS * line;
             const int u = u0 + split;
             if (u < units) {
                 copies_done<0>();
                 sync_warp();
-                float part[2][J][4];
+                float part[ROWS / 16][J][4];
                 S::multiply(stage, part);
-                float* const mine = sums + (split * 32 + lane() / 4) * line + lane() % 4 * 2;
+                float* const mine = sums + (split * ROWS + lane() / 4) * line + lane() % 4 * 2;
 #pragma unroll
-                for (int f = 0; f < 2; f++)
+                for (int f = 0; f < ROWS / 16; f++)
 #pragma unroll
                     for (int j = 0; j < J; j++)
 #pragma unroll
@@ -254,7 +256,7 @@ DEVICE void few_tokens(const ProductArgs& a) {
                             *reinterpret_cast<float2*>(mine + (16 * f + 4 * e) * line + 8 * j) = {part[f][j][e], part[f][j][e + 1]};
                 sync_warp();
                 if (u + SPLITS < units) {
-                    source.fetch(stage + S::weights_at, 32, u + SPLITS, lane(), 32);
+                    source.fetch(stage + S::weights_at, ROWS, u + SPLITS, lane(), 32);
                     S::fetch_acts(stage, a.acts, first_token, u + SPLITS);
                 }
                 copy_group();
@@ -264,19 +266,21 @@ DEVICE void few_tokens(const ProductArgs& a) {
 #pragma unroll
             for (int k = 0; k < each; k++) {
                 const int i = thread() + k * 32 * SPLITS, at = i / tokens * line + i % tokens;
-                for (int s = 0; s < ready; s++) total[k] = total[k] + sums[s * 32 * line + at];
+                if (i < results)
+                    for (int s = 0; s < ready; s++) total[k] = total[k] + sums[s * ROWS * line + at];
             }
         }
     });
-    float* const whole = parts + (units + SPLITS - 1) / SPLITS % 2 * SPLITS * 32 * line;  // nobody reads it any more
+    float* const whole = parts + (units + SPLITS - 1) / SPLITS % 2 * SPLITS * ROWS * line;  // nobody reads it any more
     if (p.paired) {
 #pragma unroll
-        for (int k = 0; k < each; k++) whole[thread() + k * 32 * SPLITS] = total[k];
+        for (int k = 0; k < each; k++)
+            if (thread() + k * 32 * SPLITS < results) whole[thread() + k * 32 * SPLITS] = total[k];
         sync_block();
     }
     const int pair = p.paired ? p.w.group / 2 * tokens : 0;
 #pragma unroll
-    for (int k = 0; k < each; k++) tails[k].finish(total[k], pair ? whole[(thread() + k * 32 * SPLITS + pair) % (32 * tokens)] : 0.0f);
+    for (int k = 0; k < each; k++) tails[k].finish(total[k], pair ? whole[(thread() + k * 32 * SPLITS + pair) % results] : 0.0f);
 }
 
 }  // namespace assay

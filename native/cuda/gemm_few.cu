@@ -1,9 +1,11 @@
-// 32 rows x 8 or 16 tokens, for batches of up to 16.
+// 32 rows x 8 or 16 tokens, for batches of up to 16; 16 rows, where there are few.
 #include "gemm.h"
 
 namespace assay {
 
 CROWDED(product_8, ProductArgs, 256, 2) { few_tokens<Integers, 1, 8>(a); }
 CROWDED(product_16, ProductArgs, 256, 2) { few_tokens<Integers, 2, 8>(a); }
+CROWDED(product_16_8, ProductArgs, 256, 2) { few_tokens<Integers, 1, 8, 16>(a); }
+CROWDED(product_16_16, ProductArgs, 256, 2) { few_tokens<Integers, 2, 8, 16>(a); }
 
 }  // namespace assay

@@ -63,7 +63,7 @@ struct SixteenBits {
         if (format == F16) f(Halved<F16>{});
         else f(Halved<BF16>{});
     }
-    template <class L, int J>
+    template <class L, int J, int ROWS>
     using Of = HalfStage<L::number, 1, 1, J>;
 };
 

@@ -1,6 +1,7 @@
 // Products of quantised weights on 16-bit tensor cores, for precision `tensor`: weights and activations rounded to f16, sums in
-// float32 by the tensor core, 16 columns after 16, ascending, from +0. Every kernel here does that, so any batch and any chunk
-// gives the same bits; they are not the cpu engine's.
+// float32 by the tensor core, 16 columns after 16, ascending, from +0. Rows of more than 4096 columns that are no pair are cut into
+// `chains` of units, whose sums are added ascending. Every kernel here does that, so any batch and any chunk gives the same bits; they are
+// not the cpu engine's.
 //
 // A weight is fma(q, d, m) in f16, q being exact, d and m rounded to f16 after they were multiplied by 64: so that no scale of a
 // real file is subnormal. The sum is divided by 64. Columns 4 t to 4 t + 3 of 16 take places 2 t, 8 + 2 t, 2 t + 1 and 9 + 2 t: what
@@ -8,17 +9,17 @@
 // a matrix is loaded (make_factors).
 //
 // Four warps take 64 rows, a warp 16 of them. A warp copies its weights, as they lie in memory, to shared memory some units ahead,
-// and makes fragments in registers; tokens come to shared memory once for all four.
-//   tensor_256, tensor_128,     128 or 64 rows; fragments of 64 columns are made while the 64 before are multiplied. Bound by tensor
-//   tensor_64                   cores, the last by unpacking
-//   tensor_32, tensor_16,       64 rows; groups of four warps take the units of 256 columns in turn: each makes the fragments of its
-//   tensor_8                    own unit, then gets the sums from the group before. Bound by unpacking and the chain of products
+// and makes fragments in registers. Activations lie in memory as they are multiplied (half_at): a copy engine brings a step of 64
+// columns of all tokens of a tile, for all warps of a block, as each block reads all of them through the second-level cache.
+//   tensor_256, ..., tensor_8   groups of four warps have 64 rows each; fragments of 64 columns are made while the 64 before are
+//                               multiplied. Bound by tensor cores, with few tokens by unpacking
+//   turns_64, ..., turns_8      64 rows; groups of four warps take the units of 256 columns in turn: each makes the fragments of its
+//                               own unit, then gets the sums from the group before. Bound by unpacking and the chain of products
 #include "gemm.h"
 #include "warpgroup.h"
 
 namespace assay {
 
-constexpr int kStages = 4;  // steps of activations in shared memory
 constexpr float kLift = 64.0f;
 
 DEVICE uint32_t lifted(float x) { return float_to_half(x * kLift); }
@@ -109,13 +110,19 @@ struct TensorArgs {
     ProductArgs product;         // first_group counts tiles of rows here
     const uint8_t* factors[4];   // of each part, as make_factors left them
     int32_t codes[4], pairs[4];  // chunks of codes and of factors of an item
-    int32_t halved, padding;     // whether results are stored as halves, as halve_columns would: `out` is [tokens][out_stride] of them
+    float4* partial;             // sums of chains on their way, [tiles][chains, or 1 where a block has them all][J][threads]
+    int32_t* arrived;            // [tiles], zero before and after
+    int32_t room, chains;        // room: for rows of `out` where results are stored as halves, else 0
+    int32_t split, padding;      // split: block_z is the chain
 };
+
+// Units of a chain: from the first of it to the first of the next.
+DEVICE int chain_begin(const TensorArgs& a, int units, int chain) { return chain * units / a.chains; }
 
 // The rows of a warp, 16 from `first`: a lane's two are a pair where there are pairs, 8 or 16 apart. What a lane copies is of row
 // lane % 16, every other chunk.
 struct WarpRows {
-    int second, row, item, per, tile_bytes, codes, pairs, unit_bytes;  // unit_bytes: of 16 rows
+    int second, row, item, per, tile_bytes, unit_bytes;  // unit_bytes: of 16 rows
     const uint8_t *from, *factors;
     DEVICE WarpRows(const TensorArgs& a, int part, int first, int warp) {
         const Product& p = a.product.parts[part];
@@ -123,18 +130,22 @@ struct WarpRows {
         row = second == 16 ? first + warp / 2 * 32 + warp % 2 * 8 : first + warp * 16;
         int at = row + lane() % 8 + lane() / 8 % 2 * second;
         if (at >= p.w.all_rows) at = p.w.all_rows - 1;
-        item = at % p.w.group, per = p.w.group, tile_bytes = p.w.tile_bytes, codes = a.codes[part], pairs = a.pairs[part];
-        unit_bytes = (codes + pairs) * 256;
+        item = at % p.w.group, per = p.w.group, tile_bytes = p.w.tile_bytes;
+        unit_bytes = (a.codes[part] + a.pairs[part]) * 256;
         from = p.w.tile(at / p.w.group, 0);
-        factors = a.factors[part] + int64_t(at / p.w.group) * p.w.tiles * pairs * 512;
+        factors = a.factors[part] + int64_t(at / p.w.group) * p.w.tiles * a.pairs[part] * 512;
     }
+    template <class L>
     DEVICE void fetch(uint8_t* to, int u) const {
+        constexpr int pairs = L::sub16 && L::min ? 4 : 2;
         const int at = u * per + item, tile = at >> 5, first = lane() / 16;
-        const uint8_t* x = from + int64_t(tile) * tile_bytes + (at & 31) * 16;
-        to += lane() % 16 * 16;
-        for (int c = first; c < codes; c += 2) copy_async(to + c * 256, x + c * 512);
-        x = factors + int64_t(tile) * pairs * 512 + (at & 31) * 16;
-        for (int c = first; c < pairs; c += 2) copy_async(to + (codes + c) * 256, x + c * 512);
+        const uint8_t* x = from + int64_t(tile) * tile_bytes + (at & 31) * 16 + first * 512;
+        const uint8_t* y = factors + int64_t(tile) * (pairs * 512) + (at & 31) * 16 + first * 512;
+        to += lane() % 16 * 16 + first * 256;
+#pragma unroll
+        for (int c = 0; c < L::codes; c += 2) copy_async(to + c * 256, x + c * 512);
+#pragma unroll
+        for (int c = 0; c < pairs; c += 2) copy_async(to + (L::codes + c) * 256, y + c * 512);
     }
 };
 
@@ -149,7 +160,7 @@ DEVICE void clear_rows(float (&sum)[J][4]) {
 // What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
 // Everything is read before anything is written.
 template <int J>
-DEVICE void store_rows(const Product& p, bool halved, float (&sum)[J][4], int row, int second, int token, int tokens) {
+DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], int row, int second, int token, int tokens) {
     const int g = lane() / 4, half = p.paired ? p.w.group / 2 : p.w.group;
     token += lane() % 4 * 2;
     const auto each = [&](auto&& f) {
@@ -161,7 +172,7 @@ DEVICE void store_rows(const Product& p, bool halved, float (&sum)[J][4], int ro
             for (int j = 0; j < J; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++)
-                    if (token + 8 * j + e < tokens) f(sum[j][2 * r + e], sum[j][2 + e], out, int64_t(token + 8 * j + e) * p.out_stride + out);
+                    if (token + 8 * j + e < tokens) f(sum[j][2 * r + e], sum[j][2 + e], out, token + 8 * j + e, int64_t(token + 8 * j + e) * p.out_stride + out);
         }
     };
 #pragma unroll
@@ -169,83 +180,160 @@ DEVICE void store_rows(const Product& p, bool halved, float (&sum)[J][4], int ro
 #pragma unroll
         for (int e = 0; e < 4; e++) sum[j][e] = sum[j][e] * (1.0f / kLift);
     if (p.paired)
-        each([&](float& y, float up, int, int64_t to) {
+        each([&](float& y, float up, int, int, int64_t to) {
             if (p.gate_out) p.gate_out[to] = y;
             if (p.up_out) p.up_out[to] = up;
             y = gate(p.act, y) * up;
         });
-    if (p.bias) each([&](float& y, float, int out, int64_t) { y = y + p.bias[out]; });
-    if (p.residual) each([&](float& y, float, int, int64_t to) { y = y + p.residual[to]; });
-    if (halved) each([&](float& y, float, int out, int64_t to) { reinterpret_cast<uint16_t*>(p.out)[to - out + half_place(out)] = float_to_half(y); });
-    else each([&](float& y, float, int, int64_t to) { p.out[to] = y; });
+    if (p.bias) each([&](float& y, float, int out, int, int64_t) { y = y + p.bias[out]; });
+    if (p.residual) each([&](float& y, float, int, int, int64_t to) { y = y + p.residual[to]; });
+    if (room) each([&](float& y, float, int out, int of, int64_t) { reinterpret_cast<uint16_t*>(p.out)[half_at(of, out, room)] = float_to_half(y); });
+    else each([&](float& y, float, int, int, int64_t to) { p.out[to] = y; });
 }
 
-// Shared memory: kStages steps of activations, [tokens][128 bytes], then two units of weights of each warp, [chunks][16 rows][16] and
-// words. block_x: tile of tokens; block_y: tile of rows.
-template <int J, int GROUPS>
+// Chains of other blocks: each leaves its sums, and the last to arrive adds them up, ascending. Whether this is the last; `me` of
+// `count` threads, `sync` a barrier of theirs, `last` in shared memory.
+template <int J, class Sync>
+DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int count, int* last, Sync&& sync) {
+    constexpr int at_once = 4, some = J < 4 ? J : 4;
+    const int tile = block_y() * grid_x() + block_x();
+    float4* const from = a.partial + (int64_t(tile) * a.chains * J) * count + me;
+#pragma unroll
+    for (int j = 0; j < J; j++) from[int64_t(block_z() * J + j) * count] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
+    fence();
+    sync();
+    if (me == 0) *last = fetch_add(a.arrived + tile, 1) == a.chains - 1;
+    sync();
+    if (!*last) return false;
+    fence();
+#pragma unroll
+    for (int j0 = 0; j0 < J; j0 += some)
+        for (int c0 = 0; c0 < a.chains; c0 += at_once) {  // as many on their way: another block's results are far away
+            uint4 v[at_once][some];
+#pragma unroll
+            for (int c = 0; c < at_once; c++)
+#pragma unroll
+                for (int j = 0; j < some; j++)
+                    v[c][j] = load_fresh4(from + int64_t((c0 + c < a.chains ? c0 + c : a.chains - 1) * J + j0 + j) * count);
+#pragma unroll
+            for (int c = 0; c < at_once; c++)
+#pragma unroll
+                for (int j = 0; j < some; j++) {
+                    const float y[4] = {as_float(v[c][j].x), as_float(v[c][j].y), as_float(v[c][j].z), as_float(v[c][j].w)};
+                    if (c0 + c < a.chains)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) sum[j0 + j][e] = c0 + c ? sum[j0 + j][e] + y[e] : y[e];
+                }
+        }
+    if (me == 0) a.arrived[tile] = 0;
+    return true;
+}
+
+// Shared memory: a ring of steps of activations, [16 S columns / 64][tokens][128 bytes], two units of weights of each warp, [chunks][16 rows][16]
+// and words, and arrivals. Warps fetch activations for all in turn. block_x: tile of tokens; block_y: tile of rows.
+template <int J, int S>
 DEVICE void tensor_tile(const TensorArgs& all) {
     const ProductArgs& a = all.product;
     SHARED;
-    constexpr int S = 4, tokens = 8 * J, count = 128 * GROUPS, stage_bytes = tokens * 128;
-    const int tile = block_y(), first_token = block_x() * tokens, me = thread(), warp = me / 32;
+    constexpr uint32_t parts = 16 / S, tokens = 8 * J, strip = tokens * 128, stage_bytes = strip * S / 4, ring = J == 16 ? 8 : 4, late = ring == 8 ? 3 : 2;
+    const int tile = block_y(), first_token = block_x() * tokens, warp = thread() / 32;
     next_may_start();
     const int part = part_of(a, tile);
     const Product& p = a.parts[part];
-    const WarpRows of(all, part, (tile - p.first_group) * 64 * GROUPS, warp);
-    const int units = p.w.units, steps = (p.w.columns + 127) / 128 * 2, format = p.w.format;
-    uint8_t* const raw = shared + kStages * stage_bytes + warp * 2 * of.unit_bytes;
-    const auto fetch_unit = [&](int u) {
-        if (u < units) of.fetch(raw + u % 2 * of.unit_bytes, u);
+    const WarpRows of(all, part, (tile - p.first_group) * (threads() / 2), warp);
+    const int chain = all.split ? block_z() : 0, chains = all.split ? chain + 1 : all.chains;
+    const int first = chain_begin(all, p.w.units, chain), units = chain_begin(all, p.w.units, chains) - first;
+    uint8_t* const raw = shared + ring * stage_bytes + warp * 2 * of.unit_bytes;
+    Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes + threads() / 32 * 2 * of.unit_bytes);
+    Arrival* const gone = here + ring;
+    const int64_t step_bytes = int64_t(a.acts.step) * 128;  // of 64 columns
+    const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + 4 * first * step_bytes + first_token * 128;
+    const uint32_t steps = parts * units;
+    const auto fetch_acts = [&](uint32_t n) {
+        if (n < steps) copy_strips(shared + n % ring * stage_bytes, x + n * (S / 4 * step_bytes), strip, S / 4, step_bytes, here + n % ring);
     };
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.acts.q) + int64_t(first_token + me / 8) * a.acts.stride + me % 8 * 8;
-    const auto fetch_acts = [&](int n) {
-        uint8_t* const to = shared + n % kStages * stage_bytes + me / 8 * 128 + (me % 8 ^ me / 8 % 8) * 16;
-        if (n < steps)
-#pragma unroll
-            for (int i = 0; i < tokens * 8 / count; i++)
-                copy_async(to + i * (count / 8) * 128, x + int64_t(i * (count / 8)) * a.acts.stride + n * 64);
-        copy_group();
-    };
-    const auto unpack = [&](int n, uint32_t (&to)[S][4]) {
-        with_layout(format, [&](auto layout) { unpack_step<decltype(layout), S>(raw + n / 4 % 2 * of.unit_bytes, n % 4 * 2, to); });
-    };
+    if (warp == 0) {
+        make_arrivals(here, ring);
+        make_places(gone, ring, threads() / 32);
+    }
     float sum[J][4];
     clear_rows<J>(sum);
-    fetch_unit(0);
-    fetch_unit(1);
-    copy_group();
-    wait_for_previous();
-    fetch_acts(0);
-    fetch_acts(1);
-    copies_done<2>();
-    sync_warp();
-    uint32_t here[S][4], there[S][4];
-    unpack(0, here);
-    const auto step = [&](int n, uint32_t (&now)[S][4], uint32_t (&next)[S][4]) {
-        copies_done<1>();
-        fence_copies();
-        sync_block();  // step n is there, and step n - 2 has been multiplied by all
-        products_begin();
+    with_layout(p.w.format, [&](auto layout) {
+        using L = decltype(layout);
+        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        for (int u = 0; u < 2; u++) {
+            if (u < units) of.fetch<L>(raw + u * unit_bytes, first + u);
+            copy_group();
+        }
+        sync_block();
+        wait_for_previous();
+        if (warp == 0)
+            for (uint32_t n = 0; n < ring; n++) fetch_acts(n);
+        int unit = 0;
+        // Fragments of a part of the unit at hand; behind the last one, the unit that comes into its place is asked for.
+        const auto unpack = [&](uint32_t which, uint32_t (&to)[S][4]) {
+            uint8_t* const at = raw + unit % 2 * unit_bytes;
+            unpack_step<L, S>(at, which * (S / 2), to);
+            if (which + 1 < parts) return;
+            sync_warp();
+            if (unit + 2 < units) of.fetch<L>(at, first + unit + 2);
+            copy_group();
+            unit++;
+        };
+        const auto unit_here = [] {
+            copies_done<1>();
+            sync_warp();
+        };
+        uint32_t now[S][4], next[S][4];
+        unit_here();
+        unpack(0, now);
+        const auto step = [&](uint32_t n, auto odd, uint32_t (&now)[S][4], uint32_t (&next)[S][4]) {
+            piece_here(here + n % ring, n / ring % 2);
+            products_begin();
 #pragma unroll
-        for (int k = 0; k < S; k++) multiply_rows<J>(sum, now[k], shared + n % kStages * stage_bytes, k);
-        products_sent();
-        products_done<1>();
-        if (n % 4 == 3) fetch_unit((n + 1) / 4 + 1);
-        fetch_acts(n + 2);
-        if (n + 1 < steps) unpack(n + 1, next);
-    };
-    int n = 0;
-    do {  // at least once: so the compiler knows that nothing but products writes the sums
-        step(n, here, there);
-        step(n + 1, there, here);
-        n += 2;
-    } while (n < steps);
-    products_over<J>(sum);
-    store_rows<J>(p, all.halved, sum, of.row, of.second, first_token, a.tokens);
+            for (int k = 0; k < S; k++) multiply_rows<J>(sum, now[k], shared + n % ring * stage_bytes + k / 4 * strip, k % 4);
+            products_sent();
+            products_done<1>();
+            if (n > 0) leave_place(gone + (n - 1) % ring);
+            if ((n & (threads() / 32 - 1)) == uint32_t(warp) && n >= late) {  // what all have multiplied makes room
+                piece_here(gone + (n - late) % ring, (n - late) / ring % 2);
+                fetch_acts(n - late + ring);
+            }
+            if constexpr (odd.value) {
+                if (n + 1 == steps) return;
+                if (parts == 2 || n % parts == parts - 1) unit_here();
+            }
+            unpack(parts == 2 ? 1 - odd.value : (n + 1) % parts, next);
+        };
+        uint32_t n = 0;
+        for (int c = chain;;) {
+            const uint32_t stop = parts * (chain_begin(all, p.w.units, c + 1) - first);
+            do {  // at least once: so the compiler knows that nothing but products writes the sums
+                step(n, Constant<0>{}, now, next);
+                step(n + 1, Constant<1>{}, next, now);
+                n += 2;
+            } while (n < stop);
+            products_over<J>(sum);
+            if (all.split) break;
+            float4* const total = all.partial + int64_t(tile * grid_x() + block_x()) * J * threads() + thread();  // this thread's own
+            if (c > 0)
+#pragma unroll
+                for (int j = 0; j < J; j++) {
+                    const float4 y = total[j * threads()];
+                    sum[j][0] = y.x + sum[j][0], sum[j][1] = y.y + sum[j][1], sum[j][2] = y.z + sum[j][2], sum[j][3] = y.w + sum[j][3];
+                }
+            if (++c == chains) break;
+#pragma unroll
+            for (int j = 0; j < J; j++) total[j * threads()] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
+            clear_rows<J>(sum);
+        }
+    });
+    if (all.split && !fold_chains<J>(all, sum, thread(), threads(), reinterpret_cast<int*>(gone + ring), [] { sync_block(); })) return;
+    store_rows<J>(p, all.room, sum, of.row, of.second, first_token, a.tokens);
 }
 
-// Shared memory: sums on their way, [J][128 lanes], activations of a unit of each group, [4][tokens][128 bytes], and two units of
-// weights of each warp. Barriers: 1 + group for sums, 8 + group for the group alone.
+// Shared memory: activations of a unit of each group, [4][tokens][128 bytes], sums on their way, [J][128 lanes], two units of weights of each
+// warp, and arrivals. Barriers: 1 + group for sums, 8 + group for the group alone.
 template <int J>
 DEVICE void tensor_turns(const TensorArgs& all) {
     const ProductArgs& a = all.product;
@@ -256,109 +344,125 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     const int part = part_of(a, tile);
     const Product& p = a.parts[part];
     const WarpRows of(all, part, (tile - p.first_group) * 64, me / 32);
-    const int units = p.w.units, format = p.w.format;
-    float4* const passed = reinterpret_cast<float4*>(shared) + me;
-    uint8_t* const acts = shared + 256 * tokens + group * acts_bytes;
-    uint8_t* const raw = shared + 256 * tokens + groups * acts_bytes + thread() / 32 * 2 * of.unit_bytes;
-    const auto fetch_unit = [&](int u, int slot) {
-        if (u < units) of.fetch(raw + slot * of.unit_bytes, u);
-    };
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.acts.q) + int64_t(first_token + me / 32) * a.acts.stride + me % 32 * 8;
+    const int first = chain_begin(all, p.w.units, block_z()), units = chain_begin(all, p.w.units, block_z() + 1);
+    float4* const passed = reinterpret_cast<float4*>(shared + groups * acts_bytes) + me;
+    uint8_t* const acts = shared + group * acts_bytes;
+    uint8_t* const raw = shared + groups * acts_bytes + 256 * tokens + thread() / 32 * 2 * of.unit_bytes;
+    Arrival* const here = reinterpret_cast<Arrival*>(shared + groups * (acts_bytes + 8 * of.unit_bytes) + 256 * tokens) + group;
+    const int64_t step_bytes = int64_t(a.acts.step) * 128;
+    const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + first_token * 128;
     const auto fetch_acts = [&](int u) {
-        uint8_t* const to = acts + me % 32 / 8 * tokens * 128;
-        if (u < units)
-#pragma unroll
-            for (int i = 0; i < tokens / 4; i++) {
-                const int token = me / 32 + 4 * i;
-                copy_async(to + token * 128 + (me % 8 ^ token % 8) * 16, x + int64_t(4 * i) * a.acts.stride + u * 256);
-            }
+        if (u < units && me < 32) copy_strips(acts, x + 4 * u * step_bytes, acts_bytes / 4, 4, step_bytes, here);
     };
-    fetch_unit(group, 0);
-    fetch_unit(group + groups, 1);
-    copy_group();
-    wait_for_previous();
-    fetch_acts(group);
-    copy_group();
-    int slot = 0;
-    for (int u = group; u < units; u += groups, slot = 1 - slot) {
-        uint32_t fragments[S][4];
-        copies_done<1>();
-        sync_warp();
-        with_layout(format, [&](auto layout) { unpack_step<decltype(layout), S>(raw + slot * of.unit_bytes, 0, fragments); });
-        sync_warp();
-        fetch_unit(u + 2 * groups, slot);
-        copy_group();
-        copies_done<1>();
-        fence_copies();
+    if (me < 32) make_arrivals(here, 1);
+    float sum[J][4];
+    bool last = false;
+    with_layout(p.w.format, [&](auto layout) {
+        using L = decltype(layout);
+        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        for (int i = 0, u = first + group; i < 2; i++, u += groups) {
+            if (u < units) of.fetch<L>(raw + i * unit_bytes, u);
+            copy_group();
+        }
         sync_some(8 + group, 128);
-        float sum[J][4];
-        clear_rows<J>(sum);
-        if (u > 0) {
-            sync_some(1 + group, 256);
+        wait_for_previous();
+        fetch_acts(first + group);
+        uint8_t* at = raw;
+        int phase = 0;
+        for (int u = first + group; u < units; u += groups, phase = 1 - phase) {
+            uint32_t fragments[S][4];
+            copies_done<1>();
+            sync_warp();
+            unpack_step<L, S>(at, 0, fragments);
+            sync_warp();
+            if (u + 2 * groups < units) of.fetch<L>(at, u + 2 * groups);
+            copy_group();
+            at = phase ? raw : raw + unit_bytes;
+            clear_rows<J>(sum);
+            piece_here(here, phase);
+            if (u > first) {
+                sync_some(1 + group, 256);
 #pragma unroll
-            for (int j = 0; j < J; j++) {
-                const float4 y = passed[j * 128];
-                sum[j][0] = y.x, sum[j][1] = y.y, sum[j][2] = y.z, sum[j][3] = y.w;
+                for (int j = 0; j < J; j++) {
+                    const float4 y = passed[j * 128];
+                    sum[j][0] = y.x, sum[j][1] = y.y, sum[j][2] = y.z, sum[j][3] = y.w;
+                }
             }
-        }
-        products_begin();
+            products_begin();
 #pragma unroll
-        for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
-        products_sent();
-        products_over<J>(sum);
-        if (u + 1 == units) {
-            store_rows<J>(p, all.halved, sum, of.row, of.second, first_token, a.tokens);
-            return;
-        }
+            for (int k = 0; k < S; k++) multiply_rows<J>(sum, fragments[k], acts + k / 4 * tokens * 128, k % 4);
+            products_sent();
+            products_over<J>(sum);
+            last = u + 1 == units;
+            if (last) break;
 #pragma unroll
-        for (int j = 0; j < J; j++) passed[j * 128] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
-        arrive_some(1 + (group + 1) % groups, 256);
-        sync_some(8 + group, 128);  // nobody reads the activations any more
-        fetch_acts(u + groups);
-        copy_group();
-    }
+            for (int j = 0; j < J; j++) passed[j * 128] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
+            arrive_some(1 + (group + 1) % groups, 256);
+            sync_some(8 + group, 128);  // nobody reads the activations any more
+            fetch_acts(u + groups);
+        }
+    });
+    if (!last) return;
+    const auto sync = [&] { sync_some(8 + group, 128); };
+    if (all.split && !fold_chains<J>(all, sum, me, 128, reinterpret_cast<int*>(here - group + groups), sync)) return;
+    store_rows<J>(p, all.room, sum, of.row, of.second, first_token, a.tokens);
 }
 
-CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<32, 2>(a); }
-CROWDED(tensor_128, TensorArgs, 256, 1) { tensor_tile<16, 2>(a); }
-CROWDED(tensor_64, TensorArgs, 128, 4) { tensor_tile<8, 1>(a); }
-CROWDED(tensor_32, TensorArgs, 512, 1) { tensor_turns<4>(a); }
-CROWDED(tensor_16, TensorArgs, 512, 1) { tensor_turns<2>(a); }
-CROWDED(tensor_8, TensorArgs, 512, 1) { tensor_turns<1>(a); }
+CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<32, 4>(a); }
+CROWDED(tensor_128, TensorArgs, 256, 1) { tensor_tile<16, 4>(a); }
+CROWDED(tensor_64, TensorArgs, 512, 1) { tensor_tile<8, 8>(a); }
+CROWDED(tensor_32, TensorArgs, 512, 1) { tensor_tile<4, 8>(a); }
+CROWDED(tensor_16, TensorArgs, 512, 1) { tensor_tile<2, 8>(a); }
+CROWDED(tensor_8, TensorArgs, 512, 1) { tensor_tile<1, 8>(a); }
+CROWDED(turns_64, TensorArgs, 512, 1) { tensor_turns<8>(a); }
+CROWDED(turns_32, TensorArgs, 512, 1) { tensor_turns<4>(a); }
+CROWDED(turns_16, TensorArgs, 512, 1) { tensor_turns<2>(a); }
+CROWDED(turns_8, TensorArgs, 512, 1) { tensor_turns<1>(a); }
 
 struct HalveArgs {
     const float* x;
     const float* norm;  // weights of a norm before, or null
-    uint16_t* out;      // [rows][stride]
-    int32_t width, stride;
+    uint16_t* out;      // as half_at says
+    int32_t width, stride, room;
     float eps;
-    int32_t padding;
 };
 
-// Rows as halves, normed if there are weights, their columns in the order of the fragments above, zeros behind them; block_x: row.
+// Rows as halves, normed if there are weights, in the order of the products above, zeros behind them; block_x: row. A thread has 8
+// columns at a time.
 KERNEL(halve_columns, HalveArgs, 512) {
     SHARED;
-    next_may_start();
-    wait_for_previous();
-    const float* x = a.x + int64_t(block_x()) * a.width;
     float* const row = reinterpret_cast<float*>(shared) + 4;
-    float f = 0.0f;
+    const float* x = a.x + int64_t(block_x()) * a.width;
+    const bool even = a.width % 8 == 0;  // else a row does not begin where eight floats may be read at once
+    const auto load = [&](const float* from, int i, float (&v)[8]) {
+        if (even && 8 * i < a.width) return load_eight(from + 8 * i, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = 8 * i + j < a.width ? from[8 * i + j] : 0.0f;
+    };
+    float v[8], w[8], f = 0.0f;
+    next_may_start();
+    touch(a);
+    if (a.norm) load(a.norm, thread(), w);
+    wait_for_previous();
+    load(x, thread(), v);
     if (a.norm) {
-        for (int i = thread(); i < a.width; i += threads()) row[i] = x[i];
+        for (int i = thread(); 8 * i < a.width; i += threads()) {
+            if (i != thread()) load(x, i, v);
+#pragma unroll
+            for (int j = 0; j < 8; j += 4) reinterpret_cast<float4*>(row)[2 * i + j / 4] = {v[j], v[j + 1], v[j + 2], v[j + 3]};
+        }
         sync_block();
         f = norm_factor(row, a.width, a.eps, row - 4);
-        x = row;
     }
-    uint32_t* const to = reinterpret_cast<uint32_t*>(a.out + int64_t(block_x()) * a.stride);
-    for (int i = thread(); i < a.stride / 4; i += threads()) {
-        uint32_t h[4];
+    for (int i = thread(); i < a.stride / 8; i += threads()) {
+        if (a.norm || i != thread()) load(a.norm ? row : x, i, v);
+        if (a.norm && i != thread()) load(a.norm, i, w);
+        uint32_t h[8];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const int c = 4 * i + j;
-            h[j] = c >= a.width ? 0 : float_to_half(a.norm ? (x[c] * f) * a.norm[c] : x[c]);
-        }
-        to[i / 4 * 8 + i % 4] = h[0] | h[2] << 16;
-        to[i / 4 * 8 + 4 + i % 4] = h[1] | h[3] << 16;
+        for (int j = 0; j < 8; j++) h[j] = 8 * i + j >= a.width ? 0 : float_to_half(a.norm ? (v[j] * f) * w[j] : v[j]);
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            *reinterpret_cast<uint2*>(a.out + half_at(block_x(), 8 * i + j, a.room)) = {h[j] | h[2 + j] << 16, h[4 + j] | h[6 + j] << 16};
     }
 }
 

@@ -229,14 +229,14 @@ DEVICE void make_arrivals(Arrival* first, int count) {
                      :: "r"(shared_address(first + i)) : "memory");
     __syncwarp();
 }
-// Places that another warp fills: when their content is used, their warp leaves them, and `piece_here` says so.
-DEVICE void make_places(Arrival* first, int count) {
+// Places that another warp fills: when their content is used, the warps that use it leave them, and `piece_here` says so.
+DEVICE void make_places(Arrival* first, int count, int warps = 1) {
     for (int i = threadIdx.x & 31; i < count; i += 32)
-        asm volatile("mbarrier.init.shared.b64 [%0], 1;"
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;"
 #if __CUDA_ARCH__ >= 900
                      "\n\tfence.mbarrier_init.release.cluster;"
 #endif
-                     :: "r"(shared_address(first + i)) : "memory");
+                     :: "r"(shared_address(first + i)), "r"(warps) : "memory");
     __syncwarp();
 }
 DEVICE void leave_place(Arrival* place) {
@@ -254,6 +254,23 @@ DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) 
 #else
     for (int i = (threadIdx.x & 31) * 16; i < bytes; i += 512)
         copy_async(static_cast<uint8_t*>(to) + i, static_cast<const uint8_t*>(from) + i);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(shared_address(arrival)) : "memory");
+#endif
+}
+// `count` pieces that lie `step` bytes apart, one behind the other: what other blocks read, too.
+DEVICE void copy_strips(void* to, const void* from, int bytes, int count, int64_t step, Arrival* arrival) {
+#if __CUDA_ARCH__ >= 900
+    if ((threadIdx.x & 31) == 0) {
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(shared_address(arrival)), "r"(bytes * count) : "memory");
+        for (int i = 0; i < count; i++)
+            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                         :: "r"(shared_address(to) + i * bytes), "l"(static_cast<const uint8_t*>(from) + i * step), "r"(bytes),
+                            "r"(shared_address(arrival)) : "memory");
+    }
+#else
+    for (int n = 0; n < count; n++)
+        for (int i = (threadIdx.x & 31) * 16; i < bytes; i += 512)
+            copy_async(static_cast<uint8_t*>(to) + n * bytes + i, static_cast<const uint8_t*>(from) + n * step + i);
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" :: "r"(shared_address(arrival)) : "memory");
 #endif
 }

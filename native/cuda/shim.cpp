@@ -119,6 +119,8 @@ struct Bulk {
     const void* from;
     size_t bytes;
     uint64_t* arrival;
+    int count;
+    int64_t step;
 };
 
 struct Block {  // that is under way
@@ -229,8 +231,8 @@ void Queue::finish(int left) {
     for (; n < work.size() && work[n].group < sent - left; n++) work[n].run(work[n]);
     work.erase(work.begin(), work.begin() + long(n));
 }
-void bulk(void* to, const void* from, int bytes, uint64_t* arrival) {
-    now->bulk.push_back({to, from, size_t(bytes), arrival});
+void bulk(void* to, const void* from, int bytes, uint64_t* arrival, int count, int64_t step) {
+    now->bulk.push_back({to, from, size_t(bytes), arrival, count, step});
     if (!(weather & 1)) land(arrival);
 }
 bool land(uint64_t* arrival) {
@@ -238,7 +240,8 @@ bool land(uint64_t* arrival) {
         const Bulk one = now->bulk[i];
         if (one.arrival != arrival) continue;
         now->bulk.erase(now->bulk.begin() + long(i));
-        std::memcpy(one.to, one.from, one.bytes);
+        for (int n = 0; n < one.count; n++)
+            std::memcpy(static_cast<uint8_t*>(one.to) + size_t(n) * one.bytes, static_cast<const uint8_t*>(one.from) + n * one.step, one.bytes);
         ++*arrival;
         return true;
     }

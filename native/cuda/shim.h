@@ -71,7 +71,7 @@ struct Queue {
 Queue& copies();  // of this thread
 Queue& products();
 // A copy that an arrival tells of; `land` does it where it is late, if there is one.
-void bulk(void* to, const void* from, int bytes, uint64_t* arrival);
+void bulk(void* to, const void* from, int bytes, uint64_t* arrival, int count = 1, int64_t step = 0);
 bool land(uint64_t* arrival);
 
 template <class F>
@@ -227,12 +227,21 @@ inline void make_arrivals(Arrival* first, int count) {  // how often a place has
     for (int i = lane(); i < count; i += 32) first[i] = 0;
     shim::barrier_warp();
 }
-inline void make_places(Arrival* first, int count) { make_arrivals(first, count); }
+// How often all warps that use a place have left it; from bit 32 on how many have since, from bit 48 on how many they are, less one.
+inline void make_places(Arrival* first, int count, int warps = 1) {
+    for (int i = lane(); i < count; i += 32) first[i] = uint64_t(warps - 1) << 48;
+    shim::barrier_warp();
+}
 inline void leave_place(Arrival* place) {
-    if (lane() == 0) ++*place;
+    if (lane()) return;
+    if ((*place >> 32 & 0xffff) < *place >> 48) *place += uint64_t(1) << 32;
+    else *place = (*place & ~(uint64_t(0xffff) << 32)) + 1;
 }
 inline void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
     if (lane() == 0) shim::bulk(to, from, bytes, arrival);
+}
+inline void copy_strips(void* to, const void* from, int bytes, int count, int64_t step, Arrival* arrival) {
+    if (lane() == 0) shim::bulk(to, from, bytes, arrival, count, step);
 }
 inline void copy_by_lane(void* to, const void* from, int bytes, Arrival* place) { shim::bulk(to, from, bytes, place); }
 inline void piece_here(Arrival* arrival, int phase) {

@@ -60,46 +60,48 @@ DEVICE void products_over(float (&d)[J][4]) {
 // What this thread has copied to shared memory, `multiply_rows` may read.
 DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-DEVICE void multiply_rows_(float (&d)[1][4], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+// Of b: 1024 bytes from eight tokens to the next, pieces swapped within 128 bytes; the word before it says where it begins.
+constexpr uint32_t kSwapped = 64u | 1u << 30;
+DEVICE void multiply_rows_(float (&d)[1][4], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 desc;\n\tmov.b64 desc, {%8, %9};\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
                  "%0, %1, %2, %3"
-                 "}, {%4, %5, %6, %7}, %8, p, 1, 1, 0;\n\t}"
+                 "}, {%4, %5, %6, %7}, desc, p, 1, 1, 0;\n\t}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kSwapped));
 }
-DEVICE void multiply_rows_(float (&d)[2][4], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
+DEVICE void multiply_rows_(float (&d)[2][4], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 desc;\n\tmov.b64 desc, {%12, %13};\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7"
-                 "}, {%8, %9, %10, %11}, %12, p, 1, 1, 0;\n\t}"
+                 "}, {%8, %9, %10, %11}, desc, p, 1, 1, 0;\n\t}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kSwapped));
 }
-DEVICE void multiply_rows_(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
+DEVICE void multiply_rows_(float (&d)[4][4], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 desc;\n\tmov.b64 desc, {%20, %21};\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
-                 "}, {%16, %17, %18, %19}, %20, p, 1, 1, 0;\n\t}"
+                 "}, {%16, %17, %18, %19}, desc, p, 1, 1, 0;\n\t}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
                    "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kSwapped));
 }
-DEVICE void multiply_rows_(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+DEVICE void multiply_rows_(float (&d)[8][4], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 desc;\n\tmov.b64 desc, {%36, %37};\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n\t}"
+                 "}, {%32, %33, %34, %35}, desc, p, 1, 1, 0;\n\t}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
                    "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
                    "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
                    "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kSwapped));
 }
-DEVICE void multiply_rows_(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+DEVICE void multiply_rows_(float (&d)[16][4], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 desc;\n\tmov.b64 desc, {%68, %69};\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
                  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-                 "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n\t}"
+                 "}, {%64, %65, %66, %67}, desc, p, 1, 1, 0;\n\t}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
                    "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
                    "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
@@ -108,10 +110,10 @@ DEVICE void multiply_rows_(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b
                    "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
                    "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
                    "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kSwapped));
 }
-DEVICE void multiply_rows_(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b) {
-    asm volatile("{\n\t.reg .pred p;\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
+DEVICE void multiply_rows_(float (&d)[32][4], const uint32_t (&a)[4], uint32_t b) {
+    asm volatile("{\n\t.reg .pred p;\n\t.reg .b64 desc;\n\tmov.b64 desc, {%132, %133};\n\tsetp.eq.u32 p, 0, 0;\n\twgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
                  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -120,7 +122,7 @@ DEVICE void multiply_rows_(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b
                  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-                 "}, {%128, %129, %130, %131}, %132, p, 1, 1, 0;\n\t}"
+                 "}, {%128, %129, %130, %131}, desc, p, 1, 1, 0;\n\t}"
                  : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
                    "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
                    "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
@@ -137,12 +139,11 @@ DEVICE void multiply_rows_(float (&d)[32][4], const uint32_t (&a)[4], uint64_t b
                    "+f"(d[26][0]), "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]), "+f"(d[27][2]), "+f"(d[27][3]),
                    "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]), "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]),
                    "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]), "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(kSwapped));
 }
 template <int J>
 DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
-    // Where b begins, 1024 bytes from eight tokens to the next, pieces swapped within 128 bytes.
-    multiply_rows_(d, a, uint64_t((shared_address(b) + 32 * k) >> 4 & 0x3fff) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62);
+    multiply_rows_(d, a, (shared_address(b) >> 4 | 1u << 16) + 2 * k);
 }
 #else
 DEVICE void products_begin() {}

@@ -17,7 +17,7 @@ import pytest
 
 from assay.engines.base import Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.cuda import CudaEngine, arrange, products, sources, structs
+from assay.engines.cuda import CudaEngine, arrange, layout, products, sources, structs
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.engines.cuda.shim import Shim
 from assay.errors import AssayError
@@ -77,6 +77,19 @@ def test_every_type_gives_the_cpu_engines_bits(make: Make, type_name: str) -> No
     same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
 
 
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K", "Q2_K"])
+def test_few_rows_give_the_cpu_engines_bits(make: Make, type_name: str) -> None:
+    """Fewer tiles of 32 rows than multiprocessors: tiles of 16 (gemm_few.cu)."""
+    model, gpu = make(type=type_name, **WIDE), device()
+    gpu.multiprocessors = 64
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
+    same(cpu, cuda)
+    batch = [Chunk(IDS[:12], 0, pages(0, 12), "all")]
+    assert np.array_equal(cuda.forward(batch)[0].logits, cpu.forward(batch)[0].logits)
+    used = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert {"product_16_8", "product_16_16"} <= used
+
+
 @pytest.mark.parametrize("n_ff", [14336, 30208])
 def test_float_rows_too_wide_for_four_in_shared_memory_give_the_cpu_engines_bits(make: Make, n_ff: int) -> None:
     model = make(type="F16", n_embd=64, n_ff=n_ff, n_layer=1)
@@ -126,9 +139,10 @@ def test_tensor_has_bits_of_its_own_whatever_the_batch_and_the_cut(make: Make, t
 
 
 @pytest.mark.parametrize("tile", products.TENSOR_TILES)
-def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
-    """Those of one token: rows and tokens that do not fill tiles, columns that do not fill a unit or a step."""
-    model = make(type="Q8_0", n_layer=1, n_embd=96, n_ff=352)
+def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.MonkeyPatch, tile: str) -> None:
+    """Those of one token: rows and tokens that do not fill tiles, columns that do not fill a unit or a step, chains."""
+    monkeypatch.setattr(layout, "CHAIN", 2)
+    model = make(type="Q8_0", n_layer=1, n_embd=96, n_ff=1120)
     one = CudaEngine(model, precision="tensor", n_pages=4, device=device())
     expected = [one.forward([Chunk(IDS[i : i + 1], i, pages(0, 6))])[0].logits[0] for i in range(6)]
     monkeypatch.setattr(products, "TENSOR_TILES", (tile,))
@@ -141,12 +155,12 @@ def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.M
 
 @pytest.mark.skipif(ON_GPU, reason="weather is the shim's")
 @pytest.mark.parametrize("weather", [1, 2, 3])
-@pytest.mark.parametrize(("precision", "tile"), [("fast", 0), ("tensor", 128), ("tensor", 16)])
-def test_nothing_is_right_by_luck(
-    make: Make, monkeypatch: pytest.MonkeyPatch, precision: str, tile: int, weather: int
-) -> None:
+@pytest.mark.parametrize("tile", ["", "tensor_128", "tensor_16", "turns_16"])
+def test_nothing_is_right_by_luck(make: Make, monkeypatch: pytest.MonkeyPatch, tile: str, weather: int) -> None:
     """Copies and products as late as may be, warps that lag, other garbage, other orders (shim.cpp): the same bits."""
+    precision = "tensor" if tile else "fast"
     monkeypatch.setattr(products, "TENSOR_TILES", (tile,) if tile else products.TENSOR_TILES)
+    monkeypatch.setattr(layout, "CHAIN", 1)
     model = make(n_layer=1, n_head=4, n_head_kv=2, type=VARIANTS["mix"]["type"], **WIDE)
     found = []
     for shim in (Shim(), Shim(weather)):

@@ -157,12 +157,13 @@ class CudaEngine(PagedEngine):
         self._device.zero(self._at.cache, size)
         self._step = STEP if self._device.memory()[0] < ROOMY else 2 * STEP
         heads = max((int(self.graph.shapes[n.name][0]) for n in self.graph if n.op == "kqv"), default=1)
-        self._at.counters = self._device.alloc(4 * self._step * heads, "counters")
-        self._device.zero(self._at.counters, 4 * self._step * heads)
+        counters = 4 * max(self._step * heads, 65536)
+        self._at.counters = self._device.alloc(counters, "counters")
+        self._device.zero(self._at.counters, counters)
         for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
         self._tensors.settle()
-        self._device.sync()
+        self._device.loaded()
 
     def _first_shapes(self) -> list[Shape]:
         cuts = max(1, len(self._cuts))

@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.program import COPIES, Quantised, Value, quantised
+from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
 from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, TENSOR_ROWS, prompt_rows, tensor_room, tile_rows
 from assay.engines.cuda.walk import Walks
 from assay.engines.functions import alibi_slopes
@@ -127,12 +127,13 @@ class AttentionSteps(Walks):
         rows, blocks, splits = self.shape.tokens, self.shape.blocks, -(-heads // k_pool.heads // 16)
         partial = Value(4 * rows * heads * blocks * (2 + v_pool.dim)) if blocks > 1 else None
         keys, row = tensor_room(k_pool, v_pool) or (0, 0)
+        shared = 16 * row + keys // 2 + 544 * (16 if heads // k_pool.heads > 8 else 8) + 2 * k_pool.dim
 
         def make() -> Launch:
             args = self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, splits, fields)
-            args = structs.TensorAttentionArgs(args, int(id(out) in self.as_halves))
+            args = structs.TensorAttentionArgs(args, room(rows) if id(out) in self.as_halves else 0)
             grid = (blocks, k_pool.heads * splits, rows)
-            return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, 16 * row + keys + 64 * 136)
+            return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, shared)
 
         self._step([q, k, v, turn, out, partial], make)
 
@@ -194,9 +195,9 @@ class AttentionSteps(Walks):
         tile = tile_rows(v_pool.dim, k_pool.dim, self.shared)
         if plain and not (traced or self.shape.irregular):
             tile = prompt_rows(v_pool.dim, k_pool.dim, self.shared) or tile
-        room = tensor_room(k_pool, v_pool) if self.tensors.halves else None
-        if room:
-            tile = f"attend_tensor_{k_pool.dim}", TENSOR_ROWS, TENSOR_ROWS * room[1] + 2 * room[0]
+        bytes_of = tensor_room(k_pool, v_pool) if self.tensors.halves else None
+        if bytes_of:
+            tile = f"attend_tensor_{k_pool.dim}", TENSOR_ROWS, TENSOR_ROWS * bytes_of[1] + 2 * bytes_of[0]
         kernel, rows, shared = tile
         cut = self.cuts.index((heads // k_pool.heads, rows)) * 32 * self.shape.tiles
         raw = (kept["kq"] or Value(4 * heads * self.shape.scores)) if traced else None
@@ -217,8 +218,9 @@ class AttentionSteps(Walks):
                 splits=1,
                 **fields,
             )
-            if room:
-                args = structs.TensorAttentionArgs(args, int(id(out) in self.as_halves))
+            if bytes_of:
+                halved = room(self._rows(domain)) if id(out) in self.as_halves else 0
+                args = structs.TensorAttentionArgs(args, halved)
             threads = structs.KERNELS[kernel][1]
             return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), threads, args, shared)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from assay.engines.cuda.structs import MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
+
+_PIECE, _PLACES, _FILLERS = 16 << 20, 3, 8  # of the host's memory on its way at a time, and who brings it
 
 
 @dataclass
@@ -64,6 +68,11 @@ class Device(Protocol):
 
     def zero(self, at: int, size: int) -> None: ...
     def upload(self, at: int, data: NDArray[Any]) -> None: ...
+    def load(self, at: int, data: NDArray[Any]) -> None:
+        """The same for what is large, until `loaded`."""
+        ...
+
+    def loaded(self) -> None: ...
     def download(self, data: NDArray[Any], at: int) -> None: ...
     def copy(self, to: int, source: int, size: int) -> None: ...
     def resident(self, kernel: str, threads: int, shared: int) -> int:
@@ -125,7 +134,9 @@ class Driver:
         self.stream = self._checked(driver.cuStreamCreate(driver.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self.functions: dict[str, Any] = {}
         self.owned: list[int] = []
-        self.events: list[Any] = []
+        self.events: dict[int, Any] = {}
+        self.places: list[NDArray[np.uint8]] = []
+        self.pieces = 0
 
     def _checked(self, result: Sequence[Any]) -> Any:
         error = result[0]
@@ -163,6 +174,34 @@ class Driver:
 
     def upload(self, at: int, data: NDArray[Any]) -> None:
         self._checked(self.cu.cuMemcpyHtoDAsync(at, data.ctypes.data, data.nbytes, self.stream))
+
+    def load(self, at: int, data: NDArray[Any]) -> None:
+        """Through pinned memory, which several threads fill: one reads slower than the device."""
+        if not self.places:
+            self.places = [self.pinned(_PIECE) for _ in range(_PLACES)]
+            self.team = ThreadPoolExecutor(_FILLERS)
+        flat = data.reshape(-1).view(np.uint8)
+        for first in range(0, flat.size, _PIECE):
+            piece = flat[first : first + _PIECE]
+            number = -1 - self.pieces % _PLACES
+            place = self.places[number][: piece.size]
+            if self.pieces >= _PLACES:
+                self.reach(number)
+            self.pieces += 1
+            cuts = [piece.size * i // _FILLERS for i in range(_FILLERS + 1)]
+            parts = [(place[a:b], piece[a:b]) for a, b in pairwise(cuts)]
+            list(self.team.map(lambda pair: np.copyto(*pair), parts))
+            self._checked(self.cu.cuMemcpyHtoDAsync(at + first, place.ctypes.data, piece.size, self.stream))
+            self.mark(number)
+
+    def loaded(self) -> None:
+        self.sync()
+        for place in self.places:
+            self.owned.remove(place.ctypes.data)
+            self.cu.cuMemFreeHost(place.ctypes.data)
+        if self.places:
+            self.team.shutdown()
+        self.places, self.pieces = [], 0
 
     def download(self, data: NDArray[Any], at: int) -> None:
         self._checked(self.cu.cuMemcpyDtoHAsync(data.ctypes.data, at, data.nbytes, self.stream))
@@ -225,9 +264,8 @@ class Driver:
         return _Graph(self, ready)
 
     def mark(self, i: int) -> None:
-        while i >= len(self.events):
-            flags = self.cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
-            self.events.append(self._checked(self.cu.cuEventCreate(flags)))
+        if i not in self.events:
+            self.events[i] = self._checked(self.cu.cuEventCreate(self.cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))
         self._checked(self.cu.cuEventRecord(self.events[i], self.stream))
 
     def reach(self, i: int) -> None:
@@ -240,7 +278,7 @@ class Driver:
         for at in self.owned:
             self.cu.cuMemFreeHost(at)
         self.owned.clear()
-        for event in self.events:
+        for event in self.events.values():
             self.cu.cuEventDestroy(event)
         for module in self.modules.values():
             self.cu.cuModuleUnload(module)

@@ -19,6 +19,7 @@ from assay.gguf import GGUFFile
 from assay.graph import Graph
 
 UNIT, LANES = 256, 32
+CHAIN = 16  # most units of a chain
 _STAGED = 256 << 20  # bytes of a file that are on the device twice while a tensor is loaded
 
 
@@ -96,6 +97,11 @@ class Matrix:
     @property
     def groups(self) -> int:
         return -(-self.rows // (self.group // 2 if self.paired else self.group))
+
+    @property
+    def chains(self) -> int:
+        """Parts of a row that products on tensor cores add up on their own (gemm_tensor.cu)."""
+        return 1 if self.paired else -(-self.units // CHAIN)
 
     @property
     def size(self) -> int:
@@ -256,7 +262,7 @@ class Tensors:
             self.settle(place)
             at = self.device.alloc(array.nbytes, f"loading {name}")
             self.staged[place] = at, array.nbytes
-        self.device.upload(at, array)
+        self.device.load(at, array)
         return at
 
     def settle(self, *places: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +19,14 @@ from assay.graph import Node
 _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
-TENSOR_TILES = (256, 128, 64, 32, 16, 8)  # tokens of the tiles of gemm_tensor.cu
+TENSOR_TILES = tuple(structs.TENSOR_TILES)  # kernels of gemm_tensor.cu
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
+
+
+def _tiles(matrix: Matrix, rows: int) -> int:
+    """Of so many rows each."""
+    return -(-matrix.groups * matrix.group // rows)
 
 
 class ProductSteps(Walks):
@@ -63,11 +69,9 @@ class ProductSteps(Walks):
 
         def make() -> Launch:
             if not matrix.format.floats:
-                weights = self.tensors.vector(node.weights[0]) if node else 0
-                half = structs.HalveArgs(
-                    self._at(x), weights, self._at(out), width, stride, float(node.attr("eps")) if node else 0.0
-                )
-                return Launch("halve_columns", (rows, 1, 1), 512 if width >= 2048 else 128, half, 16 + 4 * width)
+                weights, eps = (self.tensors.vector(node.weights[0]), float(node.attr("eps"))) if node else (0, 0.0)
+                half = structs.HalveArgs(self._at(x), weights, self._at(out), width, stride, room(rows), eps)
+                return Launch("halve_columns", (rows, 1, 1), min(512, stride // 8), half, 48 + 4 * width)
             args = structs.RowArgs(
                 x=self._at(x),
                 w=self.tensors.vector(node.weights[0]) if node else 0,
@@ -218,10 +222,13 @@ class ProductSteps(Walks):
     ) -> None:
         """Tensor cores: tiles of rows and tokens."""
         kernel, tile, tokens, threads, stages, shared = tiles_of
+        matrix, made = parts[0].matrix, self.tensors.made(parts[0].matrix.format)
+        chains = matrix.chains if made else 1
+        split, grid = chains > 1 and tokens <= 64, (-(-rows // tokens), sum(_tiles(p.matrix, tile) for p in parts))
+        sums = Value(4 * math.prod(grid) * tile * tokens * (chains if split else 1)) if chains > 1 else None
 
         def make() -> Launch:
-            array, tiles = self._part_structs(parts, lambda m: -(-m.groups * m.group // tile))
-            matrix = parts[0].matrix
+            array, tiles = self._part_structs(parts, lambda m: _tiles(m, tile))
             args = structs.ProductArgs(
                 parts=array,
                 acts=structs.Acts(*(self._at(v) for v in acts), matrix.units * UNIT, room(rows)),
@@ -232,14 +239,21 @@ class ProductSteps(Walks):
                 prologue=_GIVEN,
                 stages=stages,
             )
-            if self.tensors.made(matrix.format):
-                args = structs.TensorArgs(product=args, halved=int(id(parts[0].out) in self.as_halves))
+            if made:
+                args = structs.TensorArgs(
+                    product=args,
+                    partial=self._at(sums),
+                    arrived=self.memory.counters,
+                    room=room(rows) if id(parts[0].out) in self.as_halves else 0,
+                    chains=chains,
+                    split=int(split),
+                )
                 for i, p in enumerate(parts):
                     args.factors[i] = self.tensors.factors_of(p.matrix)
                     args.codes[i], args.pairs[i] = p.matrix.format.codes, p.matrix.format.pairs
-            return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
+            return Launch(kernel, (*grid, chains if split else 1), threads, args, shared)
 
-        self._step([*acts, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+        self._step([*acts, sums, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
 
     def _tiles_for(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
@@ -248,11 +262,13 @@ class ProductSteps(Walks):
         def weights(tile: int) -> int:
             return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
 
-        for tokens, splits in ((8, 8), (16, 8)):
-            size = tokens * 336 + weights(32) + max(2048 + (2048 + 32 * tokens) * f.sums for f in formats)
-            shared = splits * (size + 256 * (tokens if tokens == 8 else tokens + 8))
+        few = sum(_tiles(p.matrix, 32) for p in parts) <= self._processors() and not parts[0].matrix.paired
+        tile, name = (16, "product_16_") if few else (32, "product_")
+        for tokens in (8, 16):
+            size = tokens * 336 + weights(tile) + max(64 * tile + (64 * tile + 32 * tokens) * f.sums for f in formats)
+            shared = 8 * (size + 8 * tile * (tokens if tokens == 8 else tokens + 8))
             if rows <= tokens and shared <= room:
-                return f"product_{tokens}", 32, tokens, 32 * splits, size, shared
+                return f"{name}{tokens}", tile, tokens, 256, size, shared
         sums = any(f.sums for f in formats)
         fitting = []
         for tile, tokens, groups, most_stages in TILES:
@@ -270,27 +286,47 @@ class ProductSteps(Walks):
     def _largest(self, rows: int, parts: Sequence[Part], tiles: Sequence[Tiles]) -> Tiles:
         """The first that every multiprocessor has one of, or the last."""
         for found in tiles:
-            blocks = sum(-(-p.matrix.groups * p.matrix.group // found[1]) for p in parts) * -(-rows // found[2])
+            blocks = sum(_tiles(p.matrix, found[1]) for p in parts) * -(-rows // found[2])
             if blocks >= 0.9 * self._processors():
                 return found
         return tiles[-1]
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
-        """The same for quantised weights as halves: groups of four warps work together, or take the units in turn."""
-        fitting, row = [], max(16 * (p.matrix.format.codes + p.matrix.format.pairs) for p in parts)
-        for tokens in TENSOR_TILES:
-            tile, threads = 128 if tokens > 64 else 64, structs.TENSOR_TILES[tokens]
-            shared = 512 * tokens + 2 * tile * row
-            if tokens < 64:
-                blocks = sum(-(-p.matrix.groups * p.matrix.group // tile) for p in parts) * -(-rows // tokens)
-                most = 2 if blocks > self._processors() else 4  # groups of warps: two blocks a multiprocessor, or one
-                size = 512 * tokens + 128 * row
-                groups = min(most, (self.shared - 1024 - 256 * tokens) // size)
-                threads, shared = 128 * groups, 256 * tokens + groups * size
-            if threads and shared <= self.shared - 1024:
-                fitting.append((f"tensor_{tokens}", tile, tokens, threads, 0, shared))
-        fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
-        return self._largest(rows, parts, fitting if rows > 64 else fitting[: 1 + (rows > 32)])
+        """The same for quantised weights as halves, by kernels of gemm_tensor.cu."""
+        fitting = {t[0]: t for t in (self._tensor_tile(name, rows, parts) for name in TENSOR_TILES) if t}
+        few, chains = max(8, 1 << (rows - 1).bit_length()), parts[0].matrix.chains
+        full = few >= 32 and -(-rows // 32) * self._chains_of(parts) > 3 * self._processors()
+        chosen = fitting.get(f"tensor_{few if chains == 1 else 32}" if full else f"turns_{min(few, 32)}")
+        if rows <= 64 and chosen:
+            return chosen
+        large = [t for t in fitting.values() if t[2] < 2 * rows and (t[2] >= 64) == t[0].startswith("tensor")]
+        return self._largest(rows, parts, large or list(fitting.values())[-1:])
+
+    def _chains_of(self, parts: Sequence[Part]) -> int:
+        """Chains of 64 rows."""
+        return sum(_tiles(p.matrix, 64) for p in parts) * parts[0].matrix.chains
+
+    def _tensor_tile(self, kernel: str, rows: int, parts: Sequence[Part]) -> Tiles | None:
+        """How a kernel of gemm_tensor.cu is launched, if there is room: groups of four warps have 64 rows each, or take
+        units in turn. A warp has two units of weights in shared memory."""
+        tokens, formats = int(kernel.split("_")[1]), [p.matrix.format for p in parts]
+        row = 2 * max(16 * (f.codes + f.pairs) for f in formats)
+        work, most = self._chains_of(parts) * -(-rows // tokens), self.shared - 1024
+        if kernel.startswith("tensor"):
+            stage = 128 * tokens * (1 if tokens > 64 else 2)  # steps of 64 or 128 columns
+            ring = 8 if tokens == 128 else 4
+            for groups in (2,) if tokens > 64 else (1,) if rows > 64 else (2, 4, 1):
+                shared = ring * (stage + 16) + 64 * groups * row + 8
+                at_once = groups * self._processors() * min(4 // groups, most // (shared + 1024))
+                if shared <= most and (at_once >= work or groups != 2 or tokens > 64):
+                    return kernel, 64 * groups, tokens, 128 * groups, 0, shared
+            return None
+        alone = work <= self._processors()  # else two blocks a multiprocessor
+        for groups, limit in ((4, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
+            shared = groups * (512 * tokens + 64 * row + 8) + 256 * tokens + 8
+            if shared <= limit:
+                return kernel, 64, tokens, 128 * groups, 0, shared
+        return None
 
     def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""

@@ -86,6 +86,11 @@ class Shim:
     def upload(self, at: int, data: NDArray[Any]) -> None:
         ctypes.memmove(at, data.ctypes.data, data.nbytes)
 
+    def load(self, at: int, data: NDArray[Any]) -> None:
+        self.upload(at, data)
+
+    def loaded(self) -> None: ...
+
     def download(self, data: NDArray[Any], at: int) -> None:
         ctypes.memmove(data.ctypes.data, at, data.nbytes)
 

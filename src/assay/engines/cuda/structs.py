@@ -46,7 +46,8 @@ TensorArgs = _struct(
     ("factors", _POINTER * 4),
     ("codes", _I32 * 4),
     ("pairs", _I32 * 4),
-    *_all(_I32, "halved padding"),
+    *_all(_POINTER, "partial arrived"),
+    *_all(_I32, "room chains split padding"),
 )
 FactorArgs = _struct("FactorArgs", ("w", Matrix), ("out", _POINTER), ("tiles", _I64), *_all(_I32, "chunks padding"))
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes columns first padding"))
@@ -97,9 +98,7 @@ RowArgs = _struct(
     ("eps", _F32),
     ("w_step", _I32),
 )
-HalveArgs = _struct(
-    "HalveArgs", *_all(_POINTER, "x norm out"), *_all(_I32, "width stride"), ("eps", _F32), ("padding", _I32)
-)
+HalveArgs = _struct("HalveArgs", *_all(_POINTER, "x norm out"), *_all(_I32, "width stride room"), ("eps", _F32))
 StepArgs = _struct(
     "StepArgs",
     ("rows", Rows),
@@ -143,13 +142,16 @@ _LAYOUTS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
-TENSOR_TILES = {8: 512, 16: 512, 32: 512, 64: 128, 128: 256, 256: 256}  # gemm_tensor.cu: tokens, most threads
+# Of gemm_tensor.cu: most threads.
+TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
+    f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
+}
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{name}": (WalkArgs, 416) for name in _LAYOUTS},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
-    "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
+    "gemm_few": {f"product_{name}": (ProductArgs, 256) for name in ("8", "16", "16_8", "16_16")},
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
         "product_128_64": (ProductArgs, 256),
@@ -163,7 +165,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_many": (ProductArgs, 256),
     },
     "gemm_tensor": {
-        **{f"tensor_{tokens}": (TensorArgs, most) for tokens, most in TENSOR_TILES.items()},
+        **{name: (TensorArgs, most) for name, most in TENSOR_TILES.items()},
         "halve_columns": (HalveArgs, 512),
         "make_factors": (FactorArgs, 256),
     },
