@@ -48,12 +48,15 @@ def row_of(row: int | None) -> int | None:
     return row + _N if row is not None and row < 0 else row
 
 
-@pytest.mark.parametrize("form", [*formats.FORMATS, *unseen_formats.FORMATS, *kept_apart.FORMATS], ids=lambda f: f.name)
-def test_it_is_understood_as_meant(form: Format, run: Run, model: Model) -> None:
+def understood_by_words(form: Format, run: Run, model: Model) -> None:
     dump = read_log(Path("x.log"), text=form.write(run))
     left = list(dump.observations)
     if counted_from_one(left, run.n_layer):
         left = [replace(o, name=join(role, None if n is None else n - 1)) for o in left for role, n in [split(o.name)]]
+    check(form, run, model, left)
+
+
+def check(form: Format, run: Run, model: Model, left: list[Observation]) -> None:
     for name, kind, row, values in form.means(run):
         kinds = ("at", "top") if kind in ("at", "top") else ("first", "at") if kind == "first" else (kind,)
         fits = [
@@ -61,7 +64,7 @@ def test_it_is_understood_as_meant(form: Format, run: Run, model: Model) -> None
             for obs in left
             if name in nodes_of(obs, model)
             and obs.kind in kinds
-            and row_of(row) in (None if obs.rows is None else row_of(obs.rows[0]), obs.perhaps)
+            and row_of(row) in (None if obs.rows is None else row_of(obs.rows[0]), row_of(obs.perhaps))
         ]
         assert fits, (name, kind, row)
         if kind in ("at", "top"):
@@ -72,3 +75,8 @@ def test_it_is_understood_as_meant(form: Format, run: Run, model: Model) -> None
         assert (np.abs(obs.target() - np.array(values)) <= slack * 1.001).all(), name
         left.remove(obs)
     assert {obs.kind for obs in left} <= {"at", "top"}
+
+
+@pytest.mark.parametrize("form", [*formats.FORMATS, *unseen_formats.FORMATS, *kept_apart.FORMATS], ids=lambda f: f.name)
+def test_it_is_understood_as_meant(form: Format, run: Run, model: Model) -> None:
+    understood_by_words(form, run, model)

@@ -1,10 +1,16 @@
-"""What one printed line says: words, statistics by name, lists, ids with logits, tokens, a layer, a row, an engine."""
+"""What one printed line says: its words, and its items (lists, statistics by name, ids with logits), each with the
+words that stand before it.
+
+Nothing is decided here about nodes. Whole numbers that belong to no item stay among the words, in their place: a
+layer's number, a token's row and a count look alike until the words around them are read.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from assay.verify.dumps.lines import (
     ASSIGN,
@@ -21,34 +27,41 @@ from assay.verify.dumps.lines import (
     Word,
     listed,
 )
-from assay.verify.dumps.words import LAYER, PERHAPS, ROW, meaning, split_words
+from assay.verify.dumps.places import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
+from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic
+from assay.verify.dumps.words import meaning, split_words
 
-STATISTIC_WORDS = {
-    "rms": "rms", "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean", "min": "min", "minimum": "min",
-    "max": "max", "maximum": "max", "sum": "sum", "total": "sum", "std": "std", "stddev": "std", "sd": "std",
-    "sigma": "std", "var": "var", "variance": "var", "norm": "norm", "l2": "norm", "l2norm": "norm", "absmax": "absmax",
-    "maxabs": "absmax", "amax": "absmax", "absmean": "absmean", "meanabs": "absmean",
-    "μ": "mean", "µ": "mean", "σ": "std",
-}  # fmt: skip
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
 ID_WORDS, LOGIT_WORDS = {"token", "id", "tok", "idx", "index"}, {"logit", "score", "val", "value", "logprob", "prob"}
 NOT_SIDES = {
     "first", "last", "values", "value", "data", "tensor", "array", "float", "stats", "shape", "top", "range", "result",
     "results", "differences", "actual", "wrong", "right", "expected", "note", "analysis", "conclusion", "head", "tail",
-    "sample", "vals", "samples", "output", "input",
+    "sample", "vals", "samples", "output", "input", "out", "vec", "buf", "debug", "info", "res", "ret", "ans", "tmp",
+    "got", "act", "acts", "activations", "probe", "trace", "dump",
 }  # fmt: skip
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
+_PLUS_MINUS = Mark("±")
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing said: `kind` is "list", "at", "top" or a statistic. `words` stand between it and the item before."""
+
+    kind: str
+    data: Any
+    words: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()  # the last of them, since a comma
+    row: int | None = None  # by a slice: h[0, -1, :5]
+    tail: bool = False  # by a slice: x[-4:]
 
 
 @dataclass
 class Said:
     """What one line said, as it is read."""
 
-    label: list[str]
-    statistics: list[tuple[str, Number]]
-    lists: list[tuple[list[str], Values | Rows]]
-    pairs: list[tuple[str, tuple[tuple[int, Number], ...]]]
+    label: list[str] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
     tokens: tuple[int, ...] = ()
     before: int | None = None  # words before the first list
     layer: int | None = None
@@ -56,21 +69,28 @@ class Said:
     perhaps: int | None = None
     id: int | None = None  # of the token whose logit may follow
     side: str = ""
+    since: int = 0  # words of the label before the last item
+    around: tuple[str, ...] = ()  # words before the brackets that are open
+    tail: bool = False
+    cut_row: int | None = None
 
-    def take(self, key: list[str], values: Values | Rows) -> None:
-        """A list, under the words before it."""
-        self.lists.append((key, values))
-        if self.before is None:
+    def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
+        words = (*self.around, *self.label[self.since :])
+        self.items.append(Item(kind, data, words[-64:], tuple(key), self.cut_row, self.tail))
+        self.since, self.tail = len(self.label), False
+        if kind == "list" and self.before is None:
             self.before = len(self.label)
 
     @property
     def empty(self) -> bool:
-        return not (self.statistics or self.lists or self.pairs)
+        return not self.items
 
 
 def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
-    line = Said([], [], [], [])
-    line.layer, skip = _numbered(cut)
+    line = Said()
+    number, skip = _numbered(cut)
+    if number is not None:
+        line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
@@ -98,7 +118,7 @@ def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
 
 
 def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
-    """Take the pieces one after the other; `key` are the words since the last value."""
+    """Take the pieces one after the other; `key` are the words since the last value or comma."""
     i = 0
     while i < len(cut):
         piece = cut[i]
@@ -107,16 +127,27 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             line.label.append(piece.text)
         elif isinstance(piece, Number):
             run, i = _run(cut, i, key)
+            if len(run) == 1 and _counted(cut, i - 1):
+                continue  # "layer 1 of 3", "1/3"
             _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] is ASSIGN)
             key = key if len(run) == 1 and _counts(key) else []
             continue
         elif isinstance(piece, Group):
-            after = tuple(cut[i + 1 : i + 3])
-            key = _group(piece, after, key, line)
+            key = _group(piece, cut[i + 1 : i + 3], key, line)
         elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
+        elif piece.text == "+" and line.label:
+            line.label.append("add")  # x + attn(x)
         i += 1
     return key
+
+
+def _counted(cut: Sequence[Piece], i: int) -> bool:
+    """A number that says of how many: behind "1 of" or "1/"."""
+    if i < 2 or not isinstance(cut[i - 2], Number):
+        return False
+    between = cut[i - 1]
+    return between is SLASH or (isinstance(between, Word) and between.text.lower() in ("of", "von", "de"))
 
 
 def _counts(key: list[str]) -> bool:
@@ -125,8 +156,8 @@ def _counts(key: list[str]) -> bool:
 
 
 def _waits(key: list[str]) -> bool:
-    """Words that go on behind a comma: "first 5 values, last row: [...]"."""
-    return any(w.lower() in ("first", "last", "values", "vals", "head") for w in key)
+    """Words that go on behind a comma: "first 5 values, last row: [...]", "min, max = …"."""
+    return any(w.lower() in ("first", "last", "values", "vals", "head") or statistic([w]) for w in key[-8:])
 
 
 def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
@@ -134,65 +165,126 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
     first = cut[i]
     assert isinstance(first, Number)
     last = split_words(key[-1:])[-1:] if key else []
-    if last and last[0] in LAYER | ROW and first.whole:
+    if last and last[0] in LAYER | ROW | NUMBERING and first.whole:
         return [first], i + 1
-    if _statistic(key) not in (None, "norm", "rms") and "/" not in key[-1]:
+    if statistic(key) not in (None, "norm", "rms") and len(_several(key)) < 2:
         return [first], i + 1
     run: list[Piece] = []
     while i < len(cut):
         piece = cut[i]
         if isinstance(piece, Number) or piece is DOTS:
             run.append(piece)
-        elif not (
-            (piece is COMMA or piece is SLASH)
-            and i + 1 < len(cut)
-            and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)
-        ):
+        elif not (_between(piece) and i + 1 < len(cut) and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)):
             break
         i += 1
     return run, i
 
 
+def _between(piece: Piece) -> bool:
+    return piece is COMMA or piece is SLASH or piece == _PLUS_MINUS or piece == Word("and")
+
+
+def _several(key: Sequence[str]) -> list[str]:
+    """The statistics that the last words name, one after the other: "min/max/mean", "mean ± std"."""
+    found: list[str] = []
+    for word in reversed(key[-9:]):
+        parts = [statistic([part]) for part in word.split("/")] if "/" in word else [statistic([word])]
+        if not all(parts):
+            break
+        found = [p for p in parts if p] + found
+    return found
+
+
 def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) -> None:
     numbers = [p for p in run if isinstance(p, Number)]
-    several = [STATISTIC_WORDS.get(part.lower()) for part in key[-1].split("/")] if key else []
-    if len(several) > 1 and len(several) == len(numbers) and all(several):
-        line.statistics += [(kind, n) for kind, n in zip(several, numbers, strict=True) if kind]
-        line.label.pop()
+    if _zip(numbers, key, line):
         return
     words = split_words(key)
     last = words[-1] if words else ""
     one = numbers[0]
     if len(numbers) == 1:
-        kind = _statistic(key)
-        if kind == "norm" and not assigned:
-            kind = None  # "L2" may be the third layer
-        if last in LAYER and one.whole:
-            line.layer = int(one.value)
-        elif kind and not (one.whole and last in ("max", "total", "min") and len(words) > 1):
-            line.statistics.append((kind, one))
-            line.label.pop()  # the word was the statistic's
+        kind = statistic(key)
+        if kind == "norm" and not assigned and key and key[-1].lower() in ("l2", "norm"):
+            kind = None  # "L2" may be the third layer, "norm" a node
+        if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
+            _take_word(line, kind)
+            line.add(kind, one, key)
         elif LOGIT_WORDS & set(words[-2:]) and line.id is not None and not (one.whole and last not in LOGIT_WORDS):
-            line.pairs.append(("at", ((line.id, one),)))
-        elif last in ID_WORDS and one.whole:
-            line.perhaps = int(one.value) if last in PERHAPS else line.perhaps
-            line.id = int(one.value)
-        elif last in ROW and one.whole:
-            line.row = int(one.value)
-        elif line.id is not None and not one.whole and not words:
-            line.pairs.append(("at", ((line.id, one),)))
+            line.add("at", ((line.id, one),), key)
+        elif one.whole and one.value < 0:
+            if last in ROW | PERHAPS:
+                line.row = int(one.value)
         elif one.whole:
+            named = [w for w in words[-2:] if w not in COUNTS]
+            if last in ID_WORDS and not set(named) & LAYERS:
+                line.id = int(one.value)
             line.label.append(one.text)
+        elif line.id is not None and not words:
+            line.add("at", ((line.id, one),), key)
         return
     if all(n.whole or not math.isfinite(n.value) for n in numbers) and any(n.whole for n in numbers):
         numbers = [n for n in numbers if n.whole]  # "nan 0 inf 0" counts them
-    values = listed(run)
+    values = listed([p for p in run if isinstance(p, Number) or p is DOTS])
     if isinstance(values, Values):
         if all(n.whole for n in numbers):
             if set(words) & _TOKENS:
                 line.tokens = line.tokens or tuple(int(n.value) for n in numbers)
         else:
-            line.take(key, values)
+            line.add("list", values, key)
+
+
+def _take_word(line: Said, kind: str) -> None:
+    """The last word was the statistic's: what stands before it in the same word stays."""
+    parts = split_words([line.label.pop()]) if line.label else []
+    while parts and (statistic(parts[-1:]) or parts[-1] in ("abs", "l", "2")):
+        parts.pop()
+    if kind in ("absmax", "absmean") and line.label and statistic(line.label[-1:]) or line.label[-1:] == ["abs"]:
+        line.label.pop()
+    line.label += parts
+
+
+def _zip(numbers: Sequence[Number], key: Sequence[str], line: Said) -> bool:
+    """As many statistics named as numbers follow."""
+    several = _several(key) if len(numbers) > 1 else []
+    if len(several) < 2 or len(several) != len(numbers):
+        return False
+    for kind, n in zip(several, numbers, strict=True):
+        line.add(kind, n, key)
+    return True
+
+
+def _slice(group: Group, key: Sequence[str], line: Said) -> bool:
+    """Whether a bracket is a slice or an index that tells a row or an end: `[0, -1, :5]`, `[-4:]`, `[end]`."""
+    axes: list[list[Piece]] = [[]]
+    for p in group.items[:24]:
+        if p is COMMA:
+            axes.append([])
+        else:
+            axes[-1].append(p)
+    flat = [p for axis in axes for p in axis]
+    words = [p.text.lower() for p in flat if isinstance(p, Word)]
+    if len(group.items) > 24 or not all(isinstance(p, Number) and p.whole or p is ASSIGN or p is DOTS or
+                                        isinstance(p, Word) and p.text.lower() in ("end", "last") for p in flat):  # fmt: skip
+        return False
+    if not words and not any(p is ASSIGN for p in flat) and not any(isinstance(p, Number) and p.value < 0 for p in flat):
+        return False
+    lone = [_lone(axis) for axis in axes]
+    named = split_words(key[-1:])[-1:]
+    if lone[-1] is None and isinstance(axes[-1][:1] and axes[-1][0], Number) and axes[-1][0].value < 0:  # type: ignore[union-attr]
+        line.tail = True
+    at = [n for n in lone if n is not None]
+    if at and not (named and named[0] in LAYERS | {"states"}):
+        if min(at) < 0 or len(axes) > 2:
+            line.cut_row = line.row = min(at) if min(at) < 0 else at[-1]
+        elif lone[-1] is None:
+            line.perhaps = at[0]
+    return True
+
+
+def _lone(axis: Sequence[Piece]) -> int | None:
+    if len(axis) != 1:
+        return None
+    return int(axis[0].value) if isinstance(axis[0], Number) else -1 if isinstance(axis[0], Word) else None
 
 
 def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> list[str]:
@@ -200,19 +292,19 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     words = split_words(key)
     values = listed(group.items)
     index = group.numbers()
-    if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole:
+    if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
         value = after[1] if len(after) == 2 and after[0] is ASSIGN else None
         named = bool(key) and ("_" in key[-1] or (words and words[-1] in LAYER | {"hidden", "states"}))
-        named = named or (line.layer is None and bool(set(words) & LAYER))  # "layer output [0]: ..."
+        named = named or bool(set(words) & LAYER and not meaning(line.label).layer)  # "layer output [0]: ..."
         if isinstance(value, Number) and not value.whole and not named and not set(words) & _SHAPE:
-            line.pairs.append(("at", ((int(index[0].value), value),)))
+            line.add("at", ((int(index[0].value), value),), key)
         elif named and not set(words) & _SHAPE:
-            line.layer = int(index[0].value) if line.layer is None else line.layer
+            if meaning(line.label).layer is None:
+                line.label += ["layer", index[0].text]
         elif set(words) & (_TOKENS | {"token", "bos"}):
             line.tokens = line.tokens or (int(index[0].value),)
         return key
-    if any(n.text == "-1" for n in index) and all(n.whole for n in index) and after[:1] == (ASSIGN,):
-        line.row = -1  # a slice: h[0, -1, :5]
+    if key and _slice(group, key, line):
         return key
     if isinstance(values, Values):
         if values.whole:
@@ -220,23 +312,24 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
                 line.tokens = line.tokens or tuple(int(n.value) for n in values.all)
             return key
         if "range" in words[-2:] and len(values.all) == 2:
-            line.statistics += [("min", values.all[0]), ("max", values.all[1])]
-        else:
-            line.take(key, values)
+            line.add("min", values.all[0])
+            line.add("max", values.all[1])
+        elif not _zip(values.all, key, line):
+            line.add("list", values, key)
         return []
     if isinstance(values, Rows):
         every = values.first + values.last
         if all(len(r.all) == 2 and r.all[0].whole for r in every) and not all(r.whole for r in every):
-            line.pairs.append(("top", tuple((int(r.all[0].value), r.all[1]) for r in every)))
+            line.add("top", tuple((int(r.all[0].value), r.all[1]) for r in every), key)
         elif all(r.whole for r in every):
             if set(words) & (_TOKENS | {"token", "input"}) and len(every) == 1:
                 line.tokens = line.tokens or tuple(int(n.value) for n in every[0].all)
         else:
-            line.take(key, values)
+            line.add("list", values, key)
         return []
-    pairs = quoted_pairs(group)
+    pairs = quoted_pairs(group) or assigned_pairs(group.items)
     if pairs:
-        line.pairs.append(("top", pairs))
+        line.add("top", pairs, key)
         return []
     inner = list(group.items)
     if group.bracket == "(" and all(isinstance(p, Word) for p in inner):
@@ -247,7 +340,16 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if isinstance(number, Number) and number.whole and "bos" in words:
             line.tokens = line.tokens or (int(number.value),)
             return key
-    return _walk(inner, line, list(key))
+    around, row = line.around, line.cut_row
+    line.around = (*around, *line.label[line.since :][-8:]) if len(around) < 24 else around
+    line.since = len(line.label) if _several_items(inner) else line.since
+    rest = _walk(inner, line, list(key))
+    line.around, line.cut_row = around, row
+    return rest
+
+
+def _several_items(inner: Sequence[Piece]) -> bool:
+    return sum(1 for p in inner if p is ASSIGN) > 1
 
 
 def quoted_pairs(group: Group) -> tuple[tuple[int, Number], ...]:
@@ -264,21 +366,17 @@ def quoted_pairs(group: Group) -> tuple[tuple[int, Number], ...]:
     return tuple(found)
 
 
-def _statistic(key: Sequence[str]) -> str | None:
-    """The statistic that the word before a number names."""
-    if not key:
-        return None
-    word = key[-1].lower().strip("_")
-    joined = "".join(split_words(key[-2:]))
-    return (
-        STATISTIC_WORDS.get(word)
-        or STATISTIC_WORDS.get(word.replace("_", ""))
-        or (
-            STATISTIC_WORDS.get(joined)
-            if len(key) > 1 and joined in ("absmax", "maxabs", "absmean", "meanabs", "l2norm")
-            else None
-        )
-    )
+def assigned_pairs(items: Sequence[Piece]) -> tuple[tuple[int, Number], ...]:
+    """`450: 9.5, 278: 8.25`, `450="9.5"`, `450 -> 9.5`: pairs and nothing else, at least two."""
+    kept = [p for p in items if p is not COMMA]
+    if len(kept) < 6 or len(kept) % 3:
+        return ()
+    found = []
+    for a, b, c in zip(kept[::3], kept[1::3], kept[2::3], strict=True):
+        if not (isinstance(a, Number) and a.whole and b is ASSIGN and isinstance(c, Number) and not c.whole):
+            return ()
+        found.append((int(a.value), c))
+    return tuple(found)
 
 
 def _side(cut: Sequence[Piece]) -> str:
@@ -287,7 +385,7 @@ def _side(cut: Sequence[Piece]) -> str:
     if len(flat) >= 3 and isinstance(flat[0], Word) and flat[1] is ASSIGN and isinstance(flat[2], Group):
         word = flat[0].text
         parts = split_words([word])
-        plain = not set(parts) & (NOT_SIDES | _TOKENS | LAYER | ROW | set(STATISTIC_WORDS) | _ARRAY_MAKERS)
-        if plain and not flat[0].quoted:
+        plain = not set(parts) & (NOT_SIDES | _TOKENS | LAYER | ROW | PERHAPS | set(STATISTIC_WORDS) | _ARRAY_MAKERS)
+        if plain and not flat[0].quoted and len(word) > 2:
             return word
     return ""

@@ -1,0 +1,221 @@
+"""What the lines below a heading speak of, and what a line speaks of under its headings.
+
+A heading is a line that names a node, a layer, a position or an engine and gives no values. Headings nest by their
+indentation. What a line does not say itself is its heading's; prose that tells a row tells it for what follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from assay.verify.dumps.lines import pieces
+from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
+from assay.verify.dumps.said import NOT_SIDES, Said, said_by
+from assay.verify.dumps.statistics import statistic
+from assay.verify.dumps.words import Meaning, has_unknown, meaning, split_words
+
+_HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
+_BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
+_COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
+_SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
+_FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block)\s?=\s?\d{1,4}\b")
+_VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
+_ENDS = (("result_output",), ("embd",))
+_DEEPEST = 24
+NOTHING = Meaning()
+
+
+@dataclass(frozen=True)
+class Scope:
+    about: Meaning = NOTHING
+    words: tuple[str, ...] = ()  # of the heading that named it
+    indent: int = -1  # a line further out is no longer about it
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the lines below the headings so far speak of."""
+
+    scopes: tuple[Scope, ...] = (Scope(),)
+    side: str = ""
+    table: tuple[str, ...] = ()
+    perhaps: int | None = None  # a row that prose told
+    each: bool = False  # of every layer: numbers before the lines below count them
+    asked: str = ""  # a heading that waits for a number: "layer", "row"
+    fresh: bool = False  # nothing was printed below the last heading
+    sums: dict[str, str] = field(default_factory=dict)  # variables, and the role last put into each
+
+    @property
+    def about(self) -> Meaning:
+        return self.scopes[-1].about
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return self.scopes[-1].words
+
+    def at(self, line: str) -> Context:
+        """The context of a line: headings further in than it are over."""
+        indent = indent_of(line)
+        if not line.strip() or self.scopes[-1].indent <= indent:
+            return self
+        return replace(self, scopes=tuple(s for s in self.scopes if s.indent <= indent))
+
+    def entering(self, about: Meaning, words: Sequence[str], indent: int) -> Context:
+        scopes = tuple(s for s in self.scopes if s.indent < indent)[:_DEEPEST]
+        return replace(self, scopes=(*scopes, Scope(about, tuple(words)[:24], indent)), table=(), fresh=True)
+
+    def told(self, about: Meaning) -> Context:
+        return replace(self, scopes=(*self.scopes[:-1], replace(self.scopes[-1], about=about)))
+
+
+def indent_of(line: str) -> int:
+    return len(line) - len(line.lstrip(" \t"))
+
+
+# -- a line under its headings -------------------------------------------------------------------------------------
+
+
+def about(said: Said, context: Context) -> Meaning:
+    """The line's own words first; what they leave open is the heading's."""
+    before = said.label[: said.before] if said.before is not None else said.label
+    known = meaning(before)
+    label = before if known.role or known.layer is not None or said.layer is not None else said.label
+    if said.side and not meaning([said.side]).role:
+        label = [w for w in label if w != said.side]
+    if "add" in label and context.sums:
+        label = [context.sums.get(w, w) for w in label]
+    own = meaning(label)
+    if said.layer is not None and own.layer is None and not own.verbatim:
+        own = replace(meaning([*label, "layer", str(said.layer)]), row=own.row)
+    above = context.about
+    found = own
+    if not own.role:
+        layer = above.layer if own.layer is None else own.layer
+        nodes = above.nodes
+        if layer is not None and own.layer is None and not above.role:
+            nodes = ("l_out-",)
+        strange = has_unknown(w for w in split_words(label) if not statistic([w]))
+        found = Meaning(nodes, layer, verbatim=above.verbatim, vague=above.vague or (strange and above.bare))
+    elif (own.bare or own.vague) and above.nodes and above.layer is None and above.nodes[0].endswith("-") and not above.bare:
+        found = Meaning(above.nodes, own.layer)  # "layer 0: [...]" below "attention outputs"
+    elif own.layer is None and not own.verbatim and above.layer is not None:
+        inside = _inside(label, context)
+        if inside.nodes and own.nodes not in _ENDS:
+            found = replace(inside, layer=above.layer)
+        elif own.nodes == ("result_norm",) and not inside.nodes:
+            found = replace(own, vague=True)  # "norm" in a layer, and nobody said which
+    spoken = meaning(said.label)
+    row = next((r for r in (said.row, own.row, spoken.row, above.row) if r is not None), None)
+    maybe = (said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
+    return replace(found, row=row, perhaps=next((p for p in maybe if p is not None), None))
+
+
+def _inside(label: Sequence[str], context: Context) -> Meaning:
+    """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
+    number = ("layer", str(context.about.layer))
+    found = meaning([*label, *number], generic=False)
+    if not found.nodes or found.nodes == ("l_out-",) or set(split_words(label)) <= _VAGUE:
+        found = meaning([*context.words, *label, *number], generic=False)  # "norm:" below "attn:"
+    return found
+
+
+# -- headings ------------------------------------------------------------------------------------------------------
+
+
+def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context:
+    """The context below a line that gives no values."""
+    said, line = _essence(line, said)
+    words = split_words(said.label)
+    if len(words) == 1 and words[0].isdecimal() and context.asked and len(words[0]) < 5:
+        return _answered(int(words[0]), context)
+    marked = bool(_HEADING.search(line))
+    long = len(said.label) > 12
+    own = Meaning() if long else meaning(said.label)
+    if long and _FRAME.search(line[:2000]):
+        own = Meaning(("l_out-",), layer_of(words)[0], bare=True)
+    each = of_each_layer(words) and own.layer is None
+    if each and not long and not own.verbatim:
+        inside = meaning([*said.label, "layer", "0"])
+        own = replace(inside, layer=None, row=own.row) if inside.nodes[:1] and inside.nodes != ("embd",) else own
+    row = said.row if said.row is not None else row_of(words, layer_of(words)[1])
+    perhaps = said.perhaps if said.perhaps is not None else own.perhaps
+    asked = _asks(words)
+    context = replace(context, asked=asked)
+    if long and not own.role:
+        return context if row is None else replace(context, perhaps=row)
+    short = len(said.label) <= (8 if row is None else 10)
+    if not marked and not (short and (own.role or own.layer is not None or row is not None or perhaps is not None)):
+        return context if row is None else replace(context, perhaps=row)
+    if line.lstrip().startswith("#"):
+        context = replace(context.told(replace(context.about, row=None)), side="", table=())
+    if own.role or own.layer is not None:
+        context = _enter(line, said, own, row, perhaps, context)
+        context = replace(context, each=each)
+        m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
+        if m and m[1].lower() not in NOT_SIDES:
+            context = replace(context, side=m[1])
+    elif row is not None or perhaps is not None:
+        context = context.told(replace(context.about, row=row, perhaps=perhaps))
+    elif marked and not asked and (m := _BOLD.match(line)) and m[1].lower() not in NOT_SIDES and len(m[1]) > 2:
+        context = replace(context, side=m[1])
+    if marked and (named := {s for s in sides if s in line}):
+        context = replace(context, side=max(named, key=len))
+    return context
+
+
+def _essence(line: str, said: Said) -> tuple[Said, str]:
+    """A heading without the comment behind it, or the comment where nothing stands before; prose as its last sentence."""
+    line = line[:4000]
+    if m := _COMMENT.search(line):
+        head, comment = line[: m.start()], line[m.end() :]
+        alone = said_by(pieces(head), set())
+        if meaning(alone.label).role or alone.row is not None:
+            return alone, head
+        return (said_by(pieces(comment), set()), head[: indent_of(head)] + comment) if not alone.label[3:] else (said, line)
+    if len(said.label) > 12 and _HEADING.search(line) and (parts := _SENTENCE.split(line)) and len(parts) > 1:
+        last = said_by(pieces(parts[-1]), set())
+        if last.row is None:
+            last.perhaps = row_of(split_words(said.label), set())
+        return last, parts[-1]
+    return said, line
+
+
+def _asks(words: Sequence[str]) -> str:
+    """A line that ends with "layer" waits for its number on the next one."""
+    rest = [w for w in words[-2:] if w not in NUMBERING]
+    if not rest or len(words) > 4:
+        return ""
+    return "layer" if rest[-1] in LAYERS | {"l", "il"} else "row" if rest[-1] in ROW else ""
+
+
+def _answered(number: int, context: Context) -> Context:
+    old = context.about
+    if context.asked == "row":
+        return replace(context.told(replace(old, row=number)), asked="")
+    nodes = old.nodes if old.nodes and old.nodes[0].endswith("-") else ("l_out-",)
+    new = Meaning(nodes, number, old.row, old.perhaps, vague=old.vague, bare=old.bare or not old.nodes)
+    return replace(context.told(new), asked="", fresh=True)
+
+
+def _enter(line: str, said: Said, own: Meaning, row: int | None, perhaps: int | None, context: Context) -> Context:
+    above = context.about
+    indent = indent_of(line)
+    record = own.bare and own.layer is not None and _is_record(said, line)
+    if record and context.fresh and above.nodes and above.nodes[0].endswith("-") and not above.bare:
+        own = replace(above, layer=own.layer, verbatim="")  # name: attn_out, then layer: 0
+        indent = min(indent, max(context.scopes[-1].indent, 0))
+    elif own.layer is None and above.layer is not None and own.nodes not in _ENDS:
+        inside = _inside(said.label, context)  # "attn:" below "block 0:"
+        own = inside if inside.nodes and (indent > 0 or own.nodes[:1] != ("result_norm",)) else own
+    own = replace(own, row=above.row if row is None else row, perhaps=above.perhaps if perhaps is None else perhaps)
+    return context.entering(own, said.label, indent)
+
+
+_RECORD = re.compile(r"[\"':]?\w{0,20}(?:layer|block|blk|lyr|l|il)\w{0,8}[\"']?\s{0,8}(?:[=:]|=>)\s{0,8}\d{1,4}[,;]?\s*", re.IGNORECASE)
+
+
+def _is_record(said: Said, line: str) -> bool:
+    """`layer = 3` on a line of its own: a field of what is printed, rather than a title."""
+    return len(said.label) <= 3 and bool(_RECORD.fullmatch(line.strip()[:80]))
