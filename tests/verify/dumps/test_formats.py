@@ -12,8 +12,8 @@ from assay.gguf import open_file
 from assay.graph import join, split
 from assay.models import Model, load
 from assay.verify.dumps.logs import read_log
-from assay.verify.dumps.names import translate
 from assay.verify.dumps.observation import Observation
+from assay.verify.dumps.resolve import candidates
 from assay.verify.dumps.settle import counted_from_one
 from tests import tiny
 from tests.verify.dumps import formats, kept_apart, unseen_formats
@@ -40,8 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 def nodes_of(obs: Observation, model: Model) -> set[str]:
     """What the observation's words may mean."""
-    found = (translate(name, obs.op, model.graph) for name in (obs.name, *obs.others))
-    return {obs.name, *obs.others} | {pair[0] for pair in found if pair}
+    return {obs.name, *obs.others, *candidates(obs, model)}
 
 
 def row_of(row: int | None) -> int | None:

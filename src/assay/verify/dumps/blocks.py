@@ -48,7 +48,8 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
     kept: list[tuple[int, str]] = []
     kind = ""
     columns = False  # of Octave or MATLAB: blank lines do not end the block
-    above = index = ""
+    tabled = False
+    index = ""
     for at, raw in _arrays(path, content):
         line = strip(raw)
         if index:
@@ -56,7 +57,11 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
         if _INDEX_ALONE.fullmatch(line):
             index = line.strip()
             continue
-        new = _kind(line) if len(line) < 4096 and not table_header(above) else ""
+        if table_header(line):
+            tabled = True
+        elif not any(c.isdigit() for c in line) and line.strip(" -=+|:"):
+            tabled = False
+        new = _kind(line) if len(line) < 4096 and not tabled else ""
         if columns and not line.strip():
             continue
         if _COLUMNS.fullmatch(line) and len(line) < 100:
@@ -70,8 +75,6 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
             kind = new
             continue
         columns = False
-        if line.strip(" -=+|:"):
-            above = line
         yield at, line, None
     if kept:
         yield from _block(kept, kind, columns)

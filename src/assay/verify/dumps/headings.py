@@ -22,6 +22,7 @@ _COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
 _SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
 _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block)\s?=\s?\d{1,4}\b")
 _VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
+EITHER_NORM = ("attn_norm-", "ffn_norm-")
 _ENDS = (("result_output",), ("embd",))
 _DEEPEST = 24
 NOTHING = Meaning()
@@ -85,7 +86,8 @@ def about(said: Said, context: Context) -> Meaning:
     if said.side and not meaning([said.side]).role:
         label = [w for w in label if w != said.side]
     if "add" in label and context.sums:
-        label = [context.sums.get(w, w) for w in label]
+        at = label.index("add")
+        label = [*label[:at], *(context.sums.get(w, w) for w in label[at:])]
     own = meaning(label)
     if said.layer is not None and own.layer is None and not own.verbatim:
         own = replace(meaning([*label, "layer", str(said.layer)]), row=own.row)
@@ -100,12 +102,15 @@ def about(said: Said, context: Context) -> Meaning:
         found = Meaning(nodes, layer, verbatim=above.verbatim, vague=above.vague or (strange and above.bare))
     elif (own.bare or own.vague) and above.nodes and above.layer is None and above.nodes[0].endswith("-") and not above.bare:
         found = Meaning(above.nodes, own.layer)  # "layer 0: [...]" below "attention outputs"
+    elif own.nodes == EITHER_NORM and above.layer == own.layer and context.words:
+        number = ("layer", str(own.layer))
+        found = meaning([*context.words, *label, *number], generic=False)  # "rmsnorm" below "pre-attention norm"
     elif own.layer is None and not own.verbatim and above.layer is not None:
         inside = _inside(label, context)
-        if inside.nodes and own.nodes not in _ENDS:
+        if inside.nodes and own.nodes not in _ENDS and (inside.nodes != EITHER_NORM or own.nodes != ("result_norm",)):
             found = replace(inside, layer=above.layer)
-        elif own.nodes == ("result_norm",) and not inside.nodes:
-            found = replace(own, vague=True)  # "norm" in a layer, and nobody said which
+        elif own.nodes == ("result_norm",):
+            found = replace(own, vague=True)  # "norm" below a layer, and nobody said which
     spoken = meaning(said.label)
     row = next((r for r in (said.row, own.row, spoken.row, above.row) if r is not None), None)
     maybe = (said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
@@ -116,7 +121,7 @@ def _inside(label: Sequence[str], context: Context) -> Meaning:
     """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
     number = ("layer", str(context.about.layer))
     found = meaning([*label, *number], generic=False)
-    if not found.nodes or found.nodes == ("l_out-",) or set(split_words(label)) <= _VAGUE:
+    if not found.nodes or found.nodes == EITHER_NORM or set(split_words(label)) <= _VAGUE:
         found = meaning([*context.words, *label, *number], generic=False)  # "norm:" below "attn:"
     return found
 
@@ -133,7 +138,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     marked = bool(_HEADING.search(line))
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)
-    if long and _FRAME.search(line[:2000]):
+    frame = long and bool(_FRAME.search(line[:2000]))
+    if frame:
         own = Meaning(("l_out-",), layer_of(words)[0], bare=True)
     each = of_each_layer(words) and own.layer is None
     if each and not long and not own.verbatim:
@@ -145,7 +151,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     context = replace(context, asked=asked)
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
-    short = len(said.label) <= (8 if row is None else 10)
+    short = frame or len(said.label) <= (8 if row is None else 10)
     if not marked and not (short and (own.role or own.layer is not None or row is not None or perhaps is not None)):
         return context if row is None else replace(context, perhaps=row)
     if line.lstrip().startswith("#"):

@@ -198,7 +198,7 @@ def _is_tail(key: Sequence[str]) -> bool:
         if a == "tail" or (
             a == "last"
             and b not in ROW | PERHAPS | LAYER | {"hidden", "prompt", "input", "one"}
-            and not (before in ROW | PERHAPS and not b)
+            and (before not in ROW | PERHAPS or b.isdecimal())
         ):
             return True
     return False

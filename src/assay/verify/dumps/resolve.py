@@ -155,18 +155,21 @@ def _translate(
             if target not in model.graph:
                 raise AssayError(f"--map: {name}: {target} is no node of the model; `assay inspect --graph` lists them")
             named.append(replace(obs, name=target))
-        elif found := _candidates(obs, model):
+        elif found := candidates(obs, model):
             named.append(replace(obs, name=found[0], others=found[1:]))
         elif not ignored(name, obs.op):
             unknown.append(obs)
     return named, unknown
 
 
-def _candidates(obs: Observation, model: Model) -> tuple[str, ...]:
+def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
     """The nodes of this model that the observation's words may mean."""
     last = str(model.hparams.n_layer - 1)
-    names = (name.replace("-last", "-" + last) for name in (obs.name, *obs.others))
-    return tuple(dict.fromkeys(found[0] for name in names if (found := translate(name, obs.op, model.graph))))
+    for several in ((obs.name, *obs.others), obs.otherwise):
+        names = (name.replace("-last", "-" + last) for name in several)
+        if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
+            return nodes
+    return ()
 
 
 def _one_less(name: str) -> str:

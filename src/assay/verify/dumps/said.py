@@ -130,7 +130,7 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             if len(run) == 1 and _counted(cut, i - 1):
                 continue  # "layer 1 of 3", "1/3"
             _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] is ASSIGN)
-            key = key if len(run) == 1 and _counts(key) else []
+            key = [*key, run[0].text] if len(run) == 1 and isinstance(run[0], Number) and _counts(key) else []
             continue
         elif isinstance(piece, Group):
             key = _group(piece, cut[i + 1 : i + 3], key, line)
@@ -273,7 +273,7 @@ def _slice(group: Group, key: Sequence[str], line: Said) -> bool:
     if lone[-1] is None and isinstance(axes[-1][:1] and axes[-1][0], Number) and axes[-1][0].value < 0:  # type: ignore[union-attr]
         line.tail = True
     at = [n for n in lone if n is not None]
-    if at and not (named and named[0] in LAYERS | {"states"}):
+    if at and not (len(axes) == 1 and named and named[0] in LAYERS | {"states"}):
         if min(at) < 0 or len(axes) > 2:
             line.cut_row = line.row = min(at) if min(at) < 0 else at[-1]
         elif lone[-1] is None:
@@ -295,7 +295,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
         value = after[1] if len(after) == 2 and after[0] is ASSIGN else None
         named = bool(key) and ("_" in key[-1] or (words and words[-1] in LAYER | {"hidden", "states"}))
-        named = named or bool(set(words) & LAYER and not meaning(line.label).layer)  # "layer output [0]: ..."
+        named = named or bool(set(words) & LAYERS and meaning(line.label).layer is None)  # "layer output [0]: ..."
         if isinstance(value, Number) and not value.whole and not named and not set(words) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)
         elif named and not set(words) & _SHAPE:
@@ -306,7 +306,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         return key
     if key and _slice(group, key, line):
         return key
-    if isinstance(values, Values):
+    if isinstance(values, Values) and not (group.bracket == "(" and len(values.all) == 1 and not values.whole):
         if values.whole:
             if set(words) & (_TOKENS | {"token", "input"}) and not set(words) & _SHAPE:
                 line.tokens = line.tokens or tuple(int(n.value) for n in values.all)

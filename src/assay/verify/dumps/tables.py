@@ -16,6 +16,7 @@ from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import meaning, split_words
 
 _COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|v|x|val|value|d|e|c|col|h|y|a|dim|ch|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
+_SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step", "key",
                 "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
@@ -77,7 +78,10 @@ def table_header(line: str) -> Table | None:
     counted = len([c for c in columns if c.startswith("#")])
     about = {"layer", "name", "row", "index"} & set(named)
     across = sum(1 for c in columns if c.startswith("="))
-    marked = "|" in line or "\t" in line or "  " in line.strip() or "," in line
+    strong = "|" in line or "\t" in line or "," in line
+    marked = strong or "  " in line.strip()
+    if not strong and (_SPEECH.search(line) or sum(1 for c in columns[1:] if not c)):
+        return None
     if across and not (about or columns[0] == "") and not (marked and across + 1 >= len(cells)):
         return None
     known = 2 * (len(named) + counted) >= len(cells) and (len(named) >= 2 or counted >= 2)

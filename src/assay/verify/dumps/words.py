@@ -17,6 +17,7 @@ from assay.verify.dumps.tongues import TONGUES, english
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
 _NODE = re.compile(r"([A-Za-z_]\w*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d")
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
 _NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
@@ -49,8 +50,8 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Qcur_normed-",), (_Q, _NORM), ""),
     (("Kcur_normed-",), (_K, _NORM), ""),
     (("ffn_norm-", "attn_post_norm-"), ("post after", _ATT, _NORM), "in input pre before"),
-    (("ffn_norm-",), (_FFN + " post second 2 ln2 norm2", _NORM), "final"),
-    (("attn_norm-",), (_ATT + " input pre in first inp 1 ln1 norm1 before", _NORM), "final"),
+    (("ffn_norm-",), (_FFN + " post second ln2 norm2 rmsnorm2 layernorm2 rms2", _NORM), "final"),
+    (("attn_norm-",), (_ATT + " input pre in first inp ln1 norm1 rmsnorm1 layernorm1 rms1 before", _NORM), "final"),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
     (("Vcur-",), (_V,), "values"),
@@ -72,6 +73,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_up-",), ("up w3",), ""),
     (("ffn_out-", "l_out-"), ("after post", _FFN), "down w2 out output"),
     (("ffn_out-",), (_FFN + " down w2",), ""),
+    (("attn_norm-", "ffn_norm-"), (_NORM,), "final"),
 )  # fmt: skip
 _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
@@ -125,7 +127,7 @@ def split_words(label: Sequence[str]) -> list[str]:
     """Words in lower case and numbers, cut at signs, at capitals and between letters and digits."""
     found: list[str] = []
     for text in label:
-        if _TYPE.fullmatch(text):
+        if _TYPE.fullmatch(text) or _DATE.match(text):
             continue
         text = text[:200] if text.isascii() else english(text[:200])
         for part in _PARTS.findall(text.replace("RoPE", "rope")):
@@ -148,9 +150,13 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
     for text in label:
         if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
             return replace(plain, layer=layer, verbatim=text)
-        if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER:
+        if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER and _is_role(m[1]):
             return replace(plain, layer=int(m[2]), verbatim=text)
     return plain
+
+
+def _is_role(name: str) -> bool:
+    return bool(_by_words(split_words([name]), 0, set(), False).nodes) or name in ("kq", "kqv", "norm", "kqv_wo")
 
 
 def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
