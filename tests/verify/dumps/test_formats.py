@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from assay.gguf import open_file
-from assay.graph import join, split
+from assay.graph import split
 from assay.models import Model, load
 from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.observation import Observation
-from assay.verify.dumps.resolve import candidates
-from assay.verify.dumps.settle import counted_from_one
+from assay.verify.dumps.names import translate
+from assay.verify.dumps.numbering import numbered
+from assay.verify.dumps.resolve import candidates, told_by_values
 from tests import tiny
 from tests.verify.dumps import formats, kept_apart, unseen_formats
 from tests.verify.dumps.formats import Format, Run
@@ -49,14 +52,32 @@ def row_of(row: int | None) -> int | None:
 
 def understood_by_words(form: Format, run: Run, model: Model) -> None:
     dump = read_log(Path("x.log"), text=form.write(run))
-    left = list(dump.observations)
-    if counted_from_one(left, run.n_layer):
-        left = [replace(o, name=join(role, None if n is None else n - 1)) for o in left for role, n in [split(o.name)]]
-    check(form, run, model, left)
+    check(form, run, model, numbered(dump.observations, dump.unread, run.n_layer)[0])
+
+
+def understood_by_values(form: Format, run: Run, model: Model) -> None:
+    """As in a hunt: the engine is right in the embedding and in layer 0, and wrong from layer 1 on."""
+    dump = read_log(Path("x.log"), text=form.write(run))
+    rng = np.random.default_rng(2)
+
+    def truth(names: Collection[str]) -> dict[str, NDArray[np.float64]]:
+        right = {n: v for n, v in run.values.items() if n == "embd" or split(n)[1] == 0}
+        return {name: right.get(name, rng.normal(size=(_N, 16))) for name in names}
+
+    observations, unread, _ = numbered(dump.observations, dump.unread, run.n_layer)
+    named = [replace(o, name=names[0], others=names[1:]) for o in observations if (names := candidates(o, model))]
+    found, _, _ = told_by_values(named, unread, model, _N, truth)
+    for obs in found:
+        if obs.kind in ("first", "last") and obs.rows is not None and obs.name in run.values:
+            x = run.values[obs.name][obs.rows[0]]
+            values = x[: len(obs.data)] if obs.kind == "first" else x[-len(obs.data) :]
+            assert (np.abs(obs.target() - values) <= np.array(obs.printed) * 1.001 + 2e-7).all(), (obs.name, obs.rows)
+    check(form, run, model, found)
 
 
 def check(form: Format, run: Run, model: Model, left: list[Observation]) -> None:
-    for name, kind, row, values in form.means(run):
+    for said, kind, row, values in form.means(run):
+        name = translated[0] if (translated := translate(said, "", model.graph)) else said
         kinds = ("at", "top") if kind in ("at", "top") else ("first", "at") if kind == "first" else (kind,)
         fits = [
             obs

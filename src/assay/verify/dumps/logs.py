@@ -46,7 +46,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     tokens: tuple[int, ...] = ()
     found: list[Observation] = []
     unread: list[Observation] = []
-    aside: list[str] = []
+    aside: list[tuple[str, str]] = []
     fenced = False
     kept = 0
     for number, line, block in blocks(path, content):
@@ -82,7 +82,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                 unread += new
                 kept += sum(max(len(o.printed), 1) for o in new)
             if not said.empty and not said.tokens and len(aside) < _ASIDE:
-                aside.append(line.strip()[:300])
+                aside.append((where, line.strip()[:300]))
             if not (fenced and line.lstrip().startswith("#")) and not said.tokens:  # a comment in code is no heading
                 before = context
                 context = heading(line, said, context, sides)
@@ -90,7 +90,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         sides |= {s for s in (said.side, context.side) if s}
     return Dump(
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(_together(found)),
-        str(path), log=True, aside=tuple(aside), unread=tuple(unread),
+        str(path), log=True, aside=tuple(a for _, a in aside), aside_at=tuple(w for w, _ in aside),
+        unread=tuple(unread),
     )  # fmt: skip
 
 

@@ -105,6 +105,7 @@ class Dump:
     notes: tuple[str, ...] = ()  # what was assumed while reading: layouts, names matched by value
     log: bool = False  # read from printed text
     aside: tuple[str, ...] = ()  # its lines with numbers that speak of no node
+    aside_at: tuple[str, ...] = ()  # where those are
     unread: tuple[Observation, ...] = ()  # what they say, of nodes without a name
     reading: tuple[str, ...] = ()  # what its lines were understood as
     provenance: Mapping[str, str] = field(default_factory=dict)

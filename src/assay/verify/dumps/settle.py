@@ -26,12 +26,6 @@ _CLOSEST = 1e-7  # distances below this are the same: an exact match of a few di
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
 
 
-def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
-    """Whether the layers of a log run from 1 to n_layer."""
-    layers = {int(layer) for o in observations for layer in [split(o.name)[1]] if layer is not None}
-    return bool(layers) and max(layers) == n_layer and 0 not in layers
-
-
 def settle(
     observations: Sequence[Observation],
     model: Model,
@@ -55,20 +49,16 @@ def settle(
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
     found, notes = [], list[str]()
-    votes = _vote([o for o in counted if _open(o, n)], n, distance)
+    open_ = [o for o in counted if _open(o, n)]
+    votes = _vote(open_, n, distance)
+    chosen = _choose(open_, lambda o: _voted(o, n, votes)[1], distance)
     for obs in counted:
         if not _open(obs, n):
             found.append(obs)
             continue
-        options = [
-            (distance(mine, rows), i, name, rows, label)
-            for i, name in enumerate((obs.name, *obs.others))
-            for mine in [replace(obs, name=name)]
-            for label, rows in _rows(obs, n)
-            if label in (votes.get(_class(obs)), "fixed")
-        ] or [(0.0, 0, obs.name, obs.rows, "all")]
-        near = min(options)[0]
-        _, i, name, rows, label = min(options, key=lambda o: (o[0] > 3 * near, o[1]))  # the likeliest, if as near
+        label, rows = _voted(obs, n, votes)
+        i = chosen.get(_phrase(obs), 0)
+        name = (obs.name, *obs.others)[i]
         found.append(replace(obs, name=name, others=(), rows=rows, perhaps=None))
         if _ROW_WORDS.get(label):
             notes.append(f"{name}: read as {_ROW_WORDS[label]}")
@@ -98,8 +88,8 @@ def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
     if obs.rows is not None or obs.shape is not None or n == 1:
         return [("fixed", obs.rows)]
     found: list[tuple[str, Rows]] = [("all", None), ("last", (n - 1, n)), ("first", (0, 1))]
-    if obs.perhaps is not None and obs.perhaps < n:
-        found.append(("said", (obs.perhaps, obs.perhaps + 1)))
+    if obs.perhaps is not None and -n <= obs.perhaps < n:
+        found.append(("said", (obs.perhaps % n, obs.perhaps % n + 1)))
     return found
 
 
@@ -120,6 +110,36 @@ def _vote(
             totals[_class(obs)]["said"] += math.log(1e3)
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
     return {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
+
+
+def _voted(obs: Observation, n: int, votes: dict[str, str]) -> tuple[str, Rows]:
+    """The rows of an observation, and in which words they were voted for."""
+    wanted = (votes.get(_class(obs)), "fixed")
+    return next((option for option in _rows(obs, n) if option[0] in wanted), ("all", obs.rows))
+
+
+def _phrase(obs: Observation) -> tuple[str, ...]:
+    """What one print statement writes in every layer."""
+    return (obs.template, obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
+
+
+def _choose(
+    observations: Sequence[Observation],
+    rows: Callable[[Observation], Rows],
+    distance: Callable[[Observation, Rows], float],
+) -> dict[tuple[str, ...], int]:
+    """For every phrase that may mean several nodes, which of them: the likeliest, unless another is nearer by far."""
+    totals: dict[tuple[str, ...], list[float]] = {}
+    for obs in observations:
+        if not obs.others:
+            continue
+        far = [math.log(min(distance(replace(obs, name=name), rows(obs)), 1e3)) for name in (obs.name, *obs.others)]
+        have = totals.setdefault(_phrase(obs), [0.0] * len(far))
+        totals[_phrase(obs)] = [a + b for a, b in zip(have, far, strict=True)]
+    return {
+        phrase: next(i for i, total in enumerate(sums) if total <= min(sums) + math.log(3))
+        for phrase, sums in totals.items()
+    }
 
 
 def folded(notes: Iterable[str]) -> list[str]:
