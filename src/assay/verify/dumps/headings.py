@@ -43,7 +43,6 @@ class Context:
     side: str = ""
     table: tuple[str, ...] = ()
     perhaps: int | None = None  # a row that prose told
-    each: bool = False  # of every layer: numbers before the lines below count them
     asked: str = ""  # a heading that waits for a number: "layer", "row"
     fresh: bool = False  # nothing was printed below the last heading
     sums: dict[str, str] = field(default_factory=dict)  # variables, and the role last put into each
@@ -51,6 +50,11 @@ class Context:
     @property
     def about(self) -> Meaning:
         return self.scopes[-1].about
+
+    @property
+    def each(self) -> bool:
+        """Of every layer: numbers before the lines below count them."""
+        return self.about.layer is None and of_each_layer(split_words(self.words))
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -133,8 +137,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     """The context below a line that gives no values."""
     said, line = _essence(line, said)
     words = split_words(said.label)
-    if len(words) == 1 and words[0].isdecimal() and context.asked and len(words[0]) < 5:
-        return _answered(int(words[0]), context)
+    if len(words) == 1 and words[0].isdecimal() and (context.asked or context.each) and len(words[0]) < 5:
+        return _answered(int(words[0]), context, indent_of(line))
     marked = bool(_HEADING.search(line))
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)
@@ -158,7 +162,6 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
         context = replace(context.told(replace(context.about, row=None)), side="", table=())
     if own.role or own.layer is not None:
         context = _enter(line, said, own, row, perhaps, context)
-        context = replace(context, each=each)
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])
@@ -196,13 +199,13 @@ def _asks(words: Sequence[str]) -> str:
     return "layer" if rest[-1] in LAYERS | {"l", "il"} else "row" if rest[-1] in ROW else ""
 
 
-def _answered(number: int, context: Context) -> Context:
+def _answered(number: int, context: Context, indent: int) -> Context:
     old = context.about
     if context.asked == "row":
         return replace(context.told(replace(old, row=number)), asked="")
     nodes = old.nodes if old.nodes and old.nodes[0].endswith("-") else ("l_out-",)
     new = Meaning(nodes, number, old.row, old.perhaps, vague=old.vague, bare=old.bare or not old.nodes)
-    return replace(context.told(new), asked="", fresh=True)
+    return replace(context.entering(new, (), indent), asked="")
 
 
 def _enter(line: str, said: Said, own: Meaning, row: int | None, perhaps: int | None, context: Context) -> Context:
@@ -214,7 +217,7 @@ def _enter(line: str, said: Said, own: Meaning, row: int | None, perhaps: int | 
         indent = min(indent, max(context.scopes[-1].indent, 0))
     elif own.layer is None and above.layer is not None and own.nodes not in _ENDS:
         inside = _inside(said.label, context)  # "attn:" below "block 0:"
-        own = inside if inside.nodes and (indent > 0 or own.nodes[:1] != ("result_norm",)) else own
+        own = inside if inside.nodes and (indent > 0 or inside.nodes != EITHER_NORM) else own
     own = replace(own, row=above.row if row is None else row, perhaps=above.perhaps if perhaps is None else perhaps)
     return context.entering(own, said.label, indent)
 

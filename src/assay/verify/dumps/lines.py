@@ -62,7 +62,7 @@ _PIECE = re.compile(
     r"|(?P<most>max\s?\|\w{1,12}\||[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
     r"|(?P<average>(?:mean|avg)\s?\|\w{1,12}\||\|\w{1,12}\|_?(?:mean|avg))"
     r"|(?P<norm>\|\s?\w{1,12}\s?\|(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
-    r"|(?P<sum>[Σ∑])"
+    r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
     r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?)"
@@ -131,6 +131,7 @@ _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 _BOX = str.maketrans({"│": "|", "┃": "|", "║": "|"} | dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╭╮╯╰", " "))
 
 
+_FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a title in the border of a box
 _BRANCHES = re.compile(r"\s*+(?:\|\s++)++")
 
 
@@ -161,7 +162,7 @@ def strip(line: str) -> str:
     """The line without colours and without what a logger put before it."""
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
-    line = line.translate(_BOX)
+    line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)
     if line.lstrip()[:1] == "|":  # a tree's branches, not a table's cells
         line = _blank(_BRANCHES.match(line), line) if "|" not in line.lstrip(" |\t") else line
     for _ in range(5):

@@ -19,7 +19,7 @@ from assay.verify.dumps.headings import Context, about, heading
 from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
-from assay.verify.dumps.places import LAYER, PERHAPS, ROW
+from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of
 from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Item, Said, quoted_pairs, said_by
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
@@ -118,8 +118,7 @@ def _observations(said: Said, context: Context, where: str) -> list[Observation]
         if ids or any(i.kind == "top" for i in said.items):
             line = replace(line, nodes=("result_output",), verbatim="", layer=None, vague=False)
     side = said.side or context.side
-    template = " ".join("#" if w.isdecimal() else w for w in words)
-    integers = tuple(int(w) for w in words if w.isdecimal() and len(w) < 10)
+    template, integers = _template(said.label)
     found: list[Observation] = []
     for item, mine in zip(said.items, _each(said, line, context), strict=True):
         names = _names(mine) or ("",)
@@ -132,6 +131,20 @@ def _observations(said: Said, context: Context, where: str) -> list[Observation]
             common |= {"others": (), "otherwise": names[1:]}
         found += _of_item(item, names[0], mine.row, common)
     return found
+
+
+def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+    """The words with `#` for whole numbers that stand alone or number a layer, and these numbers."""
+    words: list[str] = []
+    alone: set[int] = set()
+    for text in label:
+        parts = split_words([text])
+        if text.isdecimal():
+            alone.add(len(words))
+        words += parts
+    holes = alone | layer_of(words)[1]
+    found = tuple(int(w) for i, w in enumerate(words) if i in holes and w.isdecimal() and len(w) < 10)
+    return " ".join("#" if i in holes and w.isdecimal() else w for i, w in enumerate(words[:64])), found
 
 
 def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 LAYERS = {"layer", "layers", "block", "blocks", "blk", "lyr", "lay", "decoderlayer", "transformerblock"}
-LAYER = LAYERS | {"l", "decoder", "h", "il", "transformer", "depth"}
+LAYER = LAYERS | {"l", "decoder", "dec", "h", "il", "transformer", "depth"}
 ROW = {"row", "pos", "position", "t", "timestep"}
 PERHAPS = {"token", "tok"}  # "token 3" is the fourth row, or the id 3
 # Words between "layer" and its number; words before it that make it a count.
 NUMBERING = {"idx", "index", "id", "no", "nr", "num", "number", "nummer", "i", "n", "ix"}
 COUNTS = {"n", "num", "total", "nr", "max", "count", "of"}
+_STRONG = {"idx", "index", "number", "num", "no", "nr"}
 _ORDINAL = {"st", "nd", "rd", "th"}
 _ROWS = ROW | PERHAPS | {"tokens", "positions"}
 _OF_THE_PROMPT = {"prompt", "input", "context", "sequence", "seq", "fed", "prefill", "real", "valid"}
@@ -34,6 +35,9 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
                 if i and words[i - 1] in ("n", "num", "total", "max"):
                     continue
                 return int(words[at]), set(range(i + (named is LAYERS), at + 1))
+            for j in range(at, min(at + 3, len(words) - 1)):  # LayerTrace(index=0
+                if named is LAYERS and words[j] in _STRONG and words[j + 1].isdecimal() and len(words[j + 1]) < 5:
+                    return int(words[j + 1]), {j, j + 1}
             if named is LAYERS and i > 1 and words[i - 1] in _ORDINAL and words[i - 2].isdecimal():
                 return int(words[i - 2]), {i - 2, i - 1}
     return None, set()
@@ -58,7 +62,7 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
 
 
 def _goes_on(word: str) -> bool:
-    return word.isdecimal() or word in ("values", "value", "few", "elements", "dims")
+    return word.isdecimal() or word in ("few", "elements", "dims")
 
 
 def perhaps_of(words: Sequence[str], used: set[int]) -> int | None:

@@ -126,6 +126,14 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             key.append(piece.text)
             line.label.append(piece.text)
         elif isinstance(piece, Number):
+            pairs, past = _pairs_from(cut, i)
+            if pairs:
+                line.add("top", pairs, key)
+                key, i = [], past
+                continue
+            if _leads(cut, i, key, line):
+                i += 2
+                continue
             run, i = _run(cut, i, key)
             if len(run) == 1 and _counted(cut, i - 1):
                 continue  # "layer 1 of 3", "1/3"
@@ -140,6 +148,42 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             line.label.append("add")  # x + attn(x)
         i += 1
     return key
+
+
+def _pairs_from(cut: Sequence[Piece], i: int) -> tuple[tuple[tuple[int, Number], ...], int]:
+    """`2:2.12, 13:1.5` or `2 (2.12) 13 (1.5)`: ids with logits one after the other, at least two."""
+    found: list[tuple[int, Number]] = []
+    while i + 1 < len(cut):
+        a, b = cut[i], cut[i + 1]
+        c = cut[i + 2] if len(cut) > i + 2 else None
+        if not (isinstance(a, Number) and a.whole and a.value >= 0):
+            break
+        if b is ASSIGN and isinstance(c, Number) and not c.whole:
+            found.append((int(a.value), c))
+            i += 3
+        elif isinstance(b, Group) and len(b.items) == 1 and isinstance(b.items[0], Number) and not b.items[0].whole:
+            found.append((int(a.value), b.items[0]))
+            i += 2
+        else:
+            break
+        while i < len(cut) and (cut[i] is COMMA or cut[i] is BAR):
+            i += 1
+    return (tuple(found), i) if len(found) > 1 else ((), i)
+
+
+def _leads(cut: Sequence[Piece], i: int, key: Sequence[str], line: Said) -> bool:
+    """A layer's number at the head of a line of a table: `attn_out,0,0.5,0.25,…`."""
+    first, rest = cut[i], cut[i + 1 : i + 6]
+    if not (isinstance(first, Number) and first.whole and first.value >= 0 and len(rest) > 3 and rest[0] is COMMA):
+        return False
+    numbers = [p for p in rest[1:] if isinstance(p, Number)]
+    if len(numbers) < 2 or any(n.whole for n in numbers) or line.items or not line.label:
+        return False
+    about = meaning(line.label)
+    if not about.nodes or not about.nodes[0].endswith("-") or about.layer is not None or about.verbatim:
+        return False
+    line.label += ["layer", first.text]
+    return True
 
 
 def _counted(cut: Sequence[Piece], i: int) -> bool:
@@ -209,6 +253,8 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
         if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
             _take_word(line, kind)
             line.add(kind, one, key)
+        elif not one.whole and not (key and LOGIT_WORDS & set(words[-2:])) and (at := _element(line)) is not None:
+            line.add("at", ((at, one),), key)
         elif LOGIT_WORDS & set(words[-2:]) and line.id is not None and not (one.whole and last not in LOGIT_WORDS):
             line.add("at", ((line.id, one),), key)
         elif one.whole and one.value < 0:
@@ -233,14 +279,28 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.add("list", values, key)
 
 
+_ELEMENT = {"gid", "tid", "lane", "thread", "i", "j", "elem", "element", "dim", "ch", "channel", "col", "column", "item"}
+
+
+def _element(line: Said) -> int | None:
+    """The index of a single value, by a word: "tid 3 layer 0 out = 1.5"."""
+    for a, b in zip(line.label[line.since :], line.label[line.since + 1 :], strict=False):
+        if a.lower() in _ELEMENT and b.isdecimal() and len(b) < 7:
+            return int(b)
+    return None
+
+
 def _take_word(line: Said, kind: str) -> None:
-    """The last word was the statistic's: what stands before it in the same word stays."""
-    parts = split_words([line.label.pop()]) if line.label else []
-    while parts and (statistic(parts[-1:]) or parts[-1] in ("abs", "l", "2")):
-        parts.pop()
-    if kind in ("absmax", "absmean") and line.label and statistic(line.label[-1:]) or line.label[-1:] == ["abs"]:
-        line.label.pop()
-    line.label += parts
+    """A word was the statistic's: what else stands in the same word stays."""
+    for i in range(len(line.label) - 1, max(len(line.label) - 24, line.since) - 1, -1):
+        if not statistic([line.label[i]]) and not (line.label[i].lower() == "dev" and kind == "std"):
+            continue
+        parts = split_words([line.label[i]])
+        while parts and (statistic(parts[-1:]) or parts[-1] in ("abs", "l", "2", "dev")):
+            parts.pop()
+        before = i - 1 if i and line.label[i - 1].lower() in ("abs", "l2", "max", "mean", "avg", "std") else i
+        line.label[before : i + 1] = parts
+        return
 
 
 def _zip(numbers: Sequence[Number], key: Sequence[str], line: Said) -> bool:
@@ -340,12 +400,18 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if isinstance(number, Number) and number.whole and "bos" in words:
             line.tokens = line.tokens or (int(number.value),)
             return key
+    named = [p for p in inner if p is not COMMA]
+    if len(named) == 2 and len(inner) == 3 and {type(named[0]), type(named[1])} == {Word, Number}:
+        word, number = sorted(named, key=lambda p: isinstance(p, Number))
+        if isinstance(word, Word) and isinstance(number, Number) and number.whole and meaning([word.text, "layer", "0"], generic=False).nodes:
+            line.label += [word.text, "layer", number.text]  # cache["resid_post", 0]
+            return key
     around, row = line.around, line.cut_row
     line.around = (*around, *line.label[line.since :][-8:]) if len(around) < 24 else around
     line.since = len(line.label) if _several_items(inner) else line.since
     rest = _walk(inner, line, list(key))
     line.around, line.cut_row = around, row
-    return rest
+    return list(key) if after and isinstance(after[0], Number) and statistic(key) else rest  # rms{layer="0"} 1.5
 
 
 def _several_items(inner: Sequence[Piece]) -> bool:

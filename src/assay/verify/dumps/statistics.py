@@ -19,6 +19,7 @@ STATISTIC_WORDS = {
 }  # fmt: skip
 # A norm of these is a number; a norm of anything else is a node: attn_norm, final_norm.
 _NORM_OF = {"l", "2", "x", "h", "hidden", "resid", "residual", "vec", "vector", "state", "abs", "frob", "fro", "y", "act"}
+TRAILING = {"is", "was", "x", "h", "of"}
 _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm", "rms", "sum", "total")}
 
 
@@ -26,6 +27,8 @@ def statistic(key: Sequence[str]) -> str | None:
     """The statistic that the last of these words names."""
     if not key:
         return None
+    if len(key) > 1 and key[-1].lower() in TRAILING:
+        return statistic(key[:-1])  # "its RMS is 1.5", "sum x = 3.5"
     if len(key) > 1:  # "L2 norm", "max abs", "std dev", x.abs().max()
         two = "".join(split_words([key[-2].rpartition(".")[2], key[-1]]))
         if two in _JOINED:

@@ -37,6 +37,8 @@ def _cells(line: str) -> list[str]:
     text = line.strip()
     if "|" in text:
         return [c.strip() for c in text.strip("|").split("|")]
+    if " & " in text:
+        return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
     if "\t" in text:
         return [c.strip() for c in text.split("\t")]
     for mark in ",;":
@@ -50,8 +52,12 @@ def _column(cell: str) -> str:
     word = cell.strip(" *`'\"").lower()
     words = split_words([cell])
     if kind := statistic(re.split(r"\s+", cell.strip(" *`'\"().")) if word else []):
-        rest = [w for w in words if not statistic([w]) and w not in ("abs", "l", "2", "x", "h", "dev", "norm")]
-        return f"={kind}" if meaning(rest).nodes and len(rest) < 6 else kind
+        rest = _but_statistics(words)
+        return f"={kind}" if rest and len(rest) < 6 and meaning([*rest, "layer", "0"], generic=False).nodes else kind
+    if "".join(words) in ("id", "tokenid", "tokid", "vocabid") or word in ("logit", "logits", "score", "logprob"):
+        return "id" if words[-1] == "id" else "logit"
+    if word in ("value", "val"):
+        return "value"
     if word in LAYER - {"h"} or set(words) & LAYER and words[-1:] and words[-1] in ("idx", "index", "no", "id", "num", "nr"):
         return "layer"
     if word in _ROW_COLUMN or word in _NAME_COLUMN or word in _INDEX_COLUMN:
@@ -65,6 +71,10 @@ def _column(cell: str) -> str:
     return "=" if 0 < len(words) < 5 and meaning([*words]).nodes else ""
 
 
+def _but_statistics(words: list[str]) -> list[str]:
+    return [w for w in words if not statistic([w]) and w not in ("abs", "l", "2", "x", "h", "dev", "norm")]
+
+
 def table_header(line: str) -> Table | None:
     if len(line) > 4096 or line[:1] == "#" or "=" in line or ":" in line.replace(":-", "").replace("-:", ""):
         return None
@@ -76,7 +86,7 @@ def table_header(line: str) -> Table | None:
     columns = tuple(_column(c) for c in cells)
     named = [c for c in columns if c and not c.startswith("#")]
     counted = len([c for c in columns if c.startswith("#")])
-    about = {"layer", "name", "row", "index"} & set(named)
+    about = {"layer", "name", "row", "index", "id"} & set(named)
     across = sum(1 for c in columns if c.startswith("="))
     strong = "|" in line or "\t" in line or "," in line
     marked = strong or "  " in line.strip()
@@ -104,10 +114,14 @@ def table_row(table: Table, line: str) -> list[Said]:
     at: list[tuple[int, Number]] = []
     across: list[tuple[str, str, str]] = []
     index: int | None = None
+    single: Number | None = None
     for column, head, cell in zip(columns, heads, cells, strict=True):
         cut = pieces(cell)
         value = cut[0] if len(cut) == 1 and isinstance(cut[0], Number) else None
-        if column == "index" and value is not None and value.whole:
+        if "logit" in columns and column in ("row", "name", "index"):
+            if column == "row" and "id" not in columns and value is not None and value.whole:
+                index = int(value.value)
+        elif column in ("index", "id") and value is not None and value.whole:
             index = int(value.value)
         elif column in ("layer", "row") and value is not None and value.whole:
             if column == "layer":
@@ -124,6 +138,8 @@ def table_row(table: Table, line: str) -> list[Said]:
             across.append((column[1:], head, cell))
         elif column.startswith("#") and value is not None:
             at.append((int(column[1:]), value))
+        elif column in ("value", "logit"):
+            single = value
         elif column and value is not None:
             said.add(column, value)
     if at:
@@ -133,6 +149,9 @@ def table_row(table: Table, line: str) -> list[Said]:
             said.add("list", Values(tuple(n for _, n in at)), ["first"])
         else:
             said.add("at", tuple(at))
+    if single is not None and index is not None:
+        said.label += ["logit"] if "logit" in columns else []
+        said.add("at", ((index, single),))
     several = [s for kind, head, cell in across if (s := _across(said, kind, head, cell, index)) is not None]
     return several if several else [said]
 
@@ -144,6 +163,7 @@ def _across(row: Said, kind: str, head: str, cell: str, index: int | None) -> Sa
     if not isinstance(values, Values):
         return None
     kind = kind or (statistic(row.label[-1:]) or "" if row.label else "")
+    head = " ".join(_but_statistics(split_words([head]))) if kind else head
     said = Said([head, *(() if kind and statistic(row.label[-1:]) else row.label)], layer=row.layer, row=row.row)
     if index is not None and len(values.all) == 1:
         said.add("at", ((index, values.first[0]),))

@@ -17,7 +17,7 @@ from assay.verify.dumps.tongues import TONGUES, english
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
 _NODE = re.compile(r"([A-Za-z_]\w*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
-_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d")
+_NO_WORD = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$")  # dates, addresses, versions
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
 _NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
@@ -27,14 +27,14 @@ _K = "k key keys kcur wk xk"
 _V = "v value vcur wv xv"
 _ATT = "attn attention att selfattn mha sa gqa mhsa"
 _FFN = "ffn mlp ff feedforward feed fc"
-_NORM = "norm rmsnorm layernorm ln rms normed normalized normalised"
+_NORM = "norm rmsnorm layernorm ln normed normalized normalised"
 _TURN = "rope rotary rotated roped rot turned"
 _BEFORE = "before pre prior unrotated unroped without"
 _END = "final last output out model result ln_f f end top"
-_ADDED = "residual resid skip add added residual2 residual3 stream"
+_ADDED = "residual resid skip add added residual2 residual3 res2 resid2 stream"
 # (nodes, words that must stand: one of each group, words that must not). `-` after a node: it belongs to a layer.
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-    (("result_norm",), ("final outputnorm lnf normf", _NORM + " outputnorm lnf normf"), ""),
+    (("result_norm",), ("final outputnorm lnf normf finalrms rmsfinal", _NORM + " outputnorm lnf normf finalrms rmsfinal"), ""),
     (("kqv_out-",), ("softmax softmaxed probs soft", "v context ctx concat concatenated weighted"), ""),
     (("kqv_out-",), ("attend attended attends sdpa ctx concat concatenated weighted",), "norm"),
     (("kqv_out-", "attn_out-"), ("q", "k", "v"), "qkv"),
@@ -50,25 +50,25 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Qcur_normed-",), (_Q, _NORM), ""),
     (("Kcur_normed-",), (_K, _NORM), ""),
     (("ffn_norm-", "attn_post_norm-"), ("post after", _ATT, _NORM), "in input pre before"),
-    (("ffn_norm-",), (_FFN + " post second ln2 norm2 rmsnorm2 layernorm2 rms2", _NORM), "final"),
-    (("attn_norm-",), (_ATT + " input pre in first inp ln1 norm1 rmsnorm1 layernorm1 rms1 before", _NORM), "final"),
+    (("ffn_norm-",), (_FFN + " post second ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp", _NORM + " rms2 rmsffn rmsmlp"), "final"),
+    (("attn_norm-",), (_ATT + " input pre in first inp ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn before", _NORM + " rms1 rmsatt rmsattn"), "final"),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
     (("Vcur-",), (_V,), "values"),
     (("kqv_out-",), ("context kqv heads merged",), ""),
     (("ffn_inp-",), ("inp", _FFN), ""),
-    (("l_out-",), (_ADDED, _FFN + " residual2 residual3 down"), ""),
-    (("ffn_inp-",), ("residual1 residmid midresid midlayer",), ""),
+    (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 down"), ""),
+    (("ffn_inp-",), ("residual1 res1 resid1 residmid midresid midlayer",), ""),
     (("ffn_inp-",), ("mid middle", "residual resid stream hidden"), ""),
     (("attn_out-",), ("oproj wo outproj",), "residual resid skip add"),
     (("attn_out-",), ("o out output", "proj projection projected"), "residual resid skip add ffn mlp down up gate lm"),
     (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add added stream oproj wo", _ATT + " oproj wo"),
      "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu activation act activated intermediate glu gated",),
+    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu act activated intermediate glu gated",),
      ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid"), "out output after post"),
+    (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post"),
     (("ffn_gate-",), ("gate w1",), ""),
     (("ffn_up-",), ("up w3",), ""),
     (("ffn_out-", "l_out-"), ("after post", _FFN), "down w2 out output"),
@@ -127,7 +127,7 @@ def split_words(label: Sequence[str]) -> list[str]:
     """Words in lower case and numbers, cut at signs, at capitals and between letters and digits."""
     found: list[str] = []
     for text in label:
-        if _TYPE.fullmatch(text) or _DATE.match(text):
+        if _TYPE.fullmatch(text) or _NO_WORD.match(text):
             continue
         text = text[:200] if text.isascii() else english(text[:200])
         for part in _PARTS.findall(text.replace("RoPE", "rope")):
@@ -165,7 +165,8 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     if bag & _NOT_VALUES and not bag & {"attention", "attn"}:
         return Meaning((), layer)
     if layer is None:
-        for nodes, need, no in (_LOGITS, *_ENDS, *_IN_LAYERS):
+        inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
+        for nodes, need, no in (_LOGITS, *_IN_LAYERS[:-1], *_ENDS) if inside else (_LOGITS, *_ENDS, *_IN_LAYERS):
             if all(bag & group for group in need) and not bag & no:
                 return Meaning(nodes)
         return Meaning()
@@ -185,6 +186,7 @@ def has_unknown(words: Iterable[str]) -> bool:
     return any(w not in _EMPTY and not w.isdecimal() for w in words)
 
 
+_OF_A_LAYER = frozenset(f"{_ATT} {_FFN} gate down swiglu wo oproj w1 w2 w3 wq wk wv rope".split())
 _TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - {
     "in", "input", "inp", "first", "1", "2", "second", "after", "post", "before", "pre", "hidden", "out", "output", "add",
     "residual", "resid", "stream", "mid", "prior", "without",
