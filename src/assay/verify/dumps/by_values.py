@@ -8,6 +8,7 @@ layers, also where a fault makes their values match nothing. Clear words are nev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,6 +28,7 @@ _RIVAL = 3.0  # times as far the next node must be
 _TRIES, _TEMPLATES = 8, 128  # lines of one template that are compared, and templates
 _ROWS = 32  # at either end of a sequence
 _LAYERS = 3  # whose values are computed
+_DIGITS = re.compile(r"(?<![\d#])\d{1,6}(?!\d)")
 _USUAL = ("Vcur", "kqv_out", "attn_out", "ffn_out", "l_out", "ffn_inp", "attn_norm", "ffn_norm", "Qcur", "Kcur")
 
 
@@ -36,10 +38,11 @@ class Unit:
 
     observations: tuple[Observation, ...]
     number: int  # which of the line's
+    said: Observation | None = None  # the first, with all whole numbers of its words
 
     @property
     def first(self) -> Observation:
-        return self.observations[0]
+        return self.said or self.observations[0]
 
     @property
     def weight(self) -> float:
@@ -57,9 +60,7 @@ def by_values(
     open_: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
     """The observations with the nodes that their values are, as far as these are told; and what was told so."""
-    groups: dict[tuple[str, int], list[Unit]] = {}
-    for unit in _units(open_):
-        groups.setdefault((unit.first.template, unit.number), []).append(unit)
+    groups = _grouped(_units(open_))
     n_layer = model.hparams.n_layer
     layers = sorted({k for units in groups.values() for u in units for k in _layers_of(u) if 0 <= k < n_layer})
     wanted = sorted({0, *layers[:_LAYERS]})[:_LAYERS]
@@ -106,6 +107,21 @@ def _units(observations: Iterable[Observation]) -> list[Unit]:
             parts[-1].append(obs)
         units += [Unit(tuple(p), i) for i, p in enumerate(parts)]
     return [u for u in units if u.weight >= 1.5]
+
+
+def _grouped(units: Iterable[Unit]) -> dict[tuple[str, int], list[Unit]]:
+    """The units of each template. Those that stand alone are grouped by their words without any digit."""
+    fine: dict[tuple[str, int], list[Unit]] = {}
+    for unit in units:
+        fine.setdefault((unit.first.template, unit.number), []).append(unit)
+    groups: dict[tuple[str, int], list[Unit]] = {}
+    for (template, number), many in fine.items():
+        if len(many) == 1 and (digits := _DIGITS.findall(template)):
+            first = replace(many[0].first, integers=(*many[0].first.integers, *(int(d) for d in digits)))
+            many = [replace(many[0], said=first)]
+            template = _DIGITS.sub("#", template)
+        groups.setdefault((template, number), []).extend(many)
+    return groups
 
 
 def _layers_of(unit: Unit) -> Iterable[int]:

@@ -67,6 +67,11 @@ class Context:
             return self
         return replace(self, scopes=tuple(s for s in self.scopes if s.indent <= indent))
 
+    def outside(self, line: str) -> Context:
+        """The context of a heading's line without its neighbours: only headings further out."""
+        indent = indent_of(line)
+        return replace(self, scopes=tuple(s for s in self.scopes if s.indent < indent) or self.scopes[:1])
+
     def entering(self, about: Meaning, words: Sequence[str], indent: int) -> Context:
         scopes = tuple(s for s in self.scopes if s.indent < indent)[:_DEEPEST]
         return replace(self, scopes=(*scopes, Scope(about, tuple(words)[:24], indent)), table=(), fresh=True)
@@ -137,7 +142,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     """The context below a line that gives no values."""
     said, line = _essence(line, said)
     words = split_words(said.label)
-    if len(words) == 1 and words[0].isdecimal() and (context.asked or context.each) and len(words[0]) < 5:
+    if len(words) == 1 and words[0].isdecimal() and len(words[0]) < 5 and (context.asked or context.outside(line).each):
         return _answered(int(words[0]), context, indent_of(line))
     marked = bool(_HEADING.search(line))
     long = len(said.label) > 12
@@ -201,6 +206,8 @@ def _asks(words: Sequence[str]) -> str:
 
 def _answered(number: int, context: Context, indent: int) -> Context:
     old = context.about
+    if not context.asked:
+        old = replace(old, nodes=(), vague=False, bare=False)
     if context.asked == "row":
         return replace(context.told(replace(old, row=number)), asked="")
     nodes = old.nodes if old.nodes and old.nodes[0].endswith("-") else ("l_out-",)

@@ -48,7 +48,7 @@ _PREFIXES = tuple(
         r"\s*(?:>{1,3})\s+",  # a quote
     )
 )
-_ITEM = re.compile(r"\s*[*•·▪▸▶◦‣-]\s+(?=\S)")
+_ITEM = re.compile(r"(\s*)[*•·▪▸▶◦‣-]\s+(?=\S)")
 _DECIMAL_COMMA = re.compile(r"(?<![\d.,\w])([-+\u2212]?\d{1,4}),(\d{3,20}(?:[eE][-+]?\d{1,4})?)(?![\d.\w]|,\S)")
 _POINT = re.compile(r"\d\.\d")
 
@@ -173,7 +173,8 @@ def strip(line: str) -> str:
                 break
         else:
             break
-    line = _blank(_ITEM.match(line), line)
+    if m := _ITEM.match(line):
+        line = m[1] + line[m.end() :]  # as far in as its bullet
     return _with_points(line) if "," in line else line
 
 

@@ -72,7 +72,9 @@ def _column(cell: str) -> str:
 
 
 def _but_statistics(words: list[str]) -> list[str]:
-    return [w for w in words if not statistic([w]) and w not in ("abs", "l", "2", "x", "h", "dev", "norm")]
+    parts = {i + k for i in range(len(words) - 1) if words[i : i + 2] == ["l", "2"] for k in (0, 1)}
+    dull = ("abs", "x", "h", "dev", "norm")
+    return [w for i, w in enumerate(words) if not statistic([w]) and w not in dull and i not in parts]
 
 
 def table_header(line: str) -> Table | None:

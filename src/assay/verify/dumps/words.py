@@ -65,7 +65,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add added stream oproj wo", _ATT + " oproj wo"),
      "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu act activated intermediate glu gated",),
+    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact activated intermediate glu gated",),
      ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post"),
