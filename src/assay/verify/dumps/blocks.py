@@ -29,6 +29,7 @@ _INDEXED = re.compile(
     rf"\s*+(?:#\s?)?[\[(]?\s{{0,8}}(\d{{1,7}})(?:[\])]\s*+(?:=>|->|→|[:=|,])?|\s*+(?:=>|->|→|[:=|,])|\s++)\s*+"
     rf"(?:{_TEXT})?(?:float\(|\()?({_FLOAT})\)?[\])]?,?(?:\s++(?:float|double|f32|f64))?\s*+"
 )
+_REPEATED = re.compile(rf"\s*+[\"']?([A-Za-z_]\w{{0,40}})[\"']?\s{{0,8}}[:=]\s{{0,8}}({_FLOAT})[,;]?\s*+")
 _INDEX_ALONE = re.compile(r"\s*+\[\d{1,7}\]\s*+=>\s*+")
 _PREFIX = re.compile(r"\s*+\[\s{0,6}(\d{1,6})\]\s++")
 _COLUMNS = re.compile(r"\s*+Columns?\s{1,4}\d{1,6}(?:\s{1,4}(?:through|to|and|thru)\s{1,4}\d{1,6})?:?\s*+", re.IGNORECASE)
@@ -86,6 +87,8 @@ def _kind(line: str) -> str:
     m = _INDEXED.fullmatch(line)
     if m:
         return "indexed" if _REAL.search(m[2]) else ""
+    if m := _REPEATED.fullmatch(line):
+        return f"same {m[1]}"
     return "numbers" if _NUMBERS.fullmatch(line) and (_REAL.search(line) or line.strip() in ("⋮", "…")) else ""
 
 
@@ -97,6 +100,12 @@ def _block(kept: list[tuple[int, str]], kind: str, columns: bool) -> Iterator[tu
             return
         found = [m for _, line in kept if (m := _INDEXED.fullmatch(line))]
         yield at, first, Block(tuple((m[2],) for m in found), tuple(int(m[1]) for m in found))
+        return
+    if kind.startswith("same "):
+        if len(kept) < 3:
+            yield from ((i, line, None) for i, line in kept)
+        else:
+            yield at, first, Block(tuple((m[2],) for _, line in kept if (m := _REPEATED.fullmatch(line))))
         return
     prefixed = [_PREFIX.match(line) for _, line in kept]
     rows = [

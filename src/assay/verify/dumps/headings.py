@@ -21,7 +21,8 @@ _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 _COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
 _SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
 _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block)\s?=\s?\d{1,4}\b")
-_VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
+_TOKEN = re.compile(r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$")  # [3] 'of'
+VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
 EITHER_NORM = ("attn_norm-", "ffn_norm-")
 _ENDS = (("result_output",), ("embd",))
 _DEEPEST = 24
@@ -41,7 +42,6 @@ class Context:
 
     scopes: tuple[Scope, ...] = (Scope(),)
     side: str = ""
-    table: tuple[str, ...] = ()
     perhaps: int | None = None  # a row that prose told
     asked: str = ""  # a heading that waits for a number: "layer", "row"
     fresh: bool = False  # nothing was printed below the last heading
@@ -63,7 +63,7 @@ class Context:
     def at(self, line: str) -> Context:
         """The context of a line: headings further in than it are over."""
         indent = indent_of(line)
-        if not line.strip() or self.scopes[-1].indent <= indent:
+        if not line.strip() or line[0] == "#" or self.scopes[-1].indent <= indent:
             return self
         return replace(self, scopes=tuple(s for s in self.scopes if s.indent <= indent))
 
@@ -74,7 +74,7 @@ class Context:
 
     def entering(self, about: Meaning, words: Sequence[str], indent: int) -> Context:
         scopes = tuple(s for s in self.scopes if s.indent < indent)[:_DEEPEST]
-        return replace(self, scopes=(*scopes, Scope(about, tuple(words)[:24], indent)), table=(), fresh=True)
+        return replace(self, scopes=(*scopes, Scope(about, tuple(words)[:24], indent)), fresh=True)
 
     def told(self, about: Meaning) -> Context:
         return replace(self, scopes=(*self.scopes[:-1], replace(self.scopes[-1], about=about)))
@@ -94,8 +94,8 @@ def about(said: Said, context: Context) -> Meaning:
     label = before if known.role or known.layer is not None or said.layer is not None else said.label
     if said.side and not meaning([said.side]).role:
         label = [w for w in label if w != said.side]
-    if "add" in label and context.sums:
-        at = label.index("add")
+    if "plus" in label and context.sums:
+        at = label.index("plus")
         label = [*label[:at], *(context.sums.get(w, w) for w in label[at:])]
     own = meaning(label)
     if said.layer is not None and own.layer is None and not own.verbatim:
@@ -118,8 +118,8 @@ def about(said: Said, context: Context) -> Meaning:
         inside = _inside(label, context)
         if inside.nodes and own.nodes not in _ENDS and (inside.nodes != EITHER_NORM or own.nodes != ("result_norm",)):
             found = replace(inside, layer=above.layer)
-        elif own.nodes == ("result_norm",):
-            found = replace(own, vague=True)  # "norm" below a layer, and nobody said which
+        elif own.nodes == ("result_norm",):  # "norm" below a layer, and nobody said which
+            found = replace(own, nodes=("result_norm", *EITHER_NORM), layer=above.layer)
     spoken = meaning(said.label)
     row = next((r for r in (said.row, own.row, spoken.row, above.row) if r is not None), None)
     maybe = (said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
@@ -130,7 +130,7 @@ def _inside(label: Sequence[str], context: Context) -> Meaning:
     """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
     number = ("layer", str(context.about.layer))
     found = meaning([*label, *number], generic=False)
-    if not found.nodes or found.nodes == EITHER_NORM or set(split_words(label)) <= _VAGUE:
+    if not found.nodes or found.nodes == EITHER_NORM or set(split_words(label)) <= VAGUE:
         found = meaning([*context.words, *label, *number], generic=False)  # "norm:" below "attn:"
     return found
 
@@ -161,16 +161,20 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
     short = frame or len(said.label) <= (8 if row is None else 10)
-    if not marked and not (short and (own.role or own.layer is not None or row is not None or perhaps is not None)):
+    m = _TOKEN.match(line)
+    told = own.role or own.layer is not None or row is not None or perhaps is not None or m
+    if not marked and not (short and told):
         return context if row is None else replace(context, perhaps=row)
     if line.lstrip().startswith("#"):
-        context = replace(context.told(replace(context.about, row=None)), side="", table=())
+        top = Scope(replace(context.about, row=None), context.words)  # its level is no indentation
+        context = replace(context, scopes=(top,), side="")
     if own.role or own.layer is not None:
         context = _enter(line, said, own, row, perhaps, context)
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])
-    elif row is not None or perhaps is not None:
+    elif row is not None or perhaps is not None or (m := _TOKEN.match(line)):
+        perhaps = int(m[1]) if row is None and perhaps is None and m else perhaps
         context = context.told(replace(context.about, row=row, perhaps=perhaps))
     elif marked and not asked and (m := _BOLD.match(line)) and m[1].lower() not in NOT_SIDES and len(m[1]) > 2:
         context = replace(context, side=m[1])

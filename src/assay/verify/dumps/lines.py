@@ -128,10 +128,11 @@ _MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
 _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 
 
-_BOX = str.maketrans({"│": "|", "┃": "|", "║": "|"} | dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╭╮╯╰", " "))
+_BOX = str.maketrans({"¯": "-", "│": "|", "┃": "|", "║": "|"} | dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╭╮╯╰", " "))
 
 
 _FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a title in the border of a box
+_CELL = re.compile(r"(?:</?t[dhr][^<>]{0,80}>\s{0,8})+")
 _BRANCHES = re.compile(r"\s*+(?:\|\s++)++")
 
 
@@ -163,6 +164,8 @@ def strip(line: str) -> str:
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)
+    if "<t" in line:
+        line = _CELL.sub(" | ", line)
     if line.lstrip()[:1] == "|":  # a tree's branches, not a table's cells
         line = _blank(_BRANCHES.match(line), line) if "|" not in line.lstrip(" |\t") else line
     for _ in range(5):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.verify.dumps.blocks import Block, blocks, numbers_of
-from assay.verify.dumps.headings import Context, about, heading
+from assay.verify.dumps.headings import VAGUE, Context, about, heading
 from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
@@ -48,6 +48,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     unread: list[Observation] = []
     aside: list[tuple[str, str]] = []
     fenced = False
+    title = ""  # the last line without values
     kept = 0
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
@@ -59,7 +60,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             tokens = tokens or matched[1]
             continue
         if block is None and (header := table_header(line)) is not None:
-            table = header
+            table = replace(header, kind=_kind_of(title))
             continue
         if block is not None:
             several = _of_block(block, context, len(tokens))
@@ -83,6 +84,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                 kept += sum(max(len(o.printed), 1) for o in new)
             if not said.empty and not said.tokens and len(aside) < _ASIDE:
                 aside.append((where, line.strip()[:300]))
+            if said.empty and line.strip(" -=+|"):
+                title = line[:400]
             if not (fenced and line.lstrip().startswith("#")) and not said.tokens:  # a comment in code is no heading
                 before = context
                 context = heading(line, said, context, sides)
@@ -93,6 +96,12 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         str(path), log=True, aside=tuple(a for _, a in aside), aside_at=tuple(w for w, _ in aside),
         unread=tuple(unread),
     )  # fmt: skip
+
+
+def _kind_of(title: str) -> str:
+    """The statistic that a table's title names."""
+    words = [p.text for p in pieces(title) if isinstance(p, Word)]
+    return next((k for i in range(len(words)) if (k := statistic(words[max(0, i - 1) : i + 1]))), "")
 
 
 _PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
@@ -116,7 +125,9 @@ def _observations(said: Said, context: Context, where: str) -> list[Observation]
     ):  # fmt: skip
         ids = any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
         if ids or any(i.kind == "top" for i in said.items):
-            line = replace(line, nodes=("result_output",), verbatim="", layer=None, vague=False)
+            ids = any(i == line.perhaps for item in said.items for i, _ in item.data)
+            perhaps = None if ids else line.perhaps  # "token 450" was the id
+            line = replace(line, nodes=("result_output",), verbatim="", layer=None, vague=False, perhaps=perhaps)
     side = said.side or context.side
     template, integers = _template(said.label)
     found: list[Observation] = []
@@ -158,8 +169,9 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
     rows = len({m.row if m.row is not None else m.perhaps for m in own} - {None}) > 1
     found: list[Meaning] = []
     now = line
-    for m in own:
-        if several and m.nodes:
+    for item, m in zip(said.items, own, strict=True):
+        beside = item.kind in STATISTICS and any(i.kind == "list" for i in said.items[: len(found)])
+        if several and m.nodes and not (beside and set(split_words(item.words)) <= VAGUE):  # out=[...] outNorm=1.5
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
         if layers and m.layer is not None and not several:
             now = replace(now, layer=m.layer)

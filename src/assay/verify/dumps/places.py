@@ -11,7 +11,7 @@ from itertools import pairwise
 LAYERS = {"layer", "layers", "block", "blocks", "blk", "lyr", "lay", "decoderlayer", "transformerblock"}
 LAYER = LAYERS | {"l", "decoder", "dec", "h", "il", "transformer", "depth"}
 ROW = {"row", "pos", "position", "t", "timestep"}
-PERHAPS = {"token", "tok"}  # "token 3" is the fourth row, or the id 3
+PERHAPS = {"token", "tok", "step"}  # "token 3" is the fourth row, or the id 3
 # Words between "layer" and its number; words before it that make it a count.
 NUMBERING = {"idx", "index", "id", "no", "nr", "num", "number", "nummer", "i", "n", "ix"}
 COUNTS = {"n", "num", "total", "nr", "max", "count", "of"}
@@ -52,7 +52,7 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
             return -1
         if b in _OF_THE_PROMPT and a in _LAST and i + 2 < len(words) and words[i + 2] in _ROWS:
             return -1
-        if a in ROW | PERHAPS and b in _LAST and not (i + 2 < len(words) and _goes_on(words[i + 2])):
+        if a in ROW | PERHAPS and b == "last" and not (i + 2 < len(words) and _goes_on(words[i + 2])):
             return -1
         if a == "first" and b in _ROWS - {"tokens", "positions"}:
             return 0

@@ -8,8 +8,9 @@ layer's number, a token's row and a count look alike until the words around them
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.verify.dumps.lines import (
@@ -92,10 +93,27 @@ def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     if number is not None:
         line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
+    line.items = _vectors(line.items)
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
+
+
+_VECTOR = re.compile(r"(?:vec|float|half|double|simd_?float|f32x|v)\d", re.IGNORECASE)
+
+
+def _vectors(items: list[Item]) -> list[Item]:
+    """`vec4(…) vec4(…)`: short vectors side by side are one list."""
+    found: list[Item] = []
+    for item in items:
+        last = found[-1] if found else None
+        if last and len(item.words) == 1 and _VECTOR.fullmatch(item.words[0]) and last.words[-1:] == item.words:
+            if isinstance(last.data, Values) and isinstance(item.data, Values) and not last.data.cut:
+                found[-1] = replace(last, data=Values(last.data.first + item.data.first, item.data.last, item.data.cut))
+                continue
+        found.append(item)
+    return found
 
 
 def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
@@ -141,11 +159,11 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             key = [*key, run[0].text] if len(run) == 1 and isinstance(run[0], Number) and _counts(key) else []
             continue
         elif isinstance(piece, Group):
-            key = _group(piece, cut[i + 1 : i + 3], key, line)
+            key = _group(piece, cut[i + 1 : i + 5], key, line)
         elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
         elif piece.text == "+" and line.label:
-            line.label.append("add")  # x + attn(x)
+            line.label.append("plus")  # x + attn(x)
         i += 1
     return key
 
@@ -248,6 +266,8 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
     one = numbers[0]
     if len(numbers) == 1:
         kind = statistic(key)
+        if not kind and assigned and not one.whole and words[-1:] == ["norm"] and words[-2:-1] not in (["rms"], ["layer"]):
+            kind = "norm"  # of a list a node, of one number its length
         if kind == "norm" and not assigned and key and key[-1].lower() in ("l2", "norm"):
             kind = None  # "L2" may be the third layer, "norm" a node
         if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
@@ -293,10 +313,10 @@ def _element(line: Said) -> int | None:
 def _take_word(line: Said, kind: str) -> None:
     """A word was the statistic's: what else stands in the same word stays."""
     for i in range(len(line.label) - 1, max(len(line.label) - 24, line.since) - 1, -1):
-        if not statistic([line.label[i]]) and not (line.label[i].lower() == "dev" and kind == "std"):
+        if not statistic([line.label[i]]) and not line.label[i].lower().endswith("norm") and not (line.label[i].lower() == "dev" and kind == "std"):
             continue
         parts = split_words([line.label[i]])
-        while parts and (statistic(parts[-1:]) or parts[-1] in ("abs", "l", "2", "dev")):
+        while parts and (parts[-1] == "norm" or statistic(parts[-1:]) or parts[-1] in ("abs", "l", "2", "dev")):
             parts.pop()
         before = i - 1 if i and line.label[i - 1].lower() in ("abs", "l2", "max", "mean", "avg", "std") else i
         line.label[before : i + 1] = parts
@@ -353,8 +373,15 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     values = listed(group.items)
     index = group.numbers()
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
-        value = after[1] if len(after) == 2 and after[0] is ASSIGN else None
+        value = after[1] if len(after) > 1 and after[0] is ASSIGN else None
+        listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
+        if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
+            line.label[-1] = f"hidden_states.{index[0].text}"
+            return key
         named = bool(key) and ("_" in key[-1] or (words and words[-1] in LAYER | {"hidden", "states"}))
+        if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
+            about = meaning([key[-1], "layer", "0"], generic=False)
+            named = bool(about.nodes) and meaning(line.label).layer is None
         named = named or bool(set(words) & LAYERS and meaning(line.label).layer is None)  # "layer output [0]: ..."
         if isinstance(value, Number) and not value.whole and not named and not set(words) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)

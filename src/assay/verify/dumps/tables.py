@@ -17,6 +17,7 @@ from assay.verify.dumps.words import meaning, split_words
 
 _COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|v|x|val|value|d|e|c|col|h|y|a|dim|ch|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
+_LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step", "key",
                 "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
@@ -31,6 +32,7 @@ class Table:
 
     columns: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    kind: str = ""  # the statistic that the title told
 
 
 def _cells(line: str) -> list[str]:
@@ -86,13 +88,17 @@ def table_header(line: str) -> Table | None:
     if _DECIMAL.search(line):
         return None
     columns = tuple(_column(c) for c in cells)
+    if any(_LAYER_HEAD.fullmatch(c) for c in cells):  # beside L0 and L1, L2 is no norm
+        columns = tuple("=" if c.lower() == "l2" else kind for c, kind in zip(cells, columns, strict=True))
     named = [c for c in columns if c and not c.startswith("#")]
     counted = len([c for c in columns if c.startswith("#")])
     about = {"layer", "name", "row", "index", "id"} & set(named)
     across = sum(1 for c in columns if c.startswith("="))
     strong = "|" in line or "\t" in line or "," in line
     marked = strong or "  " in line.strip()
-    if not strong and (_SPEECH.search(line) or sum(1 for c in columns[1:] if not c)):
+    if not marked and ("" in columns or across):
+        return None
+    if not strong and (_SPEECH.search(line.replace("[0]", "")) or 3 * sum(1 for c in columns[1:] if not c) > len(cells)):
         return None
     if across and not (about or columns[0] == "") and not (marked and across + 1 >= len(cells)):
         return None
@@ -144,6 +150,8 @@ def table_row(table: Table, line: str) -> list[Said]:
             single = value
         elif column and value is not None:
             said.add(column, value)
+        elif not column and value is None and meaning([cell, "layer", "0"], generic=False).nodes:
+            said.label.append(cell)
     if at:
         least = min(i for i, _ in at)
         ordered = [i - least for i, _ in at] == list(range(len(at)))
@@ -154,18 +162,18 @@ def table_row(table: Table, line: str) -> list[Said]:
     if single is not None and index is not None:
         said.label += ["logit"] if "logit" in columns else []
         said.add("at", ((index, single),))
-    several = [s for kind, head, cell in across if (s := _across(said, kind, head, cell, index)) is not None]
+    several = [s for kind, head, cell in across if (s := _across(said, kind, table.kind, head, cell, index)) is not None]
     return several if several else [said]
 
 
-def _across(row: Said, kind: str, head: str, cell: str, index: int | None) -> Said | None:
+def _across(row: Said, kind: str, title: str, head: str, cell: str, index: int | None) -> Said | None:
     """A cell below the name of a layer or of a node."""
     cut = pieces(cell)
     values = listed(cut)
     if not isinstance(values, Values):
         return None
-    kind = kind or (statistic(row.label[-1:]) or "" if row.label else "")
     head = " ".join(_but_statistics(split_words([head]))) if kind else head
+    kind = kind or title or (statistic(row.label[-1:]) or "" if row.label else "")
     said = Said([head, *(() if kind and statistic(row.label[-1:]) else row.label)], layer=row.layer, row=row.row)
     if index is not None and len(values.all) == 1:
         said.add("at", ((index, values.first[0]),))

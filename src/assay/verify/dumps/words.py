@@ -17,21 +17,23 @@ from assay.verify.dumps.tongues import TONGUES, english
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
 _NODE = re.compile(r"([A-Za-z_]\w*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
+_HIDDEN = re.compile(r"hidden_states\.\d{1,4}")  # Hugging Face's list: the embedding, then the layers
 _NO_WORD = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$")  # dates, addresses, versions
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
 _NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
-_Q = "q query queries qcur wq xq"
-_K = "k key keys kcur wk xk"
-_V = "v value vcur wv xv"
+_Q = "q qcur wq xq"
+_K = "k kcur wk xk"
+_V = "v vcur wv xv"
 _ATT = "attn attention att selfattn mha sa gqa mhsa"
 _FFN = "ffn mlp ff feedforward feed fc"
 _NORM = "norm rmsnorm layernorm ln normed normalized normalised"
 _TURN = "rope rotary rotated roped rot turned"
 _BEFORE = "before pre prior unrotated unroped without"
 _END = "final last output out model result ln_f f end top"
-_ADDED = "residual resid skip add added residual2 residual3 res2 resid2 stream"
+_ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 stream"
+_NOT_QKV = f"values of out output hidden residual stream is {_FFN} gate up down"
 # (nodes, words that must stand: one of each group, words that must not). `-` after a node: it belongs to a layer.
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), ("final outputnorm lnf normf finalrms rmsfinal", _NORM + " outputnorm lnf normf finalrms rmsfinal"), ""),
@@ -43,10 +45,12 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("kq_soft_max-",), (_ATT, "weights weight probability"), ""),
     (("kq-",), ("scores score qk kq qkt",), "logits"),
     (("result_output",), ("logits logit lmhead lm unembed unembedding wcls vocab",), "norm"),
-    (("Qcur_proj-", "Qcur_biased-"), (_Q, _TURN, _BEFORE), ""),
-    (("Kcur_proj-", "Kcur_biased-"), (_K, _TURN, _BEFORE), ""),
-    (("Qcur-",), (_Q, _TURN), ""),
-    (("Kcur-",), (_K, _TURN), ""),
+    (("Qcur_proj-", "Qcur_biased-"), (_Q + " query queries", _TURN, _BEFORE), ""),
+    (("Kcur_proj-", "Kcur_biased-"), (_K + " key keys", _TURN, _BEFORE), ""),
+    (("Qcur-",), (_Q + " query queries", _TURN), ""),
+    (("Kcur-",), (_K + " key keys", _TURN), ""),
+    (("l_out-",), ("plus", _FFN + " down w2"), ""),
+    (("ffn_inp-",), ("plus", _ATT + " wo oproj"), ""),
     (("Qcur_normed-",), (_Q, _NORM), ""),
     (("Kcur_normed-",), (_K, _NORM), ""),
     (("ffn_norm-", "attn_post_norm-"), ("post after", _ATT, _NORM), "in input pre before"),
@@ -58,11 +62,14 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("kqv_out-",), ("context kqv heads merged",), ""),
     (("ffn_inp-",), ("inp", _FFN), ""),
     (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 down"), ""),
-    (("ffn_inp-",), ("residual1 res1 resid1 residmid midresid midlayer",), ""),
+    (("ffn_inp-",), ("residual1 res1 resid1 residmid midresid midlayer hmid",), ""),
     (("ffn_inp-",), ("mid middle", "residual resid stream hidden"), ""),
-    (("attn_out-",), ("oproj wo outproj",), "residual resid skip add"),
-    (("attn_out-",), ("o out output", "proj projection projected"), "residual resid skip add ffn mlp down up gate lm"),
-    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add added stream oproj wo", _ATT + " oproj wo"),
+    (("Qcur_proj-", "Qcur_biased-", "Qcur-"), ("query queries",), _NOT_QKV),
+    (("Kcur_proj-", "Kcur_biased-", "Kcur-"), ("key keys",), _NOT_QKV),
+    (("Vcur-",), ("value",), _NOT_QKV),
+    (("attn_out-",), ("oproj wo outproj",), "residual resid skip add plus"),
+    (("attn_out-",), ("o out output", "proj projection projected"), "residual resid skip add plus ffn mlp down up gate lm"),
+    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add added plus stream oproj wo", _ATT + " oproj wo"),
      "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact activated intermediate glu gated",),
@@ -150,6 +157,8 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
     for text in label:
         if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
             return replace(plain, layer=layer, verbatim=text)
+        if _HIDDEN.fullmatch(text):
+            return replace(plain, layer=None, nodes=(), verbatim=text)
         if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER and _is_role(m[1]):
             return replace(plain, layer=int(m[2]), verbatim=text)
     return plain
