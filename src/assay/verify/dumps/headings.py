@@ -14,7 +14,7 @@ from assay.verify.dumps.lines import pieces
 from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
 from assay.verify.dumps.said import NOT_SIDES, Said, said_by
 from assay.verify.dumps.statistics import statistic
-from assay.verify.dumps.words import Meaning, has_unknown, meaning, split_words
+from assay.verify.dumps.words import VALUES, Meaning, has_unknown, meaning, split_words
 
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
@@ -141,7 +141,7 @@ def _inside(label: Sequence[str], context: Context) -> Meaning:
 def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context:
     """The context below a line that gives no values."""
     said, line = _essence(line, said)
-    words = split_words(said.label)
+    words = [w for w in split_words(said.label) if w != VALUES]
     if len(words) == 1 and words[0].isdecimal() and len(words[0]) < 5 and (context.asked or context.outside(line).each):
         return _answered(int(words[0]), context, indent_of(line))
     marked = bool(_HEADING.search(line))

@@ -59,8 +59,8 @@ _NUMBER = (
 _PIECE = re.compile(
     r"(?P<space>\s++)"
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
-    r"|(?P<most>max\s?\|\w{1,12}\||[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
-    r"|(?P<average>(?:mean|avg)\s?\|\w{1,12}\||\|\w{1,12}\|_?(?:mean|avg))"
+    r"|(?P<most>max\s?\|\w{1,12}\||max\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
+    r"|(?P<average>(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
     r"|(?P<norm>\|\s?\w{1,12}\s?\|(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
@@ -248,11 +248,16 @@ def _cut(line: str) -> Iterator[Piece]:
 _WHOLE_NUMBER = re.compile(_NUMBER)
 
 
+_QUOTED_LIST = re.compile(rf"{_NUMBER}(?:[\s,;]++{_NUMBER})++(?:[\s,]*+(?:\.\.\.|…))?")
+
+
 def _quoted(text: str) -> Piece:
     if text[:1] == "[":  # key="[1.5 2.5]"
         found = pieces(text)
         if len(found) == 1 and isinstance(found[0], Group):
             return found[0]
+    if _QUOTED_LIST.fullmatch(text) and "." in text:
+        return Group("[", pieces(text))
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

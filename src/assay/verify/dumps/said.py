@@ -30,7 +30,7 @@ from assay.verify.dumps.lines import (
 )
 from assay.verify.dumps.places import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
 from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic
-from assay.verify.dumps.words import meaning, split_words
+from assay.verify.dumps.words import VALUES, meaning, split_words
 
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
@@ -78,9 +78,10 @@ class Said:
     def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
         words = (*self.around, *self.label[self.since :])
         self.items.append(Item(kind, data, words[-64:], tuple(key), self.cut_row, self.tail))
-        self.since, self.tail = len(self.label), False
         if kind == "list" and self.before is None:
             self.before = len(self.label)
+        self.label.append(VALUES)  # words on either side of it do not belong together
+        self.since, self.tail = len(self.label), False
 
     @property
     def empty(self) -> bool:

@@ -70,7 +70,7 @@ def _column(cell: str) -> str:
         return "=" if len(word) < 40 else ""
     if m := _COLUMN.fullmatch(word):
         return f"#{int(m[1])}"
-    return "=" if 0 < len(words) < 5 and meaning([*words]).nodes else ""
+    return "=" if 0 < len(words) < 5 and meaning([*words, "layer", "0"], generic=False).nodes else ""
 
 
 def _but_statistics(words: list[str]) -> list[str]:

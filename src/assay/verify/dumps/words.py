@@ -14,7 +14,8 @@ from itertools import pairwise
 from assay.verify.dumps.places import LAYER, layer_of, perhaps_of, row_of
 from assay.verify.dumps.tongues import TONGUES, english
 
-_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+VALUES = "\x00"  # among the words of a line: here stood values
+_PARTS = re.compile(r"\x00|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
 _NODE = re.compile(r"([A-Za-z_]\w*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
 _HIDDEN = re.compile(r"hidden_states\.\d{1,4}")  # Hugging Face's list: the embedding, then the layers
@@ -63,7 +64,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_inp-",), ("inp", _FFN), ""),
     (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 down"), ""),
     (("ffn_inp-",), ("residual1 res1 resid1 residmid midresid midlayer hmid",), ""),
-    (("ffn_inp-",), ("mid middle", "residual resid stream hidden"), ""),
+    (("ffn_inp-",), ("mid middle", "residual resid stream hidden x h"), ""),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), ("query queries",), _NOT_QKV),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), ("key keys",), _NOT_QKV),
     (("Vcur-",), ("value",), _NOT_QKV),
@@ -83,6 +84,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("attn_norm-", "ffn_norm-"), (_NORM,), "final"),
 )  # fmt: skip
 _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
+    (("l_out-last",), ("before pre", _END, _NORM), f"{_ATT} {_FFN} after"),
     (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
     (("result_norm", "l_out-last"), ("final last", "hidden state states layer output"), "token row position embedding"),
     (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded lookup inpl",),
@@ -192,7 +194,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
 
 def has_unknown(words: Iterable[str]) -> bool:
     """Whether there are words that neither name a node nor say nothing."""
-    return any(w not in _EMPTY and not w.isdecimal() for w in words)
+    return any(w not in _EMPTY and not w.isdecimal() and w != VALUES for w in words)
 
 
 _OF_A_LAYER = frozenset(f"{_ATT} {_FFN} gate down swiglu wo oproj w1 w2 w3 wq wk wv rope".split())
