@@ -23,7 +23,9 @@ _ARRAY_LINE = re.compile(
 _OPENS = re.compile(r"[\[(]\s*+(?:[\[(]\s*+)*+(?:[-+.\d\u2212…]|nan|inf|['\"]-?\d|$)")
 _FLOAT = r"[-+\u2212]?(?>\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eEdD][-+]?\d{1,4})?"
 _REAL = re.compile(r"[.eE]")
-_NUMBERS = re.compile(rf"\s*+(?:\[\s{{0,6}}\d{{1,6}}\]\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+")
+_NUMBERS = re.compile(
+    rf"\s*+(?:\[\s{{0,6}}\d{{1,6}}\]\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+"
+)
 _TEXT = r"[(\[]?(?:\"[^\"]{0,40}+\"|'[^']{0,40}+'|▁\S{0,40}+)[)\]]?[\s,:|=]*+"
 _INDEXED = re.compile(
     rf"\s*+(?:#\s?)?[\[(]?\s{{0,8}}(\d{{1,7}})(?:[\])]\s*+(?:=>|->|→|[:=|,])?|\s*+(?:=>|->|→|[:=|,])|\s++)\s*+"
@@ -32,7 +34,9 @@ _INDEXED = re.compile(
 _REPEATED = re.compile(rf"\s*+[\"']?([A-Za-z_]\w{{0,40}})[\"']?\s{{0,8}}[:=]\s{{0,8}}({_FLOAT})[,;]?\s*+")
 _INDEX_ALONE = re.compile(r"\s*+\[\d{1,7}\]\s*+=>\s*+")
 _PREFIX = re.compile(r"\s*+\[\s{0,6}(\d{1,6})\]\s++")
-_COLUMNS = re.compile(r"\s*+Columns?\s{1,4}\d{1,6}(?:\s{1,4}(?:through|to|and|thru)\s{1,4}\d{1,6})?:?\s*+", re.IGNORECASE)
+_COLUMNS = re.compile(
+    r"\s*+Columns?\s{1,4}\d{1,6}(?:\s{1,4}(?:through|to|and|thru)\s{1,4}\d{1,6})?:?\s*+", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -161,4 +165,4 @@ def _opens_array(line: str) -> bool:
 
 def numbers_of(texts: tuple[str, ...]) -> list[Number]:
     """The numbers of a row of a block; dots are left out."""
-    return [number(t) for t in texts if t[-1:].isdigit() or t[-1:] == "."  and t.strip(".")]
+    return [number(t) for t in texts if t[-1:].isdigit() or (t[-1:] == "." and t.strip("."))]

@@ -71,7 +71,9 @@ def by_values(
     renamed: dict[int, Observation] = {}
     notes: list[str] = []
     for (template, _), units in list(groups.items())[:_TEMPLATES]:
-        tried = sorted(units, key=lambda u: (u.first.layer or 0) if u.first.layer is not None else min(u.first.integers, default=0))
+        tried = sorted(
+            units, key=lambda u: (u.first.layer or 0) if u.first.layer is not None else min(u.first.integers, default=0)
+        )
         found = {id(u): f for u in tried[:_TRIES] if (f := library.nearest(u)) is not None}
         named = _spread(units, found, n_layer, n)
         for unit, place in named:
@@ -185,7 +187,8 @@ class _Library:
                 return None
             if obs.kind in STATISTICS:
                 expected = np.array([[STATISTICS[obs.kind](row)] for row in part])
-                scale = np.abs(expected[:, 0]) + 1e-30 if obs.kind == "norm" else rms * (part.shape[1] ** 0.5 if obs.kind == "sum" else 1)  # fmt: skip
+                wide = {"norm": np.abs(expected[:, 0]) + 1e-30, "sum": rms * part.shape[1] ** 0.5}
+                scale = wide.get(obs.kind, rms)
             else:
                 index = self._index(obs, part.shape[1])
                 if index is None:
@@ -203,7 +206,7 @@ class _Library:
             found = [i for i, _ in obs.data]
         else:
             found = list(range(len(obs.data))) if obs.kind == "first" else list(range(width - len(obs.data), width))
-        return found[:256] if found and 0 <= min(found) and max(found) < width else None
+        return found[:256] if found and min(found) >= 0 and max(found) < width else None
 
 
 def _spread(units: Sequence[Unit], found: dict[int, _Found], n_layer: int, n: int) -> list[tuple[Unit, _Found]]:

@@ -21,7 +21,9 @@ _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 _COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
 _SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
 _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block)\s?=\s?\d{1,4}\b")
-_TOKEN = re.compile(r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$")  # [3] 'of'
+_TOKEN = re.compile(
+    r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
+)  # [3] 'of'
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
 EITHER_NORM = ("attn_norm-", "ffn_norm-")
 _ENDS = (("result_output",), ("embd",))
@@ -109,7 +111,13 @@ def about(said: Said, context: Context) -> Meaning:
             nodes = ("l_out-",)
         strange = has_unknown(w for w in split_words(label) if not statistic([w]))
         found = Meaning(nodes, layer, verbatim=above.verbatim, vague=above.vague or (strange and above.bare))
-    elif (own.bare or own.vague) and above.nodes and above.layer is None and above.nodes[0].endswith("-") and not above.bare:
+    elif (
+        (own.bare or own.vague)
+        and above.nodes
+        and above.layer is None
+        and above.nodes[0].endswith("-")
+        and not above.bare
+    ):
         found = Meaning(above.nodes, own.layer)  # "layer 0: [...]" below "attention outputs"
     elif own.nodes == EITHER_NORM and above.layer == own.layer and context.words:
         number = ("layer", str(own.layer))
@@ -184,14 +192,18 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
 
 
 def _essence(line: str, said: Said) -> tuple[Said, str]:
-    """A heading without the comment behind it, or the comment where nothing stands before; prose as its last sentence."""
+    """A heading without its comment, or the comment where nothing stands before it; prose as its last sentence."""
     line = line[:4000]
     if m := _COMMENT.search(line):
         head, comment = line[: m.start()], line[m.end() :]
         alone = said_by(pieces(head), set())
         if meaning(alone.label).role or alone.row is not None:
             return alone, head
-        return (said_by(pieces(comment), set()), head[: indent_of(head)] + comment) if not alone.label[3:] else (said, line)
+        return (
+            (said_by(pieces(comment), set()), head[: indent_of(head)] + comment)
+            if not alone.label[3:]
+            else (said, line)
+        )
     if len(said.label) > 12 and _HEADING.search(line) and (parts := _SENTENCE.split(line)) and len(parts) > 1:
         last = said_by(pieces(parts[-1]), set())
         if last.row is None:
@@ -233,7 +245,9 @@ def _enter(line: str, said: Said, own: Meaning, row: int | None, perhaps: int | 
     return context.entering(own, said.label, indent)
 
 
-_RECORD = re.compile(r"[\"':]?\w{0,20}(?:layer|block|blk|lyr|l|il)\w{0,8}[\"']?\s{0,8}(?:[=:]|=>)\s{0,8}\d{1,4}[,;]?\s*", re.IGNORECASE)
+_RECORD = re.compile(
+    r"[\"':]?\w{0,20}(?:layer|block|blk|lyr|l|il)\w{0,8}[\"']?\s{0,8}(?:[=:]|=>)\s{0,8}\d{1,4}[,;]?\s*", re.IGNORECASE
+)
 
 
 def _is_record(said: Said, line: str) -> bool:

@@ -1,7 +1,7 @@
 """Reading printed text: any line with a word for a node and numbers, from whatever an engine prints.
 
 A line says what it speaks of (a node, a layer, a token's row, whose engine) and gives numbers: a list, columns, rows of
-a printed array, statistics by name, token ids with logits. What a line does not say is taken from the headings above it.
+a printed array, statistics by name, token ids with logits. What a line does not say is taken from its headings.
 Tables have their own header. Lines with numbers that speak of no known node are kept, for the values to tell.
 """
 
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from assay.verify.dumps.blocks import Block, blocks, numbers_of
+from assay.verify.dumps.brackets import Item, quoted_pairs
 from assay.verify.dumps.headings import VAGUE, Context, about, heading
 from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
 from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of
-from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Item, Said, quoted_pairs, said_by
+from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Said, said_by
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
 from assay.verify.dumps.words import Meaning, meaning, split_words
@@ -29,7 +30,20 @@ MOST_BYTES = 1 << 27  # of a log
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
 _UNREAD = 1 << 16  # numbers of such lines, kept for the values to tell
 _ITEMS = 256  # of one line, beyond which they are all about one node
-_TOP = {"top", "best", "highest", "largest", "greatest", "candidates", "argmax", "id", "ids", "logit", "logits", "predictions"}
+_TOP = {
+    "top",
+    "best",
+    "highest",
+    "largest",
+    "greatest",
+    "candidates",
+    "argmax",
+    "id",
+    "ids",
+    "logit",
+    "logits",
+    "predictions",
+}
 
 
 def _text(path: Path) -> str:
@@ -232,7 +246,9 @@ def _is_tail(key: Sequence[str]) -> bool:
 
 def _names(mine: Meaning) -> tuple[str, ...]:
     """Node names; those of a layer with its number. `last` stands for the number of the last one."""
-    names = tuple(f"{node}{0 if mine.layer is None else mine.layer}" if node.endswith("-") else node for node in mine.nodes)
+    names = tuple(
+        f"{node}{0 if mine.layer is None else mine.layer}" if node.endswith("-") else node for node in mine.nodes
+    )
     return (mine.verbatim, *names) if mine.verbatim else names
 
 
@@ -250,7 +266,9 @@ def _of_block(block: Block, context: Context, n_tokens: int) -> list[Said]:
     if apart and (len(rows) == n_tokens or (len(rows) > 4 and len(rows[0]) < 6 and not n_tokens)):
         items = [Group("[", tuple(row)) for row in rows]
     else:
-        items = [p for texts in block.rows for t in texts for p in (numbers_of((t,)) or [DOTS])]
+        items = []
+        for text in (t for texts in block.rows for t in texts):
+            items += numbers_of((text,)) or [DOTS]
     said = Said()
     values = listed(items)
     if values is not None:

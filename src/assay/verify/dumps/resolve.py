@@ -23,11 +23,11 @@ from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 from assay.verify.dumps import axes
+from assay.verify.dumps.by_values import by_values
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.names import ignored, translate
-from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.by_values import by_values
 from assay.verify.dumps.numbering import numbered
+from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.settle import folded, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL

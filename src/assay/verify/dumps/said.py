@@ -8,11 +8,11 @@ layer's number, a token's row and a count look alike until the words around them
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from assay.verify.dumps.brackets import Item, assigned_pairs, axes_of, lone_of, pairs_from, quoted_pairs, vectors
 from assay.verify.dumps.lines import (
     ASSIGN,
     BAR,
@@ -43,18 +43,6 @@ NOT_SIDES = {
 }  # fmt: skip
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 _PLUS_MINUS = Mark("±")
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One thing said: `kind` is "list", "at", "top" or a statistic. `words` stand between it and the item before."""
-
-    kind: str
-    data: Any
-    words: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()  # the last of them, since a comma
-    row: int | None = None  # by a slice: h[0, -1, :5]
-    tail: bool = False  # by a slice: x[-4:]
 
 
 @dataclass
@@ -94,27 +82,11 @@ def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     if number is not None:
         line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
-    line.items = _vectors(line.items)
+    line.items = vectors(line.items)
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
-
-
-_VECTOR = re.compile(r"(?:vec|float|half|double|simd_?float|f32x|v)\d", re.IGNORECASE)
-
-
-def _vectors(items: list[Item]) -> list[Item]:
-    """`vec4(…) vec4(…)`: short vectors side by side are one list."""
-    found: list[Item] = []
-    for item in items:
-        last = found[-1] if found else None
-        if last and len(item.words) == 1 and _VECTOR.fullmatch(item.words[0]) and last.words[-1:] == item.words:
-            if isinstance(last.data, Values) and isinstance(item.data, Values) and not last.data.cut:
-                found[-1] = replace(last, data=Values(last.data.first + item.data.first, item.data.last, item.data.cut))
-                continue
-        found.append(item)
-    return found
 
 
 def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
@@ -145,7 +117,7 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             key.append(piece.text)
             line.label.append(piece.text)
         elif isinstance(piece, Number):
-            pairs, past = _pairs_from(cut, i)
+            pairs, past = pairs_from(cut, i)
             if pairs:
                 line.add("top", pairs, key)
                 key, i = [], past
@@ -167,27 +139,6 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             line.label.append("plus")  # x + attn(x)
         i += 1
     return key
-
-
-def _pairs_from(cut: Sequence[Piece], i: int) -> tuple[tuple[tuple[int, Number], ...], int]:
-    """`2:2.12, 13:1.5` or `2 (2.12) 13 (1.5)`: ids with logits one after the other, at least two."""
-    found: list[tuple[int, Number]] = []
-    while i + 1 < len(cut):
-        a, b = cut[i], cut[i + 1]
-        c = cut[i + 2] if len(cut) > i + 2 else None
-        if not (isinstance(a, Number) and a.whole and a.value >= 0):
-            break
-        if b is ASSIGN and isinstance(c, Number) and not c.whole:
-            found.append((int(a.value), c))
-            i += 3
-        elif isinstance(b, Group) and len(b.items) == 1 and isinstance(b.items[0], Number) and not b.items[0].whole:
-            found.append((int(a.value), b.items[0]))
-            i += 2
-        else:
-            break
-        while i < len(cut) and (cut[i] is COMMA or cut[i] is BAR):
-            i += 1
-    return (tuple(found), i) if len(found) > 1 else ((), i)
 
 
 def _leads(cut: Sequence[Piece], i: int, key: Sequence[str], line: Said) -> bool:
@@ -267,7 +218,13 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
     one = numbers[0]
     if len(numbers) == 1:
         kind = statistic(key)
-        if not kind and assigned and not one.whole and words[-1:] == ["norm"] and words[-2:-1] not in (["rms"], ["layer"]):
+        if (
+            not kind
+            and assigned
+            and not one.whole
+            and words[-1:] == ["norm"]
+            and words[-2:-1] not in (["rms"], ["layer"])
+        ):
             kind = "norm"  # of a list a node, of one number its length
         if kind == "norm" and not assigned and key and key[-1].lower() in ("l2", "norm"):
             kind = None  # "L2" may be the third layer, "norm" a node
@@ -300,7 +257,22 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.add("list", values, key)
 
 
-_ELEMENT = {"gid", "tid", "lane", "thread", "i", "j", "elem", "element", "dim", "ch", "channel", "col", "column", "item"}
+_ELEMENT = {
+    "gid",
+    "tid",
+    "lane",
+    "thread",
+    "i",
+    "j",
+    "elem",
+    "element",
+    "dim",
+    "ch",
+    "channel",
+    "col",
+    "column",
+    "item",
+}
 
 
 def _element(line: Said) -> int | None:
@@ -314,7 +286,11 @@ def _element(line: Said) -> int | None:
 def _take_word(line: Said, kind: str) -> None:
     """A word was the statistic's: what else stands in the same word stays."""
     for i in range(len(line.label) - 1, max(len(line.label) - 24, line.since) - 1, -1):
-        if not statistic([line.label[i]]) and not line.label[i].lower().endswith("norm") and not (line.label[i].lower() == "dev" and kind == "std"):
+        if (
+            not statistic([line.label[i]])
+            and not line.label[i].lower().endswith("norm")
+            and not (line.label[i].lower() == "dev" and kind == "std")
+        ):
             continue
         parts = split_words([line.label[i]])
         while parts and (parts[-1] == "norm" or statistic(parts[-1:]) or parts[-1] in ("abs", "l", "2", "dev")):
@@ -336,22 +312,13 @@ def _zip(numbers: Sequence[Number], key: Sequence[str], line: Said) -> bool:
 
 def _slice(group: Group, key: Sequence[str], line: Said) -> bool:
     """Whether a bracket is a slice or an index that tells a row or an end: `[0, -1, :5]`, `[-4:]`, `[end]`."""
-    axes: list[list[Piece]] = [[]]
-    for p in group.items[:24]:
-        if p is COMMA:
-            axes.append([])
-        else:
-            axes[-1].append(p)
-    flat = [p for axis in axes for p in axis]
-    words = [p.text.lower() for p in flat if isinstance(p, Word)]
-    if len(group.items) > 24 or not all(isinstance(p, Number) and p.whole or p is ASSIGN or p is DOTS or
-                                        isinstance(p, Word) and p.text.lower() in ("end", "last") for p in flat):  # fmt: skip
+    axes = axes_of(group)
+    if axes is None:
         return False
-    if not words and not any(p is ASSIGN for p in flat) and not any(isinstance(p, Number) and p.value < 0 for p in flat):
-        return False
-    lone = [_lone(axis) for axis in axes]
+    lone = [lone_of(axis) for axis in axes]
     named = split_words(key[-1:])[-1:]
-    if lone[-1] is None and isinstance(axes[-1][:1] and axes[-1][0], Number) and axes[-1][0].value < 0:  # type: ignore[union-attr]
+    first = axes[-1][0] if axes[-1] else None
+    if lone[-1] is None and isinstance(first, Number) and first.value < 0:
         line.tail = True
     at = [n for n in lone if n is not None]
     if at and not (len(axes) == 1 and named and named[0] in LAYERS | {"states"}):
@@ -360,12 +327,6 @@ def _slice(group: Group, key: Sequence[str], line: Said) -> bool:
         elif lone[-1] is None:
             line.perhaps = at[0]
     return True
-
-
-def _lone(axis: Sequence[Piece]) -> int | None:
-    if len(axis) != 1:
-        return None
-    return int(axis[0].value) if isinstance(axis[0], Number) else -1 if isinstance(axis[0], Word) else None
 
 
 def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> list[str]:
@@ -428,11 +389,11 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if isinstance(number, Number) and number.whole and "bos" in words:
             line.tokens = line.tokens or (int(number.value),)
             return key
-    named = [p for p in inner if p is not COMMA]
-    if len(named) == 2 and len(inner) == 3 and {type(named[0]), type(named[1])} == {Word, Number}:
-        word, number = sorted(named, key=lambda p: isinstance(p, Number))
-        if isinstance(word, Word) and isinstance(number, Number) and number.whole and meaning([word.text, "layer", "0"], generic=False).nodes:
-            line.label += [word.text, "layer", number.text]  # cache["resid_post", 0]
+    if len(inner) == 3 and inner[1] is COMMA:  # cache["resid_post", 0]
+        texts = [p.text for p in inner if isinstance(p, Word)]
+        whole = [p.text for p in inner if isinstance(p, Number) and p.whole]
+        if len(texts) == len(whole) == 1 and meaning([*texts, "layer", "0"], generic=False).nodes:
+            line.label += [*texts, "layer", *whole]
             return key
     around, row = line.around, line.cut_row
     line.around = (*around, *line.label[line.since :][-8:]) if len(around) < 24 else around
@@ -444,33 +405,6 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
 
 def _several_items(inner: Sequence[Piece]) -> bool:
     return sum(1 for p in inner if p is ASSIGN) > 1
-
-
-def quoted_pairs(group: Group) -> tuple[tuple[int, Number], ...]:
-    """`[(450, "The", 9.5), …]`: the id first, the logit last, text between."""
-    rows = [p for p in group.items if isinstance(p, Group)]
-    if not rows or any(not isinstance(p, Group) and p is not COMMA and p is not DOTS for p in group.items):
-        return ()
-    found = []
-    for row in rows:
-        numbers = row.numbers()
-        if len(numbers) != 2 or not numbers[0].whole:
-            return ()
-        found.append((int(numbers[0].value), numbers[1]))
-    return tuple(found)
-
-
-def assigned_pairs(items: Sequence[Piece]) -> tuple[tuple[int, Number], ...]:
-    """`450: 9.5, 278: 8.25`, `450="9.5"`, `450 -> 9.5`: pairs and nothing else, at least two."""
-    kept = [p for p in items if p is not COMMA]
-    if len(kept) < 6 or len(kept) % 3:
-        return ()
-    found = []
-    for a, b, c in zip(kept[::3], kept[1::3], kept[2::3], strict=True):
-        if not (isinstance(a, Number) and a.whole and b is ASSIGN and isinstance(c, Number) and not c.whole):
-            return ()
-        found.append((int(a.value), c))
-    return tuple(found)
 
 
 def _side(cut: Sequence[Piece]) -> str:

@@ -18,7 +18,23 @@ STATISTIC_WORDS = {
     "均值": "mean", "平均": "mean", "最小": "min", "最大": "max", "标准差": "std", "標準偏差": "std",
 }  # fmt: skip
 # A norm of these is a number; a norm of anything else is a node: attn_norm, final_norm.
-_NORM_OF = {"l", "2", "x", "h", "hidden", "resid", "residual", "vec", "vector", "state", "abs", "frob", "fro", "y", "act"}
+_NORM_OF = {
+    "l",
+    "2",
+    "x",
+    "h",
+    "hidden",
+    "resid",
+    "residual",
+    "vec",
+    "vector",
+    "state",
+    "abs",
+    "frob",
+    "fro",
+    "y",
+    "act",
+}
 TRAILING = {"is", "was", "x", "h", "of"}
 _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm", "rms", "sum", "total")}
 

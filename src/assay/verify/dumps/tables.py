@@ -19,8 +19,8 @@ _COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|v|x|val|value|d|e|c|col|h|y|a|dim|ch|\
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _DECIMAL = re.compile(r"\d\.\d")
-_NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step", "key",
-                "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
+_NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
+                "key", "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
 _ROW_COLUMN = ROW | {"token", "tok"}
 _VALUES = {"first", "values", "sample", "head", "vals", "data", "slice", "preview"}
@@ -60,7 +60,9 @@ def _column(cell: str) -> str:
         return "id" if words[-1] == "id" else "logit"
     if word in ("value", "val"):
         return "value"
-    if word in LAYER - {"h"} or set(words) & LAYER and words[-1:] and words[-1] in ("idx", "index", "no", "id", "num", "nr"):
+    if word in LAYER - {"h"} or (
+        set(words) & LAYER and words[-1:] and words[-1] in ("idx", "index", "no", "id", "num", "nr")
+    ):
         return "layer"
     if word in _ROW_COLUMN or word in _NAME_COLUMN or word in _INDEX_COLUMN:
         return "row" if word in _ROW_COLUMN else "name" if word in _NAME_COLUMN else "index"
@@ -98,7 +100,9 @@ def table_header(line: str) -> Table | None:
     marked = strong or "  " in line.strip()
     if not marked and ("" in columns or across):
         return None
-    if not strong and (_SPEECH.search(line.replace("[0]", "")) or 3 * sum(1 for c in columns[1:] if not c) > len(cells)):
+    if not strong and (
+        _SPEECH.search(line.replace("[0]", "")) or 3 * sum(1 for c in columns[1:] if not c) > len(cells)
+    ):
         return None
     if across and not (about or columns[0] == "") and not (marked and across + 1 >= len(cells)):
         return None
@@ -162,8 +166,10 @@ def table_row(table: Table, line: str) -> list[Said]:
     if single is not None and index is not None:
         said.label += ["logit"] if "logit" in columns else []
         said.add("at", ((index, single),))
-    several = [s for kind, head, cell in across if (s := _across(said, kind, table.kind, head, cell, index)) is not None]
-    return several if several else [said]
+    several = [
+        s for kind, head, cell in across if (s := _across(said, kind, table.kind, head, cell, index)) is not None
+    ]
+    return several or ([said] if said.items else [])
 
 
 def _across(row: Said, kind: str, title: str, head: str, cell: str, index: int | None) -> Said | None:

@@ -19,7 +19,9 @@ _PARTS = re.compile(r"\x00|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
 _NODE = re.compile(r"([A-Za-z_]\w*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
 _HIDDEN = re.compile(r"hidden_states\.\d{1,4}")  # Hugging Face's list: the embedding, then the layers
-_NO_WORD = re.compile(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$")  # dates, addresses, versions
+_NO_WORD = re.compile(
+    r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$"
+)  # dates, addresses, versions
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
 _NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
@@ -30,14 +32,17 @@ _V = "v vcur wv xv"
 _ATT = "attn attention att selfattn mha sa gqa mhsa"
 _FFN = "ffn mlp ff feedforward feed fc"
 _NORM = "norm rmsnorm layernorm ln normed normalized normalised"
+_LAST_NORM = "outputnorm lnf normf finalrms rmsfinal"
+_NORM1, _NORM2 = "ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn", "ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp"
 _TURN = "rope rotary rotated roped rot turned"
 _BEFORE = "before pre prior unrotated unroped without"
 _END = "final last output out model result ln_f f end top"
+_SUMMED = "residual resid skip add plus"
 _ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 stream"
 _NOT_QKV = f"values of out output hidden residual stream is {_FFN} gate up down"
 # (nodes, words that must stand: one of each group, words that must not). `-` after a node: it belongs to a layer.
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-    (("result_norm",), ("final outputnorm lnf normf finalrms rmsfinal", _NORM + " outputnorm lnf normf finalrms rmsfinal"), ""),
+    (("result_norm",), ("final " + _LAST_NORM, f"{_NORM} {_LAST_NORM}"), ""),
     (("kqv_out-",), ("softmax softmaxed probs soft", "v context ctx concat concatenated weighted"), ""),
     (("kqv_out-",), ("attend attended attends sdpa ctx concat concatenated weighted",), "norm"),
     (("kqv_out-", "attn_out-"), ("q", "k", "v"), "qkv"),
@@ -54,9 +59,9 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_inp-",), ("plus", _ATT + " wo oproj"), ""),
     (("Qcur_normed-",), (_Q, _NORM), ""),
     (("Kcur_normed-",), (_K, _NORM), ""),
-    (("ffn_norm-", "attn_post_norm-"), ("post after", _ATT, _NORM), "in input pre before"),
-    (("ffn_norm-",), (_FFN + " post second ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp", _NORM + " rms2 rmsffn rmsmlp"), "final"),
-    (("attn_norm-",), (_ATT + " input pre in first inp ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn before", _NORM + " rms1 rmsatt rmsattn"), "final"),
+    (("ffn_norm-", "attn_post_norm-"), ("post normafter", _ATT, _NORM), "in input pre"),
+    (("ffn_norm-",), (f"{_FFN} post second {_NORM2}", f"{_NORM} {_NORM2}"), "final"),
+    (("attn_norm-",), (f"{_ATT} input pre in first inp before {_NORM1}", f"{_NORM} {_NORM1}"), "final"),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
     (("Vcur-",), (_V,), "values"),
@@ -68,13 +73,11 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), ("query queries",), _NOT_QKV),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), ("key keys",), _NOT_QKV),
     (("Vcur-",), ("value",), _NOT_QKV),
-    (("attn_out-",), ("oproj wo outproj",), "residual resid skip add plus"),
-    (("attn_out-",), ("o out output", "proj projection projected"), "residual resid skip add plus ffn mlp down up gate lm"),
-    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add added plus stream oproj wo", _ATT + " oproj wo"),
-     "before"),
+    (("attn_out-",), ("oproj wo outproj",), _SUMMED),
+    (("attn_out-",), ("o out output", "proj projection projected"), _SUMMED + " ffn mlp down up gate lm"),
+    (("ffn_inp-", "attn_out-"), (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact activated intermediate glu gated",),
-     ""),
+    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate gated",), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post"),
     (("ffn_gate-",), ("gate w1",), ""),
@@ -92,6 +95,8 @@ _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm", "l_out-last"), ("hidden",), ""),
     (("result_norm",), (_NORM,), ""),
 )  # fmt: skip
+_NOT_YET = {"before", "pre", "without", "no", "w", "prior", "excluding", "minus"}
+_SUM = {"residual", "resid", "skip", "add", "added", "addition", "connection"}
 _INPUT = {"input", "before", "entering", "residpre", "preresid", "incoming"}
 _OUTPUT = {
     "lout", "out", "output", "outputs", "after", "hidden", "residual", "resid", "x", "stream", "end", "done", "state",
@@ -99,8 +104,8 @@ _OUTPUT = {
 }  # fmt: skip
 # Words that do not make a phrase say more than "layer 3".
 _EMPTY = _OUTPUT | LAYER | {
-    "token", "tok", "pos", "position", "row", "last", "first", "values", "value", "vals", "of", "the", "at", "for", "with",
-    "shape", "tensor", "array", "idx", "index", "head", "tail", "data", "dim", "f", "i", "n", "hidden", "states", "is",
+    "token", "tok", "pos", "position", "row", "last", "first", "values", "value", "vals", "of", "the", "at", "for",
+    "with", "shape", "tensor", "array", "idx", "index", "head", "tail", "data", "dim", "f", "i", "n", "states", "is",
     "prompt", "all", "this", "in", "id", "on", "and", "to", "by", "from",
 }  # fmt: skip
 
@@ -166,6 +171,16 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
     return plain
 
 
+def _denied(words: Sequence[str]) -> set[str]:
+    """ "before the residual add", "without residual": words for what is not yet there."""
+    for i, word in enumerate(words):
+        if word in _NOT_YET:
+            ahead = [w for w in words[i + 1 : i + 4] if w in _SUM or w == "the"]
+            if ahead and set(ahead) & _SUM:
+                return {word, *_SUM}
+    return set()
+
+
 def _is_role(name: str) -> bool:
     return bool(_by_words(split_words([name]), 0, set(), False).nodes) or name in ("kq", "kqv", "norm", "kqv_wo")
 
@@ -173,6 +188,7 @@ def _is_role(name: str) -> bool:
 def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
     bag = {w for i, w in enumerate(words) if i not in used}
     bag |= {a + b for a, b in pairwise(words)}  # "soft max", "l out", "lm head"
+    bag -= _denied(words)
     if bag & _NOT_VALUES and not bag & {"attention", "attn"}:
         return Meaning((), layer)
     if layer is None:
@@ -199,6 +215,6 @@ def has_unknown(words: Iterable[str]) -> bool:
 
 _OF_A_LAYER = frozenset(f"{_ATT} {_FFN} gate down swiglu wo oproj w1 w2 w3 wq wk wv rope".split())
 _TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - {
-    "in", "input", "inp", "first", "1", "2", "second", "after", "post", "before", "pre", "hidden", "out", "output", "add",
-    "residual", "resid", "stream", "mid", "prior", "without",
+    "in", "input", "inp", "first", "1", "2", "second", "after", "post", "before", "pre", "hidden", "out", "output",
+    "add", "residual", "resid", "stream", "mid", "prior", "without",
 }  # fmt: skip

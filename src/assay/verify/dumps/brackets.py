@@ -1,0 +1,112 @@
+"""What brackets and pairs say: ids with logits, slices, short vectors side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, Group, Number, Piece, Values, Word
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing said: `kind` is "list", "at", "top" or a statistic. `words` stand between it and the item before."""
+
+    kind: str
+    data: Any
+    words: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()  # the last of them, since a comma
+    row: int | None = None  # by a slice: h[0, -1, :5]
+    tail: bool = False  # by a slice: x[-4:]
+
+
+def pairs_from(cut: Sequence[Piece], i: int) -> tuple[tuple[tuple[int, Number], ...], int]:
+    """`2:2.12, 13:1.5` or `2 (2.12) 13 (1.5)`: ids with logits one after the other, at least two."""
+    found: list[tuple[int, Number]] = []
+    while i + 1 < len(cut):
+        a, b = cut[i], cut[i + 1]
+        c = cut[i + 2] if len(cut) > i + 2 else None
+        if not (isinstance(a, Number) and a.whole and a.value >= 0):
+            break
+        if b is ASSIGN and isinstance(c, Number) and not c.whole:
+            found.append((int(a.value), c))
+            i += 3
+        elif isinstance(b, Group) and len(b.items) == 1 and isinstance(b.items[0], Number) and not b.items[0].whole:
+            found.append((int(a.value), b.items[0]))
+            i += 2
+        else:
+            break
+        while i < len(cut) and (cut[i] is COMMA or cut[i] is BAR):
+            i += 1
+    return (tuple(found), i) if len(found) > 1 else ((), i)
+
+
+def quoted_pairs(group: Group) -> tuple[tuple[int, Number], ...]:
+    """`[(450, "The", 9.5), …]`: the id first, the logit last, text between."""
+    rows = [p for p in group.items if isinstance(p, Group)]
+    if not rows or any(not isinstance(p, Group) and p is not COMMA and p is not DOTS for p in group.items):
+        return ()
+    found = []
+    for row in rows:
+        numbers = row.numbers()
+        if len(numbers) != 2 or not numbers[0].whole:
+            return ()
+        found.append((int(numbers[0].value), numbers[1]))
+    return tuple(found)
+
+
+def assigned_pairs(items: Sequence[Piece]) -> tuple[tuple[int, Number], ...]:
+    """`450: 9.5, 278: 8.25`, `450="9.5"`, `450 -> 9.5`: pairs and nothing else, at least two."""
+    kept = [p for p in items if p is not COMMA]
+    if len(kept) < 6 or len(kept) % 3:
+        return ()
+    found = []
+    for a, b, c in zip(kept[::3], kept[1::3], kept[2::3], strict=True):
+        if not (isinstance(a, Number) and a.whole and b is ASSIGN and isinstance(c, Number) and not c.whole):
+            return ()
+        found.append((int(a.value), c))
+    return tuple(found)
+
+
+def axes_of(group: Group) -> list[list[Piece]] | None:
+    """The parts of a slice or an index, `[0, -1, :5]`, `[end]`, `[-4:]`; None for any other bracket."""
+    axes: list[list[Piece]] = [[]]
+    for p in group.items[:24]:
+        if p is COMMA:
+            axes.append([])
+        else:
+            axes[-1].append(p)
+    flat = [p for axis in axes for p in axis]
+    plain = all(
+        (isinstance(p, Number) and p.whole)
+        or p is ASSIGN
+        or p is DOTS
+        or (isinstance(p, Word) and p.text.lower() in ("end", "last"))
+        for p in flat
+    )
+    tells = any(isinstance(p, Word) or p is ASSIGN or (isinstance(p, Number) and p.value < 0) for p in flat)
+    return axes if plain and tells and len(group.items) <= 24 else None
+
+
+def lone_of(axis: Sequence[Piece]) -> int | None:
+    if len(axis) != 1:
+        return None
+    return int(axis[0].value) if isinstance(axis[0], Number) else -1 if isinstance(axis[0], Word) else None
+
+
+_VECTOR = re.compile(r"(?:vec|float|half|double|simd_?float|f32x|v)\d", re.IGNORECASE)
+
+
+def vectors(items: list[Item]) -> list[Item]:
+    """`vec4(…) vec4(…)`: short vectors side by side are one list."""
+    found: list[Item] = []
+    for item in items:
+        last = found[-1] if found else None
+        alike = last and len(item.words) == 1 and _VECTOR.fullmatch(item.words[0]) and last.words[-1:] == item.words
+        if last and alike and isinstance(last.data, Values) and isinstance(item.data, Values) and not last.data.cut:
+            found[-1] = replace(last, data=Values(last.data.first + item.data.first, item.data.last, item.data.cut))
+        else:
+            found.append(item)
+    return found
