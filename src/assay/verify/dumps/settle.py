@@ -23,6 +23,7 @@ from assay.verify.dumps.observation import STATISTICS, Dump, Observation, measur
 Array = NDArray[Any]
 Rows = tuple[int, int] | None
 _CLOSEST = 1e-7  # distances below this are the same: an exact match of a few digits proves no more
+_NEAR = 0.15  # of a row's rms: further off is no evidence for a node
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
 
 
@@ -134,17 +135,18 @@ def _choose(
     rows: Callable[[Observation], Rows],
     distance: Callable[[Observation, Rows], float],
 ) -> dict[tuple[str, ...], int]:
-    """For every phrase that may mean several nodes, which of them: the likeliest, unless another is nearer by far."""
-    totals: dict[tuple[str, ...], list[float]] = {}
+    """For every phrase that may mean several nodes, which: the likeliest, unless another is near and nearer by far."""
+    totals: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
     for obs in observations:
         if not obs.others:
             continue
         far = [math.log(min(distance(replace(obs, name=name), rows(obs)), 1e3)) for name in (obs.name, *obs.others)]
-        have = totals.setdefault(_phrase(obs), [0.0] * len(far))
-        totals[_phrase(obs)] = [a + b for a, b in zip(have, far, strict=True)]
+        have, near = totals.setdefault(_phrase(obs), ([0.0] * len(far), [math.inf] * len(far)))
+        totals[_phrase(obs)] = [a + b for a, b in zip(have, far, strict=True)], list(map(min, near, far))
     return {
-        phrase: next(i for i, total in enumerate(sums) if total <= min(sums) + math.log(3))
-        for phrase, sums in totals.items()
+        phrase: next((i for i, total in enumerate(sums) if total <= min(sums) + math.log(3) and fits[i]), 0)
+        for phrase, (sums, near) in totals.items()
+        for fits in [[d < math.log(_NEAR) for d in near]]
     }
 
 
