@@ -12,7 +12,10 @@ from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, Group, Number, Pi
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing said: `kind` is "list", "at", "top" or a statistic. `words` stand between it and the item before."""
+    """One thing said: `kind` is "list", "at", "top", a statistic, or "?" for one that a heading may name.
+
+    `words` stand between it and the item before.
+    """
 
     kind: str
     data: Any

@@ -103,6 +103,8 @@ def about(said: Said, context: Context) -> Meaning:
     if said.layer is not None and own.layer is None and not own.verbatim:
         own = replace(meaning([*label, "layer", str(said.layer)]), row=own.row)
     above = context.about
+    if own.layer is None and above.layer is None and not own.verbatim and own.nodes not in _ENDS:
+        own = _led(label, own)
     found = own
     if not own.role:
         layer = above.layer if own.layer is None else own.layer
@@ -134,6 +136,16 @@ def about(said: Said, context: Context) -> Meaning:
     return replace(found, row=row, perhaps=next((p for p in maybe if p is not None), None))
 
 
+def _led(label: Sequence[str], own: Meaning) -> Meaning:
+    """A layer's number before the node's name: "[0] attn: …", `(0, "attn_out", [...])`."""
+    if len(label) < 2 or not label[0].isdecimal() or len(label[0]) > 4:
+        return own
+    found = meaning([*label[1:], "layer", label[0]], generic=False)
+    if not found.nodes or found.layer is None or (found.nodes == EITHER_NORM and own.nodes):
+        return own
+    return replace(found, row=own.row, perhaps=own.perhaps)
+
+
 def _inside(label: Sequence[str], context: Context) -> Meaning:
     """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
     number = ("layer", str(context.about.layer))
@@ -150,6 +162,16 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     """The context below a line that gives no values."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
+    if line.startswith("-> "):
+        return context  # a debugger's next statement
+    if (
+        len(words) == 2
+        and words[0] in NUMBERING | {"block"}
+        and words[1].isdecimal()
+        and context.each
+        and len(words[1]) < 5
+    ):
+        return _answered(int(words[1]), replace(context, asked="layer"), indent_of(line))
     if len(words) == 1 and words[0].isdecimal() and len(words[0]) < 5 and (context.asked or context.outside(line).each):
         return _answered(int(words[0]), context, indent_of(line))
     marked = bool(_HEADING.search(line))
@@ -181,6 +203,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])
+    elif row is not None and not marked:
+        context = replace(context.told(replace(context.about, row=row, perhaps=perhaps)), perhaps=row)
     elif row is not None or perhaps is not None or (m := _TOKEN.match(line)):
         perhaps = int(m[1]) if row is None and perhaps is None and m else perhaps
         context = context.told(replace(context.about, row=row, perhaps=perhaps))

@@ -21,7 +21,10 @@ _TIME = (
     r"[ T]?\d\d?:\d\d:\d\d(?:[.,:]\d{1,9})?(?:Z|\s?[+-]\d\d:?\d\d)?"
 )
 _LEVEL = r"(?i:TRACE|DEBUG|DBG|DBUG|VERBOSE|FINE|FINER|FINEST|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|LOG)"
-_CODE = r"rs|c|cc|cpp|cu|h|hpp|go|zig|py|jl|js|mjs|ts|swift|m|mm|java|kt|cs|rb|f90|exs?|dart|nim|mli?|hs"
+_CODE = (
+    r"rs|[ch]|cc|[ch]pp|cuh?|go|zig|py|ipynb|jl|m?js|tsx?|swift|mm?|metal|java|kts?|cs|fsx?|vb|rb|f|f90|f95|for|exs?|erl"
+    r"|dart|nim|mli?|hs|v|odin|lua|[rR]|php|pl|scm|lisp|clj|ad[bs]|pas|cr|d|scala|wgsl|glsl|comp|cl|asm|s"
+)
 _PROMPT = (
     r"(?:\((?:\w{1,4}-)?(?:gdb|lldb|dlv|i?pdb|Pdb|rdbg)\)|In \[\d{0,5}\]:|Out\[\d{0,5}\]:|>>>"
     r"|(?:julia|user|ghci|irb|iex|octave|node|utop|lua|php|jshell|sbcl|scala|R)[\w(): .]{0,20}[=*#]?>)"
@@ -44,7 +47,7 @@ _PREFIXES = tuple(
         r"\s*(?:\([\w \[\]*<>]{1,40}\)\s{1,4})?\$(?:\d{1,6}|R\d{1,6})\s*=\s*",  # $1 =
         r"\s*\[\s*\d{1,8}\.\d{3,9}s?\]\s+(?=\S)",  # seconds since the start
         r"\s*[\[(]?(?:[\w.-]{1,80}/){0,20}[\w.-]{1,80}\.(?:" + _CODE + r")"
-        r":\d{1,7}(?::\d{1,5})?[\])]?:?\s*(?:[-|]\s+)?",  # src/model.rs:42:
+        r":\d{1,7}(?::\d{1,5})?(?![\d.])[\])]?:?\s*(?:[-|]\s+)?",  # src/model.rs:42:
         r"\s*(?:>{1,3})\s+",  # a quote
     )
 )

@@ -63,7 +63,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     aside: list[tuple[str, str]] = []
     fenced = False
     title = ""  # the last line without values
-    kept = 0
+    kept = nth = 0
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
         fenced ^= line.lstrip().startswith("```")
@@ -74,16 +74,18 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             tokens = tokens or matched[1]
             continue
         if block is None and (header := table_header(line)) is not None:
-            table = replace(header, kind=_kind_of(title))
+            table, nth = replace(header, kind=_kind_of(title)), 0
             continue
         if block is not None:
             several = _of_block(block, context, len(tokens))
-        elif rows := table_row(table, line):
+        elif rows := table_row(table, line, nth):
             several = rows
+            nth += 1
         else:
             several = [said_by(pieces(line), sides)]
         new: list[Observation] = []
         for said in several:
+            said.items = _named_above(said.items, context, title)
             tokens = tokens or said.tokens
             if not said.empty:
                 new += _observations(said, context, where)
@@ -110,6 +112,14 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         str(path), log=True, aside=tuple(a for _, a in aside), aside_at=tuple(w for w, _ in aside),
         unread=tuple(unread),
     )  # fmt: skip
+
+
+def _named_above(items: list[Item], context: Context, title: str) -> list[Item]:
+    """Single numbers are the statistic that the heading names, or nothing."""
+    if all(i.kind != "?" for i in items):
+        return items
+    kind = _kind_of(" ".join(context.words)) or _kind_of(title)
+    return [replace(i, kind=kind) if i.kind == "?" else i for i in items if i.kind != "?" or kind]
 
 
 def _kind_of(title: str) -> str:
@@ -177,9 +187,12 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
     if not 1 < len(said.items) <= _ITEMS:
         return [line] * len(said.items)
     number = [] if line.layer is None else ["layer", str(line.layer)]
-    own = [meaning([*item.words, *number], generic=False) for item in said.items]
+    own = [
+        replace(meaning([*item.words, *number], generic=False), layer=layer_of(split_words(item.words))[0])
+        for item in said.items
+    ]
     several = len({m.nodes for m in own if m.nodes}) > 1
-    layers = len({m.layer for m in own}) > 1
+    layers = len({m.layer for m in own} - {None}) > 1
     rows = len({m.row if m.row is not None else m.perhaps for m in own} - {None}) > 1
     found: list[Meaning] = []
     now = line

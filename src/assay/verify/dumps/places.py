@@ -48,6 +48,8 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
     for i, (a, b) in enumerate(pairwise(words)):
         if a in ROW and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
             return int(b)
+        if a in ROW | PERHAPS and b in ("idx", "index") and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
+            return int(c[0][:7])
         if b in _ROWS and a in _LAST:
             return -1
         if b in _OF_THE_PROMPT and a in _LAST and i + 2 < len(words) and words[i + 2] in _ROWS:

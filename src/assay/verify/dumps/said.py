@@ -8,8 +8,9 @@ layer's number, a token's row and a count look alike until the words around them
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.verify.dumps.brackets import Item, assigned_pairs, axes_of, lone_of, pairs_from, quoted_pairs, vectors
@@ -73,7 +74,7 @@ class Said:
 
     @property
     def empty(self) -> bool:
-        return not self.items
+        return all(i.kind == "?" for i in self.items)
 
 
 def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
@@ -82,11 +83,24 @@ def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     if number is not None:
         line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
-    line.items = vectors(line.items)
+    line.items = _layers(vectors(line.items))
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
+
+
+_LAYER_KEY = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
+
+
+def _layers(items: list[Item]) -> list[Item]:
+    """`L0=… L1=… L2=…`: beside other layers, L2 is no norm."""
+    if not any(i.kind == "?" and _LAYER_KEY.fullmatch(i.key[-1]) for i in items if i.key):
+        return items
+    return [
+        replace(i, kind="?", words=(*i.words, "L2")) if i.kind == "norm" and i.key[-1:] in (("L2",), ("l2",)) else i
+        for i in items
+    ]
 
 
 def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
@@ -132,7 +146,10 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             key = [*key, run[0].text] if len(run) == 1 and isinstance(run[0], Number) and _counts(key) else []
             continue
         elif isinstance(piece, Group):
+            before = len(line.items)
             key = _group(piece, cut[i + 1 : i + 5], key, line)
+            if len(line.items) > before and line.items[-1].kind == "at" and len(cut) > i + 2:
+                i += 2 if line.items[-1].data[0][1] is cut[i + 2] else 0  # x[3] = 0.5: the value is taken
         elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
         elif piece.text == "+" and line.label:
@@ -245,6 +262,12 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.label.append(one.text)
         elif line.id is not None and not words:
             line.add("at", ((line.id, one),), key)
+        elif (
+            assigned
+            and words
+            and (meaning(key).layer is not None or meaning([*key, "layer", "0"], generic=False).nodes)
+        ):
+            line.add("?", one, key)
         return
     if all(n.whole or not math.isfinite(n.value) for n in numbers) and any(n.whole for n in numbers):
         numbers = [n for n in numbers if n.whole]  # "nan 0 inf 0" counts them
@@ -293,7 +316,8 @@ def _take_word(line: Said, kind: str) -> None:
         ):
             continue
         parts = split_words([line.label[i]])
-        while parts and (parts[-1] == "norm" or statistic(parts[-1:]) or parts[-1] in ("abs", "l", "2", "dev")):
+        dull = ("abs", "dev", "l", "2") if kind == "norm" else ("abs", "dev")
+        while parts and (parts[-1] == "norm" or statistic(parts[-1:]) or parts[-1] in dull):
             parts.pop()
         before = i - 1 if i and line.label[i - 1].lower() in ("abs", "l2", "max", "mean", "avg", "std") else i
         line.label[before : i + 1] = parts
@@ -335,12 +359,16 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     values = listed(group.items)
     index = group.numbers()
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
+        if not line.label:
+            line.label.append(index[0].text)  # [0] attn: …
+            return key
         value = after[1] if len(after) > 1 and after[0] is ASSIGN else None
         listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
         if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
-        named = bool(key) and ("_" in key[-1] or (words and words[-1] in LAYER | {"hidden", "states"}))
+        placed = meaning(line.label).layer is not None
+        named = bool(key) and (("_" in key[-1] and not placed) or (words and words[-1] in LAYER | {"hidden", "states"}))
         if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
             about = meaning([key[-1], "layer", "0"], generic=False)
             named = bool(about.nodes) and meaning(line.label).layer is None
@@ -352,6 +380,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
                 line.label += ["layer", index[0].text]
         elif set(words) & (_TOKENS | {"token", "bos"}):
             line.tokens = line.tokens or (int(index[0].value),)
+        elif listed_after:
+            line.label.append(index[0].text)  # xnorm(0) = …: nobody knows yet what it counts
         return key
     if key and _slice(group, key, line):
         return key

@@ -112,8 +112,8 @@ def table_header(line: str) -> Table | None:
     return Table(columns, tuple(cells))
 
 
-def table_row(table: Table, line: str) -> list[Said]:
-    """What a row says: one line of its own, and one for every column that names a layer or a node."""
+def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
+    """What the nth row says: one line of its own, and one for every column that names a layer or a node."""
     if not table.columns or len(line) > MOST:
         return []
     cells = _cells(line)
@@ -166,6 +166,8 @@ def table_row(table: Table, line: str) -> list[Said]:
     if single is not None and index is not None:
         said.label += ["logit"] if "logit" in columns else []
         said.add("at", ((index, single),))
+    if index is None and all(c[:1] == "=" for c in columns):
+        index = nth  # nothing but columns of values
     several = [
         s for kind, head, cell in across if (s := _across(said, kind, table.kind, head, cell, index)) is not None
     ]
@@ -176,7 +178,7 @@ def _across(row: Said, kind: str, title: str, head: str, cell: str, index: int |
     """A cell below the name of a layer or of a node."""
     cut = pieces(cell)
     values = listed(cut)
-    if not isinstance(values, Values):
+    if not isinstance(values, Values) or values.whole:
         return None
     head = " ".join(_but_statistics(split_words([head]))) if kind else head
     kind = kind or title or (statistic(row.label[-1:]) or "" if row.label else "")

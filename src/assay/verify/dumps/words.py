@@ -38,7 +38,7 @@ _TURN = "rope rotary rotated roped rot turned"
 _BEFORE = "before pre prior unrotated unroped without"
 _END = "final last output out model result ln_f f end top"
 _SUMMED = "residual resid skip add plus"
-_ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 stream"
+_ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 add2 stream"
 _NOT_QKV = f"values of out output hidden residual stream is {_FFN} gate up down"
 # (nodes, words that must stand: one of each group, words that must not). `-` after a node: it belongs to a layer.
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
@@ -67,8 +67,8 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Vcur-",), (_V,), "values"),
     (("kqv_out-",), ("context kqv heads merged",), ""),
     (("ffn_inp-",), ("inp", _FFN), ""),
-    (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 down"), ""),
-    (("ffn_inp-",), ("residual1 res1 resid1 residmid midresid midlayer hmid",), ""),
+    (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 add2 down"), ""),
+    (("ffn_inp-",), ("residual1 res1 resid1 add1 residmid midresid midlayer hmid",), ""),
     (("ffn_inp-",), ("mid middle", "residual resid stream hidden x h"), ""),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), ("query queries",), _NOT_QKV),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), ("key keys",), _NOT_QKV),
