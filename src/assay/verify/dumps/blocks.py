@@ -60,7 +60,7 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
         if index:
             line, index = index + line.strip(), ""
         if _INDEX_ALONE.fullmatch(line):
-            index = line.strip()
+            index = line.rstrip()
             continue
         if table_header(line):
             tabled = True

@@ -24,6 +24,9 @@ _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block)\s?=\s?\d{1,4}\b")
 _TOKEN = re.compile(
     r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
 )  # [3] 'of'
+_FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
+_COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d")  # "layers 3": how many
+_NTH = re.compile(r"\s*[\[(\"']?(\d{1,4})[\])\"']?\s{0,4}(?:=>|:|=)\s{0,4}(?:(?:array|object|Array|table)\s?(?:\(\d{0,6}\))?)?\s?[\[({]?\s*")
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
 EITHER_NORM = ("attn_norm-", "ffn_norm-")
 _ENDS = (("result_output",), ("embd",))
@@ -115,6 +118,7 @@ def about(said: Said, context: Context) -> Meaning:
         found = Meaning(nodes, layer, verbatim=above.verbatim, vague=above.vague or (strange and above.bare))
     elif (
         (own.bare or own.vague)
+        and not set(split_words(label)) & {"out", "output", "outputs"}
         and above.nodes
         and above.layer is None
         and above.nodes[0].endswith("-")
@@ -162,8 +166,12 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     """The context below a line that gives no values."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
-    if line.startswith("-> "):
-        return context  # a debugger's next statement
+    if line.startswith("-> ") or _COUNTED.search(line[:400]):
+        return context  # a debugger's next statement, a count
+    if len(_FLAG.findall(line[:400])) > 1 or line.lstrip().startswith("$ "):  # somebody typed this
+        return replace(context, perhaps=-1) if row_of(words, set()) == -1 else context
+    if (m := _NTH.fullmatch(line)) and context.outside(line).each:
+        return _answered(int(m[1]), context.outside(line), indent_of(line))  # [0] => {
     if (
         len(words) == 2
         and words[0] in NUMBERING | {"block"}
@@ -177,9 +185,12 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     marked = bool(_HEADING.search(line))
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)
-    frame = long and bool(_FRAME.search(line[:2000]))
-    if frame:
+    frame = bool(_FRAME.search(line[:2000]))
+    if frame and long:
         own = Meaning(("l_out-",), layer_of(words)[0], bare=True)
+    if not own.role and own.layer is None and context.about.layer is not None and len(said.label) < 6:
+        inside = _inside(said.label, context)  # `p *s->residual@5` in the frame of layer 0
+        own = replace(inside, layer=context.about.layer) if inside.nodes else own
     each = of_each_layer(words) and own.layer is None
     if each and not long and not own.verbatim:
         inside = meaning([*said.label, "layer", "0"])

@@ -202,6 +202,9 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
         if layers and m.layer is not None and not several:
             now = replace(now, layer=m.layer)
+        before = found[-1].nodes[0] if found and found[-1].nodes else ""
+        if before in ("attn_out-", "ffn_out-") and {"residual", "added"} <= set(split_words(item.words)):
+            now = replace(now, nodes=("ffn_inp-" if before == "attn_out-" else "l_out-",))  # "and once it is added: …"
         if rows and (m.row is not None or m.perhaps is not None):
             now = replace(now, row=m.row, perhaps=m.perhaps)
         found.append(now)
@@ -250,7 +253,7 @@ def _is_tail(key: Sequence[str]) -> bool:
     for before, a, b in zip(["", *words], words, [*words[1:], ""], strict=False):
         if a == "tail" or (
             a == "last"
-            and b not in ROW | PERHAPS | LAYER | {"hidden", "prompt", "input", "one"}
+            and b not in ROW | PERHAPS | LAYER | {"hidden", "prompt", "input", "one", "norm", "rmsnorm"}
             and (before not in ROW | PERHAPS or b.isdecimal())
         ):
             return True
@@ -292,7 +295,7 @@ def _of_block(block: Block, context: Context, n_tokens: int) -> list[Said]:
 def _indexed(index: Sequence[int], rows: Sequence[Sequence[Number]], context: Context) -> list[Said]:
     """One number a line with an index: elements, best logits, or a statistic of every layer. Or rows with a number."""
     words = split_words(context.words)
-    kind = next((k for w in words if (k := statistic([w])) and k != "norm"), None)
+    kind = next((k for w in context.words if (k := statistic([w])) and k != "norm"), None)
     logits = context.about.nodes == ("result_output",)
     if any(len(row) != 1 for row in rows) or (context.each and kind and not logits):
         several = []

@@ -36,6 +36,7 @@ from assay.verify.dumps.words import VALUES, meaning, split_words
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
 ID_WORDS, LOGIT_WORDS = {"token", "id", "tok", "idx", "index"}, {"logit", "score", "val", "value", "logprob", "prob"}
+TOP_WORDS = {"top", "best", "highest", "largest", "candidates", "argmax", "predictions"}
 NOT_SIDES = {
     "first", "last", "values", "value", "data", "tensor", "array", "float", "stats", "shape", "top", "range", "result",
     "results", "differences", "actual", "wrong", "right", "expected", "note", "analysis", "conclusion", "head", "tail",
@@ -243,7 +244,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             and words[-2:-1] not in (["rms"], ["layer"])
         ):
             kind = "norm"  # of a list a node, of one number its length
-        if kind == "norm" and not assigned and key and key[-1].lower() in ("l2", "norm"):
+        if kind == "norm" and not assigned and key and key[-1].lower() in ("l2", "norm") and not line.items:
             kind = None  # "L2" may be the third layer, "norm" a node
         if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
             _take_word(line, kind)
@@ -393,6 +394,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if "range" in words[-2:] and len(values.all) == 2:
             line.add("min", values.all[0])
             line.add("max", values.all[1])
+        elif _is_pair(values) and set(split_words(line.label)) & TOP_WORDS:
+            line.add("top", ((int(values.first[0].value), values.first[1]),), key)  # candidates [2, 9.5] [13, 8.1]
         elif not _zip(values.all, key, line):
             line.add("list", values, key)
         return []
@@ -431,6 +434,10 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     rest = _walk(inner, line, list(key))
     line.around, line.cut_row = around, row
     return list(key) if after and isinstance(after[0], Number) and statistic(key) else rest  # rms{layer="0"} 1.5
+
+
+def _is_pair(values: Values) -> bool:
+    return len(values.first) == 2 and not values.last and values.first[0].whole and not values.first[1].whole
 
 
 def _several_items(inner: Sequence[Piece]) -> bool:

@@ -35,6 +35,7 @@ _NORM_OF = {
     "y",
     "act",
 }
+_NODES = {"attn", "attention", "ffn", "mlp", "final", "rms", "layer", "input", "pre", "post", "q", "k"}
 TRAILING = {"is", "was", "x", "h", "of"}
 _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm", "rms", "sum", "total")}
 
@@ -50,6 +51,8 @@ def statistic(key: Sequence[str]) -> str | None:
         if two in _JOINED:
             return STATISTIC_WORDS[two]
     word = key[-1].lower().strip("_")
+    if word == "norm" and len(key) > 1 and set(split_words(key[-2:-1])[-1:]) & _NODES:
+        return None  # "after attn norm"
     found = STATISTIC_WORDS.get(word) or STATISTIC_WORDS.get(word.replace("_", "").replace("-", ""))
     if found:
         return found

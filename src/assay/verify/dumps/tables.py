@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from assay.verify.dumps.lines import MOST, Number, Values, listed, pieces
+from assay.verify.dumps.lines import MOST, Number, Values, Word, listed, pieces
 from assay.verify.dumps.places import LAYER, ROW, layer_of
 from assay.verify.dumps.said import Said
 from assay.verify.dumps.statistics import statistic
@@ -18,6 +18,7 @@ from assay.verify.dumps.words import meaning, split_words
 _COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|v|x|val|value|d|e|c|col|h|y|a|dim|ch|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
+_LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
                 "key", "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
@@ -33,19 +34,21 @@ class Table:
     columns: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     kind: str = ""  # the statistic that the title told
+    spaced: bool = False  # columns stand two spaces apart
 
 
 def _cells(line: str) -> list[str]:
     text = line.strip()
+    if text.count(";") > max(text.count("|"), 1):
+        return [c.strip().strip('"') for c in text.split(";")]
     if "|" in text:
         return [c.strip() for c in text.strip("|").split("|")]
     if " & " in text:
         return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
     if "\t" in text:
         return [c.strip() for c in text.split("\t")]
-    for mark in ",;":
-        if mark in text and "[" not in text.replace("[0]", ""):
-            return [c.strip().strip('"') for c in text.split(mark)]
+    if "," in text and "[" not in text.replace("[0]", ""):
+        return [c.strip().strip('"') for c in text.split(",")]
     return [c.strip() for c in re.split(r"\s{2,}", text)] if "  " in text else text.split()
 
 
@@ -53,7 +56,11 @@ def _column(cell: str) -> str:
     """What a column of a table holds; empty where its head says nothing known."""
     word = cell.strip(" *`'\"").lower()
     words = split_words([cell])
-    if kind := statistic(re.split(r"\s+", cell.strip(" *`'\"().")) if word else []):
+    if m := _LENGTH.fullmatch(cell):
+        return "=norm" if meaning([m[1], "layer", "0"], generic=False).nodes else "norm"
+    named = [p.text for p in pieces(cell) if isinstance(p, Word)] if "|" in cell else re.split(
+        r"\s+", cell.strip(" *`'\"()."))  # fmt: skip
+    if kind := statistic(named if word else []):
         rest = _but_statistics(words)
         return f"={kind}" if rest and len(rest) < 6 and meaning([*rest, "layer", "0"], generic=False).nodes else kind
     if "".join(words) in ("id", "tokenid", "tokid", "vocabid") or word in ("logit", "logits", "score", "logprob"):
@@ -64,6 +71,8 @@ def _column(cell: str) -> str:
         set(words) & LAYER and words[-1:] and words[-1] in ("idx", "index", "no", "id", "num", "nr")
     ):
         return "layer"
+    if len(words) > 1 and set(words) <= _ROW_COLUMN | {"idx", "index"}:
+        return "row"
     if word in _ROW_COLUMN or word in _NAME_COLUMN or word in _INDEX_COLUMN:
         return "row" if word in _ROW_COLUMN else "name" if word in _NAME_COLUMN else "index"
     if set(words) & _VALUES and not layer_of(words)[1]:
@@ -72,7 +81,7 @@ def _column(cell: str) -> str:
         return "=" if len(word) < 40 else ""
     if m := _COLUMN.fullmatch(word):
         return f"#{int(m[1])}"
-    return "=" if 0 < len(words) < 5 and meaning([*words, "layer", "0"], generic=False).nodes else ""
+    return "=" if 0 < len(words) < 8 and meaning([*words, "layer", "0"], generic=False).nodes else ""
 
 
 def _but_statistics(words: list[str]) -> list[str]:
@@ -109,12 +118,12 @@ def table_header(line: str) -> Table | None:
     known = 2 * (len(named) + counted) >= len(cells) and (len(named) >= 2 or counted >= 2)
     if not known or not (about or (marked and across >= 2)):
         return None
-    return Table(columns, tuple(cells))
+    return Table(columns, tuple(cells), spaced=not strong and "  " in line.strip())
 
 
 def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
     """What the nth row says: one line of its own, and one for every column that names a layer or a node."""
-    if not table.columns or len(line) > MOST:
+    if not table.columns or len(line) > MOST or (table.spaced and "  " not in line.strip()):
         return []
     cells = _cells(line)
     columns, heads = table.columns, table.heads
