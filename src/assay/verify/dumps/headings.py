@@ -51,6 +51,7 @@ class Context:
     asked: str = ""  # a heading that waits for a number: "layer", "row"
     fresh: bool = False  # nothing was printed below the last heading
     sums: dict[str, str] = field(default_factory=dict)  # variables, and the role last put into each
+    before: str = ""  # the node that was printed last
 
     @property
     def about(self) -> Meaning:
@@ -102,6 +103,8 @@ def about(said: Said, context: Context) -> Meaning:
     if "plus" in label and context.sums:
         at = label.index("plus")
         label = [*label[:at], *(context.sums.get(w, w) for w in label[at:])]
+    if "plus" in label and not any(w in context.sums for w in label):  # "+ residual", "h = x + r"
+        label = [*label, {"attn_out": "attn", "ffn_out": "mlp"}.get(context.before, "")]
     own = meaning(label)
     if said.layer is not None and own.layer is None and not own.verbatim:
         own = replace(meaning([*label, "layer", str(said.layer)]), row=own.row)

@@ -20,7 +20,7 @@ _TIME = (
     r"(?:\d{4}[-/]\d\d[-/]\d\d|(?:\w{3}\s{1,2})?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2})?"
     r"[ T]?\d\d?:\d\d:\d\d(?:[.,:]\d{1,9})?(?:Z|\s?[+-]\d\d:?\d\d)?"
 )
-_LEVEL = r"(?i:TRACE|DEBUG|DBG|DBUG|VERBOSE|FINE|FINER|FINEST|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|LOG)"
+_LEVEL = r"(?i:TRACE|DEBUG|DBG|DBUG|VERBOSE|FINE|FINER|FINEST|INFO|INF|NOTICE|WARN|WRN|WARNING|ERROR|ERR|FATAL|FTL|VRB|LOG)"
 _CODE = (
     r"rs|[ch]|cc|[ch]pp|cuh?|go|zig|py|ipynb|jl|m?js|tsx?|swift|mm?|metal|java|kts?|cs|fsx?|vb|rb|f|f90|f95|for|exs?|erl"
     r"|dart|nim|mli?|hs|v|odin|lua|[rR]|php|pl|scm|lisp|clj|ad[bs]|pas|cr|d|scala|wgsl|glsl|comp|cl|asm|s"
@@ -62,7 +62,7 @@ _NUMBER = (
 _PIECE = re.compile(
     r"(?P<space>\s++)"
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
-    r"|(?P<most>\|max\||max\s?\|\w{1,12}\||max\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
+    r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
     r"|(?P<average>(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
     r"|(?P<norm>\|\s?\w{1,12}\s?\|(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
@@ -237,7 +237,7 @@ def _cut(line: str) -> Iterator[Piece]:
         elif kind in ("word", "id"):
             yield Word(text)
         elif kind == "text":
-            yield _quoted(text[1:-1])
+            yield Word(text[1:-1], quoted=True) if text[0] == "'" and text[1:-1].isdecimal() else _quoted(text[1:-1])
         elif kind == "dots":
             yield DOTS
         elif kind == "assign":

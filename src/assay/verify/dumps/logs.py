@@ -92,7 +92,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         found += [o for o in new if o.name]
         said = several[0] if several else Said()
         if any(o.name for o in new):
-            context = replace(context, fresh=False)
+            context = replace(context, fresh=False, before=next(o.name for o in reversed(new) if o.name).rpartition("-")[0])
             _remember(line, new, context)
         else:
             if new and kept < _UNREAD:
@@ -150,7 +150,7 @@ def _observations(said: Said, context: Context, where: str) -> list[Observation]
         ids = any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
         if ids or any(i.kind == "top" for i in said.items):
             ids = any(i == line.perhaps for item in said.items for i, _ in item.data)
-            perhaps = None if ids else line.perhaps  # "token 450" was the id
+            perhaps = context.perhaps if ids else line.perhaps  # "token 450" was the id
             line = replace(line, nodes=("result_output",), verbatim="", layer=None, vague=False, perhaps=perhaps)
     side = said.side or context.side
     template, integers = _template(said.label)

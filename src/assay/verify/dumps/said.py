@@ -153,7 +153,7 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
                 i += 2 if line.items[-1].data[0][1] is cut[i + 2] else 0  # x[3] = 0.5: the value is taken
         elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
-        elif piece.text == "+" and line.label:
+        elif piece.text == "+" and (line.label or isinstance(cut[i + 1 : i + 2][:1] and cut[i + 1], Word)):
             line.label.append("plus")  # x + attn(x)
         i += 1
     return key

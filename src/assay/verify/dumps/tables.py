@@ -34,22 +34,31 @@ class Table:
     columns: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
     kind: str = ""  # the statistic that the title told
-    spaced: bool = False  # columns stand two spaces apart
+    mark: str = ""  # between its cells
 
 
-def _cells(line: str) -> list[str]:
+def _mark(line: str) -> str:
+    """What stands between the cells."""
     text = line.strip()
     if text.count(";") > max(text.count("|"), 1):
-        return [c.strip().strip('"') for c in text.split(";")]
-    if "|" in text:
-        return [c.strip() for c in text.strip("|").split("|")]
-    if " & " in text:
-        return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
-    if "\t" in text:
-        return [c.strip() for c in text.split("\t")]
+        return ";"
+    for mark in ("|", " & ", "\t"):
+        if mark in text:
+            return mark
     if "," in text and "[" not in text.replace("[0]", ""):
-        return [c.strip().strip('"') for c in text.split(",")]
-    return [c.strip() for c in re.split(r"\s{2,}", text)] if "  " in text else text.split()
+        return ","
+    return "  " if "  " in text else " "
+
+
+def _cells(line: str, mark: str) -> list[str]:
+    text = line.strip()
+    if mark == "|":
+        return [c.strip() for c in text.strip("|").split("|")]
+    if mark == " & ":
+        return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
+    if mark in ";,":
+        return [c.strip().strip('"') for c in text.split(mark)]
+    return [c.strip() for c in (re.split(r"\s{2,}", text) if mark == "  " else text.split(mark.strip() or None))]
 
 
 def _column(cell: str) -> str:
@@ -58,8 +67,10 @@ def _column(cell: str) -> str:
     words = split_words([cell])
     if m := _LENGTH.fullmatch(cell):
         return "=norm" if meaning([m[1], "layer", "0"], generic=False).nodes else "norm"
-    named = [p.text for p in pieces(cell) if isinstance(p, Word)] if "|" in cell else re.split(
-        r"\s+", cell.strip(" *`'\"()."))  # fmt: skip
+    named = re.split(r"\s+", cell.strip(" *`'\"()."))
+    if "|" in cell:  # Max |v|
+        named = [p.text for p in pieces(cell) if isinstance(p, Word)]
+        words = split_words(named)
     if kind := statistic(named if word else []):
         rest = _but_statistics(words)
         return f"={kind}" if rest and len(rest) < 6 and meaning([*rest, "layer", "0"], generic=False).nodes else kind
@@ -93,7 +104,8 @@ def _but_statistics(words: list[str]) -> list[str]:
 def table_header(line: str) -> Table | None:
     if len(line) > 4096 or line[:1] == "#" or "=" in line or ":" in line.replace(":-", "").replace("-:", ""):
         return None
-    cells = _cells(line)
+    mark = _mark(line)
+    cells = _cells(line, mark)
     if len(cells) < 2 or len(cells) > 2048:
         return None
     if _DECIMAL.search(line):
@@ -118,17 +130,19 @@ def table_header(line: str) -> Table | None:
     known = 2 * (len(named) + counted) >= len(cells) and (len(named) >= 2 or counted >= 2)
     if not known or not (about or (marked and across >= 2)):
         return None
-    return Table(columns, tuple(cells), spaced=not strong and "  " in line.strip())
+    return Table(columns, tuple(cells), mark=mark)
 
 
 def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
     """What the nth row says: one line of its own, and one for every column that names a layer or a node."""
-    if not table.columns or len(line) > MOST or (table.spaced and "  " not in line.strip()):
+    if not table.columns or len(line) > MOST or table.mark not in line:
         return []
-    cells = _cells(line)
+    cells = _cells(line, table.mark)
     columns, heads = table.columns, table.heads
     if len(cells) == len(columns) + 1 and columns[0]:
         columns, heads = ("name", *columns), ("", *heads)  # the first column has no head
+    if len(cells) == len(columns) - 1 and columns[0] in ("layer", "row", "index"):
+        cells = ["", *cells]  # a dash, for what is no layer's
     if len(cells) != len(columns) or not any(c.isdigit() for c in line):
         return []
     said = Said()

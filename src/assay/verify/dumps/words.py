@@ -191,6 +191,8 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     bag -= _denied(words)
     if bag & _NOT_VALUES and not bag & {"attention", "attn"}:
         return Meaning((), layer)
+    if layer is None and [w for w in words if w not in ("tensor", "array", VALUES)] == ["output"]:
+        return Meaning(("result_output", "result_norm", "l_out-last"))
     if layer is None:
         inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
         for nodes, need, no in (_LOGITS, *_IN_LAYERS[:-1], *_ENDS) if inside else (_LOGITS, *_ENDS, *_IN_LAYERS):
