@@ -22,6 +22,7 @@ _ARRAY_LINE = re.compile(
 )
 _OPENS = re.compile(r"[\[(]\s*+(?:[\[(]\s*+)*+(?:[-+.\d\u2212…]|nan|inf|['\"]-?\d|$)")
 _FLOAT = r"[-+\u2212]?(?>\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eEdD][-+]?\d{1,4})?"
+_DIGIT = re.compile(r"\d")
 _REAL = re.compile(r"[.eE]")
 _NUMBERS = re.compile(
     rf"\s*+(?:\[\s{{0,6}}\d{{1,6}}\]\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+"
@@ -64,7 +65,7 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
             continue
         if table_header(line):
             tabled = True
-        elif not any(c.isdigit() for c in line) and line.strip(" -=+|:"):
+        elif not _DIGIT.search(line) and line.strip(" -=+|:"):
             tabled = False
         new = _kind(line) if len(line) < 4096 and not tabled else ""
         if columns and not line.strip():

@@ -254,13 +254,17 @@ _WHOLE_NUMBER = re.compile(_NUMBER)
 _QUOTED_LIST = re.compile(rf"{_NUMBER}(?:[\s,;]++{_NUMBER})++(?:[\s,]*+(?:\.\.\.|…))?")
 
 
+_BETWEEN = re.compile(r"[\s,;]+")
+
+
 def _quoted(text: str) -> Piece:
     if text[:1] == "[":  # key="[1.5 2.5]"
         found = pieces(text)
         if len(found) == 1 and isinstance(found[0], Group):
             return found[0]
     if _QUOTED_LIST.fullmatch(text) and "." in text:
-        return Group("[", pieces(text))
+        parts = _BETWEEN.split(text)
+        return Group("[", tuple(number(t) if t[-1:] not in (".", "…") or t[:-1].isdigit() else DOTS for t in parts))
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

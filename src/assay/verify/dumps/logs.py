@@ -24,7 +24,7 @@ from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of
 from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Said, said_by
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
-from assay.verify.dumps.words import Meaning, meaning, split_words
+from assay.verify.dumps.words import VALUES, Meaning, meaning, split_words
 
 MOST_BYTES = 1 << 27  # of a log
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
@@ -173,7 +173,7 @@ def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
     words: list[str] = []
     alone: set[int] = set()
     for text in label:
-        parts = split_words([text])
+        parts = split_words([text]) if text != VALUES else []
         if text.isdecimal():
             alone.add(len(words))
         words += parts

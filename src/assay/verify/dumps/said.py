@@ -359,11 +359,11 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     values = listed(group.items)
     index = group.numbers()
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
-        if not line.label:
-            line.label.append(index[0].text)  # [0] attn: …
-            return key
         value = after[1] if len(after) > 1 and after[0] is ASSIGN else None
         listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
+        if not line.label and not isinstance(value, Number):
+            line.label.append(index[0].text)  # [0] attn: …
+            return key
         if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
@@ -373,7 +373,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
             about = meaning([key[-1], "layer", "0"], generic=False)
             named = bool(about.nodes) and meaning(line.label).layer is None
         named = named or bool(set(words) & LAYERS and meaning(line.label).layer is None)  # "layer output [0]: ..."
-        if isinstance(value, Number) and not value.whole and not named and not set(words) & _SHAPE:
+        element = isinstance(value, Number) and not value.whole and not listed_after and not named
+        if element and isinstance(value, Number) and not set(words) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)
         elif named and not set(words) & _SHAPE:
             if meaning(line.label).layer is None:
