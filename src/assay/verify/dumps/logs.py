@@ -131,9 +131,12 @@ def _kind_of(title: str) -> str:
 _PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
 
 
+_PUT_BEHIND = re.compile(r"(?:->|→|=>)\s{0,4}([A-Za-z_]\w{0,15})\s{1,40}(?:[-+]?\.?\d|[\[(:=])")
+
+
 def _remember(line: str, new: Sequence[Observation], context: Context) -> None:
     """`xb2 <- wo * xb`: what was put into a variable is what a sum with it adds."""
-    if (m := _PUT.match(line)) and len(context.sums) < 64:
+    if (m := _PUT.match(line) or _PUT_BEHIND.search(line[:400])) and len(context.sums) < 64:
         context.sums[m[1]] = new[0].name.rpartition("-")[0]
 
 

@@ -64,6 +64,8 @@ def _column(cell: str) -> str:
         set(words) & LAYER and words[-1:] and words[-1] in ("idx", "index", "no", "id", "num", "nr")
     ):
         return "layer"
+    if len(words) == 2 and words[0] in _ROW_COLUMN and words[1] in ("idx", "index", "pos", "position"):
+        return "row"
     if word in _ROW_COLUMN or word in _NAME_COLUMN or word in _INDEX_COLUMN:
         return "row" if word in _ROW_COLUMN else "name" if word in _NAME_COLUMN else "index"
     if set(words) & _VALUES and not layer_of(words)[1]:
