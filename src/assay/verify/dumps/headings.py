@@ -123,7 +123,7 @@ def about(said: Said, context: Context) -> Meaning:
         and above.nodes[0].endswith("-")
         and not above.bare
     ):
-        found = Meaning(above.nodes, own.layer)  # "layer 0: [...]" below "attention outputs"
+        found = Meaning(above.nodes, own.layer, vague=above.vague)  # "layer 0: [...]" below "attention outputs"
     elif own.nodes == EITHER_NORM and above.layer == own.layer and context.words:
         number = ("layer", str(own.layer))
         found = meaning([*context.words, *label, *number], generic=False)  # "rmsnorm" below "pre-attention norm"
