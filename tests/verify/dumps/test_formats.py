@@ -100,7 +100,7 @@ def check(form: Format, run: Run, model: Model, left: list[Observation]) -> None
 FORMS = [form for module in (formats, unseen_formats, kept_apart, strangers, habits) for form in module.FORMATS]
 # Rows whose words say nothing, and whose values do.
 NO_WORDS = {
-    "step numbers before names", "private names only", "buffer names of a runtime", 
+    "step numbers before names", "private names only", "buffer names of a runtime",
     "numbered checkpoints with a legend", "opencl buffers by enqueueReadBuffer",
 }  # fmt: skip
 

@@ -22,9 +22,10 @@ _ARRAY_LINE = re.compile(
 )
 _OPENS = re.compile(r"[\[(]\s*+(?:[\[(]\s*+)*+(?:[-+.\d\u2212…]|nan|inf|['\"]-?\d|$)")
 _FLOAT = r"[-+\u2212]?(?>\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eEdD][-+]?\d{1,4})?"
+_DIGIT = re.compile(r"\d")
 _REAL = re.compile(r"[.eE]")
 _NUMBERS = re.compile(
-    rf"\s*+(?:\[\s{{0,6}}\d{{1,6}}\]\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+"
+    rf"\s*+(?:(?:\[\s{{0,6}}\d{{1,6}}\]:?|\d{{1,6}}:)\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+"
 )
 _TEXT = r"[(\[]?(?:\"[^\"]{0,40}+\"|'[^']{0,40}+'|▁\S{0,40}+)[)\]]?[\s,:|=]*+"
 _INDEXED = re.compile(
@@ -33,7 +34,7 @@ _INDEXED = re.compile(
 )
 _REPEATED = re.compile(rf"\s*+[\"']?([A-Za-z_]\w{{0,40}})[\"']?\s{{0,8}}[:=]\s{{0,8}}({_FLOAT})[,;]?\s*+")
 _INDEX_ALONE = re.compile(r"\s*+\[\d{1,7}\]\s*+=>\s*+")
-_PREFIX = re.compile(r"\s*+\[\s{0,6}(\d{1,6})\]\s++")
+_PREFIX = re.compile(r"\s*+(?:\[\s{0,6}(\d{1,6})\]:?|(\d{1,6}):)\s++")
 _COLUMNS = re.compile(
     r"\s*+Columns?\s{1,4}\d{1,6}(?:\s{1,4}(?:through|to|and|thru)\s{1,4}\d{1,6})?:?\s*+", re.IGNORECASE
 )
@@ -64,7 +65,7 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
             continue
         if table_header(line):
             tabled = True
-        elif not any(c.isdigit() for c in line) and line.strip(" -=+|:"):
+        elif not _DIGIT.search(line) and line.strip(" -=+|:"):
             tabled = False
         new = _kind(line) if len(line) < 4096 and not tabled else ""
         if columns and not line.strip():
@@ -118,6 +119,10 @@ def _block(kept: list[tuple[int, str]], kind: str, columns: bool) -> Iterator[tu
     ]
     if len(rows) == 1 and not prefixed[0]:
         yield at, first, None
+        return
+    at_start = [int(m[1] or m[2]) if m else -1 for m in prefixed]
+    if len(rows) > 1 and all(prefixed) and at_start == list(range(at_start[0], at_start[0] + len(rows))):
+        yield at, first, Block(tuple(rows), tuple(at_start))  # a row each, not one list that goes on
         return
     counted = [row[0].isdecimal() and len(row) > 2 and not row[1].isdecimal() for row in rows]
     if all(counted) and not any(prefixed):

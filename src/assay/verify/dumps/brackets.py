@@ -41,7 +41,7 @@ def pairs_from(cut: Sequence[Piece], i: int) -> tuple[tuple[tuple[int, Number], 
             i += 2
         else:
             break
-        while i < len(cut) and (cut[i] is COMMA or cut[i] is BAR):
+        while i < len(cut) and (cut[i] is COMMA or cut[i] is BAR or cut[i] in (Word("and"), Word("then"))):
             i += 1
     return (tuple(found), i) if len(found) > 1 else ((), i)
 

@@ -131,13 +131,16 @@ def _layers_of(unit: Unit) -> Iterable[int]:
 
 
 def _nodes(graph: Graph) -> list[str]:
-    """Nodes that people print by the row."""
+    """Nodes that people print by the row. The ends are left out: they need every layer, and have clear names."""
+    found = [node.name for node in graph if node.op not in INDICES and node.op != "cache"]
     return [
-        node.name
-        for node in graph
-        if node.op not in INDICES and node.op != "cache" and token_axis(graph, node.name) == 0
-        and "T" in graph.shapes[node.name] and "S" not in graph.shapes[node.name]
-    ]  # fmt: skip
+        name
+        for name in found
+        if name not in ("result_norm", "result_output")
+        and token_axis(graph, name) == 0
+        and "T" in graph.shapes[name]
+        and "S" not in graph.shapes[name]
+    ]
 
 
 class _Library:
@@ -154,6 +157,7 @@ class _Library:
             if name.startswith(("Qcur", "Kcur")) and part.shape[1] % width == 0:
                 turned = to_hf(part, width)
                 self._entries.append((name, turned, self._entries[-1][2]))
+        self._statistics: dict[tuple[int, str], Array] = {}
         self._size = len(self._entries) * len(self._rows)
 
     def nearest(self, unit: Unit) -> _Found | None:
@@ -186,7 +190,10 @@ class _Library:
             if not np.isfinite(target).all():
                 return None
             if obs.kind in STATISTICS:
-                expected = np.array([[STATISTICS[obs.kind](row)] for row in part])
+                key = (id(part), obs.kind)
+                if key not in self._statistics:
+                    self._statistics[key] = np.array([[STATISTICS[obs.kind](row)] for row in part])
+                expected = self._statistics[key]
                 wide = {"norm": np.abs(expected[:, 0]) + 1e-30, "sum": rms * part.shape[1] ** 0.5}
                 scale = wide.get(obs.kind, rms)
             else:

@@ -20,7 +20,7 @@ _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 _COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
 _SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
-_FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block)\s?=\s?\d{1,4}\b")
+_FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block|idx|index)\s?=\s?\d{1,4}\b")
 _TOKEN = re.compile(
     r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
 )  # [3] 'of'
@@ -102,10 +102,13 @@ def about(said: Said, context: Context) -> Meaning:
         label = [w for w in label if w != said.side]
     if "plus" in label and context.sums:
         at = label.index("plus")
-        label = [*label[:at], *(context.sums.get(w, w) for w in label[at:])]
-    if "plus" in label and not any(w in context.sums for w in label):  # "+ residual", "h = x + r"
+        label = [*label[: at + 1], *(context.sums.get(w, w) for w in label[at + 1 : at + 2]), *label[at + 2 :]]
+    if "plus" in label and not any(w in context.sums for w in said.label):  # "+ residual", "h = x + r"
         label = [*label, {"attn_out": "attn", "ffn_out": "mlp"}.get(context.before, "")]
     own = meaning(label)
+    spoken = meaning(said.label)
+    if own.layer is None and spoken.layer is not None and own.role and not own.verbatim and own.nodes not in _ENDS:
+        own = replace(meaning([*label, "layer", str(spoken.layer)]), row=own.row)  # …|layer=0 behind the values
     if said.layer is not None and own.layer is None and not own.verbatim:
         own = replace(meaning([*label, "layer", str(said.layer)]), row=own.row)
     above = context.about
@@ -127,7 +130,7 @@ def about(said: Said, context: Context) -> Meaning:
         and above.nodes[0].endswith("-")
         and not above.bare
     ):
-        found = Meaning(above.nodes, own.layer)  # "layer 0: [...]" below "attention outputs"
+        found = Meaning(above.nodes, own.layer, vague=above.vague)  # "layer 0: [...]" below "attention outputs"
     elif own.nodes == EITHER_NORM and above.layer == own.layer and context.words:
         number = ("layer", str(own.layer))
         found = meaning([*context.words, *label, *number], generic=False)  # "rmsnorm" below "pre-attention norm"
@@ -137,7 +140,6 @@ def about(said: Said, context: Context) -> Meaning:
             found = replace(inside, layer=above.layer)
         elif own.nodes == ("result_norm",):  # "norm" below a layer, and nobody said which
             found = replace(own, nodes=("result_norm", *EITHER_NORM), layer=above.layer)
-    spoken = meaning(said.label)
     row = next((r for r in (said.row, own.row, spoken.row, above.row) if r is not None), None)
     maybe = (said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
     return replace(found, row=row, perhaps=next((p for p in maybe if p is not None), None))
@@ -188,7 +190,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     marked = bool(_HEADING.search(line))
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)
-    frame = bool(_FRAME.search(line[:2000]))
+    frame = bool(_FRAME.search(line[:2000])) and layer_of(words)[0] is not None
     if frame and long:
         own = Meaning(("l_out-",), layer_of(words)[0], bare=True)
     if not own.role and own.layer is None and context.about.layer is not None and len(said.label) < 6:
@@ -213,7 +215,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
         top = Scope(replace(context.about, row=None), context.words)  # its level is no indentation
         context = replace(context, scopes=(top,), side="")
     if own.role or own.layer is not None:
-        context = _enter(line, said, own, row, perhaps, context)
+        loose = not marked and len(said.label) > 4  # it may be no heading at all
+        context = _enter(line, said, replace(own, vague=own.vague or loose), row, perhaps, context)
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])

@@ -135,6 +135,7 @@ _BOX = str.maketrans({"¯": "-", "│": "|", "┃": "|", "║": "|"} | dict.from
 
 
 _FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a title in the border of a box
+_TAGGED = re.compile(r"<((?!t[dhr]>)[A-Za-z][\w-]{0,30})>([^<>]{0,2000})</\1>")  # <layer>0</layer>
 _CELL = re.compile(r"(?:</?t[dhr][^<>]{0,80}>\s{0,8})+")
 _BRANCHES = re.compile(r"\s*+(?:\|\s++)++")
 
@@ -167,6 +168,8 @@ def strip(line: str) -> str:
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)
+    if "</" in line:
+        line = _TAGGED.sub(r"\1: \2 ", line)
     if "<t" in line:
         line = _CELL.sub(" | ", line)
     if line.lstrip()[:1] == "|":  # a tree's branches, not a table's cells
@@ -254,13 +257,17 @@ _WHOLE_NUMBER = re.compile(_NUMBER)
 _QUOTED_LIST = re.compile(rf"{_NUMBER}(?:[\s,;]++{_NUMBER})++(?:[\s,]*+(?:\.\.\.|…))?")
 
 
+_BETWEEN = re.compile(r"[\s,;]+")
+
+
 def _quoted(text: str) -> Piece:
     if text[:1] == "[":  # key="[1.5 2.5]"
         found = pieces(text)
         if len(found) == 1 and isinstance(found[0], Group):
             return found[0]
     if _QUOTED_LIST.fullmatch(text) and "." in text:
-        return Group("[", pieces(text))
+        parts = _BETWEEN.split(text)
+        return Group("[", tuple(number(t) if t[-1:] not in (".", "…") or t[:-1].isdigit() else DOTS for t in parts))
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

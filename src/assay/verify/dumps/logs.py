@@ -24,7 +24,7 @@ from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of
 from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Said, said_by
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
-from assay.verify.dumps.words import Meaning, meaning, split_words
+from assay.verify.dumps.words import VALUES, Meaning, meaning, split_words
 
 MOST_BYTES = 1 << 27  # of a log
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
@@ -131,9 +131,12 @@ def _kind_of(title: str) -> str:
 _PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
 
 
+_PUT_BEHIND = re.compile(r"(?:->|→|=>)\s{0,4}([A-Za-z_]\w{0,15})\s{1,40}(?:[-+]?\.?\d|[\[(:=])")
+
+
 def _remember(line: str, new: Sequence[Observation], context: Context) -> None:
     """`xb2 <- wo * xb`: what was put into a variable is what a sum with it adds."""
-    if (m := _PUT.match(line)) and len(context.sums) < 64:
+    if (m := _PUT.match(line) or _PUT_BEHIND.search(line[:400])) and len(context.sums) < 64:
         context.sums[m[1]] = new[0].name.rpartition("-")[0]
 
 
@@ -173,7 +176,7 @@ def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
     words: list[str] = []
     alone: set[int] = set()
     for text in label:
-        parts = split_words([text])
+        parts = split_words([text]) if text != VALUES else []
         if text.isdecimal():
             alone.add(len(words))
         words += parts

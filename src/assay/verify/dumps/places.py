@@ -31,6 +31,8 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
             at = i + 1
             while named is LAYERS and at < len(words) and words[at] in NUMBERING and at < i + 3:
                 at += 1
+            if named is LAYERS and words[at : at + 1] in (["output"], ["out"]) and words[at + 2 : at + 3] != ["values"]:
+                at += 1  # "layer output 3:"
             if at < len(words) and words[at].isdecimal() and len(words[at]) < 5:
                 if i and words[i - 1] in ("n", "num", "total", "max"):
                     continue

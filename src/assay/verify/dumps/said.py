@@ -43,6 +43,7 @@ NOT_SIDES = {
     "sample", "vals", "samples", "output", "input", "out", "vec", "buf", "debug", "info", "res", "ret", "ans", "tmp",
     "got", "act", "acts", "activations", "probe", "trace", "dump",
 }  # fmt: skip
+_TOP = {"logit", "logits", "top", "id", "ids", "best", "tokens", "candidates"}
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 _PLUS_MINUS = Mark("±")
 
@@ -120,7 +121,10 @@ def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
         return None, 0  # "12 layers loaded"
     word = cut[rest] if len(cut) > rest else None
     told = isinstance(word, Word) and set(split_words([word.text])) & LAYER
-    return (int(number.value), rest) if told else (None, 0)
+    own = isinstance(word, Word) and (
+        meaning([word.text]).layer is not None or isinstance((*cut[rest + 1 :], None)[0], Number)
+    )
+    return (int(number.value), rest) if told and not own else (None, 0)
 
 
 def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
@@ -134,7 +138,8 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
         elif isinstance(piece, Number):
             pairs, past = pairs_from(cut, i)
             if pairs:
-                line.add("top", pairs, key)
+                ordered = [i for i, _ in pairs] == list(range(len(pairs))) and not set(split_words(line.label)) & _TOP
+                line.add("at" if ordered and len(pairs) > 2 else "top", pairs, key)
                 key, i = [], past
                 continue
             if _leads(cut, i, key, line):
@@ -244,7 +249,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             and words[-2:-1] not in (["rms"], ["layer"])
         ):
             kind = "norm"  # of a list a node, of one number its length
-        if kind == "norm" and not assigned and key and key[-1].lower() in ("l2", "norm") and not line.items:
+        if kind == "norm" and not assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):
             kind = None  # "L2" may be the third layer, "norm" a node
         if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
             _take_word(line, kind)
@@ -281,6 +286,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.add("list", values, key)
 
 
+_VARIABLE = re.compile(r"(?:x|y|v|e|d|z|o|c|ch|val|dim|out|elem)_?(\d{1,5})", re.IGNORECASE)
 _ELEMENT = {
     "gid",
     "tid",
@@ -300,7 +306,9 @@ _ELEMENT = {
 
 
 def _element(line: Said) -> int | None:
-    """The index of a single value, by a word: "tid 3 layer 0 out = 1.5"."""
+    """The index of a single value, by a word: "tid 3 layer 0 out = 1.5", "layer 0 y3=1.5"."""
+    if line.label and (m := _VARIABLE.fullmatch(line.label[-1])) and meaning(line.label[:-1]).layer is not None:
+        return int(m[1])
     for a, b in zip(line.label[line.since :], line.label[line.since + 1 :], strict=False):
         if a.lower() in _ELEMENT and b.isdecimal() and len(b) < 7:
             return int(b)
@@ -360,11 +368,11 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     values = listed(group.items)
     index = group.numbers()
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
-        if not line.label:
-            line.label.append(index[0].text)  # [0] attn: …
-            return key
         value = after[1] if len(after) > 1 and after[0] is ASSIGN else None
         listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
+        if not line.label and not isinstance(value, Number):
+            line.label.append(index[0].text)  # [0] attn: …
+            return key
         if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
@@ -374,7 +382,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
             about = meaning([key[-1], "layer", "0"], generic=False)
             named = bool(about.nodes) and meaning(line.label).layer is None
         named = named or bool(set(words) & LAYERS and meaning(line.label).layer is None)  # "layer output [0]: ..."
-        if isinstance(value, Number) and not value.whole and not named and not set(words) & _SHAPE:
+        element = isinstance(value, Number) and not value.whole and not listed_after and not named
+        if element and isinstance(value, Number) and not set(words) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)
         elif named and not set(words) & _SHAPE:
             if meaning(line.label).layer is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from assay.verify.dumps.words import split_words
 
@@ -42,8 +43,11 @@ _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm",
 
 def statistic(key: Sequence[str]) -> str | None:
     """The statistic that the last of these words names."""
-    if not key:
-        return None
+    return _statistic(tuple(text[:200] for text in key[-3:])) if key else None
+
+
+@lru_cache(maxsize=4096)
+def _statistic(key: tuple[str, ...]) -> str | None:
     if len(key) > 1 and key[-1].lower() in TRAILING:
         return statistic(key[:-1])  # "its RMS is 1.5", "sum x = 3.5"
     if len(key) > 1:  # "L2 norm", "max abs", "std dev", x.abs().max()

@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from assay.verify.dumps.places import LAYER, layer_of, perhaps_of, row_of
 from assay.verify.dumps.tongues import TONGUES, english
 
+_MOST, _LONGEST = 64, 200  # words of a label, and letters of a word
 VALUES = "\x00"  # among the words of a line: here stood values
 _PARTS = re.compile(r"\x00|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
@@ -141,18 +143,28 @@ def split_words(label: Sequence[str]) -> list[str]:
     """Words in lower case and numbers, cut at signs, at capitals and between letters and digits."""
     found: list[str] = []
     for text in label:
-        if _TYPE.fullmatch(text) or _NO_WORD.match(text):
-            continue
-        text = text[:200] if text.isascii() else english(text[:200])
-        for part in _PARTS.findall(text.replace("RoPE", "rope")):
-            found += TONGUES.get(part.lower(), (part.lower(),))
-        if len(found) > 64:
+        found += _split(text[:_LONGEST])
+        if len(found) > _MOST:
             break
-    return found[:64]
+    return found[:_MOST]
+
+
+@lru_cache(maxsize=4096)
+def _split(text: str) -> tuple[str, ...]:
+    if _TYPE.fullmatch(text) or _NO_WORD.match(text):
+        return ()
+    text = text if text.isascii() else english(text)
+    parts = (part.lower() for part in _PARTS.findall(text.replace("RoPE", "rope")))
+    return tuple(word for part in parts for word in TONGUES.get(part, (part,)))
 
 
 def meaning(label: Sequence[str], *, generic: bool = True) -> Meaning:
     """What the words of a line, in order, speak of. `generic`: a layer alone means its output."""
+    return _meaning(tuple(text[:_LONGEST] for text in label[:_MOST]), generic)
+
+
+@lru_cache(maxsize=2048)
+def _meaning(label: tuple[str, ...], generic: bool) -> Meaning:
     words = split_words(label)
     layer, used = layer_of(words)
     found = _nodes(label, words, layer, used, generic)
