@@ -63,6 +63,8 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
         if _INDEX_ALONE.fullmatch(line):
             index = line.rstrip()
             continue
+        if tabled and line.strip().lower() in ("layer", "index", "idx", "pos", "token"):
+            continue  # pandas names its index below the columns
         if table_header(line):
             tabled = True
         elif not _DIGIT.search(line) and line.strip(" -=+|:"):

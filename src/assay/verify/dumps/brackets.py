@@ -76,6 +76,8 @@ def assigned_pairs(items: Sequence[Piece]) -> tuple[tuple[int, Number], ...]:
 def axes_of(group: Group) -> list[list[Piece]] | None:
     """The parts of a slice or an index, `[0, -1, :5]`, `[end]`, `[-4:]`; None for any other bracket."""
     axes: list[list[Piece]] = [[]]
+    if group.bracket != "[" and not any(isinstance(p, Number) for p in group.items):
+        return None  # x (end)
     for p in group.items[:24]:
         if p is COMMA:
             axes.append([])

@@ -24,6 +24,7 @@ _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block|idx|index)\s?=\s?\d{1,4}\
 _TOKEN = re.compile(
     r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
 )  # [3] 'of'
+_PROGRESS = re.compile(r"\d%\s?\|")
 _FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
 _COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d")  # "layers 3": how many
 _NTH = re.compile(r"\s*[\[(\"']?(\d{1,4})[\])\"']?\s{0,4}(?:=>|:|=)\s{0,4}(?:(?:array|object|Array|table)\s?(?:\(\d{0,6}\))?)?\s?[\[({]?\s*")
@@ -171,7 +172,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     """The context below a line that gives no values."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
-    if line.startswith("-> ") or _COUNTED.search(line[:400]):
+    if line.startswith("-> ") or _COUNTED.search(line[:400]) or _PROGRESS.search(line[:400]):
         return context  # a debugger's next statement, a count
     if len(_FLAG.findall(line[:400])) > 1 or line.lstrip().startswith("$ "):  # somebody typed this
         return replace(context, perhaps=-1) if row_of(words, set()) == -1 else context
@@ -221,7 +222,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])
     elif row is not None and not marked:
-        context = replace(context.told(replace(context.about, row=row, perhaps=perhaps)), perhaps=row)
+        context = replace(context, perhaps=row)
     elif row is not None or perhaps is not None or (m := _TOKEN.match(line)):
         perhaps = int(m[1]) if row is None and perhaps is None and m else perhaps
         context = context.told(replace(context.about, row=row, perhaps=perhaps))

@@ -29,6 +29,7 @@ from assay.verify.dumps.words import VALUES, Meaning, meaning, split_words
 MOST_BYTES = 1 << 27  # of a log
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
 _UNREAD = 1 << 16  # numbers of such lines, kept for the values to tell
+_VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
 _ITEMS = 256  # of one line, beyond which they are all about one node
 _TOP = {
     "top",
@@ -62,7 +63,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     unread: list[Observation] = []
     aside: list[tuple[str, str]] = []
     fenced = False
-    title = ""  # the last line without values
+    title = older = ""  # the last lines without values
     kept = nth = 0
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
@@ -74,7 +75,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             tokens = tokens or matched[1]
             continue
         if block is None and (header := table_header(line)) is not None:
-            table, nth = replace(header, kind=_kind_of(title)), 0
+            table, nth = replace(header, kind=_kind_of(title) or _kind_of(older)), 0
             continue
         if block is not None:
             several = _of_block(block, context, len(tokens))
@@ -92,7 +93,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         found += [o for o in new if o.name]
         said = several[0] if several else Said()
         if any(o.name for o in new):
-            context = replace(context, fresh=False, before=next(o.name for o in reversed(new) if o.name).rpartition("-")[0])
+            last = next(o.name for o in reversed(new) if o.name)
+            context = replace(context, fresh=False, before=last.rpartition("-")[0])
             _remember(line, new, context)
         else:
             if new and kept < _UNREAD:
@@ -101,7 +103,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             if not said.empty and not said.tokens and len(aside) < _ASIDE:
                 aside.append((where, line.strip()[:300]))
             if said.empty and line.strip(" -=+|"):
-                title = line[:400]
+                title, older = line[:400], title
             if not (fenced and line.lstrip().startswith("#")) and not said.tokens:  # a comment in code is no heading
                 before = context
                 context = heading(line, said, context, sides)
@@ -201,7 +203,8 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
     now = line
     for item, m in zip(said.items, own, strict=True):
         beside = item.kind in STATISTICS and any(i.kind == "list" for i in said.items[: len(found)])
-        if several and m.nodes and not (beside and set(split_words(item.words)) <= VAGUE):  # out=[...] outNorm=1.5
+        dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
+        if several and m.nodes and not ((beside or found) and set(split_words(item.words)) <= dull):
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
         if layers and m.layer is not None and not several:
             now = replace(now, layer=m.layer)

@@ -36,6 +36,8 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
             if at < len(words) and words[at].isdecimal() and len(words[at]) < 5:
                 if i and words[i - 1] in ("n", "num", "total", "max"):
                     continue
+                if word == "l" and words[at] == "2" and words[at + 1 : at + 2] in (["norm"], ["norms"]):
+                    continue
                 return int(words[at]), set(range(i + (named is LAYERS), at + 1))
             for j in range(at, min(at + 3, len(words) - 1)):  # LayerTrace(index=0
                 if named is LAYERS and words[j] in _STRONG and words[j + 1].isdecimal() and len(words[j + 1]) < 5:

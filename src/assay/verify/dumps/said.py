@@ -376,7 +376,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
-        placed = meaning(line.label).layer is not None
+        placed = meaning(line.label).layer is not None or meaning(line.label).nodes in (("embd",), ("result_output",))
         named = bool(key) and (("_" in key[-1] and not placed) or (words and words[-1] in LAYER | {"hidden", "states"}))
         if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
             about = meaning([key[-1], "layer", "0"], generic=False)

@@ -12,7 +12,7 @@ STATISTIC_WORDS = {
     "min": "min", "mn": "min", "mx": "max", "minimum": "min", "lo": "min", "lowest": "min", "amin": "min",
     "max": "max", "maximum": "max", "hi": "max", "sum": "sum", "total": "sum", "std": "std", "stddev": "std",
     "stdev": "std", "sd": "std", "sigma": "std", "standarddeviation": "std", "var": "var", "variance": "var",
-    "norm": "norm", "l2": "norm", "l2norm": "norm", "norm2": "norm", "2norm": "norm", "nrm": "norm", "nrm2": "norm",
+    "norm": "norm", "norms": "norm", "l2norms": "norm", "l2": "norm", "l2norm": "norm", "norm2": "norm", "2norm": "norm", "nrm": "norm", "nrm2": "norm",
     "absmax": "absmax", "maxabs": "absmax", "amax": "absmax", "linf": "absmax", "maxmagnitude": "absmax",
     "absmean": "absmean", "meanabs": "absmean", "absavg": "absmean", "avgabs": "absmean",
     "μ": "mean", "µ": "mean", "σ": "std", "mittelwert": "mean", "summe": "sum", "moyenne": "mean", "media": "mean",
