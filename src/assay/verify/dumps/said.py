@@ -271,7 +271,11 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
         elif (
             assigned
             and words
-            and (meaning(key).layer is not None or meaning([*key, "layer", "0"], generic=False).nodes)
+            and (
+                (own := meaning(key)).role
+                or own.layer is not None
+                or meaning([*key, "layer", "0"], generic=False).nodes
+            )
         ):
             line.add("?", one, key)
         return

@@ -140,7 +140,8 @@ def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
     cells = _cells(line, table.mark)
     columns, heads = table.columns, table.heads
     if len(cells) == len(columns) + 1 and columns[0]:
-        columns, heads = ("name", *columns), ("", *heads)  # the first column has no head
+        counted = cells[0].isdecimal() and all(c[:1] == "=" for c in columns)
+        columns, heads = ("layer" if counted else "name", *columns), ("", *heads)  # the first column has no head
     if len(cells) == len(columns) - 1 and columns[0] in ("layer", "row", "index"):
         cells = ["", *cells]  # a dash, for what is no layer's
     if len(cells) != len(columns) or not any(c.isdigit() for c in line):
