@@ -160,8 +160,8 @@ def _inside(label: Sequence[str], context: Context) -> Meaning:
 # -- headings ------------------------------------------------------------------------------------------------------
 
 
-def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context:
-    """The context below a line that gives no values."""
+def heading(line: str, said: Said, context: Context, sides: set[str], caption: bool = False) -> Context:
+    """The context below a line that gives no values. A caption stands directly above values that say nothing else."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
     if line.startswith("-> "):
@@ -179,8 +179,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     marked = bool(_HEADING.search(line))
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)
-    frame = long and bool(_FRAME.search(line[:2000])) and layer_of(words)[0] is not None
-    if frame:
+    frame = len(said.label) > 8 and bool(_FRAME.search(line[:2000])) and layer_of(words)[0] is not None
+    if frame and long:
         own = Meaning(("l_out-",), layer_of(words)[0], bare=True)
     each = of_each_layer(words) and own.layer is None
     if each and not long and not own.verbatim:
@@ -192,7 +192,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     context = replace(context, asked=asked)
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
-    short = frame or len(said.label) <= (8 if row is None else 10)
+    short = frame or caption or len(said.label) <= (8 if row is None else 10)
     m = _TOKEN.match(line)
     told = own.role or own.layer is not None or row is not None or perhaps is not None or m
     if not marked and not (short and told):
