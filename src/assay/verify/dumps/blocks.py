@@ -22,10 +22,11 @@ _ARRAY_LINE = re.compile(
 )
 _OPENS = re.compile(r"[\[(]\s*+(?:[\[(]\s*+)*+(?:[-+.\d\u2212…]|nan|inf|['\"]-?\d|$)")
 _FLOAT = r"[-+\u2212]?(?>\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eEdD][-+]?\d{1,4})?"
+_BLANKS = str.maketrans(",;/|", "    ")
 _DIGIT = re.compile(r"\d")
 _REAL = re.compile(r"[.eE]")
 _NUMBERS = re.compile(
-    rf"\s*+(?:(?:\[\s{{0,6}}\d{{1,6}}\]:?|\d{{1,6}}:)\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+"
+    rf"\s*+(?:(?:\[\s{{0,6}}\d{{1,6}}\]:?|\d{{1,6}}[:)])\s++)?(?>{_FLOAT}|\u22ee|\.{{3}}|…)(?:[\s,;/|]++(?>{_FLOAT}|\.{{2,3}}|…))*+[\s,;]*+"
 )
 _TEXT = r"[(\[]?(?:\"[^\"]{0,40}+\"|'[^']{0,40}+'|▁\S{0,40}+)[)\]]?[\s,:|=]*+"
 _INDEXED = re.compile(
@@ -34,7 +35,7 @@ _INDEXED = re.compile(
 )
 _REPEATED = re.compile(rf"\s*+[\"']?([A-Za-z_]\w{{0,40}})[\"']?\s{{0,8}}[:=]\s{{0,8}}({_FLOAT})[,;]?\s*+")
 _INDEX_ALONE = re.compile(r"\s*+\[\d{1,7}\]\s*+=>\s*+")
-_PREFIX = re.compile(r"\s*+(?:\[\s{0,6}(\d{1,6})\]:?|(\d{1,6}):)\s++")
+_PREFIX = re.compile(r"\s*+(?:\[\s{0,6}(\d{1,6})\]:?|(\d{1,6})[:)])\s++")
 _COLUMNS = re.compile(
     r"\s*+Columns?\s{1,4}\d{1,6}(?:\s{1,4}(?:through|to|and|thru)\s{1,4}\d{1,6})?:?\s*+", re.IGNORECASE
 )
@@ -116,7 +117,7 @@ def _block(kept: list[tuple[int, str]], kind: str, columns: bool) -> Iterator[tu
         return
     prefixed = [_PREFIX.match(line) for _, line in kept]
     rows = [
-        tuple((line[m.end() :] if m else line).replace(",", " ").replace(";", " ").split())
+        tuple((line[m.end() :] if m else line).translate(_BLANKS).split())
         for (_, line), m in zip(kept, prefixed, strict=True)
     ]
     if len(rows) == 1 and not prefixed[0]:

@@ -108,7 +108,12 @@ def _units(observations: Iterable[Observation]) -> list[Unit]:
                 parts.append([])
             parts[-1].append(obs)
         units += [Unit(tuple(p), i) for i, p in enumerate(parts)]
-    return [u for u in units if u.weight >= 1.5]
+    return [u for u in units if u.weight >= (2 if all(o.kind in STATISTICS for o in u.observations) else 3)]
+
+
+def can_tell(observations: Iterable[Observation]) -> bool:
+    """Whether there are enough values on any line for them to tell a node."""
+    return bool(_units(observations))
 
 
 def _grouped(units: Iterable[Unit]) -> dict[tuple[str, int], list[Unit]]:

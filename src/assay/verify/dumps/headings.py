@@ -168,8 +168,8 @@ def _inside(label: Sequence[str], context: Context) -> Meaning:
 # -- headings ------------------------------------------------------------------------------------------------------
 
 
-def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context:
-    """The context below a line that gives no values."""
+def heading(line: str, said: Said, context: Context, sides: set[str], caption: bool = False) -> Context:
+    """The context below a line that gives no values. A caption stands directly above values that say nothing else."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
     if line.startswith("-> ") or _COUNTED.search(line[:400]) or _PROGRESS.search(line[:400]):
@@ -207,7 +207,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str]) -> Context
     context = replace(context, asked=asked)
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
-    short = frame or len(said.label) <= (8 if row is None else 10)
+    short = frame or caption or len(said.label) <= (8 if row is None else 10)
     m = _TOKEN.match(line)
     told = own.role or own.layer is not None or row is not None or perhaps is not None or m
     if not marked and not (short and told):

@@ -64,6 +64,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     aside: list[tuple[str, str]] = []
     fenced = False
     title = older = ""  # the last lines without values
+    caption: tuple[str, Said] | None = None  # the last one, where it was not taken for a heading
     kept = nth = 0
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
@@ -85,6 +86,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         else:
             several = [said_by(pieces(line), sides)]
         new: list[Observation] = []
+        if caption and block is None and not several[0].empty and _speechless(several[0]):
+            context = heading(caption[0], caption[1], context, sides, caption=True)
         for said in several:
             said.items = _named_above(said.items, context, title)
             tokens = tokens or said.tokens
@@ -93,6 +96,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         found += [o for o in new if o.name]
         said = several[0] if several else Said()
         if any(o.name for o in new):
+            caption = None
             last = next(o.name for o in reversed(new) if o.name)
             context = replace(context, fresh=False, before=last.rpartition("-")[0])
             _remember(line, new, context)
@@ -107,13 +111,23 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             if not (fenced and line.lstrip().startswith("#")) and not said.tokens:  # a comment in code is no heading
                 before = context
                 context = heading(line, said, context, sides)
-                table = table if context.scopes == before.scopes else Table()
+                changed = context.scopes != before.scopes
+                table = Table() if changed else table
+                if line.strip():
+                    caption = None if changed else (line, said)
         sides |= {s for s in (said.side, context.side) if s}
     return Dump(
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(_together(found)),
         str(path), log=True, aside=tuple(a for _, a in aside), aside_at=tuple(w for w, _ in aside),
         unread=tuple(unread),
     )  # fmt: skip
+
+
+def _speechless(said: Said) -> bool:
+    """Values without a word of what they are."""
+    return all(
+        w in (VALUES, "tensor", "array") or w.isdecimal() or w.lower() in ("dtype", "float32") for w in said.label
+    )
 
 
 def _named_above(items: list[Item], context: Context, title: str) -> list[Item]:

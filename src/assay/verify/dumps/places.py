@@ -50,7 +50,7 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
 def row_of(words: Sequence[str], used: set[int]) -> int | None:
     """The token's row, as the words firmly say it; -1 is the last."""
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in ROW and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
+        if a in ROW and b.isdecimal() and len(b) < (4 if a == "t" else 7) and not {i, i + 1} & used:
             return int(b)
         if a in ROW | PERHAPS and b in ("idx", "index") and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
             return int(c[0][:7])

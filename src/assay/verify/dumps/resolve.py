@@ -28,7 +28,7 @@ from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.numbering import numbered
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.settle import folded, settle, suggestion, understood
+from assay.verify.dumps.settle import folded, nothing_read, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
@@ -68,6 +68,8 @@ def resolve(
     named, told, note = told_by_values(named, unread, model, len(dump.tokens), truth)
     notes += note
     dump = replace(dump, aside=tuple(a for w, a in zip(dump.aside_at, dump.aside, strict=True) if w not in told))
+    if dump.log and not named and not broken:
+        raise nothing_read(dump)
     matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
     notes += note
     laid: list[Observation] = []

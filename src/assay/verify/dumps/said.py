@@ -268,15 +268,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.label.append(one.text)
         elif line.id is not None and not words:
             line.add("at", ((line.id, one),), key)
-        elif (
-            assigned
-            and words
-            and (
-                (own := meaning(key)).role
-                or own.layer is not None
-                or meaning([*key, "layer", "0"], generic=False).nodes
-            )
-        ):
+        elif assigned and _has_place(key or line.label):
             line.add("?", one, key)
         return
     if all(n.whole or not math.isfinite(n.value) for n in numbers) and any(n.whole for n in numbers):
@@ -284,7 +276,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
     values = listed([p for p in run if isinstance(p, Number) or p is DOTS])
     if isinstance(values, Values):
         if all(n.whole for n in numbers):
-            if set(words) & _TOKENS:
+            if set(words) & _TOKENS and not (values.cut and len(numbers) == 2):  # "tokens 0..7" are no ids
                 line.tokens = line.tokens or tuple(int(n.value) for n in numbers)
         else:
             line.add("list", values, key)
@@ -307,6 +299,13 @@ _ELEMENT = {
     "column",
     "item",
 }
+
+
+def _has_place(words: Sequence[str]) -> bool:
+    """Words that say of what a single number is, and leave open which statistic."""
+    about = meaning(words)
+    told = about.role or about.layer is not None or about.row is not None
+    return told or bool(words and meaning([*words, "layer", "0"], generic=False).nodes)
 
 
 def _element(line: Said) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.errors import AssayError
 from assay.graph import split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, measure, rows_of, token_axis
@@ -206,6 +207,14 @@ def _what(observations: Sequence[Observation]) -> str:
             parts[word] = max(parts.get(word, 0), len(obs.data))
     words = [k if k.startswith(("a ", "an ")) else f"{v} {k}" for k, v in parts.items()]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def nothing_read(dump: Dump) -> AssayError:
+    """What to say of a text in which no line was understood."""
+    hint = f"; --pattern {suggestion(dump.aside[0])!r} would take {dump.aside[0]!r}" if dump.aside else ""
+    return AssayError(
+        f"{dump.source}: no format known here and no line that speaks of a node{hint}; see docs/dump-format.md"
+    )
 
 
 _LIST = re.compile(r"[\[({](?!\d{1,6}[\])}])\s{0,20}[-+.\d][^\[\](){}a-df-zA-Z]{0,4000}[\])}]")

@@ -113,6 +113,11 @@ def table_header(line: str) -> Table | None:
     columns = tuple(_column(c) for c in cells)
     if any(_LAYER_HEAD.fullmatch(c) for c in cells):  # beside L0 and L1, L2 is no norm
         columns = tuple("=" if c.lower() == "l2" else kind for c, kind in zip(cells, columns, strict=True))
+    rest = columns[1:]
+    if columns[0] == "=" and len(split_words(cells[:1])) == 1 and not any(c.startswith("=") for c in rest):
+        columns = ("name", *rest)  # "after", above rows of stages
+    if not columns[0] and len(columns) > 2 and all(rest) and ("|" in line or "\t" in line or "," in line):
+        columns = ("name", *columns[1:])
     named = [c for c in columns if c and not c.startswith("#")]
     counted = len([c for c in columns if c.startswith("#")])
     about = {"layer", "name", "row", "index", "id"} & set(named)
