@@ -36,6 +36,7 @@ _INDEXED = re.compile(
 _REPEATED = re.compile(rf"\s*+[\"']?([A-Za-z_]\w{{0,40}})[\"']?\s{{0,8}}[:=]\s{{0,8}}({_FLOAT})[,;]?\s*+")
 _INDEX_ALONE = re.compile(r"\s*+\[\d{1,7}\]\s*+=>\s*+")
 _PREFIX = re.compile(r"\s*+(?:\[\s{0,6}(\d{1,6})\]:?|(\d{1,6})[:)])\s++")
+_BRACE = re.compile(r"\{\s{0,8}[-+]?\d{1,40}\.\d")
 _COLUMNS = re.compile(
     r"\s*+Columns?\s{1,4}\d{1,6}(?:\s{1,4}(?:through|to|and|thru)\s{1,4}\d{1,6})?:?\s*+", re.IGNORECASE
 )
@@ -137,11 +138,15 @@ def _block(kept: list[tuple[int, str]], kind: str, columns: bool) -> Iterator[tu
 def _arrays(path: Path, content: str) -> Iterator[tuple[int, str]]:
     waiting: list[str] = []
     depth = begun = size = 0
+    braced = False
     for at, line in enumerate(content.splitlines(), 1):
         if len(line) > MOST * 4:
             raise AssayError(f"{path}: line {at}: longer than {MOST >> 18} MiB; that is no log line")
         if at > MOST_LINES:
             raise AssayError(f"{path}: more than {MOST_LINES} lines; cut the log to the run in question")
+        if braced or (_BRACE.search(line) and "}" not in line):
+            braced = "}" not in line
+            line = line.replace("{", "[").replace("}", "]")
         opens = open_brackets(line)
         if waiting:
             rest = line.strip()

@@ -24,6 +24,7 @@ _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block|idx|index)\s?=\s?\d{1,4}\
 _TOKEN = re.compile(
     r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
 )  # [3] 'of'
+_ASIDE = re.compile(r"\([^()]{0,200}\)")
 _PROGRESS = re.compile(r"\d%\s?\|")
 _FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
 _COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d")  # "layers 3": how many
@@ -119,6 +120,8 @@ def about(said: Said, context: Context) -> Meaning:
     if not own.role:
         layer = above.layer if own.layer is None else own.layer
         nodes = above.nodes
+        if own.layer is None and above.layer is not None and set(split_words(label)) & LAYERS:
+            nodes = _inside(label, context).nodes or nodes  # "block output" below "feed forward"
         if layer is not None and own.layer is None and not above.role:
             nodes = ("l_out-",)
         strange = has_unknown(w for w in split_words(label) if not statistic([w]))
@@ -189,6 +192,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     if len(words) == 1 and words[0].isdecimal() and len(words[0]) < 5 and (context.asked or context.outside(line).each):
         return _answered(int(words[0]), context, indent_of(line))
     marked = bool(_HEADING.search(line))
+    if len(said.label) > 8 and not marked and "(" in line[1:400]:
+        said = said_by(pieces(_ASIDE.sub(" ", line[:400])), set())  # (8 x 16, one row per token)
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)
     frame = bool(_FRAME.search(line[:2000])) and layer_of(words)[0] is not None

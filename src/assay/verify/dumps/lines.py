@@ -32,6 +32,7 @@ _PROMPT = (
 _PREFIXES = tuple(
     re.compile(p)
     for p in (
+        r"\s*\[" + _TIME + r"\s{1,4}" + _LEVEL + r"\s{1,4}[\w:./-]{1,80}\]\s*",  # [time level module]
         r"\s*[\[(<]?" + _TIME + r"[\])>]?\s*(?:[-|:]\s+)?",  # a time, alone or in brackets
         r"\s*[\[(<]\s{0,20}" + _LEVEL + r"\s{0,20}[\])>]:?\s*",  # [INFO]
         r"\s*" + _LEVEL + r"(?:\s{1,20}|:\s*|\()(?=\S)",  # INFO, debug:

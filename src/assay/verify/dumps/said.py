@@ -35,7 +35,7 @@ from assay.verify.dumps.words import VALUES, meaning, split_words
 
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
-ID_WORDS, LOGIT_WORDS = {"token", "id", "tok", "idx", "index"}, {"logit", "score", "val", "value", "logprob", "prob"}
+ID_WORDS, LOGIT_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand"}, {"logit", "score", "val", "value", "logprob", "prob"}
 TOP_WORDS = {"top", "best", "highest", "largest", "candidates", "argmax", "predictions"}
 NOT_SIDES = {
     "first", "last", "values", "value", "data", "tensor", "array", "float", "stats", "shape", "top", "range", "result",
@@ -204,7 +204,7 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
     last = split_words(key[-1:])[-1:] if key else []
     if last and last[0] in LAYER | ROW | NUMBERING and first.whole:
         return [first], i + 1
-    if statistic(key) not in (None, "norm", "rms") and len(_several(key)) < 2:
+    if (statistic(key) not in (None, "norm", "rms") or key[-1:] == ["l2"]) and len(_several(key)) < 2:
         return [first], i + 1
     run: list[Piece] = []
     while i < len(cut):
