@@ -192,7 +192,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     if len(words) == 1 and words[0].isdecimal() and len(words[0]) < 5 and (context.asked or context.outside(line).each):
         return _answered(int(words[0]), context, indent_of(line))
     marked = bool(_HEADING.search(line))
-    if len(said.label) > 8 and not marked and "(" in line[1:400]:
+    if len(said.label) > 8 and not marked and "(" in line[1:400] and not _FRAME.search(line[:2000]):
         said = said_by(pieces(_ASIDE.sub(" ", line[:400])), set())  # (8 x 16, one row per token)
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     unread: list[Observation] = []
     aside: list[tuple[str, str]] = []
     fenced = False
-    title = older = ""  # the last lines without values
+    titles: deque[str] = deque(maxlen=4)  # the last lines without values
     caption: tuple[str, Said] | None = None  # the last one, where it was not taken for a heading
     kept = nth = 0
     for number, line, block in blocks(path, content):
@@ -76,7 +77,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             tokens = tokens or matched[1]
             continue
         if block is None and (header := table_header(line)) is not None:
-            table, nth = replace(header, kind=_kind_of(title) or _kind_of(older)), 0
+            table, nth = replace(header, kind=_kind_of(titles)), 0
             continue
         if block is not None:
             several = _of_block(block, context, len(tokens))
@@ -89,7 +90,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         if caption and block is None and not several[0].empty and _speechless(several[0]):
             context = heading(caption[0], caption[1], context, sides, caption=True)
         for said in several:
-            said.items = _named_above(said.items, context, title)
+            said.items = _named_above(said.items, context, titles)
             tokens = tokens or said.tokens
             if not said.empty:
                 new += _observations(said, context, where)
@@ -107,7 +108,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             if not said.empty and not said.tokens and len(aside) < _ASIDE:
                 aside.append((where, line.strip()[:300]))
             if said.empty and line.strip(" -=+|"):
-                title, older = line[:400], title
+                titles.append(line[:400])
             if not (fenced and line.lstrip().startswith("#")) and not said.tokens:  # a comment in code is no heading
                 before = context
                 context = heading(line, said, context, sides)
@@ -130,18 +131,21 @@ def _speechless(said: Said) -> bool:
     )
 
 
-def _named_above(items: list[Item], context: Context, title: str) -> list[Item]:
+def _named_above(items: list[Item], context: Context, titles: Sequence[str]) -> list[Item]:
     """Single numbers are the statistic that the heading names, or nothing."""
     if all(i.kind != "?" for i in items):
         return items
-    kind = _kind_of(" ".join(context.words)) or _kind_of(title)
+    kind = _kind_of([*titles, " ".join(context.words)])
     return [replace(i, kind=kind) if i.kind == "?" else i for i in items if i.kind != "?" or kind]
 
 
-def _kind_of(title: str) -> str:
-    """The statistic that a table's title names."""
-    words = [p.text for p in pieces(title) if isinstance(p, Word)]
-    return next((k for i in range(len(words)) if (k := statistic(words[max(0, i - 1) : i + 1]))), "")
+def _kind_of(titles: Sequence[str]) -> str:
+    """The statistic that the last of these lines name."""
+    for title in reversed(titles):
+        words = [p.text for p in pieces(title) if isinstance(p, Word)]
+        if kind := next((k for i in range(len(words)) if (k := statistic(words[max(0, i - 1) : i + 1]))), ""):
+            return kind
+    return ""
 
 
 _PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
