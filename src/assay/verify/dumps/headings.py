@@ -114,6 +114,9 @@ def about(said: Said, context: Context) -> Meaning:
         nodes = above.nodes
         if layer is not None and own.layer is None and not above.role:
             nodes = ("l_out-",)
+        if not nodes and layer is None and of_each_layer(split_words(label)):  # "layer: …", once for each
+            each = meaning([*label, "layer", "0"])
+            nodes = each.nodes if each.nodes and each.nodes[0].endswith("-") else ()
         strange = has_unknown(w for w in split_words(label) if not statistic([w]))
         found = Meaning(nodes, layer, verbatim=above.verbatim, vague=above.vague or (strange and above.bare))
     elif (

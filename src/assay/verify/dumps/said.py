@@ -210,10 +210,20 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
         piece = cut[i]
         if isinstance(piece, Number) or piece is DOTS:
             run.append(piece)
-        elif not (_between(piece) and i + 1 < len(cut) and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)):
+        elif not (
+            (_between(piece) or (piece is BAR and _real(run, cut, i)))
+            and i + 1 < len(cut)
+            and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)
+        ):
             break
         i += 1
     return run, i
+
+
+def _real(run: Sequence[Piece], cut: Sequence[Piece], i: int) -> bool:
+    """Whether a bar stands between two numbers with decimals: they are one list."""
+    near = (run[-1], cut[i + 1]) if run and i + 1 < len(cut) else ()
+    return bool(near) and all(isinstance(p, Number) and not p.whole for p in near)
 
 
 def _between(piece: Piece) -> bool:

@@ -119,6 +119,7 @@ def _compiled(
 
 
 _IN_LAYERS, _ENDS = _compiled(_TABLE), _compiled(_AT_THE_ENDS)
+_HIDDEN_ALONE = (frozenset({"hidden"}),)  # of which layer, nobody says
 _LOGITS = next(row for row in _IN_LAYERS if row[0] == ("result_output",))
 
 
@@ -207,7 +208,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
         inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
         for nodes, need, no in (_LOGITS, *_IN_LAYERS[:-1], *_ENDS) if inside else (_LOGITS, *_ENDS, *_IN_LAYERS):
             if all(bag & group for group in need) and not bag & no:
-                return Meaning(nodes)
+                return Meaning(nodes, vague=need == _HIDDEN_ALONE)
         return Meaning()
     if bag & _INPUT and not bag & _TELLING:
         return Meaning(("embd",) if layer == 0 else ("l_out-",), layer - 1 if layer else None)
