@@ -62,7 +62,7 @@ _NUMBER = (
 _PIECE = re.compile(
     r"(?P<space>\s++)"
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
-    r"|(?P<most>max\s?\|\w{1,12}\||max\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
+    r"|(?P<most>\|max\||max\s?\|\w{1,12}\||max\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
     r"|(?P<average>(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
     r"|(?P<norm>\|\s?\w{1,12}\s?\|(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
@@ -225,7 +225,7 @@ def _close(stack: list[tuple[str, list[Piece]]]) -> None:
     stack[-1][1].append(Group(bracket, tuple(items)))
 
 
-_SIGNS = {"most": "absmax", "average": "absmean", "norm": "l2", "sum": "sum"}
+_SIGNS = {"most": "absmax", "average": "absmean", "norm": "nrm2", "sum": "sum"}
 
 
 def _cut(line: str) -> Iterator[Piece]:

@@ -157,6 +157,9 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
                 i += 2 if line.items[-1].data[0][1] is cut[i + 2] else 0  # x[3] = 0.5: the value is taken
         elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
+        elif piece.text == "@" and i + 1 < len(cut) and cut[i + 1] == Word("last"):
+            line.row = -1
+            i += 1
         elif piece.text == "+" and line.label:
             line.label.append("plus")  # x + attn(x)
         i += 1
@@ -400,6 +403,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         elif named and not set(words) & _SHAPE:
             if meaning(line.label).layer is None:
                 line.label += ["layer", index[0].text]
+        elif words[-1:] == ["token"] and "bos" not in words:
+            line.label.append(index[0].text)
         elif set(words) & (_TOKENS | {"token", "bos"}):
             line.tokens = line.tokens or (int(index[0].value),)
         elif listed_after:
@@ -433,6 +438,9 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         line.add("top", pairs, key)
         return []
     inner = list(group.items)
+    if [p.text.lower() for p in inner if isinstance(p, Word)] in (["last"], ["final"]) and len(inner) == 1:
+        line.row = -1
+        return key
     if group.bracket == "(" and all(isinstance(p, Word) for p in inner):
         line.label += [p.text for p in inner if isinstance(p, Word)]
         return key

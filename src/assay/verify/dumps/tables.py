@@ -105,7 +105,7 @@ def table_header(line: str) -> Table | None:
     across = sum(1 for c in columns if c.startswith("="))
     strong = "|" in line or "\t" in line or "," in line
     marked = strong or "  " in line.strip()
-    if not marked and ("" in columns or across):
+    if not marked and ("" in columns or across or any(c.isdecimal() for c in cells)):
         return None
     if not strong and (
         _SPEECH.search(line.replace("[0]", "")) or 3 * sum(1 for c in columns[1:] if not c) > len(cells)

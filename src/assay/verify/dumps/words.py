@@ -82,6 +82,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate gated",), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post"),
+    (("ffn_swiglu-", "ffn_geglu-"), ("input inp", "down w2 downproj"), ""),
     (("ffn_gate-",), ("gate w1",), ""),
     (("ffn_up-",), ("up w3",), ""),
     (("ffn_out-", "l_out-"), ("after post", _FFN), "down w2 out output"),
@@ -93,7 +94,7 @@ _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
     (("result_norm", "l_out-last"), ("final last", "hidden state states layer output"), "token row position embedding"),
     (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded lookup inpl",),
-     "rope position positional pos"),
+     "rope position positional pos rotary rotated"),
     (("result_norm", "l_out-last"), ("hidden",), ""),
     (("result_norm",), (_NORM,), ""),
 )  # fmt: skip
