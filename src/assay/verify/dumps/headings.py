@@ -14,7 +14,7 @@ from assay.verify.dumps.lines import pieces
 from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
 from assay.verify.dumps.said import NOT_SIDES, Said, said_by
 from assay.verify.dumps.statistics import statistic
-from assay.verify.dumps.words import VALUES, Meaning, has_unknown, meaning, split_words
+from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, meaning, split_words
 
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
@@ -24,6 +24,11 @@ _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block|idx|index)\s?=\s?\d{1,4}\
 _TOKEN = re.compile(
     r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
 )  # [3] 'of'
+_REAL = re.compile(r"\d\.\d|\d[eE]-\d|\d\s?[KMG]i?B\b")
+_SETUP = {
+    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "enabled", "disabled",
+    "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading", "allocated",
+}  # fmt: skip
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
 EITHER_NORM = ("attn_norm-", "ffn_norm-")
 _ENDS = (("result_output",), ("embd",))
@@ -193,6 +198,10 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     perhaps = said.perhaps if said.perhaps is not None else own.perhaps
     asked = _asks(words)
     context = replace(context, asked=asked)
+    if not marked and own.layer is None and (_REAL.search(line) or set(words) & _SETUP):
+        return context  # how the engine was set up
+    if not own.role and set(words) & NOT_VALUES:
+        return context
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
     short = frame or caption or len(said.label) <= (8 if row is None else 10)

@@ -21,7 +21,8 @@ STATISTIC_WORDS = {
 }  # fmt: skip
 # A norm of these is a number; a norm of anything else is a node: attn_norm, final_norm.
 _NORM_OF = {
-    "l", "2", "x", "h", "y", "hidden", "resid", "residual", "vec", "vector", "state", "abs", "linalg", "frob", "fro", "act",
+    "l", "2", "x", "h", "y", "hidden", "resid", "residual", "vec", "vector", "state", "abs", "linalg", "frob", "fro",
+    "act",
 }  # fmt: skip
 TRAILING = {"is", "was", "x", "h", "of", "value", "val", "elements"}
 _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm", "rms", "sum", "total")}

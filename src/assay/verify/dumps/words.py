@@ -26,7 +26,7 @@ _NO_WORD = re.compile(
 )  # dates, addresses, versions
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
-_NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
+NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
 _Q = "q qcur wq xq"
 _K = "k kcur wk xk"
@@ -176,6 +176,8 @@ def _meaning(label: tuple[str, ...], generic: bool) -> Meaning:
 def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
     plain = _by_words(words, layer, used, generic)
     for text in label:
+        if text.endswith((".weight", ".bias")):
+            return Meaning((), layer)
         if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
             return replace(plain, layer=layer, verbatim=text)
         if _HIDDEN.fullmatch(text):
@@ -203,7 +205,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     bag = {w for i, w in enumerate(words) if i not in used}
     bag |= {a + b for a, b in pairwise(words)}  # "soft max", "l out", "lm head"
     bag -= _denied(words)
-    if bag & _NOT_VALUES and not bag & {"attention", "attn"}:
+    if bag & NOT_VALUES and not bag & {"attention", "attn"}:
         return Meaning((), layer)
     if layer is None:
         inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
