@@ -14,7 +14,7 @@ from assay.verify.dumps.lines import pieces
 from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
 from assay.verify.dumps.said import NOT_SIDES, Said, said_by
 from assay.verify.dumps.statistics import statistic
-from assay.verify.dumps.words import VALUES, Meaning, has_unknown, meaning, split_words
+from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, meaning, split_words
 
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
@@ -29,6 +29,11 @@ _PROGRESS = re.compile(r"\d%\s?\|")
 _FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
 _COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d")  # "layers 3": how many
 _NTH = re.compile(r"\s*[\[(\"']?(\d{1,4})[\])\"']?\s{0,4}(?:=>|:|=)\s{0,4}(?:(?:array|object|Array|table)\s?(?:\(\d{0,6}\))?)?\s?[\[({]?\s*")
+_REAL = re.compile(r"\d\.\d|\d[eE]-\d|\d\s?[KMG]i?B\b")
+_SETUP = {
+    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "enabled", "disabled",
+    "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading", "allocated",
+}  # fmt: skip
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
 EITHER_NORM = ("attn_norm-", "ffn_norm-")
 _ENDS = (("result_output",), ("embd",))
@@ -124,6 +129,9 @@ def about(said: Said, context: Context) -> Meaning:
             nodes = _inside(label, context).nodes or nodes  # "block output" below "feed forward"
         if layer is not None and own.layer is None and not above.role:
             nodes = ("l_out-",)
+        if not nodes and layer is None and of_each_layer(split_words(label)):  # "layer: …", once for each
+            each = meaning([*label, "layer", "0"])
+            nodes = each.nodes if each.nodes and each.nodes[0].endswith("-") else ()
         strange = has_unknown(w for w in split_words(label) if not statistic([w]))
         found = Meaning(nodes, layer, verbatim=above.verbatim, vague=above.vague or (strange and above.bare))
     elif (
@@ -210,6 +218,10 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     perhaps = said.perhaps if said.perhaps is not None else own.perhaps
     asked = _asks(words)
     context = replace(context, asked=asked)
+    if not marked and own.layer is None and (_REAL.search(line) or set(words) & _SETUP):
+        return context  # how the engine was set up
+    if not own.role and set(words) & NOT_VALUES:
+        return context
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
     short = frame or caption or len(said.label) <= (8 if row is None else 10)

@@ -226,7 +226,7 @@ def _close(stack: list[tuple[str, list[Piece]]]) -> None:
     stack[-1][1].append(Group(bracket, tuple(items)))
 
 
-_SIGNS = {"most": "absmax", "average": "absmean", "norm": "l2", "sum": "sum"}
+_SIGNS = {"most": "absmax", "average": "absmean", "norm": "nrm2", "sum": "sum"}
 
 
 def _cut(line: str) -> Iterator[Piece]:

@@ -109,7 +109,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                 aside.append((where, line.strip()[:300]))
             if said.empty and line.strip(" -=+|"):
                 titles.append(line[:400])
-            if not (fenced and line.lstrip().startswith("#")) and not said.tokens:  # a comment in code is no heading
+            # a comment in code is no heading
+            if not (fenced and line.lstrip().startswith("#")) and not said.tokens and not new:
                 before = context
                 context = heading(line, said, context, sides)
                 changed = context.scopes != before.scopes

@@ -52,7 +52,7 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
     for i, (a, b) in enumerate(pairwise(words)):
         if a in ROW and b.isdecimal() and len(b) < (4 if a == "t" else 7) and not {i, i + 1} & used:
             return int(b)
-        if a in ROW | PERHAPS and b in ("idx", "index") and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
+        if a in ROW | PERHAPS and b in _STRONG and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
             return int(c[0][:7])
         if b in _ROWS and a in _LAST:
             return -1
@@ -62,6 +62,8 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
             return -1
         if a == "first" and b in _ROWS - {"tokens", "positions"}:
             return 0
+    if any(words[i : i + 2] == ["last", "of"] and words[i + 3 : i + 4] == ["tokens"] for i in range(len(words))):
+        return -1  # "last of 8 tokens"
     if "last" in words and "one" in words and set(words) & _ROWS:  # "8 tokens, showing the last one"
         return -1 if words[words.index("last") + 1 :][:1] == ["one"] else None
     return None
@@ -74,7 +76,7 @@ def _goes_on(word: str) -> bool:
 def perhaps_of(words: Sequence[str], used: set[int]) -> int | None:
     """A row it may be: "token 3" is the fourth row, or the id 3."""
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in PERHAPS and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
+        if a in PERHAPS | {"p", "past"} and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
             return int(b)
     return None
 

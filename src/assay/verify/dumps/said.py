@@ -158,6 +158,9 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
                 i += 2 if line.items[-1].data[0][1] is cut[i + 2] else 0  # x[3] = 0.5: the value is taken
         elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
+        elif piece.text == "@" and i + 1 < len(cut) and cut[i + 1] == Word("last"):
+            line.row = -1
+            i += 1
         elif piece.text == "+" and (line.label or isinstance(cut[i + 1 : i + 2][:1] and cut[i + 1], Word)):
             line.label.append("plus")  # x + attn(x)
         i += 1
@@ -211,10 +214,20 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
         piece = cut[i]
         if isinstance(piece, Number) or piece is DOTS:
             run.append(piece)
-        elif not (_between(piece) and i + 1 < len(cut) and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)):
+        elif not (
+            (_between(piece) or (piece is BAR and _real(run, cut, i)))
+            and i + 1 < len(cut)
+            and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)
+        ):
             break
         i += 1
     return run, i
+
+
+def _real(run: Sequence[Piece], cut: Sequence[Piece], i: int) -> bool:
+    """Whether a bar stands between two numbers with decimals: they are one list."""
+    near = (run[-1], cut[i + 1]) if run and i + 1 < len(cut) else ()
+    return bool(near) and all(isinstance(p, Number) and not p.whole for p in near)
 
 
 def _between(piece: Piece) -> bool:
@@ -391,6 +404,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         elif named and not set(words) & _SHAPE:
             if meaning(line.label).layer is None:
                 line.label += ["layer", index[0].text]
+        elif words[-1:] == ["token"] and "bos" not in words:
+            line.label.append(index[0].text)
         elif set(words) & (_TOKENS | {"token", "bos"}):
             line.tokens = line.tokens or (int(index[0].value),)
         elif listed_after:
@@ -426,6 +441,9 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         line.add("top", pairs, key)
         return []
     inner = list(group.items)
+    if [p.text.lower() for p in inner if isinstance(p, Word)] in (["last"], ["final"]) and len(inner) == 1:
+        line.row = -1
+        return key
     if group.bracket == "(" and all(isinstance(p, Word) for p in inner):
         line.label += [p.text for p in inner if isinstance(p, Word)]
         return key

@@ -15,7 +15,7 @@ from assay.verify.dumps.said import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import meaning, split_words
 
-_COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|v|x|val|value|d|e|c|col|h|y|a|dim|ch|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
+_COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
@@ -126,12 +126,14 @@ def table_header(line: str) -> Table | None:
     across = sum(1 for c in columns if c.startswith("="))
     strong = "|" in line or "\t" in line or "," in line
     marked = strong or "  " in line.strip()
-    if not marked and ("" in columns or across):
+    if not marked and ("" in columns or across or any(c.isdecimal() for c in cells)):
         return None
     if not strong and (
         _SPEECH.search(line.replace("[0]", "")) or 3 * sum(1 for c in columns[1:] if not c) > len(cells)
     ):
         return None
+    if across and not about and not ("|" in line or "\t" in line or "  " in line.strip()):
+        return None  # prose with a comma
     if across and not (about or columns[0] == "") and not (marked and across + 1 >= len(cells)):
         return None
     known = 2 * (len(named) + counted) >= len(cells) and (len(named) >= 2 or counted >= 2)

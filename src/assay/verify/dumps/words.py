@@ -26,7 +26,7 @@ _NO_WORD = re.compile(
 )  # dates, addresses, versions
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
-_NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
+NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
 _Q = "q qcur wq xq"
 _K = "k kcur wk xk"
@@ -82,6 +82,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate gated",), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post"),
+    (("ffn_swiglu-", "ffn_geglu-"), ("input inp", "down w2 downproj"), ""),
     (("ffn_gate-",), ("gate w1",), ""),
     (("ffn_up-",), ("up w3",), ""),
     (("ffn_out-", "l_out-"), ("after post", _FFN), "down w2 out output"),
@@ -93,7 +94,7 @@ _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
     (("result_norm", "l_out-last"), ("final last", "hidden state states layer output"), "token row position embedding"),
     (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded lookup inpl",),
-     "rope position positional pos"),
+     "rope position positional pos rotary rotated"),
     (("result_norm", "l_out-last"), ("hidden",), ""),
     (("result_norm",), (_NORM,), ""),
 )  # fmt: skip
@@ -119,6 +120,7 @@ def _compiled(
 
 
 _IN_LAYERS, _ENDS = _compiled(_TABLE), _compiled(_AT_THE_ENDS)
+_HIDDEN_ALONE = (frozenset({"hidden"}),)  # of which layer, nobody says
 _LOGITS = next(row for row in _IN_LAYERS if row[0] == ("result_output",))
 
 
@@ -174,6 +176,8 @@ def _meaning(label: tuple[str, ...], generic: bool) -> Meaning:
 def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
     plain = _by_words(words, layer, used, generic)
     for text in label:
+        if text.endswith((".weight", ".bias")):
+            return Meaning((), layer)
         if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
             return replace(plain, layer=layer, verbatim=text)
         if _HIDDEN.fullmatch(text):
@@ -201,7 +205,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     bag = {w for i, w in enumerate(words) if i not in used}
     bag |= {a + b for a, b in pairwise(words)}  # "soft max", "l out", "lm head"
     bag -= _denied(words)
-    if bag & _NOT_VALUES and not bag & {"attention", "attn"}:
+    if bag & NOT_VALUES and not bag & {"attention", "attn"}:
         return Meaning((), layer)
     if layer is None and [w for w in words if w not in ("tensor", "array", VALUES)] == ["output"]:
         return Meaning(("result_output", "result_norm", "l_out-last"))
@@ -209,7 +213,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
         inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
         for nodes, need, no in (_LOGITS, *_IN_LAYERS[:-1], *_ENDS) if inside else (_LOGITS, *_ENDS, *_IN_LAYERS):
             if all(bag & group for group in need) and not bag & no:
-                return Meaning(nodes)
+                return Meaning(nodes, vague=need == _HIDDEN_ALONE)
         return Meaning()
     if bag & _INPUT and not bag & _TELLING:
         return Meaning(("embd",) if layer == 0 else ("l_out-",), layer - 1 if layer else None)
