@@ -119,6 +119,9 @@ def about(said: Said, context: Context) -> Meaning:
     if said.layer is not None and own.layer is None and not own.verbatim:
         own = replace(meaning([*label, "layer", str(said.layer)]), row=own.row)
     above = context.about
+    if own.bare and said.before is not None and own.layer is not None:  # h: [...]  # x + attn(norm(x))
+        behind = meaning([*said.label[said.before + 1 :], "layer", str(own.layer)], generic=False)
+        own = replace(own, nodes=behind.nodes, bare=False) if behind.nodes and "plus" in said.label else own
     if own.layer is None and above.layer is None and not own.verbatim and own.nodes not in _ENDS:
         own = _led(label, own)
     found = own
@@ -171,7 +174,7 @@ def _inside(label: Sequence[str], context: Context) -> Meaning:
     """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
     number = ("layer", str(context.about.layer))
     found = meaning([*label, *number], generic=False)
-    if not found.nodes or found.nodes == EITHER_NORM or set(split_words(label)) <= VAGUE:
+    if not found.nodes or found.nodes == EITHER_NORM or set(split_words(label)) <= VAGUE | {"pre", "post", "rms"}:
         found = meaning([*context.words, *label, *number], generic=False)  # "norm:" below "attn:"
     return found
 

@@ -223,7 +223,8 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
     for item, m in zip(said.items, own, strict=True):
         beside = item.kind in STATISTICS and any(i.kind == "list" for i in said.items[: len(found)])
         dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
-        if several and m.nodes and not ((beside or found) and set(split_words(item.words)) <= dull):
+        alone = len({f.nodes for f in found}) < 2  # att 0.1 | ffn 0.2 | x 0.3
+        if several and m.nodes and not ((beside or (found and alone)) and set(split_words(item.words)) <= dull):
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
         if layers and m.layer is not None and not several:
             now = replace(now, layer=m.layer)

@@ -207,7 +207,7 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
     last = split_words(key[-1:])[-1:] if key else []
     if last and last[0] in LAYER | ROW | NUMBERING and first.whole:
         return [first], i + 1
-    if (statistic(key) not in (None, "norm", "rms") or key[-1:] == ["l2"]) and len(_several(key)) < 2:
+    if (statistic(key) not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"])) and len(_several(key)) < 2:
         return [first], i + 1
     run: list[Piece] = []
     while i < len(cut):
@@ -281,6 +281,8 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.label.append(one.text)
         elif line.id is not None and not words:
             line.add("at", ((line.id, one),), key)
+        elif not one.whole and (kind := _kind_before(line.label)):
+            line.add(kind, one, key)
         elif assigned and _has_place(key or line.label):
             line.add("?", one, key)
         return
@@ -312,6 +314,12 @@ _ELEMENT = {
     "column",
     "item",
 }
+
+
+def _kind_before(label: Sequence[str]) -> str:
+    """The statistic of all single numbers of a line: "rms of the residual: after attention 1.5, after mlp 2.5"."""
+    of = [i for i, word in enumerate(label[1:], 1) if word == "of"]
+    return next((k for i in of if (k := statistic(label[i - 1 : i]))), "")
 
 
 def _has_place(words: Sequence[str]) -> bool:

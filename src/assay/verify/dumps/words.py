@@ -52,7 +52,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
     (("kq_soft_max-",), (_ATT, "weights weight probability"), ""),
     (("kq-",), ("scores score qk kq qkt",), "logits"),
-    (("result_output",), ("logits logit lmhead lm unembed unembedding wcls vocab",), _NORM),
+    (("result_output",), ("logits logit lmhead unembed unembedding wcls vocab",), _NORM),
     (("Qcur_proj-", "Qcur_biased-"), (_Q + " query queries", _TURN, _BEFORE), ""),
     (("Kcur_proj-", "Kcur_biased-"), (_K + " key keys", _TURN, _BEFORE), ""),
     (("Qcur-",), (_Q + " query queries", _TURN), ""),
@@ -81,7 +81,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate gated",), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post"),
+    (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post down w1 w2 w3 gate up norm"),
     (("ffn_swiglu-", "ffn_geglu-"), ("input inp", "down w2 downproj"), ""),
     (("ffn_gate-",), ("gate w1",), ""),
     (("ffn_up-",), ("up w3",), ""),
@@ -205,7 +205,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     bag = {w for i, w in enumerate(words) if i not in used}
     bag |= {a + b for a, b in pairwise(words)}  # "soft max", "l out", "lm head"
     bag -= _denied(words)
-    if bag & NOT_VALUES and not bag & {"attention", "attn"}:
+    if bag & NOT_VALUES and not bag & {"attention", "attn", "after"}:
         return Meaning((), layer)
     if layer is None and [w for w in words if w not in ("tensor", "array", VALUES)] == ["output"]:
         return Meaning(("result_output", "result_norm", "l_out-last"))
