@@ -46,6 +46,10 @@ class Scope:
     about: Meaning = NOTHING
     words: tuple[str, ...] = ()  # of the heading that named it
     indent: int = -1  # a line further out is no longer about it
+    deep: bool = False  # lines further in stood below it: one as far out as itself is no longer about it
+
+    def over(self) -> Scope:
+        return Scope(replace(self.about, nodes=("l_out-",), bare=True, vague=False, verbatim=""), (), self.indent)
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,15 @@ class Context:
     def at(self, line: str) -> Context:
         """The context of a line: headings further in than it are over."""
         indent = indent_of(line)
-        if not line.strip() or line[0] == "#" or self.scopes[-1].indent <= indent:
+        if not line.strip() or line[0] == "#":
             return self
-        return replace(self, scopes=tuple(s for s in self.scopes if s.indent <= indent))
+        scopes = tuple(s for s in self.scopes if s.indent <= indent)
+        last = scopes[-1]
+        if last.deep and last.indent == indent and last.about.layer is not None and line.lstrip()[:1].isalpha():
+            last = last.over()
+        elif 0 <= last.indent < indent:
+            last = replace(last, deep=True)
+        return self if last is self.scopes[-1] else replace(self, scopes=(*scopes[:-1], last))
 
     def outside(self, line: str) -> Context:
         """The context of a heading's line without its neighbours: only headings further out."""
@@ -227,7 +237,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
         return context
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
-    short = frame or caption or len(said.label) <= (8 if row is None else 10)
+    short = frame or caption or len(said.label) <= (8 if row is None and not (own.role and own.layer is not None) else 10)
     m = _TOKEN.match(line)
     told = own.role or own.layer is not None or row is not None or perhaps is not None or m
     if not marked and not (short and told):

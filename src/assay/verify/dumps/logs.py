@@ -21,7 +21,7 @@ from assay.verify.dumps.headings import VAGUE, Context, about, heading
 from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
-from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of
+from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, row_of
 from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Said, said_by
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
@@ -117,6 +117,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                 table = Table() if changed else table
                 if line.strip():
                     caption = None if changed else (line, said)
+        if len(said.label) > 12 and (row := row_of(split_words(said.label), set())) is not None:
+            context = replace(context, perhaps=row)  # prose
         sides |= {s for s in (said.side, context.side) if s}
     return Dump(
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(_together(found)),

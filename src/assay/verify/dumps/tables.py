@@ -118,8 +118,9 @@ def table_header(line: str) -> Table | None:
         columns = ("name", *rest)  # "after", above rows of stages
     if not columns[0] and len(columns) > 2 and all(rest) and ("|" in line or "\t" in line or "," in line):
         columns = ("name", *columns[1:])
-    if "norm1" in (low := [c.lower() for c in cells]):  # and norm2 is no length
-        columns = tuple("=" if c in ("norm1", "norm2") else kind for c, kind in zip(low, columns, strict=True))
+    low = [c.lower() for c in cells]
+    if {"norm1", "ln1"} & set(low):  # and norm2 is no length
+        columns = tuple("=" if c in ("norm1", "norm2", "ln1", "ln2") else kind for c, kind in zip(low, columns, strict=True))
     named = [c for c in columns if c and not c.startswith("#")]
     counted = len([c for c in columns if c.startswith("#")])
     about = {"layer", "name", "row", "index", "id"} & set(named)

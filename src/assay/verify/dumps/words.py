@@ -41,7 +41,7 @@ _BEFORE = "before pre prior unrotated unroped without no"
 _END = "final last output out model result ln_f f end top"
 _SUMMED = "residual resid skip add plus"
 _ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 add2 stream"
-_NOT_QKV = f"values of out output hidden residual stream is {_FFN} gate up down"
+_NOT_QKV = f"return returned values of out output hidden residual stream is {_FFN} gate up down"
 # (nodes, words that must stand: one of each group, words that must not). `-` after a node: it belongs to a layer.
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), ("final " + _LAST_NORM, f"{_NORM} {_LAST_NORM}"), ""),
@@ -79,6 +79,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("attn_out-",), ("o out output", "proj projection projected"), _SUMMED + " ffn mlp down up gate lm"),
     (("ffn_inp-", "attn_out-"), (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
+    (("ffn_gate-",), ("gate w1", "before pre", "silu swish gelu act activation"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate gated",), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"), "out output after post down w1 w2 w3 gate up norm"),
