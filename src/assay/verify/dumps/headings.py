@@ -207,7 +207,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
     most = 10 if row is not None else 8 if each or own.layer is not None or own.nodes in _ENDS else 4
-    short = frame or caption or len(said.label) <= most
+    short = frame or caption or sum(not w.isdecimal() for w in said.label) <= most
     m = _TOKEN.match(line)
     told = own.role or own.layer is not None or row is not None or perhaps is not None or m
     if not marked and not (short and told):
