@@ -114,3 +114,23 @@ def test_it_is_understood_as_meant(form: Format, run: Run, model: Model) -> None
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
 def test_it_is_understood_where_the_engine_is_wrong_from_layer_1_on(form: Format, run: Run, model: Model) -> None:
     understood_by_values(form, run, model)
+
+
+NOISE = """\
+loader: loaded meta data with 23 key-value pairs and 201 tensors from tiny.gguf (version V3)
+loader: - kv   4:                     llama.embedding_length u32 = 2048
+loader: - kv   5:                          llama.block_count u32 = 22
+print_info: f_norm_rms_eps   = 1.0e-05
+load_tensors: offloading 22 repeating layers to GPU
+blk.0.attn_q.weight [2048, 2048] Q8_0
+kv cache size: 11.00 MiB, K (f16): 5.50 MiB, V (f16): 5.50 MiB
+threads=8 batch=512 flash_attn=0 temp=0.00 top_k=40 top_p=0.95
+Using attention backend: sdpa
+hidden_size: 2048, num_layers: 22, num_heads: 32, head_dim: 64, rope_theta: 10000.0, norm_eps: 1e-05
+prompt eval time = 182.33 ms / 8 tokens
+"""
+
+
+@pytest.mark.parametrize("form", [f for f in FORMS if f.name not in NO_WORDS], ids=lambda f: f.name)
+def test_what_an_engine_prints_of_itself_changes_nothing(form: Format, run: Run, model: Model) -> None:
+    understood_by_words(replace(form, write=lambda run: NOISE + form.write(run)), run, model)

@@ -1,4 +1,4 @@
-"""What brackets and pairs say: ids with logits, slices, short vectors side by side."""
+"""What brackets, pairs and numbers before words say: ids with logits, slices, short vectors, a layer's number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, Group, Number, Piece, Values, Word
+from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, SLASH, Group, Mark, Number, Piece, Values, Word
+from assay.verify.dumps.places import LAYER
+from assay.verify.dumps.words import meaning, split_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +117,46 @@ def vectors(items: list[Item]) -> list[Item]:
         else:
             found.append(item)
     return found
+
+
+_LAYER_KEY = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
+
+
+def layers_beside(items: list[Item]) -> list[Item]:
+    """`L0=… L1=… L2=…`: beside other layers, L2 is no norm."""
+    if not any(i.kind == "?" and _LAYER_KEY.fullmatch(i.key[-1]) for i in items if i.key):
+        return items
+    return [
+        replace(i, kind="?", words=(*i.words, "L2")) if i.kind == "norm" and i.key[-1:] in (("L2",), ("l2",)) else i
+        for i in items
+    ]
+
+
+def number_first(cut: Sequence[Piece]) -> tuple[int | None, int]:
+    """A layer's number before the word: "[0] layer output", "0: block", "#0 layer"; and how many pieces that was."""
+    at = 1 if cut and isinstance(cut[0], Mark) else 0
+    first = cut[at] if len(cut) > at else None
+    number = first
+    if isinstance(first, Group):
+        number = first.items[0] if len(first.items) == 1 else None
+    if not isinstance(number, Number) or not number.whole:
+        return None, 0
+    rest = at + 1
+    if len(cut) > rest and cut[rest] is ASSIGN:
+        rest += 1
+    elif isinstance(first, Number) and not at:
+        return None, 0  # "12 layers loaded"
+    word = cut[rest] if len(cut) > rest else None
+    told = isinstance(word, Word) and set(split_words([word.text])) & LAYER
+    own = isinstance(word, Word) and (
+        meaning([word.text]).layer is not None or isinstance((*cut[rest + 1 :], None)[0], Number)
+    )
+    return (int(number.value), rest) if told and not own else (None, 0)
+
+
+def is_count(cut: Sequence[Piece], i: int) -> bool:
+    """A number that says of how many: behind "1 of" or "1/"."""
+    if i < 2 or not isinstance(cut[i - 2], Number):
+        return False
+    between = cut[i - 1]
+    return between is SLASH or (isinstance(between, Word) and between.text.lower() in ("of", "von", "de"))

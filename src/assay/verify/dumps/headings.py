@@ -46,6 +46,7 @@ class Scope:
     about: Meaning = NOTHING
     words: tuple[str, ...] = ()  # of the heading that named it
     indent: int = -1  # a line further out is no longer about it
+    firm: bool = False  # marked as a heading: a colon behind it, a line drawn around it
     deep: bool = False  # lines further in stood below it: one as far out as itself is no longer about it
 
     def over(self) -> Scope:
@@ -95,9 +96,9 @@ class Context:
         indent = indent_of(line)
         return replace(self, scopes=tuple(s for s in self.scopes if s.indent < indent) or self.scopes[:1])
 
-    def entering(self, about: Meaning, words: Sequence[str], indent: int) -> Context:
+    def entering(self, about: Meaning, words: Sequence[str], indent: int, firm: bool = False) -> Context:
         scopes = tuple(s for s in self.scopes if s.indent < indent)[:_DEEPEST]
-        return replace(self, scopes=(*scopes, Scope(about, tuple(words)[:24], indent)), fresh=True)
+        return replace(self, scopes=(*scopes, Scope(about, tuple(words)[:24], indent, firm)), fresh=True)
 
     def told(self, about: Meaning) -> Context:
         return replace(self, scopes=(*self.scopes[:-1], replace(self.scopes[-1], about=about)))
@@ -154,6 +155,7 @@ def about(said: Said, context: Context) -> Meaning:
         and above.layer is None
         and above.nodes[0].endswith("-")
         and not above.bare
+        and (context.scopes[-1].firm or context.each)
     ):
         found = Meaning(above.nodes, own.layer, vague=above.vague)  # "layer 0: [...]" below "attention outputs"
     elif own.nodes == EITHER_NORM and above.layer == own.layer and context.words:
@@ -237,7 +239,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
         return context
     if long and not own.role:
         return context if row is None else replace(context, perhaps=row)
-    short = frame or caption or len(said.label) <= (8 if row is None and not (own.role and own.layer is not None) else 10)
+    most = 10 if row is not None or own.layer is not None else 8 if each or own.nodes in _ENDS else 4
+    short = frame or caption or sum(not w.isdecimal() for w in said.label) <= most
     m = _TOKEN.match(line)
     told = own.role or own.layer is not None or row is not None or perhaps is not None or m
     if not marked and not (short and told):
@@ -314,7 +317,7 @@ def _enter(line: str, said: Said, own: Meaning, row: int | None, perhaps: int | 
         inside = _inside(said.label, context)  # "attn:" below "block 0:"
         own = inside if inside.nodes and (indent > 0 or inside.nodes != EITHER_NORM) else own
     own = replace(own, row=above.row if row is None else row, perhaps=above.perhaps if perhaps is None else perhaps)
-    return context.entering(own, said.label, indent)
+    return context.entering(own, said.label, indent, bool(_HEADING.search(line)))
 
 
 _RECORD = re.compile(

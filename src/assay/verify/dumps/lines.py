@@ -132,7 +132,9 @@ _MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
 _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 
 
-_BOX = str.maketrans({"¯": "-", "│": "|", "┃": "|", "║": "|"} | dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╭╮╯╰", " "))
+_BOX = str.maketrans(
+    {"¯": "-", **dict.fromkeys("│┃║┆┊╎", "|"), **dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╞╪╡╟╢╤╧╭╮╯╰", " ")}
+)
 
 
 _FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a title in the border of a box

@@ -70,7 +70,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
         fenced ^= line.lstrip().startswith("```")
-        context = context.at(line)
+        outer, context = context, context.at(line)
         matched = _by_pattern(own, line, context, where) if block is None else None
         if matched is not None:
             found += matched[0]
@@ -115,6 +115,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                 context = heading(line, said, context, sides)
                 changed = context.scopes != before.scopes
                 table = Table() if changed else table
+                if context == before and _LETTER.search(line):
+                    context = outer  # it said nothing: what was spoken of goes on below it
                 if line.strip():
                     caption = None if changed else (line, said)
         if len(said.label) > 12 and (row := row_of(split_words(said.label), set())) is not None:
@@ -151,6 +153,7 @@ def _kind_of(titles: Sequence[str]) -> str:
     return ""
 
 
+_LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
 
 

@@ -10,10 +10,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from assay.verify.dumps.brackets import Item, assigned_pairs, axes_of, lone_of, pairs_from, quoted_pairs, vectors
+from assay.verify.dumps.brackets import (
+    Item,
+    assigned_pairs,
+    axes_of,
+    is_count,
+    layers_beside,
+    lone_of,
+    number_first,
+    pairs_from,
+    quoted_pairs,
+    vectors,
+)
 from assay.verify.dumps.lines import (
     ASSIGN,
     BAR,
@@ -81,50 +92,15 @@ class Said:
 
 def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     line = Said()
-    number, skip = _numbered(cut)
+    number, skip = number_first(cut)
     if number is not None:
         line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
-    line.items = _layers(vectors(line.items))
+    line.items = layers_beside(vectors(line.items))
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
-
-
-_LAYER_KEY = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
-
-
-def _layers(items: list[Item]) -> list[Item]:
-    """`L0=… L1=… L2=…`: beside other layers, L2 is no norm."""
-    if not any(i.kind == "?" and _LAYER_KEY.fullmatch(i.key[-1]) for i in items if i.key):
-        return items
-    return [
-        replace(i, kind="?", words=(*i.words, "L2")) if i.kind == "norm" and i.key[-1:] in (("L2",), ("l2",)) else i
-        for i in items
-    ]
-
-
-def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
-    """A layer's number before the word: "[0] layer output", "0: block", "#0 layer"; and how many pieces that was."""
-    at = 1 if cut and isinstance(cut[0], Mark) else 0
-    first = cut[at] if len(cut) > at else None
-    number = first
-    if isinstance(first, Group):
-        number = first.items[0] if len(first.items) == 1 else None
-    if not isinstance(number, Number) or not number.whole:
-        return None, 0
-    rest = at + 1
-    if len(cut) > rest and cut[rest] is ASSIGN:
-        rest += 1
-    elif isinstance(first, Number) and not at:
-        return None, 0  # "12 layers loaded"
-    word = cut[rest] if len(cut) > rest else None
-    told = isinstance(word, Word) and set(split_words([word.text])) & LAYER
-    own = isinstance(word, Word) and (
-        meaning([word.text]).layer is not None or isinstance((*cut[rest + 1 :], None)[0], Number)
-    )
-    return (int(number.value), rest) if told and not own else (None, 0)
 
 
 def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
@@ -146,7 +122,7 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
                 i += 2
                 continue
             run, i = _run(cut, i, key)
-            if len(run) == 1 and _counted(cut, i - 1):
+            if len(run) == 1 and is_count(cut, i - 1):
                 continue  # "layer 1 of 3", "1/3"
             _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] is ASSIGN)
             key = [*key, run[0].text] if len(run) == 1 and isinstance(run[0], Number) and _counts(key) else []
@@ -180,14 +156,6 @@ def _leads(cut: Sequence[Piece], i: int, key: Sequence[str], line: Said) -> bool
         return False
     line.label += ["layer", first.text]
     return True
-
-
-def _counted(cut: Sequence[Piece], i: int) -> bool:
-    """A number that says of how many: behind "1 of" or "1/"."""
-    if i < 2 or not isinstance(cut[i - 2], Number):
-        return False
-    between = cut[i - 1]
-    return between is SLASH or (isinstance(between, Word) and between.text.lower() in ("of", "von", "de"))
 
 
 def _counts(key: list[str]) -> bool:

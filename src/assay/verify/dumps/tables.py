@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from assay.verify.dumps.lines import MOST, Number, Values, Word, listed, pieces
-from assay.verify.dumps.places import LAYER, ROW, layer_of
+from assay.verify.dumps.places import LAYER, ROW, layer_of, row_of
 from assay.verify.dumps.said import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import meaning, split_words
@@ -88,6 +88,8 @@ def _column(cell: str) -> str:
         return "row" if word in _ROW_COLUMN else "name" if word in _NAME_COLUMN else "index"
     if set(words) & _VALUES and not layer_of(words)[1]:
         return "first"
+    if len(words) == 2 and words[1].isdecimal() and row_of(words, set()) is not None:
+        return "="
     if len(words) < 6 and (layer_of(words)[0] is not None and any(w in LAYER for w in words)):
         return "=" if len(word) < 40 else ""
     if m := _COLUMN.fullmatch(word):
@@ -216,7 +218,8 @@ def _across(row: Said, kind: str, title: str, head: str, cell: str, index: int |
         return None
     head = " ".join(_but_statistics(split_words([head]))) if kind else head
     kind = kind or title or (statistic(row.label[-1:]) or "" if row.label else "")
-    said = Said([head, *(() if kind and statistic(row.label[-1:]) else row.label)], layer=row.layer, row=row.row)
+    label = _but_statistics(split_words(row.label)) if statistic(row.label[-1:]) else row.label
+    said = Said([head, *label], layer=row.layer, row=row.row)
     if index is not None and len(values.all) == 1:
         said.add("at", ((index, values.first[0]),))
     elif kind and len(values.all) == 1:
