@@ -84,8 +84,10 @@ def check(form: Format, run: Run, model: Model, left: list[Observation]) -> None
             for obs in left
             if name in nodes_of(obs, model)
             and obs.kind in kinds
-            and (row_of(row) in (None if obs.rows is None else row_of(obs.rows[0]), row_of(obs.perhaps))
-                 or (kind == "first" and row == 0 and obs.rows is None))  # a tensor begins with its first row
+            and (
+                row_of(row) in (None if obs.rows is None else row_of(obs.rows[0]), row_of(obs.perhaps))
+                or (kind == "first" and row == 0 and obs.rows is None)
+            )  # a tensor begins with its first row
         ]
         assert fits, (name, kind, row)
         if kind in ("at", "top"):

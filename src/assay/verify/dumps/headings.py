@@ -27,8 +27,11 @@ _TOKEN = re.compile(
 _ASIDE = re.compile(r"\([^()]{0,200}\)")
 _PROGRESS = re.compile(r"\d%\s?\|")
 _FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
-_COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d")  # "layers 3": how many
-_NTH = re.compile(r"\s*[\[(\"']?(\d{1,4})[\])\"']?\s{0,4}(?:=>|:|=)\s{0,4}(?:(?:array|object|Array|table)\s?(?:\(\d{0,6}\))?)?\s?[\[({]?\s*")
+_COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d|\b\d{1,3} layers\b")  # "layers 3", "3 layers": how many
+_NTH = re.compile(
+    r"\s*[\[(\"']?(\d{1,4})[\])\"']?\s{0,4}(?:=>|:|=)\s{0,4}"
+    r"(?:(?:array|object|Array|table)\s?(?:\(\d{0,6}\))?)?\s?[\[({]?\s*"
+)
 _REAL = re.compile(r"\d\.\d|\d[eE]-\d|\d\s?[KMG]i?B\b")
 _SETUP = {
     "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "enabled", "disabled",

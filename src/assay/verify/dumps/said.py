@@ -46,7 +46,8 @@ from assay.verify.dumps.words import VALUES, meaning, split_words
 
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
-ID_WORDS, LOGIT_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand"}, {"logit", "score", "val", "value", "logprob", "prob"}
+ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand"}
+LOGIT_WORDS = {"logit", "score", "val", "value", "logprob", "prob"}
 TOP_WORDS = {"top", "best", "highest", "largest", "candidates", "argmax", "predictions"}
 NOT_SIDES = {
     "first", "last", "values", "value", "data", "tensor", "array", "float", "stats", "shape", "top", "range", "result",

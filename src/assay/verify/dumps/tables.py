@@ -122,7 +122,8 @@ def table_header(line: str) -> Table | None:
         columns = ("name", *columns[1:])
     low = [c.lower() for c in cells]
     if {"norm1", "ln1"} & set(low):  # and norm2 is no length
-        columns = tuple("=" if c in ("norm1", "norm2", "ln1", "ln2") else kind for c, kind in zip(low, columns, strict=True))
+        norms = ("norm1", "norm2", "ln1", "ln2")
+        columns = tuple("=" if c in norms else kind for c, kind in zip(low, columns, strict=True))
     named = [c for c in columns if c and not c.startswith("#")]
     counted = len([c for c in columns if c.startswith("#")])
     about = {"layer", "name", "row", "index", "id"} & set(named)
