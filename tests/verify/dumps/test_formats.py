@@ -100,7 +100,14 @@ def check(form: Format, run: Run, model: Model, left: list[Observation]) -> None
     assert {obs.kind for obs in left} <= {"at", "top"}
 
 
-FORMS = [form for module in (formats, unseen_formats, kept_apart, strangers, habits) for form in module.FORMATS]
+FORMS = [form for part in (formats, unseen_formats, kept_apart, strangers.first, habits) for form in part.FORMATS]
+STRANGERS = [
+    pytest.param(
+        form, marks=pytest.mark.xfail(strict=True, reason="not understood") if form.name in strangers.UNREAD else ()
+    )
+    for form in strangers.FORMATS
+    if not form.name.startswith("first")
+]
 # Rows whose words say nothing, and whose values do.
 NO_WORDS = {
     "step numbers before names", "private names only", "buffer names of a runtime",
@@ -113,7 +120,7 @@ def test_it_is_understood_as_meant(form: Format, run: Run, model: Model) -> None
     understood_by_words(form, run, model)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [*FORMS, *STRANGERS], ids=lambda f: f.name)
 def test_it_is_understood_where_the_engine_is_wrong_from_layer_1_on(form: Format, run: Run, model: Model) -> None:
     understood_by_values(form, run, model)
 
