@@ -78,7 +78,9 @@ Colours, times, levels and places in the code before a line are passed over. A h
 lines below it. Arrays may run over several lines and leave out the middle. Lists and columns are values; `rms`,
 `mean`, `min`, `max`, `sum`, `std`, `norm`, `absmax`, `absmean` are statistics; ids with logits are logits. A printed
 number stands for all numbers that round to it. Which token's row was printed, and which of two nodes a word means,
-is told by the values where the text does not say. What was understood is shown first.
+is told by the values where the text does not say. So is the node of a line whose words nobody knows: a list that is
+near to one row of layer 0 and to no other names its print statement, and the same words with other numbers are the same
+node of other layers. Clear words are never overruled. What was understood is shown first.
 
 Where a line was not understood, the message quotes it with the `--pattern` that would take it.
 

@@ -81,17 +81,25 @@ Writer = Callable[[Log], str]
 FORMATS: list[Format] = []
 
 
-def form(name: str) -> Callable[[Writer], Writer]:
-    def add(writer: Writer) -> Writer:
-        def means(run: Run) -> list[Meant]:
-            log = Log(run)
-            writer(log)
-            return log.found
+def adding_to(formats: list[Format]) -> Callable[[str], Callable[[Writer], Writer]]:
+    """A decorator that makes a writer of text a row of `formats`."""
 
-        FORMATS.append(Format(name, lambda run: writer(Log(run)), means))
-        return writer
+    def form(name: str) -> Callable[[Writer], Writer]:
+        def add(writer: Writer) -> Writer:
+            def means(run: Run) -> list[Meant]:
+                log = Log(run)
+                writer(log)
+                return log.found
 
-    return add
+            formats.append(Format(name, lambda run: writer(Log(run)), means))
+            return writer
+
+        return add
+
+    return form
+
+
+form = adding_to(FORMATS)
 
 
 def text(lines: Iterable[str]) -> str:

@@ -16,11 +16,25 @@ MOST_PIECES = 1 << 13
 _DEEPEST = 8  # brackets inside brackets
 
 _COLOUR = re.compile(r"\x1b(?:\[[0-9;:?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-Z\\-_])")
-_TIME = r"(?:\d{4}[-/]\d\d[-/]\d\d)?[ T]?\d\d?:\d\d:\d\d(?:[.,:]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
-_LEVEL = r"(?:TRACE|DEBUG|DBG|INFO|NOTICE|WARN|WARNING|ERROR|FATAL|trace|debug|info|warn|warning|error|log|LOG)"
+_TIME = (
+    r"(?:\d{4}[-/]\d\d[-/]\d\d|(?:\w{3}\s{1,2})?(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2})?"
+    r"[ T]?\d\d?:\d\d:\d\d(?:[.,:]\d{1,9})?(?:Z|\s?[+-]\d\d:?\d\d)?"
+)
+_LEVEL = (
+    r"(?i:TRACE|DEBUG|DBG|DBUG|VERBOSE|FINE|FINER|FINEST|INFO|INF|NOTICE|WARN|WRN|WARNING|ERROR|ERR|FATAL|FTL|VRB|LOG)"
+)
+_CODE = (
+    r"rs|[ch]|cc|[ch]pp|cuh?|go|zig|py|ipynb|jl|m?js|tsx?|swift|mm?|metal|java|kts?|cs|fsx?|vb|rb|f|f90|f95|for|exs?|erl"
+    r"|dart|nim|mli?|hs|v|odin|lua|[rR]|php|pl|scm|lisp|clj|ad[bs]|pas|cr|d|scala|wgsl|glsl|comp|cl|asm|s"
+)
+_PROMPT = (
+    r"(?:\((?:\w{1,4}-)?(?:gdb|lldb|dlv|i?pdb|Pdb|rdbg)\)|In \[\d{0,5}\]:|Out\[\d{0,5}\]:|>>>"
+    r"|(?:julia|user|ghci|irb|iex|octave|node|utop|lua|php|jshell|sbcl|scala|R)[\w(): .]{0,20}[=*#]?>)"
+)
 _PREFIXES = tuple(
     re.compile(p)
     for p in (
+        r"\s*\[" + _TIME + r"\s{1,4}" + _LEVEL + r"\s{1,4}[\w:./-]{1,80}\]\s*",  # [time level module]
         r"\s*[\[(<]?" + _TIME + r"[\])>]?\s*(?:[-|:]\s+)?",  # a time, alone or in brackets
         r"\s*[\[(<]\s{0,20}" + _LEVEL + r"\s{0,20}[\])>]:?\s*",  # [INFO]
         r"\s*" + _LEVEL + r"(?:\s{1,20}|:\s*|\()(?=\S)",  # INFO, debug:
@@ -30,21 +44,31 @@ _PREFIXES = tuple(
         r"\s*[IWEFD]\d{4}\s+\S{1,40}\s+\d{1,10}\s+[\w./-]{1,200}:\d{1,7}\]\s*",  # glog
         r"\s*\d\d-\d\d\s+\d\d:\d\d:\d\d\.\d{1,6}\s+\d{1,9}\s+\d{1,9}\s+[VDIWEF]\s+\S{1,60}\s*:\s*",  # logcat
         r"\s*\d+\.\d\d\.\d{3}\.\d{3}\s+[A-Z]\s+",  # llama.cpp's clock and level
+        r"\s*[VDIWE] \(\d{1,12}\) [\w.-]{1,40}: ",  # a microcontroller's
+        r"\s*[VDIWEF]/[\w.-]{1,40}\s{0,8}(?:\(\s{0,8}\d{1,9}\))?:\s*",  # logcat, brief
+        r"\s*" + _PROMPT + r"\s+",  # what a debugger or a console asks with
+        r"\s*(?:\([\w \[\]*<>]{1,40}\)\s{1,4})?\$(?:\d{1,6}|R\d{1,6})\s*=\s*",  # $1 =
         r"\s*\[\s*\d{1,8}\.\d{3,9}s?\]\s+(?=\S)",  # seconds since the start
-        r"\s*[\[(]?(?:[\w.-]{1,80}/){0,20}[\w.-]{1,80}\.(?:rs|c|cc|cpp|cu|h|hpp|go|zig|py|js|mjs|ts|swift|m|mm|java)"
-        r":\d{1,7}(?::\d{1,5})?[\])]?:?\s*(?:[-|]\s+)?",  # src/model.rs:42:
-        r"\s*(?:[>*•·-]|>{2,3})\s+",  # a quote, an item of a list
+        r"\s*[\[(]?(?:[\w.-]{1,80}/){0,20}[\w.-]{1,80}\.(?:" + _CODE + r")"
+        r":\d{1,7}(?::\d{1,5})?(?![\d.])[\])]?:?\s*(?:[-|]\s+)?",  # src/model.rs:42:
+        r"\s*(?:>{1,3})\s+",  # a quote
     )
 )
+_ITEM = re.compile(r"(\s*)[*•·▪▸▶◦‣-]\s+(?=\S)")
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,\w])([-+\u2212]?\d{1,4}),(\d{3,20}(?:[eE][-+]?\d{1,4})?)(?![\d.\w]|,\S)")
+_POINT = re.compile(r"\d\.\d")
 
 _NUMBER = (
-    r"[-+\u2212]?(?>\d[\d_]{0,60}(?:\.\d{0,60})?|\.\d{1,60})(?:[eE][-+]?\d{1,6})?"
+    r"[-+\u2212]?(?>\d[\d_]{0,60}(?:\.(?!\.)\d{0,60})?|\.\d{1,60})(?:[eEdD][-+]?\d{1,6})?"
     r"(?:_?(?:f16|f32|f64|bf16|[fFhL])(?!\w))?+"
 )
 _PIECE = re.compile(
     r"(?P<space>\s++)"
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
-    r"|(?P<norm>\|{1,2}\s?\w{1,12}\s?\|{1,2}(?=\s{0,4}[=:]))"
+    r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
+    r"|(?P<average>(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
+    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
+    r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
     r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?)"
@@ -110,7 +134,15 @@ _MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
 _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 
 
-_BOX = str.maketrans({"│": "|", "┃": "|", "║": "|"} | dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╭╮╯╰", " "))
+_BOX = str.maketrans(
+    {"¯": "-", **dict.fromkeys("│┃║┆┊╎", "|"), **dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╞╪╡╟╢╤╧╭╮╯╰", " ")}
+)
+
+
+_FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a title in the border of a box
+_TAGGED = re.compile(r"<((?!t[dhr]>)[A-Za-z][\w-]{0,30})>([^<>]{0,2000})</\1>")  # <layer>0</layer>
+_CELL = re.compile(r"(?:</?t[dhr][^<>]{0,80}>\s{0,8})+")
+_BRANCHES = re.compile(r"\s*+(?:\|\s++)++")
 
 
 def half_unit(text: str) -> float:
@@ -122,7 +154,7 @@ def half_unit(text: str) -> float:
 
 def number(text: str) -> Number:
     """A number as people print them: `1.5`, `-2e-3`, `.5`, `1_000`, `0.5f32`, with a real minus sign."""
-    plain = text.replace("\u2212", "-").replace("_", "").lower()
+    plain = text.replace("\u2212", "-").replace("_", "").lower().replace("d", "e")
     for suffix in ("bf16", "f16", "f32", "f64", "f", "h", "l"):
         plain = plain.removesuffix(suffix)
     return Number(plain, float(plain), half_unit(plain))
@@ -140,8 +172,14 @@ def strip(line: str) -> str:
     """The line without colours and without what a logger put before it."""
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
-    line = line.translate(_BOX)
-    for _ in range(4):
+    line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)
+    if "</" in line:
+        line = _TAGGED.sub(r"\1: \2 ", line)
+    if "<t" in line:
+        line = _CELL.sub(" | ", line)
+    if line.lstrip()[:1] == "|":  # a tree's branches, not a table's cells
+        line = _blank(_BRANCHES.match(line), line) if "|" not in line.lstrip(" |\t") else line
+    for _ in range(5):
         for prefix in _PREFIXES:
             m = prefix.match(line)
             if m and m.end() and m.end() < len(line):
@@ -149,7 +187,21 @@ def strip(line: str) -> str:
                 break
         else:
             break
-    return line
+    if m := _ITEM.match(line):
+        line = m[1] + line[m.end() :]  # as far in as its bullet
+    return _with_points(line) if "," in line else line
+
+
+def _blank(m: re.Match[str] | None, line: str) -> str:
+    return line if m is None else " " * m.end() + line[m.end() :]
+
+
+def _with_points(line: str) -> str:
+    """Decimal commas as points, where a line has several and no point: `0,5613; -1,2041`."""
+    found = _DECIMAL_COMMA.findall(line[:MOST])
+    if len(found) < 2 or _POINT.search(line) or not any(a.strip("-+\u2212") == "0" or len(b) > 3 for a, b in found):
+        return line
+    return _DECIMAL_COMMA.sub(r"\1.\2", line)
 
 
 def pieces(line: str) -> tuple[Piece, ...]:
@@ -178,6 +230,9 @@ def _close(stack: list[tuple[str, list[Piece]]]) -> None:
     stack[-1][1].append(Group(bracket, tuple(items)))
 
 
+_SIGNS = {"most": "absmax", "average": "absmean", "norm": "nrm2", "sum": "sum"}
+
+
 def _cut(line: str) -> Iterator[Piece]:
     for m in _PIECE.finditer(line[:MOST]):
         kind, text = m.lastgroup, m[0]
@@ -185,12 +240,14 @@ def _cut(line: str) -> Iterator[Piece]:
             yield number(text)
         elif kind == "odd":
             yield odd_number(text)
-        elif kind == "norm":
-            yield Word("l2")
+        elif kind in _SIGNS:
+            inner = text.strip("|‖₂_2= ").split() if kind == "norm" else []
+            yield from (Word(w) for w in inner if len(w) > 2 or w.isdecimal())
+            yield Word(_SIGNS[kind])
         elif kind in ("word", "id"):
             yield Word(text)
         elif kind == "text":
-            yield _quoted(text[1:-1])
+            yield Word(text[1:-1], quoted=True) if text[0] == "'" and text[1:-1].isdecimal() else _quoted(text[1:-1])
         elif kind == "dots":
             yield DOTS
         elif kind == "assign":
@@ -204,11 +261,20 @@ def _cut(line: str) -> Iterator[Piece]:
 _WHOLE_NUMBER = re.compile(_NUMBER)
 
 
+_QUOTED_LIST = re.compile(rf"{_NUMBER}(?:[\s,;]++{_NUMBER})++(?:[\s,]*+(?:\.\.\.|…))?")
+
+
+_BETWEEN = re.compile(r"[\s,;]+")
+
+
 def _quoted(text: str) -> Piece:
     if text[:1] == "[":  # key="[1.5 2.5]"
         found = pieces(text)
         if len(found) == 1 and isinstance(found[0], Group):
             return found[0]
+    if _QUOTED_LIST.fullmatch(text) and "." in text:
+        parts = _BETWEEN.split(text)
+        return Group("[", tuple(number(t) if t[-1:] not in (".", "…") or t[:-1].isdigit() else DOTS for t in parts))
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

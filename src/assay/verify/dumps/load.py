@@ -8,12 +8,13 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.models import Model
+from assay.verify.dumps.by_values import can_tell
 from assay.verify.dumps.eval_callback import is_eval_callback, read_eval_callback
 from assay.verify.dumps.logs import read_log
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.readers import read_json_lines, read_npy_folder, read_npz, read_tensors
 from assay.verify.dumps.resolve import resolve
-from assay.verify.dumps.settle import suggestion
+from assay.verify.dumps.settle import nothing_read
 
 
 def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
@@ -39,11 +40,8 @@ def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
     if is_eval_callback(text):
         return read_eval_callback(path)
     dump = read_log(path, patterns)
-    if not dump.observations:
-        hint = f"; --pattern {suggestion(dump.aside[0])!r} would take {dump.aside[0]!r}" if dump.aside else ""
-        raise AssayError(
-            f"{path}: no format known here and no line that speaks of a node{hint}; see docs/dump-format.md"
-        )
+    if not dump.observations and not can_tell(dump.unread):
+        raise nothing_read(dump)
     return dump
 
 

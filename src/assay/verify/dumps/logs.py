@@ -1,60 +1,51 @@
 """Reading printed text: any line with a word for a node and numbers, from whatever an engine prints.
 
 A line says what it speaks of (a node, a layer, a token's row, whose engine) and gives numbers: a list, columns, rows of
-a printed array, statistics by name, token ids with logits. What a line does not say is taken from the heading above it.
-Tables have their own header. Lines with numbers that speak of no known node are kept aside, for the message.
+a printed array, statistics by name, token ids with logits. What a line does not say is taken from its headings.
+Tables have their own header. Lines with numbers that speak of no known node are kept, for the values to tell.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError
-from assay.verify.dumps.lines import (
-    MOST,
-    Group,
-    Rows,
-    Values,
-    Word,
-    listed,
-    open_brackets,
-    pieces,
-    sharpened,
-    strip,
-)
+from assay.verify.dumps.blocks import Block, blocks, numbers_of
+from assay.verify.dumps.brackets import Item, quoted_pairs
+from assay.verify.dumps.headings import VAGUE, Context, about, heading
+from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
-from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, NOT_SIDES, Said, quoted_pairs, said_by
-from assay.verify.dumps.tables import table_header, table_row
-from assay.verify.dumps.words import LAYER, PERHAPS, ROW, Meaning, meaning, split_words
+from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, row_of
+from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Said, said_by
+from assay.verify.dumps.statistics import statistic
+from assay.verify.dumps.tables import Table, table_header, table_row
+from assay.verify.dumps.words import VALUES, Meaning, meaning, split_words
 
-MOST_LINES = 2_000_000
 MOST_BYTES = 1 << 27  # of a log
-_ARRAY_LINES = 4096  # of one array printed over several lines
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
-
-_HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
-_BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
-
-
-_VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
-_NOTHING = Meaning()
-
-
-@dataclass(frozen=True)
-class _Context:
-    """What the lines below a heading speak of."""
-
-    about: Meaning = _NOTHING
-    words: tuple[str, ...] = ()  # of the heading that named it
-    indent: int = 0  # of that heading: a line further out is no longer about it
-    side: str = ""
-    table: tuple[str, ...] = ()
+_UNREAD = 1 << 16  # numbers of such lines, kept for the values to tell
+_VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
+_ITEMS = 256  # of one line, beyond which they are all about one node
+_TOP = {
+    "top",
+    "best",
+    "highest",
+    "largest",
+    "greatest",
+    "candidates",
+    "argmax",
+    "id",
+    "ids",
+    "logit",
+    "logits",
+    "predictions",
+}
 
 
 def _text(path: Path) -> str:
@@ -66,151 +57,219 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     """Observations from any text that people print or paste. Patterns of the caller's own are tried first."""
     own = [Pattern(p) for p in patterns]
     content = _text(path) if text is None else text
-    context = _Context()
+    context, table = Context(), Table()
     sides: set[str] = set()
     tokens: tuple[int, ...] = ()
     found: list[Observation] = []
-    aside: list[str] = []
+    unread: list[Observation] = []
+    aside: list[tuple[str, str]] = []
     fenced = False
-    for number, raw in _joined(path, content):
+    titles: deque[str] = deque(maxlen=4)  # the last lines without values
+    caption: tuple[str, Said] | None = None  # the last one, where it was not taken for a heading
+    kept = nth = 0
+    for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
-        fenced ^= raw.lstrip().startswith("```")
-        line = strip(raw)
-        if line.strip() and _indent(line) < context.indent:
-            context = replace(context, about=_NOTHING, words=(), indent=0)
-        matched = _by_pattern(own, line, context, where)
+        fenced ^= line.lstrip().startswith("```")
+        outer, context = context, context.at(line)
+        matched = _by_pattern(own, line, context, where) if block is None else None
         if matched is not None:
             found += matched[0]
             tokens = tokens or matched[1]
             continue
-        cut = pieces(line)
-        if (header := table_header(line)) is not None:
-            context = replace(context, table=header)
+        if block is None and (header := table_header(line)) is not None:
+            table, nth = replace(header, kind=_kind_of(titles)), 0
             continue
-        said = table_row(context.table, line) or said_by(cut, sides)
-        tokens = tokens or said.tokens
-        new = list(_observations(said, context, where)) if not said.empty else []
-        found += new
-        if said.empty or not new:
+        if block is not None:
+            several = _of_block(block, context, len(tokens))
+        elif rows := table_row(table, line, nth):
+            several = rows
+            nth += 1
+        else:
+            several = [said_by(pieces(line), sides)]
+        new: list[Observation] = []
+        if caption and block is None and not several[0].empty and _speechless(several[0]):
+            context = heading(caption[0], caption[1], context, sides, caption=True)
+        for said in several:
+            said.items = _named_above(said.items, context, titles)
+            tokens = tokens or said.tokens
+            if not said.empty:
+                new += _observations(said, context, where)
+        found += [o for o in new if o.name]
+        said = several[0] if several else Said()
+        if any(o.name for o in new):
+            caption = None
+            last = next(o.name for o in reversed(new) if o.name)
+            context = replace(context, fresh=False, before=last.rpartition("-")[0])
+            _remember(line, new, context)
+        else:
+            if new and kept < _UNREAD:
+                unread += new
+                kept += sum(max(len(o.printed), 1) for o in new)
             if not said.empty and not said.tokens and len(aside) < _ASIDE:
-                aside.append(raw.strip()[:300])
-            if not (fenced and line.lstrip().startswith("#")) and not said.tokens:  # a comment in code is no heading
-                context = _heading(line, said, context, sides)
-        if said.side:
-            sides.add(said.side)
-        if context.side:
-            sides.add(context.side)
+                aside.append((where, line.strip()[:300]))
+            if said.empty and line.strip(" -=+|"):
+                titles.append(line[:400])
+            # a comment in code is no heading
+            if not (fenced and line.lstrip().startswith("#")) and not said.tokens and not new:
+                before = context
+                context = heading(line, said, context, sides)
+                changed = context.scopes != before.scopes
+                table = Table() if changed else table
+                if context == before and _LETTER.search(line):
+                    context = outer  # it said nothing: what was spoken of goes on below it
+                if line.strip():
+                    caption = None if changed else (line, said)
+        if len(said.label) > 12 and (row := row_of(split_words(said.label), set())) is not None:
+            context = replace(context, perhaps=row)  # prose
+        sides |= {s for s in (said.side, context.side) if s}
     return Dump(
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(_together(found)),
-        str(path), log=True, aside=tuple(aside),
+        str(path), log=True, aside=tuple(a for _, a in aside), aside_at=tuple(w for w, _ in aside),
+        unread=tuple(unread),
     )  # fmt: skip
 
 
-def _joined(path: Path, content: str) -> Iterator[tuple[int, str]]:
-    """The lines; an array printed over several of them is one, and so are numbers that stand below each other."""
-    column: list[str] = []
-    for number, line in _arrays(path, content):
-        if _ALONE.fullmatch(line) and len(column) < _ARRAY_LINES:
-            column.append(line.strip().rstrip(","))
-            continue
-        if column:
-            yield number - 1, "[" + ", ".join(column) + "]"
-            column = []
-        yield number, line
-    if column:
-        yield number, "[" + ", ".join(column) + "]"
+def _speechless(said: Said) -> bool:
+    """Values without a word of what they are."""
+    return all(
+        w in (VALUES, "tensor", "array") or w.isdecimal() or w.lower() in ("dtype", "float32") for w in said.label
+    )
 
 
-def _arrays(path: Path, content: str) -> Iterator[tuple[int, str]]:
-    waiting: list[str] = []
-    depth = begun = size = 0
-    for number, line in enumerate(content.splitlines(), 1):
-        if len(line) > MOST * 4:
-            raise AssayError(f"{path}: line {number}: longer than {MOST >> 18} MiB; that is no log line")
-        if number > MOST_LINES:
-            raise AssayError(f"{path}: more than {MOST_LINES} lines; cut the log to the run in question")
-        opens = open_brackets(line)
-        if waiting:
-            rest = line.strip()
-            if depth + opens < 0 or len(waiting) >= _ARRAY_LINES or size > MOST or not _array_line(rest):
-                yield from ((begun + i, part) for i, part in enumerate(waiting))
-                waiting = []
-            else:
-                waiting.append(rest)
-                depth, size = depth + opens, size + len(rest)
-                if depth == 0:
-                    yield begun, " ".join(waiting)
-                    waiting = []
-                continue
-        if opens > 0 and _opens_array(line):
-            waiting, depth, begun, size = [line], opens, number, len(line)
-        else:
-            yield number, line
-    yield from ((begun + i, part) for i, part in enumerate(waiting))
+def _named_above(items: list[Item], context: Context, titles: Sequence[str]) -> list[Item]:
+    """Single numbers are the statistic that the heading names, or nothing."""
+    if all(i.kind != "?" for i in items):
+        return items
+    kind = _kind_of([*titles, " ".join(context.words)])
+    return [replace(i, kind=kind) if i.kind == "?" else i for i in items if i.kind != "?" or kind]
 
 
-_ARRAY_LINE = re.compile(r"[\[\](){}\s,;.…\u22ee\d+\-eEnaifINF|*]*+(?:\w{1,20}=[\w.:'\"<> ]{0,60}[\s,]*+)*+[\])}\s,]*+")
-_OPENS = re.compile(r"[\[(]\s*+(?:[\[(]\s*+)*+(?:[-+.\d\u2212…]|nan|inf|$)")
-_ALONE = re.compile(r"\s*+[-+]?(?:\d{1,40}\.\d{0,40}(?:[eE][-+]?\d{1,4})?),?\s*+|\s*+(?:\u22ee|\.{3}|…),?\s*+")
+def _kind_of(titles: Sequence[str]) -> str:
+    """The statistic that the last of these lines name."""
+    for title in reversed(titles):
+        words = [p.text for p in pieces(title) if isinstance(p, Word)]
+        if kind := next((k for i in range(len(words)) if (k := statistic(words[max(0, i - 1) : i + 1]))), ""):
+            return kind
+    return ""
 
 
-def _array_line(line: str) -> bool:
-    return bool(_ARRAY_LINE.fullmatch(line)) and (any(c.isdigit() for c in line) or line.strip(" ,])}.…") == "")
+_LETTER = re.compile(r"[^\W\d_]")
+_PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
 
 
-def _opens_array(line: str) -> bool:
-    places = {line.rfind("["), line.rfind("[["), line.rfind("[[[")} - {-1}
-    return any(_OPENS.match(line, i) for i in places)
+_PUT_BEHIND = re.compile(r"(?:->|→|=>)\s{0,4}([A-Za-z_]\w{0,15})\s{1,40}(?:[-+]?\.?\d|[\[(:=])")
+
+
+def _remember(line: str, new: Sequence[Observation], context: Context) -> None:
+    """`xb2 <- wo * xb`: what was put into a variable is what a sum with it adds."""
+    if (m := _PUT.match(line) or _PUT_BEHIND.search(line[:400])) and len(context.sums) < 64:
+        context.sums[m[1]] = new[0].name.rpartition("-")[0]
 
 
 # -- what it means ---------------------------------------------------------------------------------------------
 
 
-def _observations(said: Said, context: _Context, where: str) -> Iterator[Observation]:
-    about = _about(said, context)
-    if said.pairs and not (about.role and "result_output" not in about.nodes):
-        ids = any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in split_words(said.label)) or any(
-            kind == "top" for kind, _ in said.pairs
-        )
-        if ids:
-            about = replace(about, nodes=("result_output",), verbatim="", layer=None)
-    if not about.role:
-        return
-    names = _names(about)
+def _observations(said: Said, context: Context, where: str) -> list[Observation]:
+    """What the line says; of a node called "" where no word named one."""
+    line = about(said, context)
+    words = split_words(said.label)
+    if said.items and all(i.kind in ("at", "top") for i in said.items) and not (
+        line.role and "result_output" not in line.nodes and not line.bare
+    ):  # fmt: skip
+        ids = any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
+        if ids or any(i.kind == "top" for i in said.items):
+            ids = any(i == line.perhaps for item in said.items for i, _ in item.data)
+            perhaps = context.perhaps if ids else line.perhaps  # "token 450" was the id
+            line = replace(line, nodes=("result_output",), verbatim="", layer=None, vague=False, perhaps=perhaps)
     side = said.side or context.side
-    common: dict[str, Any] = {
-        "others": names[1:],
-        "foreign": side or names[0],
-        "side": side,
-        "where": where,
-        "perhaps": about.perhaps,
-    }
-
-    def observe(kind: str, data: Any, printed: Sequence[float], row: int | None, shape: Any = None) -> Observation:
-        rows = None if row is None else (row, row + 1)
-        return Observation(names[0], kind, data, rows, shape, printed=tuple(printed), **common)
-
-    row = about.row
-    for kind, n in said.statistics:
-        if kind == "var" and n.value >= 0:
-            root = math.sqrt(n.value)
-            yield observe("std", root, [n.half / (2 * root) if root else math.sqrt(n.half)], row)
-        elif kind in STATISTICS:
-            yield observe(kind, n.value, [n.half], row)
-    for key, values in said.lists:
-        yield from _of_list(key, values, row, observe)
-    for kind, pairs in said.pairs:
-        yield observe(kind, tuple((i, n.value) for i, n in pairs), [n.half for _, n in pairs], row)
+    template, integers = _template(said.label)
+    found: list[Observation] = []
+    for item, mine in zip(said.items, _each(said, line, context), strict=True):
+        names = _names(mine) or ("",)
+        common: dict[str, Any] = {
+            "others": names[1:], "foreign": side or names[0] or where, "side": side, "where": where,
+            "perhaps": mine.perhaps, "vague": mine.vague, "template": template, "integers": integers,
+            "layer": mine.layer, "unnumbered": mine.layer is None and names[0].endswith("-0") and not mine.verbatim,
+        }  # fmt: skip
+        if mine.verbatim:
+            common |= {"others": (), "otherwise": names[1:]}
+        found += _of_item(item, names[0], mine.row, common)
+    return found
 
 
-def _of_list(key: Sequence[str], values: Values | Rows, row: int | None, observe: Any) -> Iterator[Observation]:
+def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+    """The words with `#` for whole numbers that stand alone or number a layer, and these numbers."""
+    words: list[str] = []
+    alone: set[int] = set()
+    for text in label:
+        parts = split_words([text]) if text != VALUES else []
+        if text.isdecimal():
+            alone.add(len(words))
+        words += parts
+    holes = alone | layer_of(words)[1]
+    found = tuple(int(w) for i, w in enumerate(words) if i in holes and w.isdecimal() and len(w) < 10)
+    return " ".join("#" if i in holes and w.isdecimal() else w for i, w in enumerate(words[:64])), found
+
+
+def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
+    """The meaning of every item: the line's, unless the items have words of their own for several nodes or rows."""
+    if not 1 < len(said.items) <= _ITEMS:
+        return [line] * len(said.items)
+    number = [] if line.layer is None else ["layer", str(line.layer)]
+    own = [
+        replace(meaning([*item.words, *number], generic=False), layer=layer_of(split_words(item.words))[0])
+        for item in said.items
+    ]
+    several = len({m.nodes for m in own if m.nodes}) > 1
+    layers = len({m.layer for m in own} - {None}) > 1
+    rows = len({m.row if m.row is not None else m.perhaps for m in own} - {None}) > 1
+    found: list[Meaning] = []
+    now = line
+    for item, m in zip(said.items, own, strict=True):
+        beside = item.kind in STATISTICS and any(i.kind == "list" for i in said.items[: len(found)])
+        dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
+        alone = len({f.nodes for f in found}) < 2  # att 0.1 | ffn 0.2 | x 0.3
+        if several and m.nodes and not ((beside or (found and alone)) and set(split_words(item.words)) <= dull):
+            now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
+        if layers and m.layer is not None and not several:
+            now = replace(now, layer=m.layer)
+        before = found[-1].nodes[0] if found and found[-1].nodes else ""
+        if before in ("attn_out-", "ffn_out-") and {"residual", "added"} <= set(split_words(item.words)):
+            now = replace(now, nodes=("ffn_inp-" if before == "attn_out-" else "l_out-",))  # "and once it is added: …"
+        if rows and (m.row is not None or m.perhaps is not None):
+            now = replace(now, row=m.row, perhaps=m.perhaps)
+        found.append(now)
+    if several and not own[0].nodes and line.nodes == own[-1].nodes:
+        return [replace(line, nodes=context.about.nodes or line.nodes) if m is line else m for m in found]
+    return found
+
+
+def _of_item(item: Item, name: str, row: int | None, common: dict[str, Any]) -> Iterator[Observation]:
+    row = item.row if item.row is not None else row
+
+    def observe(kind: str, data: Any, printed: Sequence[float], row: int | None) -> Observation:
+        return Observation(name, kind, data, None if row is None else (row, row + 1), printed=tuple(printed), **common)
+
+    if item.kind == "list":
+        yield from _of_list(item, row, observe)
+    elif item.kind in ("at", "top"):
+        yield observe(item.kind, tuple((i, n.value) for i, n in item.data), [n.half for _, n in item.data], row)
+    elif item.kind == "var" and item.data.value >= 0:
+        root, half = math.sqrt(item.data.value), item.data.half
+        yield observe("std", root, [half / (2 * root) if root else math.sqrt(half)], row)
+    elif item.kind in STATISTICS:
+        yield observe(item.kind, item.data.value, [item.data.half], row)
+
+
+def _of_list(item: Item, row: int | None, observe: Any) -> Iterator[Observation]:
+    values = item.data
     if isinstance(values, Values):
         values = Rows((values,))
         single = True
     else:
         single = len(values.first) == 1 and not values.last
     back = len(values.last)
-    tail = _is_tail(key)
+    tail = item.tail or _is_tail(item.key)
     for at, line in (*enumerate(values.first), *((i - back, v) for i, v in enumerate(values.last))):
         mine = row if single else at
         first, last = (line.last, line.first) if tail and not line.last else (line.first, line.last)
@@ -222,106 +281,84 @@ def _of_list(key: Sequence[str], values: Values | Rows, row: int | None, observe
 def _is_tail(key: Sequence[str]) -> bool:
     """ "last 5 values", "tail": the end of a row. "last row" and "last token" are rows."""
     words = split_words(key)
-    for a, b in zip(words, [*words[1:], ""], strict=False):
-        if a == "tail" or (a == "last" and b not in ROW | PERHAPS | LAYER | {"hidden"}):
+    for before, a, b in zip(["", *words], words, [*words[1:], ""], strict=False):
+        if a == "tail" or (
+            a == "last"
+            and b not in ROW | PERHAPS | LAYER | {"hidden", "prompt", "input", "one", "norm", "rmsnorm"}
+            and (before not in ROW | PERHAPS or b.isdecimal())
+        ):
             return True
     return False
 
 
-def _about(said: Said, context: _Context) -> Meaning:
-    """The line's own words first; what they leave open is the heading's."""
-    before = said.label[: said.before] if said.before is not None else said.label
-    known = meaning(before)
-    label = before if known.role or known.layer is not None or said.layer is not None else said.label
-    if said.side and not meaning([said.side]).role:
-        label = [w for w in label if w != said.side]
-    own = meaning(label)
-    if said.layer is not None and own.layer is None and not own.verbatim:
-        named = meaning([*label, "layer", str(said.layer)])
-        own = replace(named, row=own.row)
-    above = context.about
-    layer = own.layer
-    nodes, verbatim = own.nodes, own.verbatim
-    if not own.role:
-        nodes, verbatim = above.nodes, above.verbatim
-        layer = above.layer if layer is None else layer
-        if layer is not None and own.layer is None and not above.role:
-            nodes = ("l_out-",)
-    elif layer is None and not verbatim and above.layer is not None:
-        inside = _inside(label, context)
-        if inside.nodes and nodes not in (("result_output",), ("embd",)):
-            nodes, layer = inside.nodes, above.layer
-    row = said.row if said.row is not None else own.row if own.row is not None else above.row
-    perhaps = said.perhaps if said.perhaps is not None else own.perhaps
-    return Meaning(nodes, layer, row, above.perhaps if perhaps is None else perhaps, verbatim)
-
-
-def _inside(label: Sequence[str], context: _Context) -> Meaning:
-    """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
-    number = ("layer", str(context.about.layer))
-    found = meaning([*label, *number], generic=False)
-    if not found.nodes or found.nodes == ("l_out-",) or set(split_words(label)) <= _VAGUE:
-        found = meaning([*context.words, *label, *number], generic=False)  # "norm:" below "attn:"
-    return found
-
-
-def _names(about: Meaning) -> tuple[str, ...]:
+def _names(mine: Meaning) -> tuple[str, ...]:
     """Node names; those of a layer with its number. `last` stands for the number of the last one."""
-    if about.verbatim:
-        return (about.verbatim,)
-    return tuple(
-        f"{node}{0 if about.layer is None else about.layer}" if node.endswith("-") else node for node in about.nodes
+    names = tuple(
+        f"{node}{0 if mine.layer is None else mine.layer}" if node.endswith("-") else node for node in mine.nodes
     )
+    return (mine.verbatim, *names) if mine.verbatim else names
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" \t"))
+# -- numbers below each other ----------------------------------------------------------------------------------
 
 
-def _heading(line: str, said: Said, context: _Context, sides: set[str]) -> _Context:
-    """A line that speaks of a node, a layer, a position or an engine, and gives no values, is about those below it."""
-    marked = bool(_HEADING.search(line))
-    own = meaning(said.label) if len(said.label) <= 12 else Meaning()
-    if said.layer is not None and own.layer is None:
-        own = replace(meaning([*said.label, "layer", str(said.layer)]), row=own.row)
-    row = said.row if said.row is not None else own.row
-    short = len(said.label) <= (4 if row is None else 10)
-    perhaps = said.perhaps if said.perhaps is not None else own.perhaps
-    if not marked and not (short and (own.role or own.layer is not None or row is not None or perhaps is not None)):
-        return context
-    if line.lstrip().startswith("#"):
-        context = replace(context, side="", about=replace(context.about, row=None), table=())
-    if own.role or own.layer is not None:
-        above = context.about
-        if own.layer is None and above.layer is not None and own.nodes not in (("result_output",), ("embd",)):
-            inside = _inside(said.label, context)  # "attn:" below "block 0:"
-            own = inside if inside.nodes and _indent(line) > 0 else own
-        own = replace(own, row=above.row if row is None else row, perhaps=above.perhaps if perhaps is None else perhaps)
-        context = replace(context, about=own, words=tuple(said.label), indent=_indent(line), table=())
-        m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
-        if m and m[1].lower() not in NOT_SIDES:
-            context = replace(context, side=m[1])
-    elif row is not None or perhaps is not None:
-        context = replace(context, about=replace(context.about, row=row, perhaps=perhaps))
-    elif marked and (m := _BOLD.match(line)) and m[1].lower() not in NOT_SIDES:
-        context = replace(context, side=m[1])
-    if marked and (named := {s for s in sides if s in line}):
-        context = replace(context, side=max(named, key=len))
-    return context
+def _of_block(block: Block, context: Context, n_tokens: int) -> list[Said]:
+    """What lines of numbers say, under their heading."""
+    rows = [numbers_of(row) for row in block.rows]
+    if block.index:
+        return _indexed(block.index, rows, context)
+    widths = {len(row) for row in rows}
+    apart = len(widths) == 1 and widths != {1} and len(rows) > 1 and not block.wrapped
+    items: list[Piece]
+    if apart and (len(rows) == n_tokens or (len(rows) > 4 and len(rows[0]) < 6 and not n_tokens)):
+        items = [Group("[", tuple(row)) for row in rows]
+    else:
+        items = []
+        for text in (t for texts in block.rows for t in texts):
+            items += numbers_of((text,)) or [DOTS]
+    said = Said()
+    values = listed(items)
+    if values is not None:
+        said.add("list", values)
+    return [said]
+
+
+def _indexed(index: Sequence[int], rows: Sequence[Sequence[Number]], context: Context) -> list[Said]:
+    """One number a line with an index: elements, best logits, or a statistic of every layer. Or rows with a number."""
+    words = split_words(context.words)
+    kind = next((k for w in context.words if (k := statistic([w])) and k != "norm"), None)
+    logits = context.about.nodes == ("result_output",)
+    if any(len(row) != 1 for row in rows) or (context.each and kind and not logits):
+        several = []
+        for i, row in zip(index, rows, strict=True):
+            said = Said(layer=i) if context.each or context.about.layer is None else Said(row=i)
+            if kind and len(row) == 1:
+                said.add(kind, row[0])
+            elif row:
+                said.add("list", Values(tuple(row)))
+            several.append(said)
+        return several
+    counted = list(index) == list(range(index[0], index[0] + len(index)))
+    base = 1 if counted and index[0] == 1 and not logits else 0
+    said = Said()
+    best = logits and (not counted or bool(set(words) & _TOP))
+    said.add("top" if best or not (counted or context.about.role) else "at",
+             tuple((i - base, row[0]) for i, row in zip(index, rows, strict=True)))  # fmt: skip
+    return [said]
 
 
 # -- the caller's own patterns ---------------------------------------------------------------------------------
 
 
 def _by_pattern(
-    own: Sequence[Pattern], line: str, context: _Context, where: str
+    own: Sequence[Pattern], line: str, context: Context, where: str
 ) -> tuple[list[Observation], tuple[int, ...]] | None:
     """What the first pattern that fits makes of the line."""
     for pattern in own:
         holes = pattern.match(line)
         if holes is None:
             continue
-        said = Said([], [], [], [])
+        said = Said()
         if "tokens" in holes:
             return [], tuple(int(n.value) for n in Group("[", pieces(holes["tokens"])).numbers() if n.whole)
         if "name" in holes:
@@ -333,39 +370,43 @@ def _by_pattern(
         said.side = holes.get("side", "")
         for kind in STATISTICS:
             if kind in holes:
-                said.statistics += [(kind, n) for n in Group("[", pieces(holes[kind])).numbers()]
+                for n in Group("[", pieces(holes[kind])).numbers():
+                    said.add(kind, n)
         for kind in ("first", "last"):
             if kind in holes and isinstance(values := listed(pieces(holes[kind])), Values):
-                said.lists.append(([kind], values))
+                said.add("list", values, [kind])
         if "top" in holes:
-            wrapped = Group("[", pieces(holes["top"]))
-            said.pairs.append(("top", quoted_pairs(wrapped)))
+            said.add("top", quoted_pairs(Group("[", pieces(holes["top"]))))
         for i, v in (("id", "logit"), ("index", "value")):
             if i in holes and v in holes:
                 (n,) = Group("[", pieces(holes[v])).numbers()
-                said.pairs.append(("at", ((int(holes[i]), n),)))
+                said.add("at", ((int(holes[i]), n),))
                 said.label.append("logit" if i == "id" else "")
-        new = list(_observations(said, context, where))
+        new = [o for o in _observations(said, context, where) if o.name]
         if new:
             return new, ()
     return None
 
 
 def _together(found: list[Observation]) -> list[Observation]:
-    """Single values of consecutive lines become one observation; a repeated statement counts once."""
+    """Single values of one row become one observation; a repeated statement counts once."""
     out: list[Observation] = []
     seen: dict[tuple[Any, ...], list[Any]] = {}
+    places: dict[tuple[Any, ...], int] = {}
     for obs in found:
-        last = out[-1] if out else None
-        key = (obs.name, obs.kind, obs.rows, obs.side)
-        if last and obs.kind == "at" and key == (last.name, last.kind, last.rows, last.side):
+        key = (obs.name, obs.kind, obs.rows, obs.side, obs.perhaps)
+        if obs.kind == "at" and key in places:
+            last = out[places[key]]
             have = dict(last.data)
-            fresh = [(k, pair) for k, pair in enumerate(obs.data) if pair[0] not in have]
-            if fresh:
-                data = last.data + tuple(pair for _, pair in fresh)
-                out[-1] = replace(last, data=data, printed=last.printed + tuple(obs.printed[k] for k, _ in fresh))
-            continue
+            if all(have.get(i, v) == v for i, v in obs.data):
+                fresh = [(k, pair) for k, pair in enumerate(obs.data) if pair[0] not in have]
+                if fresh:
+                    data = last.data + tuple(pair for _, pair in fresh)
+                    printed = last.printed + tuple(obs.printed[k] for k, _ in fresh)
+                    out[places[key]] = replace(last, data=data, printed=printed)
+                continue
         if obs.data not in seen.setdefault(key, []):
             seen[key].append(obs.data)
+            places[key] = len(out)
             out.append(obs)
     return out

@@ -65,6 +65,13 @@ class Observation:
     where: str = ""  # line or member of the dump, for messages
     others: tuple[str, ...] = ()  # further nodes it may be, where words left it open
     perhaps: int | None = None  # a row it may describe: "token 3" is the fourth row, or the id 3
+    otherwise: tuple[str, ...] = ()  # what its words mean, where its name is none that is known
+    # Of a printed line: its words with `#` for whole numbers, those numbers, the layer it stands in.
+    template: str = ""
+    integers: tuple[int, ...] = ()
+    layer: int | None = None
+    vague: bool = False  # nothing in the text says this node rather than another of the layer
+    unnumbered: bool = False  # a node of a layer, and nothing says of which
 
     @property
     def row(self) -> int | None:
@@ -98,6 +105,8 @@ class Dump:
     notes: tuple[str, ...] = ()  # what was assumed while reading: layouts, names matched by value
     log: bool = False  # read from printed text
     aside: tuple[str, ...] = ()  # its lines with numbers that speak of no node
+    aside_at: tuple[str, ...] = ()  # where those are
+    unread: tuple[Observation, ...] = ()  # what they say, of nodes without a name
     reading: tuple[str, ...] = ()  # what its lines were understood as
     provenance: Mapping[str, str] = field(default_factory=dict)
     not_finite: NotFinite | None = None  # the first value that is none; what was computed from there on is left out

@@ -7,7 +7,7 @@ steps of a sequence are joined. What was assumed stands in `notes`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,15 @@ from assay.engines.batch import INDICES
 from assay.engines.reference import interpret
 from assay.engines.weights import Weights
 from assay.errors import AssayError
-from assay.graph import Graph, join, split
+from assay.graph import Graph
 from assay.models import Model
 from assay.verify.dumps import axes
+from assay.verify.dumps.by_values import by_values
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.names import ignored, translate
+from assay.verify.dumps.numbering import numbered
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
-from assay.verify.dumps.settle import counted_from_one, folded, settle, suggestion, understood
+from assay.verify.dumps.settle import folded, nothing_read, settle, suggestion, understood
 from assay.verify.dumps.trace import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
@@ -59,13 +61,15 @@ def resolve(
     notes = list(dump.notes)
     chosen, note = _choose_side(dump, side)
     notes += note
-    if counted_from_one(chosen, model.hparams.n_layer):
-        chosen = [replace(o, name=_one_less(o.name), others=tuple(_one_less(x) for x in o.others)) for o in chosen]
-        notes.append("layers are counted from 1 there")
+    chosen, unread, note = numbered([*chosen], dump.unread, model.hparams.n_layer)
+    notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     named, broken = up_to_first(named, model.graph, dump.steps)
-    named, note = settle(named, model, len(dump.tokens), truth)
+    named, told, note = told_by_values(named, unread, model, len(dump.tokens), truth)
     notes += note
+    dump = replace(dump, aside=tuple(a for w, a in zip(dump.aside_at, dump.aside, strict=True) if w not in told))
+    if dump.log and not named and not broken:
+        raise nothing_read(dump)
     matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
     notes += note
     laid: list[Observation] = []
@@ -88,6 +92,21 @@ def resolve(
         dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken or dump.not_finite
     )
     return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
+
+
+def told_by_values(
+    named: Sequence[Observation],
+    unread: Sequence[Observation],
+    model: Model,
+    n: int,
+    truth: Callable[[Collection[str]], dict[str, Array]],
+) -> tuple[list[Observation], set[str], list[str]]:
+    """What words left open, settled: nodes, then rows. And the lines that no word named and values did."""
+    open_ = [o for o in named if o.vague and o.kind != "values"]
+    clear = [o for o in named if not (o.vague and o.kind != "values")]
+    done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
+    found, note = settle([*clear, *(o for o in done if o.name)], model, n, truth)
+    return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
 
 
 def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
@@ -155,23 +174,21 @@ def _translate(
             if target not in model.graph:
                 raise AssayError(f"--map: {name}: {target} is no node of the model; `assay inspect --graph` lists them")
             named.append(replace(obs, name=target))
-        elif found := _candidates(obs, model):
+        elif found := candidates(obs, model):
             named.append(replace(obs, name=found[0], others=found[1:]))
         elif not ignored(name, obs.op):
             unknown.append(obs)
     return named, unknown
 
 
-def _candidates(obs: Observation, model: Model) -> tuple[str, ...]:
+def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
     """The nodes of this model that the observation's words may mean."""
     last = str(model.hparams.n_layer - 1)
-    names = (name.replace("-last", "-" + last) for name in (obs.name, *obs.others))
-    return tuple(dict.fromkeys(found[0] for name in names if (found := translate(name, obs.op, model.graph))))
-
-
-def _one_less(name: str) -> str:
-    role, layer = split(name)
-    return name if layer is None else join(role, layer - 1)
+    for several in ((obs.name, *obs.others), obs.otherwise):
+        names = (name.replace("-last", "-" + last) for name in several)
+        if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
+            return nodes
+    return ()
 
 
 def _match_by_value(

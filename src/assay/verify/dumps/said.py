@@ -1,11 +1,30 @@
-"""What one printed line says: words, statistics by name, lists, ids with logits, tokens, a layer, a row, an engine."""
+"""What one printed line says: its words, and its items (lists, statistics by name, ids with logits), each with the
+words that stand before it.
+
+Nothing is decided here about nodes. Whole numbers that belong to no item stay among the words, in their place: a
+layer's number, a token's row and a count look alike until the words around them are read.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from assay.verify.dumps.brackets import (
+    Item,
+    assigned_pairs,
+    axes_of,
+    is_count,
+    layers_beside,
+    lone_of,
+    number_first,
+    pairs_from,
+    quoted_pairs,
+    vectors,
+)
 from assay.verify.dumps.lines import (
     ASSIGN,
     BAR,
@@ -21,34 +40,32 @@ from assay.verify.dumps.lines import (
     Word,
     listed,
 )
-from assay.verify.dumps.words import LAYER, PERHAPS, ROW, meaning, split_words
+from assay.verify.dumps.places import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
+from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic
+from assay.verify.dumps.words import VALUES, meaning, split_words
 
-STATISTIC_WORDS = {
-    "rms": "rms", "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean", "min": "min", "minimum": "min",
-    "max": "max", "maximum": "max", "sum": "sum", "total": "sum", "std": "std", "stddev": "std", "sd": "std",
-    "sigma": "std", "var": "var", "variance": "var", "norm": "norm", "l2": "norm", "l2norm": "norm", "absmax": "absmax",
-    "maxabs": "absmax", "amax": "absmax", "absmean": "absmean", "meanabs": "absmean",
-    "μ": "mean", "µ": "mean", "σ": "std",
-}  # fmt: skip
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
-ID_WORDS, LOGIT_WORDS = {"token", "id", "tok", "idx", "index"}, {"logit", "score", "val", "value", "logprob", "prob"}
+ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand"}
+LOGIT_WORDS = {"logit", "score", "val", "value", "logprob", "prob"}
+TOP_WORDS = {"top", "best", "highest", "largest", "candidates", "argmax", "predictions"}
 NOT_SIDES = {
     "first", "last", "values", "value", "data", "tensor", "array", "float", "stats", "shape", "top", "range", "result",
     "results", "differences", "actual", "wrong", "right", "expected", "note", "analysis", "conclusion", "head", "tail",
-    "sample", "vals", "samples", "output", "input",
+    "sample", "vals", "samples", "output", "input", "out", "vec", "buf", "debug", "info", "res", "ret", "ans", "tmp",
+    "got", "act", "acts", "activations", "probe", "trace", "dump",
 }  # fmt: skip
+_TOP = {"logit", "logits", "top", "id", "ids", "best", "tokens", "candidates"}
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
+_PLUS_MINUS = Mark("±")
 
 
 @dataclass
 class Said:
     """What one line said, as it is read."""
 
-    label: list[str]
-    statistics: list[tuple[str, Number]]
-    lists: list[tuple[list[str], Values | Rows]]
-    pairs: list[tuple[str, tuple[tuple[int, Number], ...]]]
+    label: list[str] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
     tokens: tuple[int, ...] = ()
     before: int | None = None  # words before the first list
     layer: int | None = None
@@ -56,49 +73,39 @@ class Said:
     perhaps: int | None = None
     id: int | None = None  # of the token whose logit may follow
     side: str = ""
+    since: int = 0  # words of the label before the last item
+    around: tuple[str, ...] = ()  # words before the brackets that are open
+    tail: bool = False
+    cut_row: int | None = None
 
-    def take(self, key: list[str], values: Values | Rows) -> None:
-        """A list, under the words before it."""
-        self.lists.append((key, values))
-        if self.before is None:
+    def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
+        words = (*self.around, *self.label[self.since :])
+        self.items.append(Item(kind, data, words[-64:], tuple(key), self.cut_row, self.tail))
+        if kind == "list" and self.before is None:
             self.before = len(self.label)
+        self.label.append(VALUES)  # words on either side of it do not belong together
+        self.since, self.tail = len(self.label), False
 
     @property
     def empty(self) -> bool:
-        return not (self.statistics or self.lists or self.pairs)
+        return all(i.kind == "?" for i in self.items)
 
 
 def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
-    line = Said([], [], [], [])
-    line.layer, skip = _numbered(cut)
+    line = Said()
+    number, skip = number_first(cut)
+    if number is not None:
+        line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
+    line.items = layers_beside(vectors(line.items))
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
 
 
-def _numbered(cut: Sequence[Piece]) -> tuple[int | None, int]:
-    """A layer's number before the word: "[0] layer output", "0: block", "#0 layer"; and how many pieces that was."""
-    at = 1 if cut and isinstance(cut[0], Mark) else 0
-    first = cut[at] if len(cut) > at else None
-    number = first
-    if isinstance(first, Group):
-        number = first.items[0] if len(first.items) == 1 else None
-    if not isinstance(number, Number) or not number.whole:
-        return None, 0
-    rest = at + 1
-    if len(cut) > rest and cut[rest] is ASSIGN:
-        rest += 1
-    elif isinstance(first, Number) and not at:
-        return None, 0  # "12 layers loaded"
-    word = cut[rest] if len(cut) > rest else None
-    told = isinstance(word, Word) and set(split_words([word.text])) & LAYER
-    return (int(number.value), rest) if told else (None, 0)
-
-
 def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
-    """Take the pieces one after the other; `key` are the words since the last value."""
+    """Take the pieces one after the other; `key` are the words since the last value or comma."""
     i = 0
     while i < len(cut):
         piece = cut[i]
@@ -106,17 +113,50 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             key.append(piece.text)
             line.label.append(piece.text)
         elif isinstance(piece, Number):
+            pairs, past = pairs_from(cut, i)
+            if pairs:
+                ordered = [i for i, _ in pairs] == list(range(len(pairs))) and not set(split_words(line.label)) & _TOP
+                line.add("at" if ordered and len(pairs) > 2 else "top", pairs, key)
+                key, i = [], past
+                continue
+            if _leads(cut, i, key, line):
+                i += 2
+                continue
             run, i = _run(cut, i, key)
+            if len(run) == 1 and is_count(cut, i - 1):
+                continue  # "layer 1 of 3", "1/3"
             _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] is ASSIGN)
-            key = key if len(run) == 1 and _counts(key) else []
+            key = [*key, run[0].text] if len(run) == 1 and isinstance(run[0], Number) and _counts(key) else []
             continue
         elif isinstance(piece, Group):
-            after = tuple(cut[i + 1 : i + 3])
-            key = _group(piece, after, key, line)
+            before = len(line.items)
+            key = _group(piece, cut[i + 1 : i + 5], key, line)
+            if len(line.items) > before and line.items[-1].kind == "at" and len(cut) > i + 2:
+                i += 2 if line.items[-1].data[0][1] is cut[i + 2] else 0  # x[3] = 0.5: the value is taken
         elif piece is COMMA or piece is BAR:
             key = key if _waits(key) else []
+        elif piece.text == "@" and i + 1 < len(cut) and cut[i + 1] == Word("last"):
+            line.row = -1
+            i += 1
+        elif piece.text == "+" and (line.label or isinstance(cut[i + 1 : i + 2][:1] and cut[i + 1], Word)):
+            line.label.append("plus")  # x + attn(x)
         i += 1
     return key
+
+
+def _leads(cut: Sequence[Piece], i: int, key: Sequence[str], line: Said) -> bool:
+    """A layer's number at the head of a line of a table: `attn_out,0,0.5,0.25,…`."""
+    first, rest = cut[i], cut[i + 1 : i + 6]
+    if not (isinstance(first, Number) and first.whole and first.value >= 0 and len(rest) > 3 and rest[0] is COMMA):
+        return False
+    numbers = [p for p in rest[1:] if isinstance(p, Number)]
+    if len(numbers) < 2 or any(n.whole for n in numbers) or line.items or not line.label:
+        return False
+    about = meaning(line.label)
+    if not about.nodes or not about.nodes[0].endswith("-") or about.layer is not None or about.verbatim:
+        return False
+    line.label += ["layer", first.text]
+    return True
 
 
 def _counts(key: list[str]) -> bool:
@@ -125,8 +165,8 @@ def _counts(key: list[str]) -> bool:
 
 
 def _waits(key: list[str]) -> bool:
-    """Words that go on behind a comma: "first 5 values, last row: [...]"."""
-    return any(w.lower() in ("first", "last", "values", "vals", "head") for w in key)
+    """Words that go on behind a comma: "first 5 values, last row: [...]", "min, max = …"."""
+    return any(w.lower() in ("first", "last", "values", "vals", "head") or statistic([w]) for w in key[-8:])
 
 
 def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
@@ -134,9 +174,9 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
     first = cut[i]
     assert isinstance(first, Number)
     last = split_words(key[-1:])[-1:] if key else []
-    if last and last[0] in LAYER | ROW and first.whole:
+    if last and last[0] in LAYER | ROW | NUMBERING and first.whole:
         return [first], i + 1
-    if _statistic(key) not in (None, "norm", "rms") and "/" not in key[-1]:
+    if (statistic(key) not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"])) and len(_several(key)) < 2:
         return [first], i + 1
     run: list[Piece] = []
     while i < len(cut):
@@ -144,7 +184,7 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
         if isinstance(piece, Number) or piece is DOTS:
             run.append(piece)
         elif not (
-            (piece is COMMA or piece is SLASH)
+            (_between(piece) or (piece is BAR and _real(run, cut, i)))
             and i + 1 < len(cut)
             and (isinstance(cut[i + 1], Number) or cut[i + 1] is DOTS)
         ):
@@ -153,46 +193,166 @@ def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
     return run, i
 
 
+def _real(run: Sequence[Piece], cut: Sequence[Piece], i: int) -> bool:
+    """Whether a bar stands between two numbers with decimals: they are one list."""
+    near = (run[-1], cut[i + 1]) if run and i + 1 < len(cut) else ()
+    return bool(near) and all(isinstance(p, Number) and not p.whole for p in near)
+
+
+def _between(piece: Piece) -> bool:
+    return piece is COMMA or piece is SLASH or piece == _PLUS_MINUS or piece == Word("and")
+
+
+def _several(key: Sequence[str]) -> list[str]:
+    """The statistics that the last words name, one after the other: "min/max/mean", "mean ± std"."""
+    found: list[str] = []
+    for word in reversed(key[-9:]):
+        parts = [statistic([part]) for part in word.split("/")] if "/" in word else [statistic([word])]
+        if not all(parts):
+            break
+        found = [p for p in parts if p] + found
+    return found
+
+
 def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) -> None:
     numbers = [p for p in run if isinstance(p, Number)]
-    several = [STATISTIC_WORDS.get(part.lower()) for part in key[-1].split("/")] if key else []
-    if len(several) > 1 and len(several) == len(numbers) and all(several):
-        line.statistics += [(kind, n) for kind, n in zip(several, numbers, strict=True) if kind]
-        line.label.pop()
+    if _zip(numbers, key, line):
         return
     words = split_words(key)
     last = words[-1] if words else ""
     one = numbers[0]
     if len(numbers) == 1:
-        kind = _statistic(key)
-        if kind == "norm" and not assigned:
-            kind = None  # "L2" may be the third layer
-        if last in LAYER and one.whole:
-            line.layer = int(one.value)
-        elif kind and not (one.whole and last in ("max", "total", "min") and len(words) > 1):
-            line.statistics.append((kind, one))
-            line.label.pop()  # the word was the statistic's
+        kind = statistic(key)
+        if (
+            not kind
+            and assigned
+            and not one.whole
+            and words[-1:] == ["norm"]
+            and words[-2:-1] not in (["rms"], ["layer"])
+        ):
+            kind = "norm"  # of a list a node, of one number its length
+        if kind == "norm" and not assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):
+            kind = None  # "L2" may be the third layer, "norm" a node
+        if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
+            _take_word(line, kind)
+            line.add(kind, one, key)
+        elif not one.whole and not (key and LOGIT_WORDS & set(words[-2:])) and (at := _element(line)) is not None:
+            line.add("at", ((at, one),), key)
         elif LOGIT_WORDS & set(words[-2:]) and line.id is not None and not (one.whole and last not in LOGIT_WORDS):
-            line.pairs.append(("at", ((line.id, one),)))
-        elif last in ID_WORDS and one.whole:
-            line.perhaps = int(one.value) if last in PERHAPS else line.perhaps
-            line.id = int(one.value)
-        elif last in ROW and one.whole:
-            line.row = int(one.value)
-        elif line.id is not None and not one.whole and not words:
-            line.pairs.append(("at", ((line.id, one),)))
+            line.add("at", ((line.id, one),), key)
+        elif one.whole and one.value < 0:
+            if last in ROW | PERHAPS:
+                line.row = int(one.value)
         elif one.whole:
+            named = [w for w in words[-2:] if w not in COUNTS]
+            if last in ID_WORDS and not set(named) & LAYERS:
+                line.id = int(one.value)
             line.label.append(one.text)
+        elif line.id is not None and not words:
+            line.add("at", ((line.id, one),), key)
+        elif not one.whole and (kind := _kind_before(line.label)):
+            line.add(kind, one, key)
+        elif assigned and _has_place(key or line.label):
+            line.add("?", one, key)
         return
     if all(n.whole or not math.isfinite(n.value) for n in numbers) and any(n.whole for n in numbers):
         numbers = [n for n in numbers if n.whole]  # "nan 0 inf 0" counts them
-    values = listed(run)
+    values = listed([p for p in run if isinstance(p, Number) or p is DOTS])
     if isinstance(values, Values):
         if all(n.whole for n in numbers):
-            if set(words) & _TOKENS:
+            if set(words) & _TOKENS and not (values.cut and len(numbers) == 2):  # "tokens 0..7" are no ids
                 line.tokens = line.tokens or tuple(int(n.value) for n in numbers)
         else:
-            line.take(key, values)
+            line.add("list", values, key)
+
+
+_VARIABLE = re.compile(r"(?:x|y|v|e|d|z|o|c|ch|val|dim|out|elem)_?(\d{1,5})", re.IGNORECASE)
+_ELEMENT = {
+    "gid",
+    "tid",
+    "lane",
+    "thread",
+    "i",
+    "j",
+    "elem",
+    "element",
+    "dim",
+    "ch",
+    "channel",
+    "col",
+    "column",
+    "item",
+}
+
+
+def _kind_before(label: Sequence[str]) -> str:
+    """The statistic of all single numbers of a line: "rms of the residual: after attention 1.5, after mlp 2.5"."""
+    of = [i for i, word in enumerate(label[1:], 1) if word == "of"]
+    return next((k for i in of if (k := statistic(label[i - 1 : i]))), "")
+
+
+def _has_place(words: Sequence[str]) -> bool:
+    """Words that say of what a single number is, and leave open which statistic."""
+    about = meaning(words)
+    told = about.role or about.layer is not None or about.row is not None
+    return told or bool(words and meaning([*words, "layer", "0"], generic=False).nodes)
+
+
+def _element(line: Said) -> int | None:
+    """The index of a single value, by a word: "tid 3 layer 0 out = 1.5", "layer 0 y3=1.5"."""
+    if line.label and (m := _VARIABLE.fullmatch(line.label[-1])) and meaning(line.label[:-1]).layer is not None:
+        return int(m[1])
+    for a, b in zip(line.label[line.since :], line.label[line.since + 1 :], strict=False):
+        if a.lower() in _ELEMENT and b.isdecimal() and len(b) < 7:
+            return int(b)
+    return None
+
+
+def _take_word(line: Said, kind: str) -> None:
+    """A word was the statistic's: what else stands in the same word stays."""
+    for i in range(len(line.label) - 1, max(len(line.label) - 24, line.since) - 1, -1):
+        if (
+            not statistic([line.label[i]])
+            and not line.label[i].lower().endswith("norm")
+            and not (line.label[i].lower() == "dev" and kind == "std")
+        ):
+            continue
+        parts = split_words([line.label[i]])
+        dull = ("abs", "dev", "l", "2") if kind == "norm" else ("abs", "dev")
+        while parts and (parts[-1] == "norm" or statistic(parts[-1:]) or parts[-1] in dull):
+            parts.pop()
+        before = i - 1 if i and line.label[i - 1].lower() in ("abs", "l2", "max", "mean", "avg", "std") else i
+        line.label[before : i + 1] = parts
+        return
+
+
+def _zip(numbers: Sequence[Number], key: Sequence[str], line: Said) -> bool:
+    """As many statistics named as numbers follow."""
+    several = _several(key) if len(numbers) > 1 else []
+    if len(several) < 2 or len(several) != len(numbers):
+        return False
+    for kind, n in zip(several, numbers, strict=True):
+        line.add(kind, n, key)
+    return True
+
+
+def _slice(group: Group, key: Sequence[str], line: Said) -> bool:
+    """Whether a bracket is a slice or an index that tells a row or an end: `[0, -1, :5]`, `[-4:]`, `[end]`."""
+    axes = axes_of(group)
+    if axes is None:
+        return False
+    lone = [lone_of(axis) for axis in axes]
+    named = split_words(key[-1:])[-1:]
+    first = axes[-1][0] if axes[-1] else None
+    if lone[-1] is None and isinstance(first, Number) and first.value < 0:
+        line.tail = True
+    at = [n for n in lone if n is not None]
+    if at and not (len(axes) == 1 and named and named[0] in LAYERS | {"states"}):
+        if min(at) < 0 or len(axes) > 2:
+            line.cut_row = line.row = min(at) if min(at) < 0 else at[-1]
+        elif lone[-1] is None:
+            line.perhaps = at[0]
+    return True
 
 
 def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> list[str]:
@@ -200,45 +360,67 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     words = split_words(key)
     values = listed(group.items)
     index = group.numbers()
-    if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole:
-        value = after[1] if len(after) == 2 and after[0] is ASSIGN else None
-        named = bool(key) and ("_" in key[-1] or (words and words[-1] in LAYER | {"hidden", "states"}))
-        named = named or (line.layer is None and bool(set(words) & LAYER))  # "layer output [0]: ..."
-        if isinstance(value, Number) and not value.whole and not named and not set(words) & _SHAPE:
-            line.pairs.append(("at", ((int(index[0].value), value),)))
+    if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
+        value = after[1] if len(after) > 1 and after[0] is ASSIGN else None
+        listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
+        if not line.label and not isinstance(value, Number):
+            line.label.append(index[0].text)  # [0] attn: …
+            return key
+        if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
+            line.label[-1] = f"hidden_states.{index[0].text}"
+            return key
+        placed = meaning(line.label).layer is not None or meaning(line.label).nodes in (("embd",), ("result_output",))
+        named = bool(key) and (("_" in key[-1] and not placed) or (words and words[-1] in LAYER | {"hidden", "states"}))
+        if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
+            about = meaning([key[-1], "layer", "0"], generic=False)
+            named = bool(about.nodes) and meaning(line.label).layer is None
+        named = named or bool(set(words) & LAYERS and meaning(line.label).layer is None)  # "layer output [0]: ..."
+        element = isinstance(value, Number) and not value.whole and not listed_after and not named
+        if element and isinstance(value, Number) and not set(words) & _SHAPE:
+            line.add("at", ((int(index[0].value), value),), key)
         elif named and not set(words) & _SHAPE:
-            line.layer = int(index[0].value) if line.layer is None else line.layer
+            if meaning(line.label).layer is None:
+                line.label += ["layer", index[0].text]
+        elif words[-1:] == ["token"] and "bos" not in words:
+            line.label.append(index[0].text)
         elif set(words) & (_TOKENS | {"token", "bos"}):
             line.tokens = line.tokens or (int(index[0].value),)
+        elif listed_after:
+            line.label.append(index[0].text)  # xnorm(0) = …: nobody knows yet what it counts
         return key
-    if any(n.text == "-1" for n in index) and all(n.whole for n in index) and after[:1] == (ASSIGN,):
-        line.row = -1  # a slice: h[0, -1, :5]
+    if key and _slice(group, key, line):
         return key
-    if isinstance(values, Values):
+    if isinstance(values, Values) and not (group.bracket == "(" and len(values.all) == 1 and not values.whole):
         if values.whole:
             if set(words) & (_TOKENS | {"token", "input"}) and not set(words) & _SHAPE:
                 line.tokens = line.tokens or tuple(int(n.value) for n in values.all)
             return key
         if "range" in words[-2:] and len(values.all) == 2:
-            line.statistics += [("min", values.all[0]), ("max", values.all[1])]
-        else:
-            line.take(key, values)
+            line.add("min", values.all[0])
+            line.add("max", values.all[1])
+        elif _is_pair(values) and set(split_words(line.label)) & TOP_WORDS:
+            line.add("top", ((int(values.first[0].value), values.first[1]),), key)  # candidates [2, 9.5] [13, 8.1]
+        elif not _zip(values.all, key, line):
+            line.add("list", values, key)
         return []
     if isinstance(values, Rows):
         every = values.first + values.last
         if all(len(r.all) == 2 and r.all[0].whole for r in every) and not all(r.whole for r in every):
-            line.pairs.append(("top", tuple((int(r.all[0].value), r.all[1]) for r in every)))
+            line.add("top", tuple((int(r.all[0].value), r.all[1]) for r in every), key)
         elif all(r.whole for r in every):
             if set(words) & (_TOKENS | {"token", "input"}) and len(every) == 1:
                 line.tokens = line.tokens or tuple(int(n.value) for n in every[0].all)
         else:
-            line.take(key, values)
+            line.add("list", values, key)
         return []
-    pairs = quoted_pairs(group)
+    pairs = quoted_pairs(group) or assigned_pairs(group.items)
     if pairs:
-        line.pairs.append(("top", pairs))
+        line.add("top", pairs, key)
         return []
     inner = list(group.items)
+    if [p.text.lower() for p in inner if isinstance(p, Word)] in (["last"], ["final"]) and len(inner) == 1:
+        line.row = -1
+        return key
     if group.bracket == "(" and all(isinstance(p, Word) for p in inner):
         line.label += [p.text for p in inner if isinstance(p, Word)]
         return key
@@ -247,38 +429,26 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if isinstance(number, Number) and number.whole and "bos" in words:
             line.tokens = line.tokens or (int(number.value),)
             return key
-    return _walk(inner, line, list(key))
+    if len(inner) == 3 and inner[1] is COMMA:  # cache["resid_post", 0]
+        texts = [p.text for p in inner if isinstance(p, Word)]
+        whole = [p.text for p in inner if isinstance(p, Number) and p.whole]
+        if len(texts) == len(whole) == 1 and meaning([*texts, "layer", "0"], generic=False).nodes:
+            line.label += [*texts, "layer", *whole]
+            return key
+    around, row = line.around, line.cut_row
+    line.around = (*around, *line.label[line.since :][-8:]) if len(around) < 24 else around
+    line.since = len(line.label) if _several_items(inner) else line.since
+    rest = _walk(inner, line, list(key))
+    line.around, line.cut_row = around, row
+    return list(key) if after and isinstance(after[0], Number) and statistic(key) else rest  # rms{layer="0"} 1.5
 
 
-def quoted_pairs(group: Group) -> tuple[tuple[int, Number], ...]:
-    """`[(450, "The", 9.5), …]`: the id first, the logit last, text between."""
-    rows = [p for p in group.items if isinstance(p, Group)]
-    if not rows or any(not isinstance(p, Group) and p is not COMMA and p is not DOTS for p in group.items):
-        return ()
-    found = []
-    for row in rows:
-        numbers = row.numbers()
-        if len(numbers) != 2 or not numbers[0].whole:
-            return ()
-        found.append((int(numbers[0].value), numbers[1]))
-    return tuple(found)
+def _is_pair(values: Values) -> bool:
+    return len(values.first) == 2 and not values.last and values.first[0].whole and not values.first[1].whole
 
 
-def _statistic(key: Sequence[str]) -> str | None:
-    """The statistic that the word before a number names."""
-    if not key:
-        return None
-    word = key[-1].lower().strip("_")
-    joined = "".join(split_words(key[-2:]))
-    return (
-        STATISTIC_WORDS.get(word)
-        or STATISTIC_WORDS.get(word.replace("_", ""))
-        or (
-            STATISTIC_WORDS.get(joined)
-            if len(key) > 1 and joined in ("absmax", "maxabs", "absmean", "meanabs", "l2norm")
-            else None
-        )
-    )
+def _several_items(inner: Sequence[Piece]) -> bool:
+    return sum(1 for p in inner if p is ASSIGN) > 1
 
 
 def _side(cut: Sequence[Piece]) -> str:
@@ -287,7 +457,7 @@ def _side(cut: Sequence[Piece]) -> str:
     if len(flat) >= 3 and isinstance(flat[0], Word) and flat[1] is ASSIGN and isinstance(flat[2], Group):
         word = flat[0].text
         parts = split_words([word])
-        plain = not set(parts) & (NOT_SIDES | _TOKENS | LAYER | ROW | set(STATISTIC_WORDS) | _ARRAY_MAKERS)
-        if plain and not flat[0].quoted:
+        plain = not set(parts) & (NOT_SIDES | _TOKENS | LAYER | ROW | PERHAPS | set(STATISTIC_WORDS) | _ARRAY_MAKERS)
+        if plain and not flat[0].quoted and len(word) > 2:
             return word
     return ""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.errors import AssayError
 from assay.graph import split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, measure, rows_of, token_axis
@@ -23,13 +24,8 @@ from assay.verify.dumps.observation import STATISTICS, Dump, Observation, measur
 Array = NDArray[Any]
 Rows = tuple[int, int] | None
 _CLOSEST = 1e-7  # distances below this are the same: an exact match of a few digits proves no more
+_NEAR = 0.15  # of a row's rms: further off is no evidence for a node
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
-
-
-def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
-    """Whether the layers of a log run from 1 to n_layer."""
-    layers = {int(layer) for o in observations for layer in [split(o.name)[1]] if layer is not None}
-    return bool(layers) and max(layers) == n_layer and 0 not in layers
 
 
 def settle(
@@ -55,20 +51,16 @@ def settle(
         return max(error, _CLOSEST) if math.isfinite(error) else math.inf
 
     found, notes = [], list[str]()
-    votes = _vote([o for o in counted if _open(o, n)], n, distance)
+    open_ = [o for o in counted if _open(o, n)]
+    votes = _vote(open_, n, distance)
+    chosen = _choose(open_, lambda o: _voted(o, n, votes)[1], distance)
     for obs in counted:
         if not _open(obs, n):
             found.append(obs)
             continue
-        options = [
-            (distance(mine, rows), i, name, rows, label)
-            for i, name in enumerate((obs.name, *obs.others))
-            for mine in [replace(obs, name=name)]
-            for label, rows in _rows(obs, n)
-            if label in (votes.get(_class(obs)), "fixed")
-        ] or [(0.0, 0, obs.name, obs.rows, "all")]
-        near = min(options)[0]
-        _, i, name, rows, label = min(options, key=lambda o: (o[0] > 3 * near, o[1]))  # the likeliest, if as near
+        label, rows = _voted(obs, n, votes)
+        i = chosen.get(_phrase(obs), 0)
+        name = (obs.name, *obs.others)[i]
         found.append(replace(obs, name=name, others=(), rows=rows, perhaps=None))
         if _ROW_WORDS.get(label):
             notes.append(f"{name}: read as {_ROW_WORDS[label]}")
@@ -98,8 +90,8 @@ def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
     if obs.rows is not None or obs.shape is not None or n == 1:
         return [("fixed", obs.rows)]
     found: list[tuple[str, Rows]] = [("all", None), ("last", (n - 1, n)), ("first", (0, 1))]
-    if obs.perhaps is not None and obs.perhaps < n:
-        found.append(("said", (obs.perhaps, obs.perhaps + 1)))
+    if obs.perhaps is not None and -n <= obs.perhaps < n:
+        found.append(("said", (obs.perhaps % n, obs.perhaps % n + 1)))
     return found
 
 
@@ -108,10 +100,12 @@ def _vote(
 ) -> dict[str, str]:
     """For lists and for statistics: the reading of rows with the least sum of the logarithms of its distances."""
     totals: dict[str, dict[str, float]] = {}
+    counts: dict[str, int] = {}
     for obs in observations:
         options = _rows(obs, n)
         if options[0][0] == "fixed":
             continue
+        counts[_class(obs)] = counts.get(_class(obs), 0) + 1
         for label, rows in options:
             best = min(distance(replace(obs, name=name), rows) for name in (obs.name, *obs.others))
             totals.setdefault(_class(obs), {}).setdefault(label, 0.0)
@@ -119,7 +113,42 @@ def _vote(
         if len(options) < 4 and "said" in totals.get(_class(obs), {}):
             totals[_class(obs)]["said"] += math.log(1e3)
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
-    return {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
+    votes = {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
+    for kind, sums in totals.items():  # what the text told, unless the values tell clearly otherwise
+        if sums.get("said", math.inf) <= sums[votes[kind]] + math.log(3) * min(counts[kind], 4):
+            votes[kind] = "said"
+    return votes
+
+
+def _voted(obs: Observation, n: int, votes: dict[str, str]) -> tuple[str, Rows]:
+    """The rows of an observation, and in which words they were voted for."""
+    wanted = (votes.get(_class(obs)), "fixed")
+    return next((option for option in _rows(obs, n) if option[0] in wanted), ("all", obs.rows))
+
+
+def _phrase(obs: Observation) -> tuple[str, ...]:
+    """What one print statement writes in every layer."""
+    return (obs.template, obs.side, *(split(name)[0] for name in (obs.name, *obs.others)))
+
+
+def _choose(
+    observations: Sequence[Observation],
+    rows: Callable[[Observation], Rows],
+    distance: Callable[[Observation, Rows], float],
+) -> dict[tuple[str, ...], int]:
+    """For every phrase that may mean several nodes, which: the likeliest, unless another is near and nearer by far."""
+    totals: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
+    for obs in observations:
+        if not obs.others:
+            continue
+        far = [math.log(min(distance(replace(obs, name=name), rows(obs)), 1e3)) for name in (obs.name, *obs.others)]
+        have, near = totals.setdefault(_phrase(obs), ([0.0] * len(far), [math.inf] * len(far)))
+        totals[_phrase(obs)] = [a + b for a, b in zip(have, far, strict=True)], list(map(min, near, far))
+    return {
+        phrase: next((i for i, total in enumerate(sums) if total <= min(sums) + math.log(3) and fits[i]), 0)
+        for phrase, (sums, near) in totals.items()
+        for fits in [[d < math.log(_NEAR) for d in near]]
+    }
 
 
 def folded(notes: Iterable[str]) -> list[str]:
@@ -178,6 +207,14 @@ def _what(observations: Sequence[Observation]) -> str:
             parts[word] = max(parts.get(word, 0), len(obs.data))
     words = [k if k.startswith(("a ", "an ")) else f"{v} {k}" for k, v in parts.items()]
     return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " and " + words[-1]
+
+
+def nothing_read(dump: Dump) -> AssayError:
+    """What to say of a text in which no line was understood."""
+    hint = f"; --pattern {suggestion(dump.aside[0])!r} would take {dump.aside[0]!r}" if dump.aside else ""
+    return AssayError(
+        f"{dump.source}: no format known here and no line that speaks of a node{hint}; see docs/dump-format.md"
+    )
 
 
 _LIST = re.compile(r"[\[({](?!\d{1,6}[\])}])\s{0,20}[-+.\d][^\[\](){}a-df-zA-Z]{0,4000}[\])}]")

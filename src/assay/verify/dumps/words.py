@@ -9,65 +9,110 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
-_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+from assay.verify.dumps.places import LAYER, layer_of, perhaps_of, row_of
+from assay.verify.dumps.tongues import TONGUES, english
+
+_MOST, _LONGEST = 64, 200  # words of a label, and letters of a word
+VALUES = "\x00"  # among the words of a line: here stood values
+_PARTS = re.compile(r"\x00|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
 _NODE = re.compile(r"([A-Za-z_]\w*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
-
-LAYER = {"layer", "layers", "block", "blocks", "blk", "l", "decoder", "h", "il", "lay", "transformer"}
-ROW = {"row", "pos", "position", "t"}
-PERHAPS = {"token", "tok"}  # "token 3" is the fourth row, or the id 3
+_HIDDEN = re.compile(r"hidden_states\.\d{1,4}")  # Hugging Face's list: the embedding, then the layers
+_NO_WORD = re.compile(
+    r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$"
+)  # dates, addresses, versions
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
-_GENERIC = {"layer", "layers", "block", "blocks", "blk"}
 # Lines that speak of a layer and are not about its values.
-_NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
+NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
-_Q = "q query queries qcur wq"
-_K = "k key keys kcur wk"
-_V = "v value vcur wv"
-_ATT = "attn attention att self selfattn mha sa"
+_Q = "q qcur wq xq"
+_K = "k kcur wk xk"
+_V = "v vcur wv xv"
+_ATT = "attn attention att selfattn mha sa gqa mhsa"
 _FFN = "ffn mlp ff feedforward feed fc"
-_NORM = "norm rmsnorm layernorm ln rms normed normalized normalised"
+_NORM = "norm xnorm rmsnorm layernorm ln normed normalized normalised"
+_LAST_NORM = "outputnorm lnf normf finalrms rmsfinal"
+_NORM1, _NORM2 = "ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn", "ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp"
 _TURN = "rope rotary rotated roped rot turned"
+_BEFORE = "before pre prior unrotated unroped without no"
 _END = "final last output out model result ln_f f end top"
+_SUMMED = "residual resid skip add plus"
+_ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 add2 stream"
+_NOT_QKV = f"return returned values of out output hidden residual stream is {_FFN} gate up down"
 # (nodes, words that must stand: one of each group, words that must not). `-` after a node: it belongs to a layer.
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-    (("result_norm",), ("final outputnorm lnf normf", _NORM + " outputnorm lnf normf"), ""),
+    (("result_norm",), ("final " + _LAST_NORM, f"{_NORM} {_LAST_NORM}"), ""),
+    (("kqv_out-",), ("softmax softmaxed probs soft", "v context ctx concat concatenated weighted"), ""),
+    (("kqv_out-",), ("attend attended attends sdpa hookz ctx concat concatenated weighted",), "norm"),
+    (("kqv_out-", "attn_out-"), ("q", "k", "v"), "qkv"),
+    (("kqv_out-",), ("before pre input", "wo oproj outproj"), "norm"),
     (("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
     (("kq_soft_max-",), (_ATT, "weights weight probability"), ""),
     (("kq-",), ("scores score qk kq qkt",), "logits"),
-    (("result_output",), ("logits logit lmhead lm unembed",), "norm"),
-    (("Qcur-",), (_Q, _TURN), ""),
-    (("Kcur-",), (_K, _TURN), ""),
+    (("result_output",), ("logits logit lmhead unembed unembedding wcls vocab",), _NORM),
+    (("Qcur_proj-", "Qcur_biased-"), (_Q + " query queries", _TURN, _BEFORE), ""),
+    (("Kcur_proj-", "Kcur_biased-"), (_K + " key keys", _TURN, _BEFORE), ""),
+    (("Qcur-",), (_Q + " query queries", _TURN), ""),
+    (("Kcur-",), (_K + " key keys", _TURN), ""),
+    (("l_out-",), ("plus", _FFN + " down w2"), ""),
+    (("ffn_inp-",), ("plus", _ATT + " wo oproj"), ""),
     (("Qcur_normed-",), (_Q, _NORM), ""),
     (("Kcur_normed-",), (_K, _NORM), ""),
-    (("ffn_norm-", "attn_post_norm-"), ("post", _ATT, _NORM), ""),
-    (("ffn_norm-",), (_FFN + " post second 2 ln2 norm2", _NORM), "final"),
-    (("attn_norm-",), (_ATT + " input pre in first inp 1 ln1 norm1", _NORM), "final"),
+    (("ffn_norm-", "attn_post_norm-"), ("post normafter", _ATT, _NORM), "in input pre"),
+    (("ffn_norm-",), (f"{_FFN} post second {_NORM2}", f"{_NORM} {_NORM2}"), "final"),
+    (("attn_norm-",), (f"{_ATT} input pre in first inp before {_NORM1}", f"{_NORM} {_NORM1}"), "final"),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
     (("Vcur-",), (_V,), "values"),
-    (("kqv_out-",), ("context ctx kqv heads concat merged",), ""),
+    (("kqv_out-",), ("context kqv heads merged",), ""),
     (("ffn_inp-",), ("inp", _FFN), ""),
-    (("l_out-",), ("residual resid skip add residual2 residual3", _FFN + " residual2 residual3"), ""),
-    (("ffn_inp-",), ("residual1",), ""),
-    (("attn_out-",), ("oproj wo",), ""),
-    (("attn_out-",), ("o", "proj projection"), ""),
-    (("ffn_inp-", "attn_out-"), ("residual resid skip after post mid add", _ATT), ""),
+    (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 add2 down"), ""),
+    (("ffn_inp-",), ("residual1 res1 resid1 add1 residmid midresid midlayer hmid",), ""),
+    (("ffn_inp-",), ("mid middle", "residual resid stream hidden x h"), ""),
+    (("Qcur_proj-", "Qcur_biased-", "Qcur-"), ("query queries",), _NOT_QKV),
+    (("Kcur_proj-", "Kcur_biased-", "Kcur-"), ("key keys",), _NOT_QKV),
+    (("Vcur-",), ("value",), _NOT_QKV),
+    (("attn_out-",), ("oproj wo outproj",), _SUMMED),
+    (("attn_out-",), ("o out output", "proj projection projected"), _SUMMED + " ffn mlp down up gate lm"),
+    (("ffn_inp-", "attn_out-"), (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu gelu activation act activated intermediate glu",), ""),
+    (("ffn_gate-",), ("gate w1", "before pre", "silu swish gelu act activation"), ""),
+    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate gated",), ""),
+    (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
+    (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"),
+     "out output after post down w1 w2 w3 gate up norm"),
+    (("ffn_swiglu-", "ffn_geglu-"), ("input inp", "down w2 downproj"), ""),
     (("ffn_gate-",), ("gate w1",), ""),
     (("ffn_up-",), ("up w3",), ""),
+    (("ffn_out-", "l_out-"), ("after post", _FFN), "down w2 out output"),
     (("ffn_out-",), (_FFN + " down w2",), ""),
+    (("attn_norm-", "ffn_norm-"), (_NORM,), "final"),
 )  # fmt: skip
 _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
+    (("l_out-last",), ("before pre", _END, _NORM), f"{_ATT} {_FFN} after"),
     (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
     (("result_norm", "l_out-last"), ("final last", "hidden state states layer output"), "token row position embedding"),
-    (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded",), "rope position positional pos"),
+    (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded lookup inpl",),
+     "rope position positional pos rotary rotated"),
     (("result_norm", "l_out-last"), ("hidden",), ""),
     (("result_norm",), (_NORM,), ""),
-)
+)  # fmt: skip
+_NOT_YET = {"before", "pre", "without", "no", "w", "prior", "excluding", "minus"}
+_SUM = {"residual", "resid", "skip", "add", "added", "addition", "connection"}
+_INPUT = {"input", "before", "entering", "residpre", "preresid", "incoming"}
+_OUTPUT = {
+    "lout", "out", "output", "outputs", "after", "hidden", "residual", "resid", "x", "stream", "end", "done", "state",
+    "finished", "leaving", "post",
+}  # fmt: skip
+# Words that do not make a phrase say more than "layer 3".
+_EMPTY = _OUTPUT | LAYER | {
+    "token", "tok", "pos", "position", "row", "last", "first", "values", "value", "vals", "of", "the", "at", "for",
+    "with", "shape", "tensor", "array", "idx", "index", "head", "tail", "data", "dim", "f", "i", "n", "states", "is",
+    "prompt", "all", "this", "in", "id", "on", "and", "to", "by", "from",
+}  # fmt: skip
 
 
 def _compiled(
@@ -77,6 +122,7 @@ def _compiled(
 
 
 _IN_LAYERS, _ENDS = _compiled(_TABLE), _compiled(_AT_THE_ENDS)
+_HIDDEN_ALONE = (frozenset({"hidden"}),)  # of which layer, nobody says
 _LOGITS = next(row for row in _IN_LAYERS if row[0] == ("result_output",))
 
 
@@ -88,7 +134,9 @@ class Meaning:
     layer: int | None = None
     row: int | None = None  # -1: the last token
     perhaps: int | None = None  # a row it may be
-    verbatim: str = ""  # a name that is nobody's speech: a path, or llama.cpp's own
+    verbatim: str = ""  # a name that is nobody's speech: a path, or llama.cpp's own. `nodes`, where it is unknown
+    vague: bool = False  # a layer's output for want of a better word, while there were words that nobody knows
+    bare: bool = False  # a layer's output because nothing but the layer was named
 
     @property
     def role(self) -> bool:
@@ -99,68 +147,94 @@ def split_words(label: Sequence[str]) -> list[str]:
     """Words in lower case and numbers, cut at signs, at capitals and between letters and digits."""
     found: list[str] = []
     for text in label:
-        if _TYPE.fullmatch(text):
-            continue
-        found += [part.lower() for part in _PARTS.findall(text[:200].replace("RoPE", "rope"))]
-        if len(found) > 64:
+        found += _split(text[:_LONGEST])
+        if len(found) > _MOST:
             break
-    return found[:64]
+    return found[:_MOST]
+
+
+@lru_cache(maxsize=4096)
+def _split(text: str) -> tuple[str, ...]:
+    if _TYPE.fullmatch(text) or _NO_WORD.match(text):
+        return ()
+    text = text if text.isascii() else english(text)
+    parts = (part.lower() for part in _PARTS.findall(text.replace("RoPE", "rope")))
+    return tuple(word for part in parts for word in TONGUES.get(part, (part,)))
 
 
 def meaning(label: Sequence[str], *, generic: bool = True) -> Meaning:
     """What the words of a line, in order, speak of. `generic`: a layer alone means its output."""
+    return _meaning(tuple(text[:_LONGEST] for text in label[:_MOST]), generic)
+
+
+@lru_cache(maxsize=2048)
+def _meaning(label: tuple[str, ...], generic: bool) -> Meaning:
     words = split_words(label)
-    layer, used = _layer(words)
-    row, perhaps = _row(words, used, ROW), _row(words, used, PERHAPS)
+    layer, used = layer_of(words)
     found = _nodes(label, words, layer, used, generic)
-    return replace(found, row=row, perhaps=perhaps)
+    return replace(found, row=row_of(words, used), perhaps=perhaps_of(words, used))
 
 
 def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
+    plain = _by_words(words, layer, used, generic)
     for text in label:
+        if text.endswith((".weight", ".bias")):
+            return Meaning((), layer)
         if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
-            return Meaning((), layer, verbatim=text)
-        if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER:
-            return Meaning((), int(m[2]), verbatim=text)
+            return replace(plain, layer=layer, verbatim=text)
+        if _HIDDEN.fullmatch(text):
+            return replace(plain, layer=None, nodes=(), verbatim=text)
+        if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER and _is_role(m[1]):
+            return replace(plain, layer=int(m[2]), verbatim=text)
+    return plain
+
+
+def _denied(words: Sequence[str]) -> set[str]:
+    """ "before the residual add", "without residual": words for what is not yet there."""
+    for i, word in enumerate(words):
+        if word in _NOT_YET:
+            ahead = [w for w in words[i + 1 : i + 4] if w in _SUM or w == "the"]
+            if ahead and set(ahead) & _SUM:
+                return {word, *_SUM}
+    return set()
+
+
+def _is_role(name: str) -> bool:
+    return bool(_by_words(split_words([name]), 0, set(), False).nodes) or name in ("kq", "kqv", "norm", "kqv_wo")
+
+
+def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool) -> Meaning:
     bag = {w for i, w in enumerate(words) if i not in used}
     bag |= {a + b for a, b in pairwise(words)}  # "soft max", "l out", "lm head"
-    if bag & _NOT_VALUES and not bag & {"attention", "attn"}:
+    bag -= _denied(words)
+    if bag & NOT_VALUES and not bag & {"attention", "attn", "after"}:
         return Meaning((), layer)
+    if layer is None and [w for w in words if w not in ("tensor", "array", VALUES)] == ["output"]:
+        return Meaning(("result_output", "result_norm", "l_out-last"))
     if layer is None:
-        for nodes, need, no in (_LOGITS, *_ENDS, *_IN_LAYERS):
+        inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
+        for nodes, need, no in (_LOGITS, *_IN_LAYERS[:-1], *_ENDS) if inside else (_LOGITS, *_ENDS, *_IN_LAYERS):
             if all(bag & group for group in need) and not bag & no:
-                return Meaning(nodes)
+                return Meaning(nodes, vague=need == _HIDDEN_ALONE)
         return Meaning()
-    if bag & {"input", "before", "entering"} and not bag & _TELLING:
+    if bag & _INPUT and not bag & _TELLING:
         return Meaning(("embd",) if layer == 0 else ("l_out-",), layer - 1 if layer else None)
     for nodes, need, no in _IN_LAYERS:
         if all(bag & group for group in need) and not bag & no:
             return Meaning(nodes, layer if nodes[0].endswith("-") else None)
-    if not generic and not bag & {"lout", "out", "output", "after", "hidden", "residual", "x", "出力"}:
+    if not generic and not bag & _OUTPUT:
         return Meaning((), layer)
-    return Meaning(("l_out-",), layer)
+    unknown = has_unknown(words)
+    return Meaning(("l_out-",), layer, vague=unknown and not bag & _OUTPUT, bare=not unknown)
 
 
-_TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - {"in", "input", "inp"}
+def has_unknown(words: Iterable[str]) -> bool:
+    """Whether there are words that neither name a node nor say nothing."""
+    return any(w not in _EMPTY and not w.isdecimal() and w != VALUES for w in words)
 
 
-def _layer(words: Sequence[str]) -> tuple[int | None, set[int]]:
-    """The layer's number: after a word for layers, else behind a name as in `ffn_out-3`."""
-    for i, (a, b) in enumerate(pairwise(words)):
-        if a in _GENERIC and b.isdecimal() and len(b) < 5:
-            return int(b), {i + 1}
-    for i, (a, b) in enumerate(pairwise(words)):
-        if a in LAYER and b.isdecimal() and len(b) < 5:
-            return int(b), {i, i + 1}
-    return None, set()
-
-
-def _row(words: Sequence[str], used: set[int], named: set[str]) -> int | None:
-    for i, (a, b) in enumerate(pairwise(words)):
-        if a in named and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
-            return int(b)
-        if a in ("last", "final") and b in ROW | PERHAPS:
-            return -1
-        if a == "first" and b in ROW | PERHAPS:
-            return 0
-    return None
+_OF_A_LAYER = frozenset(f"{_ATT} {_FFN} gate down swiglu wo oproj w1 w2 w3 wq wk wv rope".split())
+_TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - {
+    "in", "input", "inp", "first", "1", "2", "second", "after", "post", "before", "pre", "hidden", "out", "output",
+    "add", "residual", "resid", "stream", "mid", "prior", "without",
+}  # fmt: skip

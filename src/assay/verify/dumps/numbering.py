@@ -1,0 +1,63 @@
+"""The numbers of layers in a log: counted from 1, or not printed at all and told by the order of the lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from assay.graph import join, split
+from assay.verify.dumps.observation import Observation
+
+
+def numbered(
+    observations: Sequence[Observation], unread: Sequence[Observation], n_layer: int
+) -> tuple[list[Observation], list[Observation], list[str]]:
+    """The observations, and those of unknown nodes, with layers counted from 0; and what was assumed."""
+    notes: list[str] = []
+    found, rest = list(observations), list(unread)
+    if counted_from_one([*found, *rest], n_layer):
+        found, rest = [_one_less(o) for o in found], [_one_less(o) for o in rest]
+        notes.append("layers are counted from 1 there")
+    found, note = _by_turn(found, n_layer)
+    return found, rest, notes + note
+
+
+def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
+    """Whether the layers of a log run from 1 to n_layer."""
+    layers = {
+        int(layer)
+        for o in observations
+        if not o.unnumbered
+        for layer in [split(o.name)[1] if o.name else o.layer]
+        if layer is not None
+    }
+    return bool(layers) and max(layers) == n_layer and 0 not in layers
+
+
+def _one_less(obs: Observation) -> Observation:
+    def less(name: str) -> str:
+        role, layer = split(name)
+        return name if layer is None else join(role, layer - 1)
+
+    layer = None if obs.layer is None else obs.layer - 1
+    others, otherwise = tuple(map(less, obs.others)), tuple(map(less, obs.otherwise))
+    return replace(obs, name=less(obs.name), others=others, otherwise=otherwise, layer=layer)
+
+
+def _by_turn(observations: list[Observation], n_layer: int) -> tuple[list[Observation], list[str]]:
+    """A line printed once for every layer without its number: the first is layer 0."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, obs in enumerate(observations):
+        if obs.unnumbered:
+            groups.setdefault((obs.name, obs.kind, obs.rows, obs.side, obs.template), []).append(i)
+    found, notes = list(observations), list[str]()
+    for (name, *_), places in groups.items():
+        if len(places) != n_layer or n_layer < 2:
+            continue
+        for layer, i in enumerate(places):
+            obs = found[i]
+            names = [join(split(x)[0], layer) if split(x)[1] == 0 else x for x in (obs.name, *obs.others)]
+            found[i] = replace(obs, name=names[0], others=tuple(names[1:]), layer=layer, unnumbered=False)
+        notes.append(f"{split(name)[0]}: printed {n_layer} times without a number, read as the layers in order")
+    return found, notes

@@ -1,0 +1,63 @@
+"""Lines whose words name no node, on a real model: told by their values, in layers where a fault hides them too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.models import Model
+from assay.verify.dumps.load import load_dump
+from assay.verify.dumps.observation import Dump
+from assay.verify.judge.verdict import judge
+from tests.verify.conftest import TOKENS
+
+
+def lines(truth: Dump, roles: dict[str, str], k: int, wrong: float = 0.0) -> str:
+    """A line a layer and role under the name given, of the last token; all of layer 1 off by `wrong`."""
+    text = [f"tokens: {list(TOKENS)}"]
+    for layer in (0, 1):
+        for role, name in roles.items():
+            value = truth.values(f"{role}-{layer}")
+            assert value is not None
+            row = value[-1] + wrong * layer * np.sqrt(np.mean(value[-1] ** 2))
+            text.append(f"{name}/{layer} " + " ".join(f"{x:.5f}" for x in row.reshape(-1)[:k]))
+    return "\n".join(text) + "\n"
+
+
+ROLES = {"attn_norm": "zork", "attn_out": "quux", "ffn_out": "grue", "l_out": "frob"}
+
+
+def test_private_names_are_told_by_their_values(model: Model, truth: Dump, tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text(lines(truth, ROLES, 5))
+    dump = load_dump(tmp_path / "x.log", model)
+    last = len(TOKENS) - 1
+    assert {(o.name, o.row) for o in dump.observations} == {(f"{r}-{n}", last) for r in ROLES for n in (0, 1)}
+    assert any("quux" in note and "attn_out-0" in note and "by their values" in note for note in dump.notes)
+    assert judge(model, dump).verdict == "same"
+
+
+def test_a_fault_in_a_later_layer_hides_nothing(model: Model, truth: Dump, tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text(lines(truth, ROLES, 5, wrong=0.5))
+    dump = load_dump(tmp_path / "x.log", model)
+    assert {o.name for o in dump.observations} == {f"{r}-{n}" for r in ROLES for n in (0, 1)}
+    assert not judge(model, dump)
+
+
+def test_clear_words_are_not_overruled(model: Model, truth: Dump, tmp_path: Path) -> None:
+    """An engine whose ffn_norm is another node's value is wrong there."""
+    value = truth.values("attn_norm-0")
+    assert value is not None
+    first = " ".join(f"{x:.5f}" for x in value[-1, :5])
+    (tmp_path / "x.log").write_text(f"tokens: {list(TOKENS)}\nlayer 0 ffn_norm: {first}\n")
+    dump = load_dump(tmp_path / "x.log", model)
+    assert [o.name for o in dump.observations] == ["ffn_norm-0"]
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_too_few_values_tell_nothing(model: Model, truth: Dump, tmp_path: Path, k: int) -> None:
+    text = lines(truth, {"attn_out": "quux"}, k).replace("quux", "quux blah")
+    (tmp_path / "x.log").write_text(text + "layer 0 out: 0.5 0.25 0.125\n")
+    dump = load_dump(tmp_path / "x.log", model)
+    assert {o.name for o in dump.observations} == {"l_out-0"}
