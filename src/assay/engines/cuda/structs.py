@@ -77,9 +77,10 @@ class StepUnion(ctypes.Union):
 WalkStep = _struct(
     "WalkStep",
     *_all(_I32, "kind fresh heads of_block dim_shift per_group in_copies in_bytes out_copies out_bytes"),
+    *_all(_I32, "first ahead second padding"),
     ("args", StepUnion),
 )
-WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room ahead"))
+WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room padding"))
 ClearArgs = _struct("ClearArgs", ("at", _POINTER), ("vectors", _I64))
 ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))
 MapArgs = _struct(
@@ -143,11 +144,17 @@ _LAYOUTS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
+# Layouts of the weights of each walk: of one kind, or of a first and a second kind.
+WALKS: tuple[tuple[str, ...], ...] = (
+    ("f32",), ("f16",), ("bf16",), ("q5_0",), ("q5_1",), ("q8_0",), ("iq4_nl",), ("iq4_xs",), ("mxfp4",), ("wide16",),
+    ("wide16_min",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"), ("q4_0", "q8_0"), ("q4_1", "q6_k"),
+    ("q4_1", "q8_0"),
+)  # fmt: skip
 TENSOR_TILES = {8: 512, 16: 512, 32: 512, 64: 128, 128: 256, 256: 256}  # gemm_tensor.cu: tokens, most threads
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
-    "walk": {"clear": (ClearArgs, 256)} | {f"walk_{name}": (WalkArgs, 416) for name in _LAYOUTS},
+    "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_few": {"product_8": (ProductArgs, 256), "product_16": (ProductArgs, 256)},
     "gemm_many": {
