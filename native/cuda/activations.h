@@ -28,7 +28,7 @@ struct Constant {
 DEVICE float sum_of_squares(const float* x, int n) {
     float s = 0.0f, t = 0.0f;
     int i = 2 * lane(), left = n / 64;
-    const auto rounds = [&](auto some) {
+    const auto rounds = [&](auto some) {  // all of them on their way, then added up
 #pragma unroll 1
         for (; left >= some.value; left -= some.value)
 #pragma unroll
@@ -38,6 +38,7 @@ DEVICE float sum_of_squares(const float* x, int n) {
                 t = fma(v.y, v.y, t);
             }
     };
+    rounds(Constant<16>{});
     rounds(Constant<8>{});
     rounds(Constant<1>{});
     if (i < n) s = fma(x[i], x[i], s);

@@ -16,16 +16,17 @@ struct Half {
     uint4 code[per], more[fifths + 1], d[floats + 1], m[floats + 1];
     uint32_t scale[2], least[2];
 
-    // `at`: the lane's first chunk; `scales`, `minima`: the chunks of scales that are no floats.
-    DEVICE Half(const uint4* at, int half, const uint4& scales, const uint4& minima) {
+    // `at`: the item's first chunk; `rest`: the same where chunks from the eighth on lie; `scales`, `minima`: the chunks of
+    // scales that are no floats.
+    DEVICE Half(const uint4* at, const uint4* rest, int half, const uint4& scales, const uint4& minima) {
 #pragma unroll
-        for (int c = 0; c < per; c++) code[c] = at[(half * per + c) * 32];
+        for (int c = 0; c < per; c++) code[c] = (L::kind == N8 && half ? rest : at)[(half * per + c) * 32];
 #pragma unroll
-        for (int c = 0; c < fifths; c++) more[c] = at[(8 + half * fifths + c) * 32];
+        for (int c = 0; c < fifths; c++) more[c] = rest[(8 + half * fifths + c) * 32];
 #pragma unroll
         for (int c = 0; c < floats; c++) {
-            d[c] = at[(L::codes + half * 2 + c) * 32];
-            if (L::min) m[c] = at[(L::codes + 4 + half * 2 + c) * 32];
+            d[c] = rest[(L::codes + half * 2 + c) * 32];
+            if (L::min) m[c] = rest[(L::codes + 4 + half * 2 + c) * 32];
         }
         if constexpr (L::scales_kind == SUPER && !L::sub16) {
             scale[0] = half ? scales.y : scales.x, least[0] = half ? scales.w : scales.z;
@@ -44,14 +45,27 @@ struct Half {
     }
 };
 
-// `part`, and block i of an item: its columns of x, their scale, that times their sum, and the sums of their halves.
+// What a block of an item adds to the partial sum: products, one after the other.
 template <class L>
-DEVICE float add_block(const Half<L>& w, uint32_t super, int i, const int4& a, const int4& b, float d, float dn, uint32_t sum, float part) {
+struct Terms {
+    static constexpr int count = !L::min ? 1 : L::sub16 ? 3 : 2;
+    float a[count], b[count];
+    DEVICE float onto(float part) const {
+#pragma unroll
+        for (int k = 0; k < count; k++) part = fma(a[k], b[k], part);
+        return part;
+    }
+};
+
+// Block i of an item: its columns of x, their scale, that times their sum, and the sums of their halves.
+template <class L>
+DEVICE Terms<L> block_terms(const Half<L>& w, uint32_t super, int i, const int4& a, const int4& b, float d, float dn, uint32_t sum) {
     constexpr int low_of = -L::offset & 255, high_of = low_of << 8;  // bytes that take the offset out of the sums
     const int low[4] = {a.x, a.y, a.z, a.w}, high[4] = {b.x, b.y, b.z, b.w};
     const typename L::Values f = L::factors(w, super, i);
     constexpr int start = int(kMagicBits);
     int s = start, t = 0;  // of both halves of the block
+    Terms<L> terms;
     if constexpr (L::high_in_place) {
         if constexpr (L::offset != 0) s = dp2a(sum, low_of | high_of, s);
 #pragma unroll
@@ -59,9 +73,7 @@ DEVICE float add_block(const Half<L>& w, uint32_t super, int i, const int4& a, c
             s = dp4a(w(i, g) & 0x0f0f0f0fu, low[g], s);
             t = dp4a(w(i, g) & 0xf0f0f0f0u, high[g], t);
         }
-        part = fma((as_float(uint32_t(s + (t >> 4))) - kMagic) * f.d[0], d, part);
-        if constexpr (L::min) part = fma(f.m[0], dn, part);
-        return part;
+        terms.a[0] = (as_float(uint32_t(s + (t >> 4))) - kMagic) * f.d[0];
     } else {
         if constexpr (L::sub16) t = start;
         if constexpr (L::offset != 0 && !(L::sub16 && L::min)) s = dp2a(sum, low_of, s), t = dp2a(sum, high_of, t);
@@ -72,59 +84,97 @@ DEVICE float add_block(const Half<L>& w, uint32_t super, int i, const int4& a, c
             s = dp4a(int(c), low[g], s);
             t = dp4a(int(e), high[g], t);
         }
-        if constexpr (L::sub16) {
-            const float first = (as_float(uint32_t(s)) - kMagic) * f.d[0];
-            part = fma(fma(as_float(uint32_t(t)) - kMagic, f.d[1], first), d, part);
-            if constexpr (L::min) {
-                part = fma(f.m[0], d * float(low_sum(sum)), part);
-                part = fma(f.m[1], d * float(high_sum(sum)), part);
-            }
-        } else {
-            part = fma((as_float(uint32_t(s + t)) - kMagic) * f.d[0], d, part);
-            if constexpr (L::min) part = fma(f.m[0], dn, part);
-        }
-        return part;
+        if constexpr (L::sub16) terms.a[0] = fma(as_float(uint32_t(t)) - kMagic, f.d[1], (as_float(uint32_t(s)) - kMagic) * f.d[0]);
+        else terms.a[0] = (as_float(uint32_t(s + t)) - kMagic) * f.d[0];
     }
+    terms.b[0] = d;
+    if constexpr (L::min && L::sub16) {
+        terms.a[1] = f.m[0], terms.b[1] = d * float(low_sum(sum));
+        terms.a[2] = f.m[1], terms.b[2] = d * float(high_sum(sum));
+    } else if constexpr (L::min) {
+        terms.a[1] = f.m[0], terms.b[1] = dn;
+    }
+    return terms;
 }
 
-// The partial sums of the lane's items of N tiles, which have the same columns: x is read once for them.
-template <class L, int N>
-DEVICE void multiply(const uint8_t* const (&tiles)[N], const int8_t* q, const float2* ds, const uint32_t* n, float (&parts)[N]) {
-    uint4 scales[N] = {}, minima[N] = {};
-    uint32_t super[N] = {};
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        const uint4* const at = reinterpret_cast<const uint4*>(tiles[k]) + lane();
-        if constexpr (L::scales_kind != FLOATS) scales[k] = at[L::codes * 32];
-        if constexpr (L::scales_kind == HALVES && L::min) minima[k] = at[(L::codes + 1) * 32];
-        if constexpr (L::word) super[k] = reinterpret_cast<const uint32_t*>(tiles[k] + L::chunks * 512)[lane()];
-        parts[k] = 0.0f;
+// What an item has beside its codes and floats: chunks of scales, and a word.
+template <class L>
+struct Scaled {
+    uint4 scales = {}, minima = {};
+    uint32_t super = 0;
+    DEVICE Scaled(const uint8_t* tile, int item) {
+        const uint4* const at = reinterpret_cast<const uint4*>(tile) + item;
+        if constexpr (L::scales_kind != FLOATS) scales = at[L::codes * 32];
+        if constexpr (L::scales_kind == HALVES && L::min) minima = at[(L::codes + 1) * 32];
+        if constexpr (L::word) super = reinterpret_cast<const uint32_t*>(tile + L::chunks * 512)[item];
     }
-    constexpr bool summed = L::offset != 0 || (L::sub16 && L::min);
+};
+
+// x of 128 columns, by blocks.
+template <class L>
+struct Columns {
+    const int4* x;
+    const float4* of;
+    uint4 sums = {};
+    DEVICE Columns(const int8_t* q, const float2* ds, const uint32_t* n, int half) {
+        x = reinterpret_cast<const int4*>(q + half * 128);
+        of = reinterpret_cast<const float4*>(ds + half * 4);
+        if constexpr (L::offset != 0 || (L::sub16 && L::min)) sums = reinterpret_cast<const uint4*>(n)[half];
+    }
+    DEVICE Terms<L> block(const Half<L>& w, uint32_t super, int i) const {
+        const int4 a = x[2 * i], b = x[2 * i + 1];
+        const float4 two = of[i / 2];
+        return block_terms<L>(w, super, i, a, b, i % 2 ? two.z : two.x, i % 2 ? two.w : two.y, Half<L>::word(sums, i));
+    }
+};
+
+// The partial sums of the lane's items of one or two tiles, which have the same columns: x is read once for them. `rest`: where
+// a tile lies from its eighth chunk on, less these.
+template <class L, int N>
+DEVICE void multiply(const uint8_t* const (&tiles)[N], const uint8_t* rest, const int8_t* q, const float2* ds, const uint32_t* n,
+                     float (&parts)[N]) {
+    const uint8_t* const rests[2] = {N > 1 ? tiles[0] : rest, tiles[N - 1]};
+    const Scaled<L> first(rests[0], lane()), last(N > 1 ? tiles[N - 1] : rest, lane());
+#pragma unroll
+    for (int k = 0; k < N; k++) parts[k] = 0.0f;
 #pragma unroll 1
     for (int half = 0; half < 2; half++) {
-        const int4* x = reinterpret_cast<const int4*>(q + half * 128);
-        const float4* of = reinterpret_cast<const float4*>(ds + half * 4);
-        const uint4 sums = summed ? reinterpret_cast<const uint4*>(n)[half] : uint4{};
-        const auto block = [&](const Half<L>& w, uint32_t super, int i, float part) {
-            const int4 a = x[2 * i], b = x[2 * i + 1];
-            const float4 two = of[i / 2];
-            return add_block<L>(w, super, i, a, b, i % 2 ? two.z : two.x, i % 2 ? two.w : two.y, Half<L>::word(sums, i), part);
-        };
-        const auto codes = [&](int k) { return Half<L>(reinterpret_cast<const uint4*>(tiles[k]) + lane(), half, scales[k], minima[k]); };
-        const Half<L> first = codes(0), last = codes(N - 1);
+        const Columns<L> columns(q, ds, n, half);
+        const auto chunks = [](const uint8_t* at) { return reinterpret_cast<const uint4*>(at) + lane(); };
+        const Half<L> w(chunks(tiles[0]), chunks(rests[0]), half, first.scales, first.minima);
+        const Half<L> w2(chunks(tiles[N - 1]), chunks(rests[1]), half, last.scales, last.minima);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            parts[0] = block(first, super[0], i, parts[0]);
-            if constexpr (N > 1) parts[1] = block(last, super[1], i, parts[1]);
+            parts[0] = columns.block(w, first.super, i).onto(parts[0]);
+            if constexpr (N > 1) parts[1] = columns.block(w2, last.super, i).onto(parts[1]);
         }
     }
 }
 template <class L>
-DEVICE float multiply(const uint8_t* tile, const int8_t* q, const float2* ds, const uint32_t* n) {
+DEVICE float multiply(const uint8_t* tile, const uint8_t* rest, const int8_t* q, const float2* ds, const uint32_t* n) {
     float part[1];
-    multiply<L, 1>({tile}, q, ds, n, part);
+    multiply<L, 1>({tile}, rest, q, ds, n, part);
     return part[0];
+}
+
+// The partial sum of an item by two lanes, l and l + 16, of which the second has it. The first has the first 128 columns.
+template <class L>
+DEVICE float multiply_by_two(const uint8_t* tile, int item, const int8_t* q, const float2* ds, const uint32_t* n) {
+    const int half = lane() / 16;
+    const Scaled<L> of(tile, item);
+    const Columns<L> columns(q, ds, n, half);
+    const uint4* const at = reinterpret_cast<const uint4*>(tile) + item;
+    const Half<L> w(at, at, half, of.scales, of.minima);
+    Terms<L> terms[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) terms[i] = columns.block(w, of.super, i);
+    float part = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) part = terms[i].onto(part);
+    part = shuffle(part, lane() % 16);
+#pragma unroll
+    for (int i = 0; i < 4; i++) part = terms[i].onto(part);
+    return part;
 }
 
 // 8 chunks of an item of floats: two chains, even and odd columns, go on.

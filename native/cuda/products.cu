@@ -114,8 +114,8 @@ DEVICE void one_token(const ProductArgs& a) {
                 } else {
                     piece_here(arrivals + slot, phase);
                     const uint8_t* here = places + slot * room;
-                    if (alike || (firsts >> slot & 1)) part = multiply<A>(here, q + unit * 256, ds + unit * 8, n + unit * 8);
-                    else part = multiply<B>(here, q + unit * 256, ds + unit * 8, n + unit * 8);
+                    if (alike || (firsts >> slot & 1)) part = multiply<A>(here, here, q + unit * 256, ds + unit * 8, n + unit * 8);
+                    else part = multiply<B>(here, here, q + unit * 256, ds + unit * 8, n + unit * 8);
                     turn();
                 }
                 sums[(at - first) * 32 + lane()] = part;

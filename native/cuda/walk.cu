@@ -63,11 +63,10 @@ DEVICE void walk(const WalkArgs& a) {
 #define WALK(name, A, B) \
     TOGETHER(walk_##name, WalkArgs, 416) { walk<A, B>(a); }
 #define WALK_OF(name, A) WALK(name, Codes<A>, Codes<A>)
+#define WALK_OF_TWO(name, A, B) WALK(name, Codes<A>, Codes<B>)
 WALK(f32, F32s, F32s)
 WALK(f16, F16s, F16s)
 WALK(bf16, BF16s, BF16s)
-WALK_OF(q4_0, Q4_0)
-WALK_OF(q4_1, Q4_1)
 WALK_OF(q5_0, Q5_0)
 WALK_OF(q5_1, Q5_1)
 WALK_OF(q8_0, Q8_0)
@@ -76,7 +75,11 @@ WALK_OF(iq4_xs, IQ4_XS)
 WALK_OF(mxfp4, MXFP4)
 WALK_OF(wide16, WIDE16)
 WALK_OF(wide16_min, WIDE16_MIN)
-WALK(q4_k_q6_k, Codes<Q4_K>, Codes<Q6_K>)
-WALK(q5_k_q6_k, Codes<Q5_K>, Codes<Q6_K>)
+WALK_OF_TWO(q4_k_q6_k, Q4_K, Q6_K)
+WALK_OF_TWO(q5_k_q6_k, Q5_K, Q6_K)
+WALK_OF_TWO(q4_0_q6_k, Q4_0, Q6_K)
+WALK_OF_TWO(q4_0_q8_0, Q4_0, Q8_0)
+WALK_OF_TWO(q4_1_q6_k, Q4_1, Q6_K)
+WALK_OF_TWO(q4_1_q8_0, Q4_1, Q8_0)
 
 }  // namespace assay

@@ -7,13 +7,18 @@
 namespace assay {
 
 enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE };
-enum Fresh { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4 };  // written by a step of this run; the result of attention as codes
+// Of a step: x and the residual are written by a step of this run; x, or the result of attention, are codes; of a product, two
+// lanes have an item, and a tile is two pieces.
+enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16 };
 
 struct WalkStep {
     int32_t kind, fresh;
     int32_t heads, of_block, dim_shift, per_group;  // of attention: that a block of threads has at a time, all of them by that,
                                                     // log2 of their width, and 65536 / heads of a group, rounded up
     int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
+    int32_t first, ahead;     // the block of threads that begins: one that the step before does not keep, if there is one; pieces
+                              // on their way at most
+    int32_t second, padding;  // the first group of parts that have the kernel's second layout
     union {
         ProductArgs product;
         AttentionArgs attention;
@@ -22,7 +27,7 @@ struct WalkStep {
 struct WalkArgs {
     const WalkStep* steps;
     const int32_t* slot;                  // of the token, in the cache
-    int32_t n_steps, slots, room, ahead;  // places for pieces of weights, their bytes, how many are on their way at most
+    int32_t n_steps, slots, room, padding;  // places for pieces of weights, and their bytes
 };
 
 // ---- values from block to block -------------------------------------------------------------------------------------
@@ -75,27 +80,36 @@ DEVICE void leave_codes(uint8_t* to, float y) {
 DEVICE int team() { return threads() - 32; }
 DEVICE void sync_team() { sync_some(1, team()); }
 
+// Blocks of threads are counted from the one that begins.
+DEVICE int block_of(const WalkStep& step) {
+    const int at = int(block_x()) - step.first;
+    return at + (at >> 31 & int(grid_x()));
+}
 // The groups of rows of this block.
 struct Share {
     int begin, groups, tiles;
-    DEVICE Share(const ProductArgs& p) {
-        begin = block_x() * p.share + (block_x() < p.extra ? block_x() : p.extra);
-        groups = p.share + (block_x() < p.extra), tiles = p.parts[0].w.tiles;
+    DEVICE Share(const WalkStep& step) {
+        const ProductArgs& p = step.product;
+        const int at = block_of(step);
+        begin = at * p.share + (at < p.extra ? at : p.extra);
+        groups = p.share + (at < p.extra), tiles = p.parts[0].w.tiles;
     }
 };
 
 // ---- what is fetched ------------------------------------------------------------------------------------------------
 // Pieces of weights, and of keys and values, in the order in which the steps use them. The last warp asks for them as places
 // become free, some lanes for a piece each, and not too far ahead: what has been asked for delays what is asked for later.
-constexpr int kAtOnce = 4;
+// A piece of weights is a tile; in a step with tiles that are larger than a place, half a tile: its first `kCut` bytes, the chunks
+// of low bits, and the rest.
+constexpr int kAtOnce = 4, kCut = 8 * 512;
 struct Fetch {
     const WalkArgs& a;
     uint8_t* places;
     Arrival *here, *gone;
-    int slot = 0, fill = 0;
+    int ahead = 0, slot = 0, fill = 0;
     DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // of lanes 0 to count - 1, at most kAtOnce
         const bool mine = lane() < count;
-        int at = slot + lane(), of = fill, late = at - a.ahead, late_of = fill;
+        int at = slot + lane(), of = fill, late = at - ahead, late_of = fill;
         if (at >= a.slots) at -= a.slots, of++;
         if (late < 0) late += a.slots, late_of--;
         if (mine && of > 0) piece_here(gone + at, (of - 1) & 1);
@@ -109,8 +123,9 @@ struct Fetch {
 
 // Floats come in several pieces a tile: the first ones of all warps' tiles, the second ones, and so on.
 template <class A>
-DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
-    const Share my(p);
+DEVICE void fetch_floats(const WalkStep& walk_step, Fetch& fetch) {
+    const ProductArgs& p = walk_step.product;
+    const Share my(walk_step);
     const int begin = my.begin * my.tiles, end = begin + my.groups * my.tiles, warps = team() / 32;
 #pragma unroll 1
     for (int first = begin; first < end; first += warps)
@@ -126,19 +141,22 @@ DEVICE void fetch_floats(const ProductArgs& p, Fetch& fetch) {
 }
 
 template <class A, class B>
-DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
-    if constexpr (A::floats) return fetch_floats<A>(p, fetch);
-    const Share my(p);
-    const int end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
+DEVICE void fetch_weights(const WalkStep& walk_step, Fetch& fetch) {
+    if constexpr (A::floats) return fetch_floats<A>(walk_step, fetch);
+    const ProductArgs& p = walk_step.product;
+    const Share my(walk_step);
+    const int cut = walk_step.fresh & CUT ? 1 : 0, end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
+    const int rest = cut & lane();
     int at = my.begin * my.tiles;
 #pragma unroll 1
     for (int i = 0; i < n_parts && at < end; i++) {
         const int stop = i + 1 < n_parts ? p.parts[i + 1].first_group * my.tiles : end, to = stop < end ? stop : end;
         const bool is_first = A::number == B::number || p.parts[i].w.format == A::number;
-        const int bytes = is_first ? A::tile_bytes : B::tile_bytes;
-        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + lane()) * bytes;
+        const int tile = is_first ? A::tile_bytes : B::tile_bytes, step = (kAtOnce >> cut) * tile;
+        const int bytes = rest ? tile - kCut : cut ? kCut : tile;
+        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + (lane() >> cut)) * tile + rest * kCut;
 #pragma unroll 1
-        for (int left = to - at; left > 0; left -= kAtOnce, from += kAtOnce * bytes) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
+        for (int left = (to - at) << cut; left > 0; left -= kAtOnce, from += step) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
         if (to > at) at = to;
     }
 }
@@ -147,7 +165,7 @@ DEVICE void fetch_weights(const ProductArgs& p, Fetch& fetch) {
 // keys and as many of values.
 struct Item {
     int block, of, pieces;  // 256 keys; which heads
-    DEVICE Item(const WalkStep& step) : block(0), of(block_x()) {
+    DEVICE Item(const WalkStep& step) : block(0), of(block_of(step)) {
         pieces = step.dim_shift <= 6 ? 1 : 1 << (step.dim_shift - 6);
         wrap(step);
     }
@@ -188,7 +206,8 @@ template <class A, class B>
 DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch fetch) {
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
-        if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s].product, fetch);
+        fetch.ahead = a.steps[s].ahead;
+        if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s], fetch);
         else if (a.steps[s].kind == ATTEND) fetch_cache(a.steps[s], slot, fetch);
     }
 }

@@ -163,8 +163,14 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
         for (int i = thread(); i < H * DIM; i += team()) {
             const int h = i / DIM, d = i % DIM;
             float acc = 0.0f;
+            const auto add = [&](int p) { acc = acc + parts[p * H * DIM + i]; };
+            if (used == kPages) {  // all on their way
+#pragma unroll
+                for (int p = 0; p < kPages; p++) add(p);
+            } else {
 #pragma unroll 1
-            for (int p = 0; p < used; p++) acc = acc + parts[p * H * DIM + i];
+                for (int p = 0; p < used; p++) add(p);
+            }
             if (max_blocks == 1) leave_values(step, head * DIM + i - lane(), acc * inverses[h]);
             else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * (2 + DIM) + 2 + d, acc);
         }
@@ -177,7 +183,7 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
 DEVICE void fold_step(const WalkStep& step, int slot) {
     const AttentionArgs& t = step.attention;
     const int dim = t.values.dim, blocks = slot / kBlock + 1, of_head = step.dim_shift - 5;
-    constexpr int some = 8;
+    constexpr int some = 16;
 #pragma unroll 1
     for (int task = thread() / 32 * grid_x() + block_x(); task < t.heads << of_head; task += team() / 32 * grid_x()) {
         const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
@@ -185,10 +191,21 @@ DEVICE void fold_step(const WalkStep& step, int slot) {
         float m = minus_infinity(), l = 0.0f, acc = 0.0f;
         bool any = false;
 #pragma unroll 1
-        for (int b0 = 0; b0 < blocks; b0 += 32) {
-            const int mine = b0 + lane();
-            const float m2 = mine < blocks ? await(from + mine * (2 + dim), true) : minus_infinity();
-            const float l2 = mine < blocks ? await(from + mine * (2 + dim) + 1, true) : 0.0f;
+        for (int b0 = 0; b0 < blocks; b0 += some) {
+            // Some blocks on their way together; what is behind the last one is not looked at.
+            const float* const mine = from + (b0 + lane() < blocks ? b0 + lane() : blocks - 1) * (2 + dim);
+            float m2, l2, acc2[some];
+            Patience patience;
+            for (bool more = true; more; patience.lose()) {
+                m2 = load_fresh(mine), l2 = load_fresh(mine + 1);
+#pragma unroll
+                for (int i = 0; i < some; i++) acc2[i] = load_fresh(from + (b0 + i < blocks ? b0 + i : blocks - 1) * (2 + dim) + 2 + d);
+                uint32_t largest = bits(m2) > bits(l2) ? bits(m2) : bits(l2);
+#pragma unroll
+                for (int i = 0; i < some; i++) largest = largest > bits(acc2[i]) ? largest : bits(acc2[i]);
+                more = any_lane(largest == kNotYet);
+            }
+            if (lane() >= some || b0 + lane() >= blocks) m2 = minus_infinity();
             float top = m2;  // the largest so far, this block's included
 #pragma unroll
             for (int h = 1; h < 32; h *= 2) {
@@ -200,22 +217,14 @@ DEVICE void fold_step(const WalkStep& step, int slot) {
             if (lane() == 0) before = m;
             const float fa = exponential(before - top), fb = exponential(m2 - top);
             m = shuffle(top, 31);
-#pragma unroll 1
-            for (int b = b0; b < blocks && b < b0 + 32; b += some) {
-                float acc2[some];
 #pragma unroll
-                for (int i = 0; i < some; i++) acc2[i] = load_fresh(from + (b + i < blocks ? b + i : blocks - 1) * (2 + dim) + 2 + d);
-#pragma unroll
-                for (int i = 0; i < some; i++) {
-                    const float a = shuffle(fa, (b + i) & 31), c = shuffle(fb, (b + i) & 31), more = shuffle(l2, (b + i) & 31);
-                    const bool counts = b + i < blocks && shuffle(m2, (b + i) & 31) != minus_infinity();
-                    if (bits(acc2[i]) == kNotYet) acc2[i] = await(from + (b + i < blocks ? b + i : blocks - 1) * (2 + dim) + 2 + d, true);
-                    if (counts && !any) l = more, acc = acc2[i], any = true;
-                    else if (counts) l = l * a + more * c, acc = acc * a + acc2[i] * c;
-                }
+            for (int i = 0; i < some; i++) {
+                const float a = shuffle(fa, i), c = shuffle(fb, i), more = shuffle(l2, i);
+                const bool counts = shuffle(m2, i) != minus_infinity();
+                if (counts && !any) l = more, acc = acc2[i], any = true;
+                else if (counts) l = l * a + more * c, acc = acc * a + acc2[i] * c;
             }
         }
-        sync_warp();
         leave_values(step, head * dim + d - lane(), acc * (1.0f / l));
     }
 }

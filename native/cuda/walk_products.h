@@ -21,16 +21,39 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
     const uint8_t* const source = copy_of(step, p.x);
     const int warp = thread() / 32, warps = team() / 32;
     if (step.fresh & AS_CODES) {
-#pragma unroll 1
-        for (int i = thread(); i < units * 24; i += team()) {
+        const int vectors = p.columns / 32 * 3;  // behind them: zeros
+        const auto store = [&](int i, const uint4& v) {
             const int block = i / 3, which = i - 3 * block;
+            if (which < 2) reinterpret_cast<uint4*>(q)[2 * block + which] = {v.x ^ kCodes, v.y ^ kCodes, v.z ^ kCodes, v.w ^ kCodes};
+            else ds[block] = {as_float(v.x), as_float(v.y)}, n[block] = v.z ^ kSums;
+        };
+        int i = thread();
+        // Four on their way together: who looks for one after the other sees the last one late.
+#pragma unroll 1
+        for (; i + 3 * team() < vectors; i += 4 * team()) {
+            const uint4* const from = reinterpret_cast<const uint4*>(source) + i;
+            uint4 v[4];
+            Patience patience;
+            for (bool more = true; more; patience.lose()) {
+                more = false;
+#pragma unroll
+                for (int k = 0; k < 4; k++) v[k] = load_fresh4(from + k * team());
+#pragma unroll
+                for (int k = 0; k < 4; k++) more |= fresh && !there(v[k]);
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) store(i + k * team(), v[k]);
+        }
+#pragma unroll 1
+        for (; i < vectors; i += team()) {
             uint4 v;
             Patience patience;
             const uint4* const from = reinterpret_cast<const uint4*>(source) + i;
             for (v = load_fresh4(from); fresh && !there(v); v = load_fresh4(from)) patience.lose();
-            if (which < 2) reinterpret_cast<uint4*>(q)[2 * block + which] = {v.x ^ kCodes, v.y ^ kCodes, v.z ^ kCodes, v.w ^ kCodes};
-            else ds[block] = {as_float(v.x), as_float(v.y)}, n[block] = v.z ^ kSums;
+            store(i, v);
         }
+#pragma unroll 1
+        for (; i < units * 24; i += team()) store(i, i % 3 < 2 ? uint4{kCodes, kCodes, kCodes, kCodes} : uint4{0, 0, kSums, 0});
         return sync_team();
     }
     const int columns = p.columns;
@@ -130,7 +153,7 @@ DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
 template <class A, class B>
 DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const ProductArgs& p = step.product;
-    const Share my(p);
+    const Share my(step);
     if (!my.groups) return 0;
     const int units = p.parts[0].w.units, stride = units * 256, tiles = my.groups * my.tiles, warp = thread() / 32, warps = team() / 32;
     float* const row = reinterpret_cast<float*>(work) + 4;
@@ -162,39 +185,41 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const int threads_of = all * step.out_copies;
     const int first_row = (warps - 1 - warp) * 32 + lane();  // the last warps have least to do with x
     if (first_row < threads_of) look(first_row);
-    // So is a warp's first tile.
-    int tile = warp, group = my.begin, unit = 0;
-    const Product* with = p.parts;
+    // So is a warp's first tile; where there are few, two warps share one (`by_two`), and two lanes an item.
+    const bool by_two = !A::floats && step.fresh & BY_TWO;
+    const int item = by_two ? warp % 2 * 16 + lane() % 16 : lane(), begin = by_two ? warp / 2 : warp;
+    const int cut = !A::floats && step.fresh & CUT ? 1 : 0;  // a tile has two places
+    int tile = begin, group = my.begin, unit = 0;
     const uint8_t* piece = nullptr;
+    float* to = nullptr;  // where the partial sum of the item goes
     bool is_first = true;
     const auto next_tile = [&] {
 #pragma unroll 1
         for (; tile >= my.tiles; tile -= my.tiles) group++;
-        const int whole = (tile * 32 + lane()) >> shift;
+        const int at = tile * 32 + item, whole = at >> shift;
         unit = whole < units ? whole : units - 1;
-        if constexpr (A::number != B::number) {
-#pragma unroll 1
-            while (with + 1 < p.parts + p.n_parts && group >= with[1].first_group) with++;
-            is_first = with->w.format == A::number;
-        }
+        to = whole < units ? sums + (((group - my.begin) << shift) + (at & ((1 << shift) - 1))) * wide + whole : nullptr;
+        if constexpr (A::number != B::number) is_first = group < step.second;
         piece = ring.take();
     };
-    const auto leave_sum = [&](int on, float part) {  // `on`: groups from the tile at hand
-        const int item = tile * 32 + lane(), whole = item >> shift;
-        float* const to = sums + (((group + on - my.begin) << shift) + (item & ((1 << shift) - 1))) * wide + whole;
-        if (whole < units) *to = part;
-        if (whole + 1 == units)
-#pragma unroll 1
-            for (int i = 1; whole + i < wide; i++) to[i] = -0.0f;
-    };
-    ring.skip(warp);
-    if (warp < tiles) next_tile();
+    ring.skip(begin << cut);
+    if (begin < tiles) next_tile();
     // Where a warp has two tiles of the same columns, `stages` groups apart, and both have places, it takes them together.
-    const bool together = !A::floats && p.stages && tiles <= ring.slots && is_first;
+    const bool together = !A::floats && p.stages && tiles <= ring.slots && is_first && !cut;
     if constexpr (A::floats) take_floats(step, stride, row);
     else take_codes(step, units, q, ds, n, sums);
+    if (units < wide)  // what follows the last partial sum of a row
 #pragma unroll 1
-    for (int at = warp; at < tiles; at += warps) {
+        for (int i = first_row; i < all; i += team()) {
+            float* const of = sums + ((i >> row_shift << shift) + (i & (rows - 1))) * wide;
+#pragma unroll 1
+            for (int u = units; u < wide; u++) of[u] = of[(paired ? rows : 0) * wide + u] = -0.0f;
+        }
+    // The last places are left when all partial sums are there, which others wait for, if there is room for all of them.
+    const bool hold = tiles << cut <= ring.slots;
+    int held = 0;
+#pragma unroll 1
+    for (int at = begin; at < tiles; at += warps) {
         if constexpr (A::floats) {
             float even = 0.0f, odd = 0.0f;
 #pragma unroll 1
@@ -203,26 +228,43 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
                 const int round = tiles - at + warp < warps ? tiles - at + warp : warps;  // tiles of this turn
                 ring.leave(i + 1 < A::pieces ? round : warps);
             }
-            leave_sum(0, even + odd);
+            if (to) *to = even + odd;
+        } else if (by_two) {
+            const float part = multiply_by_two<A>(piece, item, q + unit * 256, ds + unit * 8, n + unit * 8);
+            if (to && lane() >= 16) *to = part;
+            held = warp % 2 == 0;
+            break;
         } else if (together && at + warps < tiles) {
             Ring then = ring;
             then.skip(warps);
             float parts[2];
-            multiply<A, 2>({piece, then.take()}, q + unit * 256, ds + unit * 8, n + unit * 8, parts);
-            ring.leave(warps), ring.leave(warps);
-            leave_sum(0, parts[0]), leave_sum(p.stages, parts[1]);
+            multiply<A, 2>({piece, then.take()}, nullptr, q + unit * 256, ds + unit * 8, n + unit * 8, parts);
+            if (to) to[0] = parts[0], to[(p.stages << shift) * wide] = parts[1];
+            held = 2;
             break;
         } else {
+            const uint8_t* rest = piece;
+            if (cut) {
+                Ring then = ring;
+                then.skip(1);
+                rest = then.take() - kCut;
+            }
             float part;
-            if (is_first) part = multiply<A>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
-            else part = multiply<B>(piece, q + unit * 256, ds + unit * 8, n + unit * 8);
-            ring.leave(warps);
-            leave_sum(0, part);
+            if (is_first) part = multiply<A>(piece, rest, q + unit * 256, ds + unit * 8, n + unit * 8);
+            else part = multiply<B>(piece, rest, q + unit * 256, ds + unit * 8, n + unit * 8);
+            if (to) *to = part;
+            held = 1 + cut;
+            if (hold && at + warps >= tiles) break;
+            if (cut) ring.leave(1);
+            ring.leave((warps << cut) - cut);
+            held = 0;
         }
         tile += warps;
         if (at + warps < tiles) next_tile();
     }
     sync_team();
+#pragma unroll 1
+    for (; held; held--) ring.leave(cut ? 1 : warps);
 #pragma unroll 1
     for (int i = first_row; i < threads_of; i += team()) {
         if (i != first_row) look(i);
@@ -246,7 +288,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
         store_fresh(out, (y + bias) + residual);
     }
-    return tiles * A::pieces;
+    return A::floats ? tiles * A::pieces : tiles << cut;
 }
 
 // A row that is too long for every block to quantise: 32 values a warp.

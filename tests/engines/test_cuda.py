@@ -452,6 +452,61 @@ def test_nothing_is_written_where_a_walk_will_look(tmp_path: Path) -> None:
             assert launch is clear or all(at + size <= begin or end <= at for at, size in launch.values)
 
 
+_HEADS = {"n_head": 4, "n_head_kv": 2, **WIDE}
+_NARROW = {"n_head": 9, "n_head_kv": 3, "n_embd": 288, "n_ff": 160}
+WALKS: dict[str, tuple[str, dict[str, Any]]] = {
+    # A head of another layout, rows that end within a unit, heads whose result is no whole unit, either.
+    "head of q8_0": ("walk_q4_1_q8_0", {"type": lambda n: "Q8_0" if n.startswith("output") else "Q4_1", **_NARROW}),
+    "head of q6_k": ("walk_q4_0_q6_k", {"type": lambda n: "Q6_K" if n.startswith("output") else "Q4_0", **_HEADS}),
+    # Two layouts in one product, the second before the first.
+    "q is larger": ("walk_q4_k_q6_k", {"type": lambda n: "Q6_K" if "attn_q" in n or "down" in n else "Q4_K", **_HEADS}),
+    "one layout": ("walk_q4_k_q6_k", {"type": "Q6_K", **_HEADS}),
+}
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 2, 40])
+@pytest.mark.parametrize("name", WALKS)
+def test_walks_of_two_layouts(make: Make, name: str, multiprocessors: int) -> None:
+    """One walk for all; tiles that have two places, that a warp takes in twos, and that two warps share."""
+    kernel, options = WALKS[name]
+    model = make(tied=False, **options)
+    gpu = device()
+    if not ON_GPU:
+        gpu.multiprocessors = multiprocessors
+    cuda = CudaEngine(model, n_pages=16, device=gpu)
+    same(CpuEngine(model, threads=1, n_pages=16), cuda, 6)
+    walks = [n for p in cuda._programs.values() if p.shape.one for n in p.launches if n.kernel.startswith("walk")]
+    assert not walks if ON_GPU and not gpu.together else {n.kernel for n in walks} == {kernel} and len(walks) == 1
+
+
+def test_many_blocks_of_keys_are_folded(make: Make) -> None:
+    """More than a warp looks at together. Their pages are a choice of those of 480 tokens, a wider one as blocks go
+    on, so that larger scores come later."""
+    model = make(type="Q8_0", n_head=2, n_head_kv=1, n_embd=64, n_ff=64)
+    engines = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device())
+    for engine in engines:
+        engine.forward([Chunk(np.resize(IDS, 480), 0, pages(0, 480), "none")])
+    for blocks in (16, 17, 35):
+        most = np.clip(np.arange(8 * blocks) // 16, 1, 15)
+        chosen = np.random.default_rng(blocks).integers(0, most).astype(np.int32)
+        chunk = Chunk(IDS[:1], 256 * blocks, np.append(chosen, np.int32(15)))
+        assert np.array_equal(*(engine.forward([chunk])[0].logits for engine in engines))
+    cuda = engines[1]
+    names = {n.kernel for p in cuda._programs.values() if p.shape.one for n in p.launches}
+    assert "walk_q8_0" in names or not cuda._device.together
+
+
+@pytest.mark.parametrize("biased", [("attn_q", "attn_k", "attn_v"), ("attn_v", "ffn_down")], ids=" ".join)
+def test_a_walk_with_some_biases(make: Make, monkeypatch: pytest.MonkeyPatch, biased: tuple[str, ...]) -> None:
+    """Products with and without, and parts of one product."""
+    monkeypatch.setattr(tiny, "BIASES", biased)
+    model = make(bias=True, seed=len(biased), type="Q4_K", n_head=4, n_head_kv=2, **WIDE)
+    cuda = CudaEngine(model, n_pages=16, device=device())
+    same(CpuEngine(model, threads=1, n_pages=16), cuda, 6)
+    found = [n for p in cuda._programs.values() if p.shape.one for n in p.launches if n.kernel.startswith("walk")]
+    assert found or not cuda._device.together
+
+
 def test_long_rows_are_quantised_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A walk has a step for it; here every row that is not normed is long."""
     monkeypatch.setattr(products, "LONG", 32)

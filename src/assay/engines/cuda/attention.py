@@ -61,7 +61,7 @@ class AttentionSteps(Walks):
                 return
             usual = bool(k and v and turn) and self._is_usual(k_pool, v_pool, fields["mask"])
             if k and v and turn and usual and self.walks and k_pool.dim in (32, 64, 128):
-                codes = heads * v_dim % 256 == 0 and self._read_as("q8", kqv.name)
+                codes = self._read_as("q8", kqv.name)
                 self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields, codes)
                 return
             few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()

@@ -191,12 +191,15 @@ class ProductSteps(Walks):
         if self.walks and not (node or matrix.format.floats or id(x) in self.as_codes) and matrix.columns >= LONG:
             x = self._walk_codes(x, matrix)
         if self.walks:
+            # The second layout of a walk is the larger one.
+            parts = sorted(parts, key=lambda p: p.matrix.format.tile_bytes)
             self.read_by_all.add(id(x))
             self.of_products |= {id(p.out) for p in parts}
             self.side_by_side |= {id(p.out) for p in parts if len(parts) > 1}
         used = [*(given or [x]), *(v for p in parts for v in (p.out, p.residual, *p.kept))]
         if self.walks:
-            self._step(used, make, kernel, *self._walk_room(parts, id(x) in self.as_codes))
+            layouts = frozenset(p.matrix.format.name for p in parts)
+            self._step(used, make, layouts, self._walk_room(parts, id(x) in self.as_codes))
         else:
             self._step(used, make)
 

@@ -114,7 +114,7 @@ class Steps:
     read_by_all: set[int] = field(default_factory=set)  # x of its products
     side_by_side: set[int] = field(default_factory=set)  # results of one step
     of_products: set[int] = field(default_factory=set)
-    walked: list[tuple[str, int, int]] = field(default_factory=list)  # of each step: as `_step` is told
+    walked: list[tuple[frozenset[str] | None, int, int]] = field(default_factory=list)  # as `_step` is told
     results: list[tuple[External, Value]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
@@ -149,10 +149,15 @@ class Steps:
         return width
 
     def _step(
-        self, uses: Sequence[Value | None], make: Callable[[], Any], kernel: str = "", work: int = 0, piece: int = 0
+        self,
+        uses: Sequence[Value | None],
+        make: Callable[[], Any],
+        layouts: frozenset[str] | None = None,
+        work: int = 0,
+        piece: int = 0,
     ) -> None:
-        """One launch; or, where `kernel` is given, a step of a walk: its shared memory and bytes of a piece."""
-        self.walked.append((kernel, work, piece))
+        """One launch; or, where layouts of weights are given, a step of a walk: its shared memory, a cached piece."""
+        self.walked.append((layouts, work, piece))
         used = [v for v in uses if v]
         for value in used:
             if value.first < 0:

@@ -78,9 +78,10 @@ class StepUnion(ctypes.Union):
 WalkStep = _struct(
     "WalkStep",
     *_all(_I32, "kind fresh heads of_block dim_shift per_group in_copies in_bytes out_copies out_bytes"),
+    *_all(_I32, "first ahead second padding"),
     ("args", StepUnion),
 )
-WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room ahead"))
+WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room padding"))
 ClearArgs = _struct("ClearArgs", ("at", _POINTER), ("vectors", _I64))
 ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))
 MapArgs = _struct(
@@ -142,6 +143,12 @@ _LAYOUTS = (
     "f32", "f16", "bf16", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "iq4_xs", "mxfp4", "wide16", "wide16_min",
     "q4_k_q6_k", "q5_k_q6_k",
 )  # fmt: skip
+# Layouts of the weights of each walk: of one kind, or of a first and a second kind.
+WALKS: tuple[tuple[str, ...], ...] = (
+    ("f32",), ("f16",), ("bf16",), ("q5_0",), ("q5_1",), ("q8_0",), ("iq4_nl",), ("iq4_xs",), ("mxfp4",), ("wide16",),
+    ("wide16_min",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"), ("q4_0", "q8_0"), ("q4_1", "q6_k"),
+    ("q4_1", "q8_0"),
+)  # fmt: skip
 # Of gemm_tensor.cu: most threads.
 TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
     f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
@@ -149,7 +156,7 @@ TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
-    "walk": {"clear": (ClearArgs, 256)} | {f"walk_{name}": (WalkArgs, 416) for name in _LAYOUTS},
+    "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_few": {f"product_{name}": (ProductArgs, 256) for name in ("8", "16", "16_8", "16_16")},
     "gemm_many": {

@@ -12,24 +12,34 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.layout import UNIT, Matrix
+from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, Matrix
 from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
 _PRODUCT, _ATTEND, _FOLD, _QUANTISE = range(4)
-_X, _RESIDUAL, _CODES = 1, 2, 4  # written by a step of the walk; the result of attention is quantised
-_ANY = "any"  # a step that every kernel has
+_X, _RESIDUAL, _CODES, _BY_TWO, _CUT = 1, 2, 4, 8, 16  # walk.h, How
+_ANY: frozenset[str] = frozenset()  # a step that every kernel has
 _WARPS = 12  # that compute; one more fetches
-_AHEAD = 64 << 10  # bytes that a multiprocessor has asked for at a time
+_AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
+_FORMATS = {f.name: f for f in (*FORMATS.values(), WIDE, WIDE_MIN)}
 _MOST = 4  # walks of a program; with more there are launches instead, which begin early
+
+
+def _formats(layouts: frozenset[str]) -> list[Format]:
+    """Those of the kernel that has all these; none where there is no such kernel."""
+    return [_FORMATS[name] for name in next((names for names in structs.WALKS if layouts <= set(names)), ())]
+
+
+def _piece(form: Format) -> int:
+    return _FLOATS if form.floats else form.tile_bytes
 
 
 @dataclass
 class _Run:
-    kernel: str
+    layouts: frozenset[str]
     begin: int
     end: int
     work: int
@@ -54,15 +64,14 @@ class Walks(Steps):
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _walk_room(self, parts: Sequence[Part], codes: bool) -> tuple[int, int]:
-        """Shared memory of a product (x, then sums, or x as it was), and bytes of a piece."""
+    def _walk_room(self, parts: Sequence[Part], codes: bool) -> int:
+        """Shared memory of a product: x, then sums, or x as it was."""
         matrix = parts[0].matrix
         rows = -(-sum(p.matrix.groups for p in parts) // self._processors()) * matrix.group
         stride, sums = matrix.units * UNIT, 32 * rows * -(-matrix.units // 8)
         if matrix.format.floats:
-            return 16 + 4 * stride + sums, _FLOATS
-        piece = max(p.matrix.format.tile_bytes for p in parts)
-        return 16 + stride // 8 * 11 + max(sums, 16 + 4 * stride * (not codes)), piece
+            return 16 + 4 * stride + sums
+        return 16 + stride // 8 * 11 + max(sums, 16 + 4 * stride * (not codes))
 
     def _walk_product(self, args: Any, parts: Sequence[Part], groups: int, x: Value) -> Any:
         args.share, args.extra = divmod(groups, self._processors())
@@ -73,7 +82,10 @@ class Walks(Steps):
             args.stages = _WARPS // matrix.tiles  # a warp's second tile is so many groups behind the first
         fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
         fresh += _CODES * (id(x) in self.as_codes)
-        return self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
+        step = self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
+        step.ahead, step.first = _piece(matrix.format), min(groups, self._processors())
+        step.fresh += _BY_TWO * (2 * tiles <= _WARPS and not matrix.format.floats)
+        return step
 
     def _walk_step(self, kind: int, fresh: int, x: Value, out: Value | None, args: Any, *of_heads: int) -> Any:
         step = structs.WalkStep(kind, fresh, *of_heads, args=args)
@@ -96,10 +108,13 @@ class Walks(Steps):
             args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
             fresh = _X * any(v.inside for v in values[:3]) + _CODES * codes
             of_heads = at_once, heads // at_once, dim.bit_length() - 1, -(-65536 // group)
-            return self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
+            step = self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
+            if kind == _ATTEND:
+                step.ahead, step.first = piece, min(of_heads[1] * blocks, self._processors())
+            return step
 
-        work = 4 * (at_once * (9 * dim + 2 * BLOCK + 8) + dim + 4)
-        self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, min(64, dim) * 64)
+        work, piece = 4 * (at_once * (9 * dim + 2 * BLOCK + 8) + dim + 4), min(64, dim) * 64
+        self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, piece)
         if partial:
             self._step([*values, partial], lambda: make(_FOLD), _ANY)
 
@@ -125,21 +140,21 @@ class Walks(Steps):
         """Find the runs of steps that one kernel has, and give what they leave each other memory of its own: from the
         beginning of the program on, as it is cleared there."""
         runs: list[_Run] = []
-        for i, (kernel, work, piece) in enumerate(self.walked):
+        for i, (layouts, work, piece) in enumerate(self.walked):
             last = runs[-1] if runs and runs[-1].end == i else None
-            if kernel and last and (_ANY in (kernel, last.kernel) or kernel == last.kernel):
-                last.kernel = kernel if last.kernel == _ANY else last.kernel
-                last.end, last.work, last.piece = i + 1, max(last.work, work), max(last.piece, piece)
-            elif kernel:
-                runs.append(_Run(kernel, i, i + 1, work, piece, Value(0, 0, i)))
+            if layouts is not None and last and _formats(last.layouts | layouts):
+                last.layouts, last.end = last.layouts | layouts, i + 1
+                last.work, last.piece = max(last.work, work), max(last.piece, piece)
+            elif layouts is not None:
+                runs.append(_Run(layouts, i, i + 1, work, piece, Value(0, 0, i)))
         self.runs = runs
-        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._slots(run) >= _WARPS + 8 for run in runs)
+        return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._places(run)[0] for run in runs)
 
     def _keep_apart(self, run: _Run) -> bool:
         """Whether no result is read on the way, which nobody could wait for."""
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values}
         inner = [v for v in used.values() if v.first >= run.begin]
-        if any(v.pinned and v.first < v.last < run.end for v in inner) or run.kernel == _ANY:
+        if any(v.pinned and v.first < v.last < run.end for v in inner) or run.layouts == _ANY:
             return False
         for value in (v for v in inner if not v.pinned):
             if id(value) in self.read_by_all - self.side_by_side - self.as_codes and id(value) in self.of_products:
@@ -173,19 +188,38 @@ class Walks(Steps):
         args = structs.ClearArgs(self._at(memory), memory.size // 16)
         return Launch("clear", (min(self._processors(), -(-memory.size // 4096)), 1, 1), 256, args)
 
-    def _slots(self, run: _Run) -> int:
+    def _places(self, run: _Run) -> tuple[int, int]:
+        """How many pieces there is room for (0: too few), and the bytes of each: of the first layout, if it has any."""
+        pieces = [_piece(form) for form in _formats(run.layouts) if form.name in run.layouts]
+        room, cut = max(pieces[0], run.piece), pieces[-1] > pieces[0]
         free = self.shared - 1024 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
-        return min(60, free // (run.piece + 16))
+        found = min(60, free // (room + 16))
+        return found if found >= 8 + _WARPS * (1 + cut) else 0, room
 
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
+        (slots, room), formats = self._places(run), _formats(run.layouts)
+        first = 0
+        for step in steps:
+            piece, turn = step.ahead, _WARPS
+            step.first, first = first, (first + step.first) % self._processors()  # so far: how many it has
+            if step.kind == _PRODUCT:
+                args, last = step.args.product, formats[-1] if len(formats) > 1 else None
+                seconds = [p.first_group for p in args.parts[: args.n_parts] if last and p.w.format == last.number]
+                step.second = (*seconds, args.groups)[0]
+                if seconds:
+                    step.fresh &= ~_BY_TWO
+                if seconds and last and last.tile_bytes > room:
+                    step.fresh |= _CUT
+                    piece, turn = piece // 2, 2 * _WARPS
+            # A warp knows its next piece by its turn: the one that has that place now must be there.
+            step.ahead = max(4, min(slots - turn - 4, _AHEAD // piece if piece else 0))
         table = (structs.WalkStep * len(steps))(*steps)
-        slots, room = self._slots(run), run.piece
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
-        ahead = max(4, min(slots - _WARPS - 4, _AHEAD // room))  # fewer: a warp knows its next piece by its turn
-        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, ahead)
+        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room)
         shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
+        name = "_".join(form.name for form in formats)
         grid, threads = (self._processors(), 1, 1), 32 * (_WARPS + 1)
-        launch = Launch(f"walk_{run.kernel}", grid, threads, args, shared, together=True)
+        launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))
