@@ -40,8 +40,8 @@ def test_a_scan_tries_only_what_can_show() -> None:
     clipped = FAULTS["clamp-silent"].variants[0].search
     assert held is not None and clipped is not None
     assert held.grid(rows=8) == [1, 2, 3, 4, 5, 6, 7] and not held.usual(rows=8)
-    grid = sorted(p for p in clipped.grid(largest=56.7) if p > 0.005 * 56.7)
-    assert max(grid) < 56.7 and all(b / a < 1.2 for a, b in pairwise(grid))
+    grid = sorted(clipped.grid(met=(1.5, 56.7)))
+    assert min(grid) >= 1.5 and max(grid) < 56.7 and all(b / a < 1.2 for a, b in pairwise(grid))
 
 
 def test_the_least_cost_is_found_with_one_try_a_step() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.thresholds import A_LAYERS_WORTH, FEEDS_FIRST, PROMISING
 
+MOSTLY = 0.9  # of the values pass a limit that nobody notices
 _NOISE_LEFT = 0.2  # times the allowed noise: there is nothing left to refine
 _FLAT = 1e-5  # of the cost: what is left no longer depends on the parameter
 
@@ -48,14 +49,14 @@ def search_parameter(
         least(cost, h.p * (1 - around), h.p * (1 + around), False)
         return replace(h, p=best()), tried[best()]
     of_file = search.scan(lab.context, [lab.graph[name] for name in unit.segment]) if search.scan is not None else ()
-    rows, largest = lab.rows, _largest(lab, h, unit) if search.limit else 0.0
-    common = search.usual(rows, largest)
+    rows, met = lab.rows, _met(lab, h, unit) if search.limit else (0.0, 0.0)
+    common = search.usual(rows, met)
     for p in (*common, *of_file[: len(of_file) if deep else A_LAYERS_WORTH]):
         if at(p).explained:
             return replace(h, p=p), tried[p]
     if not deep or (search.points == 0 and not of_file):
         return (replace(h, p=best()), tried[best()]) if tried else (h, NEVER)
-    grid = sorted(search.grid(rows, largest))
+    grid = sorted(search.grid(rows, met))
     if not grid and not tried:
         return h, NEVER
     if search.nominal:
@@ -86,11 +87,14 @@ def search_parameter(
     return replace(h, p=best()), tried[best()]
 
 
-def _largest(lab: Lab, h: Hypothesis, unit: Unit) -> float:
-    """The largest value that a limit could meet, in the definition."""
+def _met(lab: Lab, h: Hypothesis, unit: Unit) -> tuple[float, float]:
+    """Of the values that a limit could meet, in the definition: what nine of ten stay below, and the largest."""
     base = lab.base(unit)
     met = [base[name] for name in unit.segment if h.variant.at(lab.context, lab.graph[name], 1.0) is not None]
-    return max((float(np.abs(x).max()) for x in met), default=0.0)
+    if not met:
+        return 0.0, 0.0
+    sizes = [np.abs(x) for x in met]
+    return min(float(np.quantile(x, MOSTLY)) for x in sizes), max(float(x.max()) for x in sizes)
 
 
 def _walk(at: Any, lo: int, hi: int) -> None:

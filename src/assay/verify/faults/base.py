@@ -99,27 +99,29 @@ class Search:
     rows: bool = False  # it counts rows: from as many as there are on, nothing is wrong
     limit: bool = False  # it limits a value: from the largest one on, nothing is wrong
 
-    def grid(self, rows: int = 0, largest: float = 0.0) -> list[float]:
-        """The values to try; of a run of so many rows and of values up to the largest, those that can show."""
+    def grid(self, rows: int = 0, met: tuple[float, float] = (0.0, 0.0)) -> list[float]:
+        """The values to try. Of a run of so many rows, and of values that a limit meets, those that can show."""
         if self.points == 0:
-            return self.usual(rows, largest)
+            return self.usual(rows, met)
         space = np.geomspace if self.log and self.lo > 0 else np.linspace
         lo, hi, points = self.lo, self.hi, self.points
         if self.rows and rows:
             hi = min(hi, rows - 1.0)
             if hi - lo < points:
                 space, points = np.linspace, max(0, int(hi - lo) + 1)  # every number of rows
-        if self.limit and largest:
-            lo, hi = _FEW_PASS * largest, _MOST_PASS * largest
+        if self.limit and met[1]:
+            lo, hi = max(_FEW_PASS * met[1], met[0]), _MOST_PASS * met[1]
+            points = points if lo < hi else 0
         scan = [float(v) for v in space(lo, hi, points)]
         if self.whole:
             scan = [float(round(v)) for v in scan]
-        return [v for v in dict.fromkeys((*self.usual(rows, largest), *scan)) if v != self.neutral]
+        return [v for v in dict.fromkeys((*self.usual(rows, met), *scan)) if v != self.neutral]
 
-    def usual(self, rows: int = 0, largest: float = 0.0) -> list[float]:
-        """The common values that can show."""
-        top = rows if self.rows and rows else largest if self.limit and largest else np.inf
-        return [v for v in self.common if v < top]
+    def usual(self, rows: int = 0, met: tuple[float, float] = (0.0, 0.0)) -> list[float]:
+        """The common values that can show. A limit lets most of the values pass."""
+        if self.limit and met[1]:
+            return [v for v in self.common if met[0] <= v < met[1]]
+        return [v for v in self.common if v < (rows if self.rows and rows else np.inf)]
 
 
 @dataclass(frozen=True)
