@@ -83,7 +83,7 @@ class Walks(Steps):
         fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
         fresh += _CODES * (id(x) in self.as_codes)
         step = self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
-        step.ahead, step.first = _piece(matrix.format), min(groups, self._processors())
+        step.ahead, step.first = _piece(matrix.format), groups % self._processors()
         step.fresh += _BY_TWO * (2 * tiles <= _WARPS and not matrix.format.floats)
         return step
 
