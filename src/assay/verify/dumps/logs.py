@@ -85,9 +85,9 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         elif rows := table_row(table, line, nth):
             several = rows
             nth += 1
-            for row in rows if "layer" in table.columns else ():
-                layer = layer if row.layer is None else row.layer
-                row.layer = layer if "" in row.label else row.layer  # an empty cell: the one above
+            for cells in rows if "layer" in table.columns else ():
+                layer = layer if cells.layer is None else cells.layer
+                cells.layer = layer if "" in cells.label else cells.layer  # an empty cell: the one above
         else:
             several = [said_by(pieces(line), sides)]
         new: list[Observation] = []
