@@ -223,6 +223,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     long = len(said.label) > 12
     own = Meaning() if long else meaning(said.label)
     frame = bool(_FRAME.search(line[:2000])) and layer_of(words)[0] is not None
+    if set(words) & {"entering", "enter", "begin", "starting"} and layer_of(words)[0] is not None:
+        own = Meaning(("l_out-",), layer_of(words)[0], bare=True)
     if frame and long:
         own = Meaning(("l_out-",), layer_of(words)[0], bare=True)
     if not own.role and own.layer is None and context.about.layer is not None and len(said.label) < 6:

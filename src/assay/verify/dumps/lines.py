@@ -37,6 +37,7 @@ _PREFIXES = tuple(
         r"\s*\[" + _TIME + r"\s{1,4}" + _LEVEL + r"\s{1,4}[\w:./-]{1,80}\]\s*",  # [time level module]
         r"\s*[\[(<]?" + _TIME + r"[\])>]?\s*(?:[-|:]\s+)?",  # a time, alone or in brackets
         r"\s*[\[(<]\s{0,20}" + _LEVEL + r"\s{0,20}[\])>]:?\s*",  # [INFO]
+        r"\s*" + _LEVEL + r"\([\w.]{1,40}\): ",  # debug(scope):
         r"\s*" + _LEVEL + r"(?:\s{1,20}|:\s*|\()(?=\S)",  # INFO, debug:
         r"\s*" + _LEVEL + r":[\w.]{1,40}:\s*",  # DEBUG:llama:
         r"\s*(?:time|ts|timestamp)=\S{1,60}\s+",  # time=… level=…

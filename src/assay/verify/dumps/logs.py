@@ -67,6 +67,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     titles: deque[str] = deque(maxlen=4)  # the last lines without values
     caption: tuple[str, Said] | None = None  # the last one, where it was not taken for a heading
     kept = nth = 0
+    layer: int | None = None  # of the last row of a table
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
         fenced ^= line.lstrip().startswith("```")
@@ -77,13 +78,16 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             tokens = tokens or matched[1]
             continue
         if block is None and (header := table_header(line)) is not None:
-            table, nth = replace(header, kind=_kind_of(titles)), 0
+            table, nth, layer = replace(header, kind=_kind_of(titles)), 0, None
             continue
         if block is not None:
             several = _of_block(block, context, len(tokens))
         elif rows := table_row(table, line, nth):
             several = rows
             nth += 1
+            for cells in rows if "layer" in table.columns else ():
+                layer = layer if cells.layer is None else cells.layer
+                cells.layer = layer if "" in cells.label else cells.layer  # an empty cell: the one above
         else:
             several = [said_by(pieces(line), sides)]
         new: list[Observation] = []

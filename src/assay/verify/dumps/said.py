@@ -112,6 +112,9 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
         if isinstance(piece, Word):
             key.append(piece.text)
             line.label.append(piece.text)
+        elif isinstance(piece, Number) and piece.text in ("null", "None") and _numbers(key):
+            line.label.pop()  # "layer": null, of what belongs to none
+            key = key[:-1]
         elif isinstance(piece, Number):
             pairs, past = pairs_from(cut, i)
             if pairs:
@@ -142,6 +145,10 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             line.label.append("plus")  # x + attn(x)
         i += 1
     return key
+
+
+def _numbers(key: Sequence[str]) -> bool:
+    return bool(key) and bool(set(split_words(key[-1:])) & (LAYERS | ROW | PERHAPS))
 
 
 def _leads(cut: Sequence[Piece], i: int, key: Sequence[str], line: Said) -> bool:
@@ -366,6 +373,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if not line.label and not isinstance(value, Number):
             line.label.append(index[0].text)  # [0] attn: …
             return key
+        if group.bracket == "(" and key and key[-1].endswith("Array"):
+            return key  # Float32Array(6) […]
         if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key

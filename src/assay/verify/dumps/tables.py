@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from assay.verify.dumps.lines import MOST, Number, Values, Word, listed, pieces
-from assay.verify.dumps.places import LAYER, ROW, layer_of, row_of
+from assay.verify.dumps.places import LAYER, LAYERS, ROW, layer_of, row_of
 from assay.verify.dumps.said import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import meaning, split_words
@@ -19,6 +19,7 @@ _COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.IG
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
+_ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
                 "key", "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
@@ -74,6 +75,8 @@ def _column(cell: str) -> str:
     if kind := statistic(named if word else []):
         rest = _but_statistics(words)
         return f"={kind}" if rest and len(rest) < 6 and meaning([*rest, "layer", "0"], generic=False).nodes else kind
+    if (m := _ELEMENT.fullmatch(word)) and m[1] not in LAYERS:
+        return f"#{int(m[2])}"  # h[0]
     if "".join(words) in ("id", "tokenid", "tokid", "vocabid") or word in ("logit", "logits", "score", "logprob"):
         return "id" if words[-1] == "id" else "logit"
     if word in ("value", "val"):
@@ -178,7 +181,7 @@ def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
             else:
                 said.row = int(value.value)
         elif column in ("name", "layer", "row", "index") or (column == "" and head == ""):
-            said.label.append(cell.strip("`*' \""))
+            said.label.append(cell.strip("`*' \"").replace("+", " plus "))
         elif column == "first":
             values = listed(cut)
             if isinstance(values, Values):

@@ -96,7 +96,7 @@ _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
     (("result_norm", "l_out-last"), ("final last", "hidden state states layer output"), "token row position embedding"),
     (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded lookup inpl",),
-     "rope position positional pos rotary rotated"),
+     "rope positional positionembedding posembedding posembeddings posemb posembed rotary rotated"),
     (("result_norm", "l_out-last"), ("hidden",), ""),
     (("result_norm",), (_NORM,), ""),
 )  # fmt: skip

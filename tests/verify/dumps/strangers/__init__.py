@@ -11,7 +11,6 @@ SETS = {
 }  # fmt: skip
 FORMATS = [replace(form, name=f"{name}: {form.name}") for name, each in SETS.items() for form in each.FORMATS]
 UNREAD = {
-    "sixth: mojo print with spaces, rms of residual per layer",
     "sixth: tinygrad, DEBUG=2 noise and indexed expression labels",
     "sixth: julia @show/display of a column vector",
     "seventh: reddit prose with inline numbers",
@@ -19,10 +18,5 @@ UNREAD = {
     "seventh: wide aligned table, one row per layer, one column per stage (rms)",
     "eighth: c fixed-width rms table on stderr",
     "eighth: c dump_vec helper, first and last elements",
-    "eighth: c++ fmt box table",
-    "eighth: python json lines",
-    "eighth: python markdown table pasted in an issue",
     "eighth: python self-documenting f-strings",
-    "eighth: zig scoped log, nested lines",
-    "eighth: typescript console.group and Float32Array",
 }
