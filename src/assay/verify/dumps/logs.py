@@ -22,7 +22,7 @@ from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, W
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
 from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, row_of
-from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, Said, said_by
+from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, TOP_WORDS, Said, said_by
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
 from assay.verify.dumps.words import VALUES, Meaning, meaning, split_words
@@ -32,20 +32,7 @@ _ASIDE = 200  # lines with numbers that were not understood, kept for the messag
 _UNREAD = 1 << 16  # numbers of such lines, kept for the values to tell
 _VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
 _ITEMS = 256  # of one line, beyond which they are all about one node
-_TOP = {
-    "top",
-    "best",
-    "highest",
-    "largest",
-    "greatest",
-    "candidates",
-    "argmax",
-    "id",
-    "ids",
-    "logit",
-    "logits",
-    "predictions",
-}
+_TOP = TOP_WORDS | {"greatest", "id", "ids", "logit", "logits"}
 
 
 def _text(path: Path) -> str:
