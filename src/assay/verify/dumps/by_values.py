@@ -3,7 +3,11 @@
 A list of values is its own name. For every list (or line of statistics) that words leave open, the node and row of the
 definition's run that are nearest are sought; they must be within what a coarse engine may do, and alone. A print
 statement does the same in every layer: lines with the same words and other whole numbers are the same node of other
-layers, also where a fault makes their values match nothing. Clear words are never overruled.
+layers, also where a fault makes their values match nothing.
+
+Words that name a node are overruled in one case: their values are not that node's in the first layer printed, and are,
+digit by digit, another's that no other line claims and that is computed later. A fault may leave a node with the values
+of what it was computed from (a norm, a rotation, a sum that was skipped), never with those of what comes after it.
 """
 
 from __future__ import annotations
@@ -90,6 +94,43 @@ def by_values(
             tail = f" … {nodes[-1]}" if len(nodes) > 1 else ""
             notes.append(f"lines like {shown!r}: read as {nodes[0]}{tail}, by their values")
     return [renamed.get(id(o), o) for o in open_], notes
+
+
+def overruled(
+    named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
+) -> tuple[list[Observation], list[str]]:
+    """The observations with another node where values speak against the words, and what was told so."""
+    units = [u for u in _units(o for o in named if o.template) if split(u.first.name)[1] is not None]
+    phrases: dict[tuple[str, str, int], dict[int, Unit]] = {}  # the words, their role, which of a layer's: by layer
+    for unit in units:
+        role, layer = split(unit.first.name)
+        nth = 0
+        while int(layer or 0) in phrases.setdefault((unit.first.template, role, nth), {}):
+            nth += 1
+        phrases[unit.first.template, role, nth][int(layer or 0)] = unit
+    graph, claimed = model.graph, {u.first.name for u in units}
+    lowest = {layer for layer in (min(of) for of in phrases.values() if of)}
+    first = min(lowest, default=0)
+    asked = [of[first] for of in phrases.values() if first in of]
+    values = truth({u.first.name for u in asked}) if asked else {}
+    library = _Library(model, n, values)
+    doubted = [u for u in asked if not library.is_node(u)]
+    if not doubted:
+        return list(named), []
+    library = _Library(model, n, truth([name for name in _nodes(graph) if split(name)[1] == first]))
+    renamed: dict[int, Observation] = {}
+    notes: list[str] = []
+    for (template, role, _), of in phrases.items():
+        unit = of.get(first)
+        found = library.nearest(unit) if unit in doubted and unit is not None else None
+        if found is None or unit is None or found.node in claimed or found.node in graph.ancestors([unit.first.name]):
+            continue
+        other = split(found.node)[0]
+        for layer, each in of.items():
+            for obs in each.observations:
+                renamed[id(obs)] = replace(obs, name=join(other, layer))
+        notes.append(f"lines like {template!r}: read as {found.node}, whose values they are, not {role}")
+    return [renamed.get(id(o), o) for o in named], notes
 
 
 def _units(observations: Iterable[Observation]) -> list[Unit]:
@@ -187,6 +228,12 @@ class _Library:
         if rivals and len(same) < 1 + len({s[1] for s in rivals}):
             return None
         return _Found(same[0][1], same[0][2])
+
+    def is_node(self, unit: Unit) -> bool:
+        """Whether the values may be those of the node that the words name, in some row."""
+        found = (self._error(unit, part, rms) for name, part, rms in self._entries if name == unit.first.name)
+        errors = [e for e in found if e is not None]
+        return not errors or min(float(e.min()) for e in errors) <= _COARSE
 
     def _error(self, unit: Unit, part: Array, rms: Array) -> Array | None:
         worst = np.zeros(len(part))

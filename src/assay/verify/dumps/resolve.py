@@ -23,7 +23,7 @@ from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 from assay.verify.dumps import axes
-from assay.verify.dumps.by_values import by_values
+from assay.verify.dumps.by_values import by_values, overruled
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.names import ignored, translate
 from assay.verify.dumps.numbering import numbered
@@ -106,6 +106,8 @@ def told_by_values(
     clear = [o for o in named if not (o.vague and o.kind != "values")]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
     found, note = settle([*clear, *(o for o in done if o.name)], model, n, truth)
+    found, more = overruled(found, model, n, truth)
+    notes += more
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
 
 
