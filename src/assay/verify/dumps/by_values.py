@@ -100,7 +100,11 @@ def overruled(
     named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
     """The observations with another node where values speak against the words, and what was told so."""
-    units = [u for u in _units(o for o in named if o.template) if split(u.first.name)[1] is not None]
+    names: dict[str, list[Observation]] = {}
+    for obs in named:
+        if obs.template and split(obs.name)[1] is not None:
+            names.setdefault(obs.name, []).append(obs)
+    units = [u for many in names.values() for u in _units(many)]
     phrases: dict[tuple[str, str, int], dict[int, Unit]] = {}  # the words, their role, which of a layer's: by layer
     for unit in units:
         role, layer = split(unit.first.name)

@@ -136,6 +136,9 @@ def about(said: Said, context: Context) -> Meaning:
     if own.bare and said.before is not None and own.layer is not None:  # h: [...]  # x + attn(norm(x))
         behind = meaning([*said.label[said.before + 1 :], "layer", str(own.layer)], generic=False)
         own = replace(own, nodes=behind.nodes, bare=False) if behind.nodes and "plus" in said.label else own
+    if own.vague and said.before is not None and own.layer is not None:  # L0 xb 1.5 2.5  (after att rmsnorm)
+        behind = meaning([*said.label[said.before + 1 :], "layer", str(own.layer)], generic=False)
+        own = replace(own, nodes=behind.nodes, vague=False) if behind.nodes else own
     if own.layer is None and above.layer is None and not own.verbatim and own.nodes not in _ENDS:
         own = _led(label, own)
     found = own
@@ -211,10 +214,11 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
         len(words) == 2
         and words[0] in NUMBERING | {"block"}
         and words[1].isdecimal()
-        and context.each
+        and (context.each or context.outside(line).each)
         and len(words[1]) < 5
     ):
-        return _answered(int(words[1]), replace(context, asked="layer"), indent_of(line))
+        above = context if context.each else context.outside(line)
+        return _answered(int(words[1]), replace(above, asked="layer"), indent_of(line))
     if len(words) == 1 and words[0].isdecimal() and len(words[0]) < 5 and (context.asked or context.outside(line).each):
         return _answered(int(words[0]), context, indent_of(line))
     marked = bool(_HEADING.search(line))
@@ -322,6 +326,7 @@ def _enter(line: str, said: Said, own: Meaning, row: int | None, perhaps: int | 
         inside = _inside(said.label, context)  # "attn:" below "block 0:"
         own = inside if inside.nodes and (indent > 0 or inside.nodes != EITHER_NORM) else own
     own = replace(own, row=above.row if row is None else row, perhaps=above.perhaps if perhaps is None else perhaps)
+    indent = 0 if line.lstrip().startswith("frame #") else indent  # a debugger's: it is not further in than its answers
     return context.entering(own, said.label, indent, bool(_HEADING.search(line)))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from assay.verify.dumps.blocks import Block, blocks, numbers_of
 from assay.verify.dumps.brackets import Item, quoted_pairs
+from assay.verify.dumps.fold import refolded
 from assay.verify.dumps.headings import VAGUE, Context, about, heading
 from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
@@ -43,7 +44,7 @@ def _text(path: Path) -> str:
 def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) -> Dump:
     """Observations from any text that people print or paste. Patterns of the caller's own are tried first."""
     own = [Pattern(p) for p in patterns]
-    content = _text(path) if text is None else text
+    content = refolded(_text(path) if text is None else text)
     context, table = Context(), Table()
     sides: set[str] = set()
     tokens: tuple[int, ...] = ()
@@ -91,6 +92,9 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             caption = None
             last = next(o.name for o in reversed(new) if o.name)
             context = replace(context, fresh=False, before=last.rpartition("-")[0])
+            self_said = meaning(said.label)
+            if block is None and not table.columns and self_said.row is not None and self_said.layer is None:
+                context = context.told(replace(context.about, row=self_said.row))  # pos 3: |emb|=1.5, and what is below it
             _remember(line, new, context)
         else:
             if new and kept < _UNREAD:
@@ -167,7 +171,8 @@ def _observations(said: Said, context: Context, where: str) -> list[Observation]
     if said.items and all(i.kind in ("at", "top") for i in said.items) and not (
         line.role and "result_output" not in line.nodes and not line.bare
     ):  # fmt: skip
-        ids = any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
+        out = layer_of(words)[0] is not None and not set(words) & (TOP_WORDS | LOGIT_WORDS)  # tok=7 L0 block_out [0]=…
+        ids = not out and any(w in ID_WORDS or w in LOGIT_WORDS or w == "top" for w in words)
         if ids or any(i.kind == "top" for i in said.items):
             ids = any(i == line.perhaps for item in said.items for i, _ in item.data)
             perhaps = context.perhaps if ids else line.perhaps  # "token 450" was the id

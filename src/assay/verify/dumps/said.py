@@ -57,6 +57,10 @@ NOT_SIDES = {
 }  # fmt: skip
 _TOP = {"logit", "logits", "top", "id", "ids", "best", "tokens", "candidates"}
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
+_ENDS = (("embd",), ("result_norm",), ("result_output",))
+_CUTS = {"prefix": False, "take": False, "head": False, "suffix": True, "tail": True}  # to the end of a row?
+_UNITS = {"ms", "us", "µs", "ns", "sec", "secs", "seconds", "MB", "MiB", "GB", "GiB", "KB", "KiB"}
+_HASH = Mark("#")
 _PLUS_MINUS = Mark("±")
 
 
@@ -93,6 +97,7 @@ class Said:
 
 def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     line = Said()
+    cut = _plain(cut)
     number, skip = number_first(cut)
     if number is not None:
         line.label += ["layer", str(number)]
@@ -102,6 +107,23 @@ def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
+
+
+def _plain(cut: Sequence[Piece]) -> list[Piece]:
+    """Without what a number of seconds or bytes says, and without signs for "number": "0.065 ms", "#7"."""
+    found: list[Piece] = []
+    for i, piece in enumerate(cut):
+        before = found[-1] if found else None
+        if isinstance(piece, Word) and piece.text in _UNITS and isinstance(before, Number) and not before.whole:
+            found.pop()
+            after = meaning([p.text for p in cut[i + 1 :] if isinstance(p, Word)][:8])
+            if after.role and after.layer is not None:
+                found = []  # k_rmsnorm 0.065 ms  blk0 attn_norm = …
+            continue
+        if isinstance(piece, Number) and before == _HASH:
+            found.pop()
+        found.append(piece)
+    return found
 
 
 def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
@@ -141,6 +163,12 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
         elif piece.text == "@" and i + 1 < len(cut) and cut[i + 1] == Word("last"):
             line.row = -1
             i += 1
+        elif piece.text == "@" and i + 2 == len(cut) and isinstance(cut[i + 1], Number) and "p" in line.label[:1]:
+            i += 1  # p *s->x@4: how many
+        elif piece.text == "@" and line.label:
+            line.label.append("times")  # attn @ V
+        elif piece is DOTS and line.items and line.items[-1].kind == "list" and isinstance((cut[i + 1 :] or [0])[0], Group):
+            line.tail = True  # [1.5, 2.5] … [0.5, 0.25]
         elif piece.text == "+" and (line.label or isinstance(cut[i + 1 : i + 2][:1] and cut[i + 1], Word)):
             line.label.append("plus")  # x + attn(x)
         i += 1
@@ -373,17 +401,21 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if not line.label and not isinstance(value, Number):
             line.label.append(index[0].text)  # [0] attn: …
             return key
-        if group.bracket == "(" and key and key[-1].endswith("Array"):
+        if group.bracket == "(" and key and key[-1].lower().endswith("array"):
             return key  # Float32Array(6) […]
-        if key and key[-1].lower() == "hidden_states" and line.label[-1:] == key[-1:]:
+        if group.bracket == "(" and words and words[-1] in _CUTS:
+            line.tail = line.tail or _CUTS[words[-1]]  # x.prefix(5): how many
+            return key
+        if key and key[-1].lower().endswith("hidden_states") and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
-        placed = meaning(line.label).layer is not None or meaning(line.label).nodes in (("embd",), ("result_output",))
+        placed = meaning(line.label).layer is not None or meaning(line.label).nodes in _ENDS
         named = bool(key) and (("_" in key[-1] and not placed) or (words and words[-1] in LAYER | {"hidden", "states"}))
         if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
             about = meaning([key[-1], "layer", "0"], generic=False)
             named = bool(about.nodes) and meaning(line.label).layer is None
-        named = named or bool(set(words) & LAYERS and meaning(line.label).layer is None)  # "layer output [0]: ..."
+        counts = bool(set(words) & LAYERS) and not (line.around and isinstance(value, Number))
+        named = named or (counts and meaning(line.label).layer is None)  # "layer output [0]: ..."
         element = isinstance(value, Number) and not value.whole and not listed_after and not named
         if element and isinstance(value, Number) and not set(words) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)
@@ -401,7 +433,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         return key
     if isinstance(values, Values) and not (group.bracket == "(" and len(values.all) == 1 and not values.whole):
         if values.whole:
-            if set(words) & (_TOKENS | {"token", "input"}) and not set(words) & _SHAPE:
+            looked = group.bracket == "(" and meaning(key).nodes == ("embd",)  # wte[ids] (8, 16)
+            if set(words) & (_TOKENS | {"token", "input"}) and not set(words) & _SHAPE and not looked:
                 line.tokens = line.tokens or tuple(int(n.value) for n in values.all)
             return key
         if "range" in words[-2:] and len(values.all) == 2:

@@ -47,6 +47,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), ("final " + _LAST_NORM, f"{_NORM} {_LAST_NORM}"), ""),
     (("kqv_out-",), ("softmax softmaxed probs soft", "v context ctx concat concatenated weighted"), ""),
     (("kqv_out-",), ("attend attended attends sdpa hookz ctx concat concatenated weighted",), "norm"),
+    (("kqv_out-",), (_ATT + " a p", "times", _V), ""),
     (("kqv_out-", "attn_out-"), ("q", "k", "v"), "qkv"),
     (("kqv_out-",), ("before pre input", "wo oproj outproj"), "norm"),
     (("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
@@ -80,7 +81,8 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_inp-", "attn_out-"), (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
     (("ffn_gate-",), ("gate w1", "before pre", "silu swish gelu act activation"), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate gated",), ""),
+    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate",), ""),
+    (("ffn_swiglu-", "ffn_geglu-"), ("gated",), "out output down"),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"),
      "out output after post down w1 w2 w3 gate up norm"),
@@ -122,6 +124,7 @@ def _compiled(
 
 
 _IN_LAYERS, _ENDS = _compiled(_TABLE), _compiled(_AT_THE_ENDS)
+_HOOKED = {"output", "out", "tensor", "array", "hook", "hooked", "forward", "linear", VALUES}
 _HIDDEN_ALONE = (frozenset({"hidden"}),)  # of which layer, nobody says
 _LOGITS = next(row for row in _IN_LAYERS if row[0] == ("result_output",))
 
@@ -209,7 +212,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     bag -= _denied(words)
     if bag & NOT_VALUES and not bag & {"attention", "attn", "after"}:
         return Meaning((), layer)
-    if layer is None and [w for w in words if w not in ("tensor", "array", VALUES)] == ["output"]:
+    if layer is None and "output" in words and not set(words) - _HOOKED:
         return Meaning(("result_output", "result_norm", "l_out-last"))
     if layer is None:
         inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
