@@ -61,13 +61,13 @@ _POINT = re.compile(r"\d\.\d")
 
 _NUMBER = (
     r"[-+\u2212]?(?>\d[\d_]{0,60}(?:\.(?!\.)\d{0,60})?|\.\d{1,60})(?:[eEdD][-+]?\d{1,6})?"
-    r"(?:_?(?:f16|f32|f64|bf16|[fFhL])(?!\w))?+"
+    r"(?:_?(?:f16|f32|f64|bf16|f0|[fFhL])(?!\w))?+"
 )
 _PIECE = re.compile(
     r"(?P<space>\s++)"
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
     r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
-    r"|(?P<average>(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
+    r"|(?P<average>\|(?:mean|avg)\||(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
     r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
@@ -156,7 +156,7 @@ def half_unit(text: str) -> float:
 def number(text: str) -> Number:
     """A number as people print them: `1.5`, `-2e-3`, `.5`, `1_000`, `0.5f32`, with a real minus sign."""
     plain = text.replace("\u2212", "-").replace("_", "").lower().replace("d", "e")
-    for suffix in ("bf16", "f16", "f32", "f64", "f", "h", "l"):
+    for suffix in ("bf16", "f16", "f32", "f64", "f0", "f", "h", "l"):
         plain = plain.removesuffix(suffix)
     return Number(plain, float(plain), half_unit(plain))
 

@@ -59,7 +59,6 @@ _TOP = {"logit", "logits", "top", "id", "ids", "best", "tokens", "candidates"}
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 _ENDS = (("embd",), ("result_norm",), ("result_output",))
 _CUTS = {"prefix": False, "take": False, "head": False, "suffix": True, "tail": True}  # to the end of a row?
-_UNITS = {"ms", "us", "µs", "ns", "sec", "secs", "seconds", "MB", "MiB", "GB", "GiB", "KB", "KiB"}
 _HASH = Mark("#")
 _PLUS_MINUS = Mark("±")
 
@@ -102,24 +101,34 @@ def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
     if number is not None:
         line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
-    line.items = layers_beside(vectors(line.items))
+    line.items = layers_beside(vectors(_ranked(cut, line.items)))
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
 
 
+def _ranked(cut: Sequence[Piece], items: list[Item]) -> list[Item]:
+    """The best with their ids: `values=[9.5, 8.1] indices=[2, 13]`, either first."""
+    lists = [p for p in cut if isinstance(p, Group) and p.bracket in "[("]
+    named = [p.text.lower() for p in cut if isinstance(p, Word)]
+    if len(items) != 1 or items[0].kind != "list" or not set(named) & {"indices", "ids", "idx", "index"}:
+        return items
+    values = items[0].data
+    if not isinstance(values, Values):
+        return items
+    whole = [v for p in lists if isinstance(v := listed(p.items), Values) and v.whole and len(v.all) == len(values.all)]
+    if len(whole) != 1:
+        return items
+    pairs = tuple((int(i.value), n) for i, n in zip(whole[0].all, values.all, strict=True))
+    return [Item("top", pairs, items[0].words, items[0].key, items[0].row)]
+
+
 def _plain(cut: Sequence[Piece]) -> list[Piece]:
-    """Without what a number of seconds or bytes says, and without signs for "number": "0.065 ms", "#7"."""
+    """Without signs for "number": #7."""
     found: list[Piece] = []
-    for i, piece in enumerate(cut):
+    for piece in cut:
         before = found[-1] if found else None
-        if isinstance(piece, Word) and piece.text in _UNITS and isinstance(before, Number) and not before.whole:
-            found.pop()
-            after = meaning([p.text for p in cut[i + 1 :] if isinstance(p, Word)][:8])
-            if after.role and after.layer is not None:
-                found = []  # k_rmsnorm 0.065 ms  blk0 attn_norm = …
-            continue
         if isinstance(piece, Number) and before == _HASH:
             found.pop()
         found.append(piece)
@@ -287,7 +296,9 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.add("at", ((line.id, one),), key)
         elif not one.whole and (kind := _kind_before(line.label)):
             line.add(kind, one, key)
-        elif assigned and _has_place(key or line.label):
+        elif (assigned and _has_place(key or line.label)) or (
+            line.items and line.items[-1].kind == "?" and key and meaning(key).role
+        ):  # after attn: 4.02 (attn contribution 5.11)
             line.add("?", one, key)
         return
     if all(n.whole or not math.isfinite(n.value) for n in numbers) and any(n.whole for n in numbers):
@@ -400,6 +411,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
         if not line.label and not isinstance(value, Number):
             line.label.append(index[0].text)  # [0] attn: …
+            if after and isinstance(after[0], Group) and len(after) == 1:
+                line.perhaps = int(index[0].value)  # [0] [1.5, 2.5]
             return key
         if group.bracket == "(" and key and key[-1].lower().endswith("array"):
             return key  # Float32Array(6) […]
@@ -410,25 +423,31 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
         placed = meaning(line.label).layer is not None or meaning(line.label).nodes in _ENDS
-        named = bool(key) and (("_" in key[-1] and not placed) or (words and words[-1] in LAYER | {"hidden", "states"}))
+        named = bool(key) and not placed and ("_" in key[-1] or (words[-1:] and words[-1] in LAYER | {"hidden", "states"}))
         if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
             about = meaning([key[-1], "layer", "0"], generic=False)
             named = bool(about.nodes) and meaning(line.label).layer is None
         counts = bool(set(words) & LAYERS) and not (line.around and isinstance(value, Number))
-        named = named or (counts and meaning(line.label).layer is None)  # "layer output [0]: ..."
+        last = line.items[-1] if line.items else None
+        again = len(after) > 3 and after[2] == Word(key[-1] if key else "") and isinstance(after[3], Group)
+        again = again or (last is not None and last.kind == "at" and key[-1:] == list(last.words[-1:]))
+        named = named and not (again and isinstance(value, Number) and not value.whole)  # v_out[0]=1.5 v_out[1]=2.5
+        named = named or (counts and not again and meaning(line.label).layer is None)  # "layer output [0]: ..."
         element = isinstance(value, Number) and not value.whole and not listed_after and not named
         if element and isinstance(value, Number) and not set(words) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)
         elif named and not set(words) & _SHAPE:
             if meaning(line.label).layer is None:
                 line.label += ["layer", index[0].text]
-        elif words[-1:] == ["token"] and "bos" not in words:
+        elif words[-1:] in (["token"], ["tok"]) and "bos" not in words:
             line.label.append(index[0].text)
         elif set(words) & (_TOKENS | {"token", "bos"}):
             line.tokens = line.tokens or (int(index[0].value),)
         elif listed_after:
             line.label.append(index[0].text)  # xnorm(0) = …: nobody knows yet what it counts
         return key
+    if key and group.bracket == "[" and DOTS in group.items and 0 < len(index) < 3 and all(n.whole for n in index):
+        return key  # x[0..<5], x[..8]
     if key and _slice(group, key, line):
         return key
     if isinstance(values, Values) and not (group.bracket == "(" and len(values.all) == 1 and not values.whole):

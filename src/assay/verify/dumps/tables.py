@@ -113,7 +113,7 @@ def table_header(line: str) -> Table | None:
     cells = _cells(line, mark)
     if len(cells) < 2 or len(cells) > 2048:
         return None
-    if _DECIMAL.search(line):
+    if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
         return None
     columns = tuple(_column(c) for c in cells)
     if any(_LAYER_HEAD.fullmatch(c) for c in cells):  # beside L0 and L1, L2 is no norm
@@ -128,7 +128,10 @@ def table_header(line: str) -> Table | None:
         norms = ("norm1", "norm2", "ln1", "ln2")
         columns = tuple("=" if c in norms else kind for c, kind in zip(low, columns, strict=True))
     named = [c for c in columns if c and not c.startswith("#")]
-    counted = len([c for c in columns if c.startswith("#")])
+    elements = [int(c[1:]) for c in columns if c.startswith("#")]
+    if elements != sorted(elements):
+        return None  # token ids
+    counted = len(elements)
     about = {"layer", "name", "row", "index", "id"} & set(named)
     across = sum(1 for c in columns if c.startswith("="))
     strong = "|" in line or "\t" in line or "," in line
@@ -144,7 +147,8 @@ def table_header(line: str) -> Table | None:
     if across and not (about or columns[0] == "") and not (marked and across + 1 >= len(cells)):
         return None
     known = 2 * (len(named) + counted) >= len(cells) and (len(named) >= 2 or counted >= 2)
-    if not known or not (about or (marked and across >= 2)):
+    unnamed = line[:4].isspace() and len(cells) > 2 and all(columns) and not across  # a data frame's
+    if not known or not (about or (marked and across >= 2) or unnamed):
         return None
     return Table(columns, tuple(cells), mark=mark)
 

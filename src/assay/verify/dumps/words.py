@@ -35,10 +35,12 @@ _ATT = "attn attention att selfattn mha sa gqa mhsa"
 _FFN = "ffn mlp ff feedforward feed fc"
 _NORM = "norm xnorm rmsnorm layernorm ln normed normalized normalised"
 _LAST_NORM = "outputnorm lnf normf finalrms rmsfinal"
-_NORM1, _NORM2 = "ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn", "ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp"
+_NORM1 = "ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn an"
+_NORM2 = "ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp fn"
 _TURN = "rope rotary rotated roped rot turned"
 _BEFORE = "before pre prior unrotated unroped without no"
 _END = "final last output out model result ln_f f end top"
+_SUM_WORDS = "residual resid skip add addition"
 _SUMMED = "residual resid skip add plus"
 _ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 add2 stream"
 _NOT_QKV = f"return returned values of out output hidden residual stream is {_FFN} gate up down"
@@ -49,9 +51,9 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("kqv_out-",), ("attend attended attends sdpa hookz ctx concat concatenated weighted",), "norm"),
     (("kqv_out-",), (_ATT + " a p", "times", _V), ""),
     (("kqv_out-", "attn_out-"), ("q", "k", "v"), "qkv"),
-    (("kqv_out-",), ("before pre input", "wo oproj outproj"), "norm"),
+    (("kqv_out-",), ("before pre input", "wo oproj outproj outputprojection"), "norm"),
     (("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
-    (("kq_soft_max-",), (_ATT, "weights weight probability"), ""),
+    (("kq_soft_max-",), (_ATT, "weights weight probability"), _NORM),
     (("kq-",), ("scores score qk kq qkt",), "logits"),
     (("result_output",), ("logits logit lmhead unembed unembedding wcls vocab",), _NORM),
     (("Qcur_proj-", "Qcur_biased-"), (_Q + " query queries", _TURN, _BEFORE), ""),
@@ -72,6 +74,8 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_inp-",), ("inp", _FFN), ""),
     (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 add2 down"), ""),
     (("ffn_inp-",), ("residual1 res1 resid1 add1 residmid midresid midlayer hmid",), ""),
+    (("ffn_inp-",), ("first 1st", _SUM_WORDS), _FFN),
+    (("l_out-",), ("second 2nd", _SUM_WORDS), _ATT),
     (("ffn_inp-",), ("mid middle", "residual resid stream hidden x h"), ""),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), ("query queries",), _NOT_QKV),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), ("key keys",), _NOT_QKV),
@@ -80,7 +84,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("attn_out-",), ("o out output", "proj projection projected"), _SUMMED + " ffn mlp down up gate lm"),
     (("ffn_inp-", "attn_out-"), (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
-    (("ffn_gate-",), ("gate w1", "before pre", "silu swish gelu act activation"), ""),
+    (("ffn_gate-",), ("gate w1", "before pre no without", "silu swish gelu act activation"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate",), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gated",), "out output down"),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
