@@ -20,7 +20,7 @@ from assay.verify.dumps.observation import Observation
 from assay.verify.dumps.resolve import candidates, told_by_values
 from tests import tiny
 from tests.verify.dumps import formats, habits, kept_apart, strangers, unseen_formats
-from tests.verify.dumps.formats import Format, Run
+from tests.verify.dumps.formats import Format, Meant, Run
 
 _ROLES = (
     "l_out", "attn_norm", "ffn_norm", "ffn_out", "ffn_inp", "ffn_swiglu", "ffn_up", "ffn_gate", "attn_out", "kqv_out",
@@ -31,6 +31,10 @@ _N = 8
 
 @pytest.fixture(scope="module")
 def run() -> Run:
+    return values()
+
+
+def values() -> Run:
     rng = np.random.default_rng(1)
     names = ["embd", "result_norm", "result_output", *(f"{role}-{n}" for n in range(3) for role in _ROLES)]
     return Run((1, 300, 297, 5, 6, 7, 8, 9), {name: rng.normal(size=(_N, 16)) for name in names}, 3)
@@ -38,7 +42,11 @@ def run() -> Run:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return load(open_file(tiny.make(tmp_path_factory.mktemp("formats") / "tiny.gguf", n_layer=3)))
+    return small_model(tmp_path_factory.mktemp("formats"))
+
+
+def small_model(folder: Path) -> Model:
+    return load(open_file(tiny.make(folder / "tiny.gguf", n_layer=3)))
 
 
 def nodes_of(obs: Observation, model: Model) -> set[str]:
@@ -55,8 +63,8 @@ def understood_by_words(form: Format, run: Run, model: Model) -> None:
     check(form, run, model, numbered(dump.observations, dump.unread, run.n_layer)[0])
 
 
-def understood_by_values(form: Format, run: Run, model: Model) -> None:
-    """As in a hunt: the engine is right in the embedding and in layer 0, and wrong from layer 1 on."""
+def read_in_a_hunt(form: Format, run: Run, model: Model) -> list[Observation]:
+    """What is read where the engine is right in the embedding and in layer 0, and wrong from layer 1 on."""
     dump = read_log(Path("x.log"), text=form.write(run))
     rng = np.random.default_rng(2)
 
@@ -66,7 +74,11 @@ def understood_by_values(form: Format, run: Run, model: Model) -> None:
 
     observations, unread, _ = numbered(dump.observations, dump.unread, run.n_layer)
     named = [replace(o, name=names[0], others=names[1:]) for o in observations if (names := candidates(o, model))]
-    found, _, _ = told_by_values(named, unread, model, _N, truth)
+    return told_by_values(named, unread, model, _N, truth)[0]
+
+
+def understood_by_values(form: Format, run: Run, model: Model) -> None:
+    found = read_in_a_hunt(form, run, model)
     for obs in found:
         if obs.kind in ("first", "last") and obs.rows is not None and obs.name in run.values:
             x = run.values[obs.name][obs.rows[0]]
@@ -75,28 +87,31 @@ def understood_by_values(form: Format, run: Run, model: Model) -> None:
     check(form, run, model, found)
 
 
-def check(form: Format, run: Run, model: Model, left: list[Observation]) -> None:
-    for said, kind, row, values in form.means(run):
-        name = translated[0] if (translated := translate(said, "", model.graph)) else said
-        kinds = ("at", "top") if kind in ("at", "top") else ("first", "at") if kind == "first" else (kind,)
-        fits = [
-            obs
-            for obs in left
-            if name in nodes_of(obs, model)
-            and obs.kind in kinds
-            and (
-                row_of(row) in (None if obs.rows is None else row_of(obs.rows[0]), row_of(obs.perhaps))
-                or (kind == "first" and row == 0 and obs.rows is None)
-            )  # a tensor begins with its first row
-        ]
-        assert fits, (name, kind, row)
+def reading(fact: Meant, left: list[Observation], model: Model) -> Observation | None:
+    """The observation that is what a log meant by some of its numbers."""
+    said, kind, row, values = fact
+    name = translated[0] if (translated := translate(said, "", model.graph)) else said
+    kinds = ("at", "top") if kind in ("at", "top") else ("first", "at") if kind == "first" else (kind,)
+    for obs in left:
+        rows = (None if obs.rows is None else row_of(obs.rows[0]), row_of(obs.perhaps))
+        begins = kind == "first" and row == 0 and obs.rows is None  # a tensor begins with its first row
+        if name not in nodes_of(obs, model) or obs.kind not in kinds or not (row_of(row) in rows or begins):
+            continue
         if kind in ("at", "top"):
-            continue  # several lines may be one observation
-        obs = fits[0]
-        assert len(obs.target()) == len(values), name
-        slack = np.array(obs.printed) + 2e-7 * np.abs(values)
-        assert (np.abs(obs.target() - np.array(values)) <= slack * 1.001).all(), name
-        left.remove(obs)
+            return obs  # several lines may be one observation
+        if len(obs.target()) == len(values):
+            slack = np.array(obs.printed) + 2e-7 * np.abs(values)
+            if (np.abs(obs.target() - np.array(values)) <= slack * 1.001).all():
+                return obs
+    return None
+
+
+def check(form: Format, run: Run, model: Model, left: list[Observation]) -> None:
+    for fact in form.means(run):
+        obs = reading(fact, left, model)
+        assert obs is not None, fact
+        if fact[1] not in ("at", "top"):
+            left.remove(obs)
     assert {obs.kind for obs in left} <= {"at", "top"}
 
 

@@ -126,7 +126,7 @@ def about(said: Said, context: Context) -> Meaning:
         label = [*label[: at + 1], *(context.sums.get(w, w) for w in label[at + 1 : at + 2]), *label[at + 2 :]]
     if "plus" in label and not any(w in context.sums for w in said.label):  # "+ residual", "h = x + r"
         label = [*label, {"attn_out": "attn", "ffn_out": "mlp"}.get(context.before, "")]
-    if [w.lower() for w in label] == ["values"] and context.before[:4] in ("Qcur", "Kcur"):
+    if [w.lower() for w in label if w != VALUES] == ["values"] and context.before[:4] in ("Qcur", "Kcur"):
         label = ["v"]  # behind "queries" and "keys"
     own = meaning(label)
     spoken = meaning(said.label)

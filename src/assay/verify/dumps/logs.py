@@ -94,7 +94,9 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             context = replace(context, fresh=False, before=last.rpartition("-")[0])
             self_said = meaning(said.label)
             if block is None and not table.columns and self_said.row is not None and self_said.layer is None:
-                context = context.told(replace(context.about, row=self_said.row))  # pos 3: |emb|=1.5, and what is below it
+                context = context.told(
+                    replace(context.about, row=self_said.row)
+                )  # pos 3: |emb|=1.5, and what is below it
             _remember(line, new, context)
         else:
             if new and kept < _UNREAD:

@@ -176,7 +176,12 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             i += 1  # p *s->x@4: how many
         elif piece.text == "@" and line.label:
             line.label.append("times")  # attn @ V
-        elif piece is DOTS and line.items and line.items[-1].kind == "list" and isinstance((cut[i + 1 :] or [0])[0], Group):
+        elif (
+            piece is DOTS
+            and line.items
+            and line.items[-1].kind == "list"
+            and isinstance((cut[i + 1 :] or [0])[0], Group)
+        ):
             line.tail = True  # [1.5, 2.5] … [0.5, 0.25]
         elif piece.text == "+" and (line.label or isinstance(cut[i + 1 : i + 2][:1] and cut[i + 1], Word)):
             line.label.append("plus")  # x + attn(x)
@@ -275,6 +280,8 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             and words[-2:-1] not in (["rms"], ["layer"])
         ):
             kind = "norm"  # of a list a node, of one number its length
+        if kind == "norm" and assigned and words[-2:-1] in (["output"], ["final"]) and not line.items:
+            kind = None  # "output norm: 1.5", of a statistic that the heading names
         if kind == "norm" and not assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):
             kind = None  # "L2" may be the third layer, "norm" a node
         if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
@@ -423,7 +430,9 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
         placed = meaning(line.label).layer is not None or meaning(line.label).nodes in _ENDS
-        named = bool(key) and not placed and ("_" in key[-1] or (words[-1:] and words[-1] in LAYER | {"hidden", "states"}))
+        named = (
+            bool(key) and not placed and ("_" in key[-1] or (words[-1:] and words[-1] in LAYER | {"hidden", "states"}))
+        )
         if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
             about = meaning([key[-1], "layer", "0"], generic=False)
             named = bool(about.nodes) and meaning(line.label).layer is None

@@ -115,8 +115,9 @@ def _vote(
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
     votes = {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
     for kind, sums in totals.items():  # what the text told, unless the values tell clearly otherwise
-        if sums.get("said", math.inf) <= sums[votes[kind]] + math.log(3) * min(counts[kind], 4):
-            votes[kind] = "said"
+        far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # nothing is near: the values tell nothing
+        if far or sums.get("said", math.inf) <= sums[votes[kind]] + math.log(3) * min(counts[kind], 4):
+            votes[kind] = "said" if "said" in sums else votes[kind]
     return votes
 
 
@@ -138,8 +139,9 @@ def _choose(
 ) -> dict[tuple[str, ...], int]:
     """For every phrase that may mean several nodes, which: the likeliest, unless another is near and nearer by far."""
     totals: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
+    lists = {_phrase(o) for o in observations if o.kind not in STATISTICS}
     for obs in observations:
-        if not obs.others:
+        if not obs.others or (obs.kind in STATISTICS and _phrase(obs) in lists):  # a list tells more
             continue
         far = [math.log(min(distance(replace(obs, name=name), rows(obs)), 1e3)) for name in (obs.name, *obs.others)]
         have, near = totals.setdefault(_phrase(obs), ([0.0] * len(far), [math.inf] * len(far)))

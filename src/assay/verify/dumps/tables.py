@@ -85,6 +85,8 @@ def _column(cell: str) -> str:
         set(words) & LAYER and words[-1:] and words[-1] in ("idx", "index", "no", "id", "num", "nr")
     ):
         return "layer"
+    if set(words) & LAYERS and set(words) <= LAYERS | {"after", "of"}:
+        return "layer"
     if len(words) > 1 and set(words) <= _ROW_COLUMN | {"idx", "index"}:
         return "row"
     if word in _ROW_COLUMN or word in _NAME_COLUMN or word in _INDEX_COLUMN:
