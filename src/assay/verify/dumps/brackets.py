@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, SLASH, Group, Mark, Number, Piece, Values, Word
+from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, SLASH, Group, Mark, Number, Piece, Values, Word, listed
 from assay.verify.dumps.places import LAYER
+from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import meaning, split_words
+
+_HASH = Mark("#")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +163,36 @@ def is_count(cut: Sequence[Piece], i: int) -> bool:
         return False
     between = cut[i - 1]
     return between is SLASH or (isinstance(between, Word) and between.text.lower() in ("of", "von", "de"))
+
+
+def ranked(cut: Sequence[Piece], items: list[Item]) -> list[Item]:
+    """The best with their ids: `values=[9.5, 8.1] indices=[2, 13]`, either first."""
+    lists = [p for p in cut if isinstance(p, Group) and p.bracket in "[("]
+    named = [p.text.lower() for p in cut if isinstance(p, Word)]
+    if len(items) != 1 or items[0].kind != "list" or not set(named) & {"indices", "ids", "idx", "index"}:
+        return items
+    values = items[0].data
+    if not isinstance(values, Values):
+        return items
+    whole = [v for p in lists if isinstance(v := listed(p.items), Values) and v.whole and len(v.all) == len(values.all)]
+    if len(whole) != 1:
+        return items
+    pairs = tuple((int(i.value), n) for i, n in zip(whole[0].all, values.all, strict=True))
+    return [Item("top", pairs, items[0].words, items[0].key, items[0].row)]
+
+
+def plain(cut: Sequence[Piece]) -> list[Piece]:
+    """Without signs for "number", "#7=1.5", and with the name of a function behind what it is of."""
+    cut = list(cut)
+    found: list[Piece] = []
+    for i, piece in enumerate(cut):
+        before = found[-1] if found else None
+        if isinstance(piece, Number) and before == _HASH and cut[i + 1 : i + 2] == [ASSIGN]:
+            found.pop()
+        call = isinstance(piece, Group) and piece.bracket == "(" and cut[i + 1 : i + 2] == [ASSIGN]
+        if call and isinstance(piece, Group) and isinstance(before, Word) and statistic([before.text]):
+            found.pop()
+            found += [*piece.items, before]  # norm(x[:, end]) = 1.5
+            continue
+        found.append(piece)
+    return found

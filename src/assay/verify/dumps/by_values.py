@@ -113,8 +113,7 @@ def overruled(
             nth += 1
         phrases[unit.first.template, role, nth][int(layer or 0)] = unit
     graph, claimed = model.graph, {u.first.name for u in units}
-    lowest = {layer for layer in (min(of) for of in phrases.values() if of)}
-    first = min(lowest, default=0)
+    first = min((min(of) for of in phrases.values() if of), default=0)
     asked = [of[first] for of in phrases.values() if first in of]
     values = truth({u.first.name for u in asked}) if asked else {}
     library = _Library(model, n, values)
@@ -125,9 +124,11 @@ def overruled(
     renamed: dict[int, Observation] = {}
     notes: list[str] = []
     for (template, role, _), of in phrases.items():
-        unit = of.get(first)
-        found = library.nearest(unit) if unit in doubted and unit is not None else None
-        if found is None or unit is None or found.node in claimed or found.node in graph.ancestors([unit.first.name]):
+        asked_of = of.get(first)
+        if asked_of is None or asked_of not in doubted:
+            continue
+        found = library.nearest(asked_of)
+        if found is None or found.node in claimed or found.node in graph.ancestors([asked_of.first.name]):
             continue
         other = split(found.node)[0]
         for layer, each in of.items():

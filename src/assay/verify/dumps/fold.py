@@ -1,4 +1,4 @@
-"""A JSON document printed over many lines, as one that a line can be read of: records of plain values on one line each."""
+"""A JSON document printed over many lines, as one of which a line can be read: records of plain values a line each."""
 
 from __future__ import annotations
 

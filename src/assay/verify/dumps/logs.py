@@ -77,7 +77,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                 layer = layer if cells.layer is None else cells.layer
                 cells.layer = layer if "" in cells.label else cells.layer  # an empty cell: the one above
         else:
-            several = [said_by(pieces(line), sides)]
+            several = [said_by(pieces(line), sides, inside=context.about.layer is not None)]
         new: list[Observation] = []
         if caption and block is None and not several[0].empty and _speechless(several[0]):
             context = heading(caption[0], caption[1], context, sides, caption=True)
@@ -150,6 +150,7 @@ def _kind_of(titles: Sequence[str]) -> str:
     return ""
 
 
+_NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
 
@@ -215,8 +216,9 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
         return [line] * len(said.items)
     number = [] if line.layer is None else ["layer", str(line.layer)]
     own = [
-        replace(meaning([*item.words, *number], generic=False), layer=layer_of(split_words(item.words))[0])
+        replace(meaning([*words, *number], generic=False), layer=layer_of(split_words(words))[0])
         for item in said.items
+        for words in [[w for w in item.words if item.kind != "at" or not _NUMBERED.fullmatch(w)]]  # x0=1.5 x1=2.5
     ]
     several = len({m.nodes for m in own if m.nodes}) > 1
     layers = len({m.layer for m in own} - {None}) > 1

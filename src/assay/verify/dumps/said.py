@@ -22,7 +22,9 @@ from assay.verify.dumps.brackets import (
     lone_of,
     number_first,
     pairs_from,
+    plain,
     quoted_pairs,
+    ranked,
     vectors,
 )
 from assay.verify.dumps.lines import (
@@ -59,7 +61,6 @@ _TOP = {"logit", "logits", "top", "id", "ids", "best", "tokens", "candidates"}
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 _ENDS = (("embd",), ("result_norm",), ("result_output",))
 _CUTS = {"prefix": False, "take": False, "head": False, "suffix": True, "tail": True}  # to the end of a row?
-_HASH = Mark("#")
 _PLUS_MINUS = Mark("±")
 
 
@@ -79,6 +80,8 @@ class Said:
     since: int = 0  # words of the label before the last item
     around: tuple[str, ...] = ()  # words before the brackets that are open
     tail: bool = False
+    inside: bool = False  # a layer: its number is known
+    element: int | None = None  # x[3] after attention = …
     cut_row: int | None = None
 
     def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
@@ -94,45 +97,19 @@ class Said:
         return all(i.kind == "?" for i in self.items)
 
 
-def said_by(cut: Sequence[Piece], sides: set[str]) -> Said:
-    line = Said()
-    cut = _plain(cut)
+def said_by(cut: Sequence[Piece], sides: set[str], inside: bool = False) -> Said:
+    """`inside`: the lines above told the layer, so that an index counts elements."""
+    line = Said(inside=inside)
+    cut = plain(cut)
     number, skip = number_first(cut)
     if number is not None:
         line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
-    line.items = layers_beside(vectors(_ranked(cut, line.items)))
+    line.items = layers_beside(vectors(ranked(cut, line.items)))
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
     return line
-
-
-def _ranked(cut: Sequence[Piece], items: list[Item]) -> list[Item]:
-    """The best with their ids: `values=[9.5, 8.1] indices=[2, 13]`, either first."""
-    lists = [p for p in cut if isinstance(p, Group) and p.bracket in "[("]
-    named = [p.text.lower() for p in cut if isinstance(p, Word)]
-    if len(items) != 1 or items[0].kind != "list" or not set(named) & {"indices", "ids", "idx", "index"}:
-        return items
-    values = items[0].data
-    if not isinstance(values, Values):
-        return items
-    whole = [v for p in lists if isinstance(v := listed(p.items), Values) and v.whole and len(v.all) == len(values.all)]
-    if len(whole) != 1:
-        return items
-    pairs = tuple((int(i.value), n) for i, n in zip(whole[0].all, values.all, strict=True))
-    return [Item("top", pairs, items[0].words, items[0].key, items[0].row)]
-
-
-def _plain(cut: Sequence[Piece]) -> list[Piece]:
-    """Without signs for "number": #7."""
-    found: list[Piece] = []
-    for piece in cut:
-        before = found[-1] if found else None
-        if isinstance(piece, Number) and before == _HASH:
-            found.pop()
-        found.append(piece)
-    return found
 
 
 def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
@@ -176,17 +153,17 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             i += 1  # p *s->x@4: how many
         elif piece.text == "@" and line.label:
             line.label.append("times")  # attn @ V
-        elif (
-            piece is DOTS
-            and line.items
-            and line.items[-1].kind == "list"
-            and isinstance((cut[i + 1 :] or [0])[0], Group)
-        ):
+        elif piece is DOTS and line.items and line.items[-1].kind == "list" and _list_follows(cut, i):
             line.tail = True  # [1.5, 2.5] … [0.5, 0.25]
         elif piece.text == "+" and (line.label or isinstance(cut[i + 1 : i + 2][:1] and cut[i + 1], Word)):
             line.label.append("plus")  # x + attn(x)
         i += 1
     return key
+
+
+def _list_follows(cut: Sequence[Piece], i: int) -> bool:
+    rest = [p for p in cut[i + 1 : i + 3] if p != Mark("@")]  # @[1.5] ... @[2.5]
+    return bool(rest) and isinstance(rest[0], Group)
 
 
 def _numbers(key: Sequence[str]) -> bool:
@@ -353,8 +330,12 @@ def _has_place(words: Sequence[str]) -> bool:
 
 def _element(line: Said) -> int | None:
     """The index of a single value, by a word: "tid 3 layer 0 out = 1.5", "layer 0 y3=1.5"."""
-    if line.label and (m := _VARIABLE.fullmatch(line.label[-1])) and meaning(line.label[:-1]).layer is not None:
-        return int(m[1])
+    if line.element is not None:
+        return line.element
+    if line.label and (m := _VARIABLE.fullmatch(line.label[-1])):
+        about = meaning(line.label[:-1])
+        if about.layer is not None or about.role or line.inside:
+            return int(m[1])
     for a, b in zip(line.label[line.since :], line.label[line.since + 1 :], strict=False):
         if a.lower() in _ELEMENT and b.isdecimal() and len(b) < 7:
             return int(b)
@@ -429,7 +410,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if key and key[-1].lower().endswith("hidden_states") and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
-        placed = meaning(line.label).layer is not None or meaning(line.label).nodes in _ENDS
+        placed = line.inside or meaning(line.label).layer is not None or meaning(line.label).nodes in _ENDS
         named = (
             bool(key) and not placed and ("_" in key[-1] or (words[-1:] and words[-1] in LAYER | {"hidden", "states"}))
         )
@@ -452,6 +433,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
             line.label.append(index[0].text)
         elif set(words) & (_TOKENS | {"token", "bos"}):
             line.tokens = line.tokens or (int(index[0].value),)
+        elif value is None and words[-1:] and words[-1] in ("x", "h", "y", "v"):
+            line.element = int(index[0].value)
         elif listed_after:
             line.label.append(index[0].text)  # xnorm(0) = …: nobody knows yet what it counts
         return key

@@ -115,8 +115,9 @@ def _vote(
     order = {"all": 0, "first": 1, "last": 2, "said": 3}
     votes = {kind: min(sums, key=lambda k: (round(sums[k], 6), order[k])) for kind, sums in totals.items()}
     for kind, sums in totals.items():  # what the text told, unless the values tell clearly otherwise
+        margin = math.log(3) * min(counts[kind], 4) if counts[kind] > 1 else math.log(30)  # one may be near by chance
         far = sums[votes[kind]] > math.log(_NEAR) * counts[kind]  # nothing is near: the values tell nothing
-        if far or sums.get("said", math.inf) <= sums[votes[kind]] + math.log(3) * min(counts[kind], 4):
+        if far or sums.get("said", math.inf) <= sums[votes[kind]] + margin:
             votes[kind] = "said" if "said" in sums else votes[kind]
     return votes
 

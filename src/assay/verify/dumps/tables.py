@@ -205,7 +205,7 @@ def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
     if at:
         least = min(i for i, _ in at)
         ordered = [i - least for i, _ in at] == list(range(len(at)))
-        if ordered and least in (0, 1):
+        if ordered and least in (0, 1) and len(at) > 1:
             said.add("list", Values(tuple(n for _, n in at)), ["first"])
         else:
             said.add("at", tuple(at))

@@ -65,6 +65,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Qcur_normed-",), (_Q, _NORM), ""),
     (("Kcur_normed-",), (_K, _NORM), ""),
     (("ffn_norm-", "attn_post_norm-"), ("post normafter", _ATT, _NORM), "in input pre"),
+    (("ffn_norm-",), ("before pre", _FFN, _NORM), "after"),
     (("ffn_norm-",), (f"{_FFN} post second {_NORM2}", f"{_NORM} {_NORM2}"), "final"),
     (("attn_norm-",), (f"{_ATT} input pre in first inp before {_NORM1}", f"{_NORM} {_NORM1}"), "final"),
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),

@@ -13,7 +13,7 @@ SETS = {
     "first": first, "second": second, "third": third, "fourth": fourth, "fifth": fifth, "sixth": sixth,
     "seventh": seventh, "eighth": eighth,
 }  # fmt: skip
-PRINTED = ("ninth", "tenth", "eleventh", "twelfth")
+PRINTED = ("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth")
 
 
 def printed(name: str | Path) -> list[Format]:
@@ -42,4 +42,9 @@ UNREAD = {
     "eighth: python self-documenting f-strings",
     "tenth: CUDA C++, per kernel dump with timings",
     "eleventh: gdb session",
+    "thirteenth: pdb session",
+    "thirteenth: CUDA D2H dump, indexed elements",
+    "fourteenth: numpy array repr",
+    "fourteenth: Elixir Nx inspect",
+    "fourteenth: Rust candle-like, layer inputs and top logits",
 }
