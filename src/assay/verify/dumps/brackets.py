@@ -169,7 +169,11 @@ def ranked(cut: Sequence[Piece], items: list[Item]) -> list[Item]:
     """The best with their ids: `values=[9.5, 8.1] indices=[2, 13]`, either first."""
     lists = [p for p in cut if isinstance(p, Group) and p.bracket in "[("]
     named = [p.text.lower() for p in cut if isinstance(p, Word)]
-    if len(items) != 1 or items[0].kind != "list" or not set(named) & {"indices", "ids", "idx", "index"}:
+    if (
+        len(items) != 1
+        or items[0].kind != "list"
+        or not set(named) & {"indices", "ids", "idx", "index", "argsort", "topk"}
+    ):
         return items
     values = items[0].data
     if not isinstance(values, Values):

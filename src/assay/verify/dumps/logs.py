@@ -152,7 +152,9 @@ def _kind_of(titles: Sequence[str]) -> str:
 
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
 _LETTER = re.compile(r"[^\W\d_]")
-_PUT = re.compile(r"\s*([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]")
+_PUT = re.compile(
+    r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer)\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
+)
 
 
 _PUT_BEHIND = re.compile(r"(?:->|→|=>)\s{0,4}([A-Za-z_]\w{0,15})\s{1,40}(?:[-+]?\.?\d|[\[(:=])")

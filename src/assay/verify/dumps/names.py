@@ -74,6 +74,7 @@ def _rules() -> Iterable[Rule]:
     yield hf(rf"layers\.{_N}\.post_feedforward_layernorm", "ffn_post_norm-{n}")
     yield hf(rf"layers\.{_N}\.post_attention_layernorm\.input", "ffn_inp-{n}")
     yield hf(rf"layers\.{_N}\.post_attention_layernorm", "attn_post_norm-{n}", "ffn_norm-{n}")
+    yield Rule("Bumblebee", rf"(?:decoder\.)?blocks\.{_N}\.output_norm", ("ffn_norm-{n}",))
     yield hf(rf"layers\.{_N}\.mlp\.gate_proj", "ffn_gate-{n}")
     yield hf(rf"layers\.{_N}\.mlp\.up_proj", "ffn_up-{n}")
     yield hf(rf"layers\.{_N}\.mlp\.down_proj\.input", "ffn_swiglu-{n}", "ffn_geglu-{n}")

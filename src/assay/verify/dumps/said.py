@@ -48,7 +48,7 @@ from assay.verify.dumps.words import VALUES, meaning, split_words
 
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
-ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand"}
+ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand", "argmax"}
 LOGIT_WORDS = {"logit", "score", "val", "value", "logprob", "prob"}
 TOP_WORDS = {"top", "best", "highest", "largest", "candidates", "argmax", "predictions"}
 NOT_SIDES = {
@@ -249,6 +249,10 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
     one = numbers[0]
     if len(numbers) == 1:
         kind = statistic(key)
+        if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.id is not None:
+            kind = None  # argmax=2 maxLogit=1.5
+        if not kind and len(key) == 2 and key[1].lower() in ("logit", "logits") and not one.whole:
+            kind = statistic(key[:1])  # "max logit 1.5"
         if (
             not kind
             and assigned
@@ -410,13 +414,18 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if key and key[-1].lower().endswith("hidden_states") and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
-        placed = line.inside or meaning(line.label).layer is not None or meaning(line.label).nodes in _ENDS
+        placed = (
+            line.inside
+            or "".join(line.label[:1]).isdecimal()
+            or meaning(line.label).layer is not None
+            or meaning(line.label).nodes in _ENDS
+        )
         named = (
             bool(key) and not placed and ("_" in key[-1] or (words[-1:] and words[-1] in LAYER | {"hidden", "states"}))
         )
         if listed_after and not named and key and not set(words) & (_SHAPE | _TOKENS):  # q(0) = [...]
             about = meaning([key[-1], "layer", "0"], generic=False)
-            named = bool(about.nodes) and meaning(line.label).layer is None
+            named = bool(about.nodes) and not placed
         counts = bool(set(words) & LAYERS) and not (line.around and isinstance(value, Number))
         last = line.items[-1] if line.items else None
         again = len(after) > 3 and after[2] == Word(key[-1] if key else "") and isinstance(after[3], Group)

@@ -13,7 +13,7 @@ SETS = {
     "first": first, "second": second, "third": third, "fourth": fourth, "fifth": fifth, "sixth": sixth,
     "seventh": seventh, "eighth": eighth,
 }  # fmt: skip
-PRINTED = ("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth")
+PRINTED = ("ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth")
 
 
 def printed(name: str | Path) -> list[Format]:
@@ -45,6 +45,10 @@ UNREAD = {
     "thirteenth: pdb session",
     "thirteenth: CUDA D2H dump, indexed elements",
     "fourteenth: numpy array repr",
-    "fourteenth: Elixir Nx inspect",
     "fourteenth: Rust candle-like, layer inputs and top logits",
+    "fifteenth: gdb session",
+    "fifteenth: fixed width table of norms",
+    "sixteenth: swift metal print",
+    "sixteenth: d writefln head and tail",
+    "sixteenth: ocaml printf short",
 }
