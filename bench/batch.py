@@ -1,6 +1,6 @@
 """Many prompts together against the same ones one after the other: `LanguageModel.generate` on a list, and in a loop.
 
-    python bench/batch.py [MODEL] [--prompts 200] [--tokens 32] [--rounds 3]
+    python bench/batch.py [MODEL] [--prompts 200] [--tokens 32] [--rounds 3] [--plain]
 
 Rounds alternate and start from an empty cache; the answers must be the same ids. The figure is the median ratio.
 """
@@ -41,10 +41,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--plain", action="store_true", help="texts, not chats: for a file without a chat template")
     args = parser.parse_args()
     pairs = [(question, subject) for question in QUESTIONS for subject in SUBJECTS]
     prompts = [question.format(subject) for question, subject in pairs][: args.prompts]
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    chats = prompts if args.plain else [[{"role": "user", "content": prompt}] for prompt in prompts]
     ratios = []
     with assay.load(args.model) as model:
         chosen = {"max_new_tokens": args.tokens, "temperature": 0, "ignore_eos": True}
