@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PROMPT ?= Why is the sky blue?
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Tests start hundreds of processes: each would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 BUILD_TOOLS := "scikit-build-core>=0.11" "nanobind>=2.4"
 NATIVE := CMakeLists.txt $(shell find native -name '*.cpp' -o -name '*.h' 2>/dev/null)
@@ -28,7 +30,7 @@ test-gpu: $(VENV)/.test-installed
 	ASSAY_TEST_GPU=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest $(SANITIZED)
 	ASSAY_TEST_GPU=1 compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python -m pytest $(SANITIZED)
 
-lint: $(VENV)/.test-installed
+lint: $(VENV)/.test-installed $(VENV)/.lint-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -105,8 +107,8 @@ $(VENV)/.installed: pyproject.toml $(NATIVE)
 	$(BIN)/pip install -q --no-build-isolation -e .
 	touch $@
 
-$(VENV)/.test-installed: $(VENV)/.installed
-	$(BIN)/pip install -q --no-build-isolation -e ".[test,lint]"
+$(VENV)/.test-installed $(VENV)/.lint-installed: $(VENV)/.%-installed: $(VENV)/.installed
+	$(BIN)/pip install -q --no-build-isolation -e ".[$*]"
 	touch $@
 
 clean:
