@@ -11,7 +11,8 @@ from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
 from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
-from assay.engines.cuda.walk import LONG, Walks
+from assay.engines.cuda.walk import LONG
+from assay.engines.cuda.walk_few import FewWalks
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
@@ -29,7 +30,7 @@ def _tiles(matrix: Matrix, rows: int) -> int:
     return -(-matrix.groups * matrix.group // rows)
 
 
-class ProductSteps(Walks):
+class ProductSteps(FewWalks):
     """Those of a group of linears, of a gate with its up, and of experts."""
 
     # -- products ------------------------------------------------------------------------------------------------
@@ -133,6 +134,10 @@ class ProductSteps(Walks):
             return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
+        if self.walks:
+            for _, chosen in by_kernel(parts):
+                self._few_product(x, node, chosen)
+            return
         acts = self._prepare(x, rows, node, parts[0].matrix, room(rows))
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
