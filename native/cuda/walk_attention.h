@@ -238,6 +238,10 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
 template <bool MANY>
 DEVICE int attend_step(const WalkStep& step, const int* slots, const Ring& ring, uint8_t* work) {
     const bool four = step.heads == 4;
+    if constexpr (MANY) {
+        if (step.heads == 2 && step.dim_shift == 6) return attend<64, 2, MANY>(step, slots, ring, work);
+        if (step.heads == 2 && step.dim_shift == 7) return attend<128, 2, MANY>(step, slots, ring, work);
+    }
     if (step.dim_shift == 5) return four ? attend<32, 4, MANY>(step, slots, ring, work) : attend<32, 1, MANY>(step, slots, ring, work);
     if (step.dim_shift == 6) return four ? attend<64, 4, MANY>(step, slots, ring, work) : attend<64, 1, MANY>(step, slots, ring, work);
     return four ? attend<128, 4, MANY>(step, slots, ring, work) : attend<128, 1, MANY>(step, slots, ring, work);

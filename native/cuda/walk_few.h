@@ -102,17 +102,30 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
     }
 }
 
-// Some columns of x into shared memory, as they lie. Nobody writes rows behind the last token; there must be numbers.
-DEVICE void take_rows(const WalkStep& step, int first, int units, uint4* x) {
+// Some columns of x into shared memory, as they lie. Nobody writes rows behind the last token; there must be numbers. `asked`: they have
+// been asked for before (ask_rows), and are there if they were then.
+DEVICE void ask_rows(const WalkStep& step, int first, int units, uint4* x) {
     const uint4* const from = reinterpret_cast<const uint4*>(step.product.x) + first * (kColumns / 16);
+#pragma unroll 1
+    for (int i = thread(); i < units * (kColumns / 16); i += team()) copy_async(x + i, from + i);
+    copy_group();
+}
+DEVICE void take_rows(const WalkStep& step, int first, int units, uint4* x, bool asked) {
+    const uint4* const from = reinterpret_cast<const uint4*>(step.product.x) + first * (kColumns / 16);
+    if (asked) copies_done<0>();
     const int vectors = units * (kColumns / 16), tokens = step.product.tokens;
 #pragma unroll 1
     for (int i = thread(); i < vectors; i += 4 * team()) {
         uint4 v[4];
         const auto codes = [&](int k) { return (i + k * team()) % (kColumns / 16) < kOfCodes / 16; };
         const int row = (i & 31) >> 2, pair = (i & 3) * 2;  // the same for all four: so many threads are whole warps
-        await_vectors(from + i, 16 * team(), step.fresh & X_IS, v,
-                      [&](int k) { return i + k * team() < vectors && (codes(k) ? row : pair) < tokens; });
+        const auto is = [&](int k) { return i + k * team() < vectors && (codes(k) ? row : pair) < tokens; };
+        bool all = asked;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (asked && is(k)) v[k] = x[i + k * team()], all &= there(v[k]);
+            else v[k] = {};
+        if (!all) await_vectors(from + i, 16 * team(), step.fresh & X_IS, v, is);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             if (codes(k)) v[k] = {v[k].x ^ kCodes, v[k].y ^ kCodes, v[k].z ^ kCodes, v[k].w ^ kCodes};
@@ -150,48 +163,56 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
     TileRow<L> rows[2] = {{rest, base + g}, {rest, base + g + 8}};
     const float4* const scales = reinterpret_cast<const float4*>(x + kOfCodes / 16) + t;
     const uint32_t mine = (lane() / 16) * 512 + (base + lane() % 16) * 16;
+    constexpr bool wide = L::kind == N8;  // two chunks a block
 #pragma unroll
     for (int e = 0; e < 4; e++) part[e] = 0.0f;
-    uint32_t codes[4];
-    uint4 b;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const int chunk = L::kind == N8 ? 2 * i : i & ~1;
-        if (L::kind == N8 || i % 2 == 0) load_matrices(codes, (chunk < 8 ? tile : rest) + chunk * 512 + mine);
-        if (i % 2 == 0) b = x[i / 2 * 32 + lane()];
-        uint32_t a[4];
-        typename L::Values f[2];
+    for (int first = 0; first < 8; first += 2) {  // two blocks
+        uint32_t codes[wide ? 2 : 1][4];
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            rows[r].first = L::kind == N8 ? chunk : i;
-            rows[r].own[0] = codes[L::kind == N8 ? r : 2 * (i % 2) + r], rows[r].own[1] = codes[2 + r];
-            uint32_t low, high;
-            L::words(rows[r], i, t, low, high);
-            a[r] = signed_codes<L>(low), a[2 + r] = signed_codes<L>(high);
-            f[r] = L::factors(rows[r], rows[r].super, i);
+        for (int k = 0; k < (wide ? 2 : 1); k++) {
+            const int chunk = wide ? 2 * (first + k) : first;
+            load_matrices(codes[k], (chunk < 8 ? tile : rest) + chunk * 512 + mine);
         }
-        const uint32_t b0 = i % 2 ? b.z : b.x, b1 = i % 2 ? b.w : b.y;
-        const float4 s = scales[i * 4];
-        int x0[4], x1[4];
-        if constexpr (L::sub16) {
-            mma_k16(x0, a[0], a[1], b0, int(kMagicBits));
-            mma_k16(x1, a[2], a[3], b1, int(kMagicBits));
-        } else {
-            mma_k32(x0, a, b0, b1, int(kMagicBits));
+        const uint4 b = x[first / 2 * 32 + lane()];
+        const float4 s[2] = {scales[first * 4], scales[first * 4 + 4]};
+        int sums[2][4], more[L::sub16 ? 2 : 1][4];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t a[4];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                rows[r].first = wide ? 2 * (first + k) : first + k;
+                rows[r].own[0] = codes[wide ? k : 0][wide ? r : 2 * k + r], rows[r].own[1] = codes[wide ? k : 0][2 + r];
+                uint32_t low, high;
+                L::words(rows[r], first + k, t, low, high);
+                a[r] = signed_codes<L>(low), a[2 + r] = signed_codes<L>(high);
+            }
+            const uint32_t b0 = k ? b.z : b.x, b1 = k ? b.w : b.y;
+            if constexpr (L::sub16) {
+                mma_k16(sums[k], a[0], a[1], b0, int(kMagicBits));
+                mma_k16(more[k], a[2], a[3], b1, int(kMagicBits));
+            } else {
+                mma_k32(sums[k], a, b0, b1, int(kMagicBits));
+            }
         }
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const typename L::Values& v = f[e / 2];
-            float y = fma(as_float(uint32_t(x0[e])), v.d[0], -kMagic * v.d[0]);
-            if constexpr (L::sub16) y = fma(as_float(uint32_t(x1[e])) - kMagic, v.d[1], y);
-            part[e] = fma(y, e % 2 ? s.z : s.x, part[e]);
-            if constexpr (L::min) part[e] = fma(v.m[0], e % 2 ? s.w : s.y, part[e]);
+        for (int k = 0; k < 2; k++) {
+            const typename L::Values f[2] = {L::factors(rows[0], rows[0].super, first + k), L::factors(rows[1], rows[1].super, first + k)};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const typename L::Values& v = f[e / 2];
+                float y = fma(as_float(uint32_t(sums[k][e])), v.d[0], -kMagic * v.d[0]);
+                if constexpr (L::sub16) y = fma(as_float(uint32_t(more[k][e])) - kMagic, v.d[1], y);
+                part[e] = fma(y, e % 2 ? s[k].z : s[k].x, part[e]);
+                if constexpr (L::min) part[e] = fma(v.m[0], e % 2 ? s[k].w : s[k].y, part[e]);
+            }
         }
     }
 }
 
 // A block of threads has its groups of rows some at a time (`slots` of ProductArgs), and of x some units at a time (`stages`): all of them,
-// or its groups are all taken together. A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
+// or its groups are all taken together, and the next part of x is on its way meanwhile. A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
 template <class A, class B>
 DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const ProductArgs& p = step.product;
@@ -201,11 +222,11 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const int cut = step.fresh & CUT ? 1 : 0;
     const bool paired = p.parts[0].paired;
     const int row_shift = paired ? shift - 1 : shift, in_group = 1 << row_shift;
-    uint4* const x = reinterpret_cast<uint4*>(work);
-    float* const all_sums = reinterpret_cast<float*>(x + some * (kColumns / 16));  // [1 or 2][units][rows][tokens]
-    const int of_batch = some * kRows * batch << shift;
+    uint4* x = reinterpret_cast<uint4*>(work);
+    uint4* then = some < units ? x + some * (kColumns / 16) : x;
+    float* const sums = reinterpret_cast<float*>(then + some * (kColumns / 16));  // [units][rows][tokens]
     const int my_row = (thread() & 7) | thread() >> 6 << 3, token = thread() >> 3 & 7;
-    int next = warp, before = 0, turn = 0;  // the warp's next tile; tiles of the rounds before
+    int next = warp, before = 0;  // the warp's next tile; tiles of the rounds before
     ring.skip(warp << cut);
 #pragma unroll 1
     for (int g0 = 0; g0 < my.groups; g0 += batch) {
@@ -229,10 +250,11 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
         const int from = (((my_row >> row_shift) << shift) + (my_row & (in_group - 1))) * kRows + token;
         float y = -0.0f, up = -0.0f;
 #pragma unroll 1
-        for (int u0 = 0; u0 < units; u0 += some, turn ^= 1) {
+        for (int u0 = 0; u0 < units; u0 += some) {
             const int here = units - u0 < some ? units - u0 : some, tiles = ((here << shift) + 31) >> 5;
-            float* const sums = all_sums + turn * of_batch;
-            if (!g0 || some < units) take_rows(step, u0, here, x), sync_team();
+            if (!g0) take_rows(step, u0, here, x, u0);
+            sync_team();  // who adds up sums of the turn before is done, too
+            if (u0 + some < units) ask_rows(step, u0 + some, units - u0 - some < some ? units - u0 - some : some, then);
 #pragma unroll 1
             for (; next < before + groups * tiles; next += warps) {
                 int group = 0, tile = next - before;
@@ -263,13 +285,22 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
             before += groups * tiles;
             sync_team();
             if (out) {
-                const float* at = sums + from;
-#pragma unroll 4
-                for (int u = 0; u < here; u++, at += rows * kRows) {
-                    y = y + at[0];
-                    if (paired) up = up + at[in_group * kRows];
-                }
+                const auto add = [&](const float* at, float sum) {  // eight on their way together; what comes behind the last changes nothing
+#pragma unroll 1
+                    for (int u = 0; u < here; u += 8, at += 8 * rows * kRows) {
+                        float v[8];
+#pragma unroll
+                        for (int k = 0; k < 8; k++) v[k] = u + k < here ? at[k * rows * kRows] : -0.0f;
+#pragma unroll
+                        for (int k = 0; k < 8; k++) sum = sum + v[k];
+                    }
+                    return sum;
+                };
+                y = add(sums + from, y);
+                if (paired) up = add(sums + from + in_group * kRows, up);
             }
+            uint4* const other = x;
+            x = then, then = other;
         }
         if (!out) continue;
         if (paired) {

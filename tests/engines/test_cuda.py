@@ -497,14 +497,19 @@ def streams(engine: Any, slots: list[int], n: int, room: int) -> list[np.ndarray
     return found
 
 
-FEW: dict[str, tuple[int, dict[str, Any], list[int]]] = {  # multiprocessors of the shim, a model, tokens of each sequence
-    "heads of 32, over the edge of a block": (3, {"n_head": 8, "n_head_kv": 2, "n_embd": 256}, [254, 3, 0, 270, 255]),
-    "heads of 64, eight rows": (9, {"n_head": 4, "n_head_kv": 2, "n_embd": 256}, [1, 5, 31, 32, 33, 64, 0, 17]),
-    "heads of 128, two rows": (2, {"n_head": 4, "n_head_kv": 1, "n_embd": 512}, [40, 7]),
-    "blocks of threads with more groups than fit": (1, {"n_head": 8, "n_head_kv": 2, "n_embd": 256, "n_ff": 1536}, [9, 2]),
-    "x in parts, the last one short": (40, {"n_head": 2, "n_head_kv": 1, "n_embd": 64, "n_ff": 7168, "n_layer": 1}, [3, 8, 1]),
-    "rows that end within a unit": (2, {"n_head": 9, "n_head_kv": 3, "n_embd": 288, "n_ff": 160}, [12, 4, 6, 8, 2]),
-}  # fmt: skip
+def _of(n_head: int, n_head_kv: int, n_embd: int, n_ff: int = 512, n_layer: int = 2) -> dict[str, int]:
+    return {"n_head": n_head, "n_head_kv": n_head_kv, "n_embd": n_embd, "n_ff": n_ff, "n_layer": n_layer}
+
+
+# Multiprocessors of the shim, a model, and how many tokens each sequence has.
+FEW: dict[str, tuple[int, dict[str, int], list[int]]] = {
+    "heads of 32, over the edge of a block": (3, _of(8, 2, 256), [254, 3, 0, 270, 255]),
+    "heads of 64, eight rows": (9, _of(4, 2, 256), [1, 5, 31, 32, 33, 64, 0, 17]),
+    "heads of 128, two rows": (2, _of(4, 1, 512), [40, 7]),
+    "blocks of threads with more groups than fit": (1, _of(8, 2, 256, 1536), [9, 2]),
+    "x in parts, the last one short": (40, _of(2, 1, 64, 7168, 1), [3, 8, 1]),
+    "rows that end within a unit": (2, _of(9, 3, 288, 160), [12, 4, 6, 8, 2]),
+}
 
 
 @pytest.mark.parametrize("name", FEW)
@@ -514,7 +519,7 @@ def test_a_walk_of_several_tokens(make: Make, name: str, type_name: str) -> None
     multiprocessors, options, slots = FEW[name]
     if type_name != "Q8_0" and options["n_embd"] % 256:
         type_name = {"Q4_K": "Q4_1", "Q6_K": "Q5_0"}[type_name]
-    model = make(type=type_name, tied=False, **{"n_ff": 512, **options})
+    model = make(type=type_name, tied=False, **options)
     gpu = device()
     if not ON_GPU:
         gpu.multiprocessors = multiprocessors

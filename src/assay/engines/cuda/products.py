@@ -142,25 +142,6 @@ class ProductSteps(FewWalks):
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
 
-    def _part_structs(self, parts: Sequence[Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
-        array, first = (structs.Product * 4)(), 0
-        for i, p in enumerate(parts):
-            gate_out, up_out = (self._at(v) for v in p.kept)
-            array[i] = structs.Product(
-                p.matrix.struct(),
-                self._at(p.out),
-                self.tensors.vector(p.bias) if p.bias else 0,
-                self._at(p.residual),
-                gate_out,
-                up_out,
-                p.matrix.rows,
-                first,
-                int(p.matrix.paired),
-                p.act,
-            )
-            first += per(p.matrix)
-        return array, first
-
     def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
         """One token; of floats, a few: a block of threads norms for itself."""
         node = self.graph[norm] if norm else None

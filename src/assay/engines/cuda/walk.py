@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,25 @@ class Walks(Steps):
             cache=self._cache_struct(), keys=k_pool, values=v_pool, rows=self._rows_struct(), splits=splits, **fields,
         )  # fmt: skip
 
+    def _part_structs(self, parts: Sequence[Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
+        array, first = (structs.Product * 4)(), 0
+        for i, p in enumerate(parts):
+            gate_out, up_out = (self._at(v) for v in p.kept)
+            array[i] = structs.Product(
+                p.matrix.struct(),
+                self._at(p.out),
+                self.tensors.vector(p.bias) if p.bias else 0,
+                self._at(p.residual),
+                gate_out,
+                up_out,
+                p.matrix.rows,
+                first,
+                int(p.matrix.paired),
+                p.act,
+            )
+            first += per(p.matrix)
+        return array, first
+
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _walk_room(self, parts: Sequence[Part], codes: bool) -> int:
@@ -113,6 +132,8 @@ class Walks(Steps):
         dim, blocks, group = k_pool.dim, self.shape.blocks, heads // k_pool.heads
         all_heads = heads * self.shape.tokens
         at_once = 4 if group % 4 == 0 and all_heads * blocks > self._processors() else 1
+        if self.shape.tokens > 1 and group % 2 == 0 and dim > 32 and all_heads * blocks <= 2 * self._processors():
+            at_once = min(at_once, 2)
         codes = codes and (self.shape.tokens == 1 or heads * dim % UNIT == 0)
         if codes:
             self.as_codes.add(id(values[-1]))

@@ -12,7 +12,7 @@ from assay.engines.cuda.program import Value
 from assay.engines.cuda.walk import ANY, COLUMN, PRODUCT, QUANTISE, RESIDUAL, ROWS, WARPS, Walks, X, has_walk
 from assay.graph import Node
 
-_ALL, _SOME = 24, WARPS  # most units of x in shared memory at a time; where there are more, so many
+_ALL, _SOME = 24, (12, 8, 6, 4)  # most units of x in shared memory at a time; where there are more, so many
 
 
 class FewWalks(Walks):
@@ -53,16 +53,25 @@ class FewWalks(Walks):
         has one result."""
         matrix = parts[0].matrix
         groups = -(-sum(p.matrix.groups for p in parts) // self._processors())
-        units = matrix.units if matrix.units <= _ALL else _SOME
-        x, sums = units * UNIT * COLUMN, 4 * ROWS * units * matrix.group
+        x, sums = UNIT * COLUMN, 4 * ROWS * matrix.group  # of a unit
         most = 32 * WARPS // (ROWS * (matrix.group // 2 if matrix.paired else matrix.group))
-        if units < matrix.units and (groups > most or len(parts) > 1):
-            return None
-        if units == matrix.units and groups <= most and x + groups * sums <= free:
-            return units, groups, x + groups * sums
-        groups = min(groups, most, (free - x) // (2 * sums)) if units == matrix.units else groups
-        size = x + 2 * groups * sums
-        return (units, groups, size) if groups > 0 and size <= free else None
+
+        def turns(batch: int) -> float:
+            """Tiles that a warp has, one after the other, and what a batch costs."""
+            whole, rest = divmod(groups, batch)
+            tiles = whole * -(-batch * matrix.tiles // WARPS) + -(-rest * matrix.tiles // WARPS)
+            return tiles + 0.3 * -(-groups // batch)
+
+        units = matrix.units
+        fit = min(groups, most, (free - units * x) // (units * sums))
+        if units <= _ALL and fit > 0:
+            batch = min(range(1, 1 + fit), key=turns)
+            return units, batch, units * (x + batch * sums)
+        for units in _SOME:  # the next part is on its way
+            size = units * (2 * x + groups * sums)
+            if units < matrix.units and groups <= most and len(parts) == 1 and size <= free:
+                return units, groups, size
+        return None
 
     def _few_product(self, x: Value, norm: Node | None, parts: Sequence[Part]) -> None:
         parts, matrix = sorted(parts, key=lambda p: p.matrix.format.tile_bytes), parts[0].matrix
