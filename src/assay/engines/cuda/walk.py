@@ -22,7 +22,7 @@ ANY: frozenset[str] = frozenset()  # a step that every kernel has
 WARPS = 12  # that compute; one more fetches
 ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
 _FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need
-_AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
+_AHEAD, _AHEAD_FEW = 52 << 10, 36 << 10  # bytes that a multiprocessor has asked for at a time: one token, several
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
@@ -239,6 +239,7 @@ class Walks(Steps):
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
         (slots, room), formats = self._places(run), _formats(run.layouts)
+        ahead = _AHEAD if self.shape.tokens == 1 else _AHEAD_FEW
         first = 0
         for step in steps:
             piece, turn = step.ahead, WARPS
@@ -253,7 +254,7 @@ class Walks(Steps):
                     step.fresh |= _CUT
                     piece, turn = piece // 2, 2 * WARPS
             # A warp knows its next piece by its turn: the one that has that place now must be there.
-            step.ahead = max(4, min(slots - turn - 4, _AHEAD // piece if piece else 0))
+            step.ahead = max(4, min(slots - turn - 4, ahead // piece if piece else 0))
         table = (structs.WalkStep * len(steps))(*steps)
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
