@@ -58,9 +58,13 @@ DEVICE float norm_factor(const float* x, int n, float eps, float* room) {
     return *room;
 }
 
-// Eight neighbouring values, 8 `at` to 8 `at` + 7, as part of a block of 32: lanes 4 j to 4 j + 3 hold one block. With
-// kMagic added, a rounded value stands in the low byte.
-DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, uint32_t* n, int step = 1) {
+// Eight neighbouring values as part of a block of 32, of which lanes 4 j to 4 j + 3 hold one: codes, and of the block d, d * sum and,
+// in the first of its lanes, the sums of its halves. With kMagic added, a rounded value stands in the low byte.
+struct EightCodes {
+    uint32_t low, high, n;
+    float2 ds;
+};
+DEVICE EightCodes codes_of(const float (&x)[8]) {
     int top = 0;
 #pragma unroll
     for (int j = 0; j < 8; j++) {
@@ -80,13 +84,15 @@ DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, u
     uint32_t high = permute(permute(v[4], v[5], 0x0040), permute(v[6], v[7], 0x0040), 0x5410);
     if (s.inverse == 0.0f) low = high = 0;
     int sum = dp4a(int(low), 0x01010101, dp4a(int(high), 0x01010101, 0));
-    reinterpret_cast<uint2*>(q)[at] = {low, high};
     sum += shuffle_xor(sum, 1);
     const int second = shuffle_xor(sum, 2);
-    if (at % 4 == 0) {
-        ds[at / 4 * step] = {s.d, s.d * float(sum + second)};
-        n[at / 4 * step] = uint32_t(sum & 0xffff) | uint32_t(second) << 16;
-    }
+    return {low, high, uint32_t(sum & 0xffff) | uint32_t(second) << 16, {s.d, s.d * float(sum + second)}};
+}
+// Values 8 `at` to 8 `at` + 7 of a row.
+DEVICE void quantise_eight(const float (&x)[8], int at, int8_t* q, float2* ds, uint32_t* n, int step = 1) {
+    const EightCodes of = codes_of(x);
+    reinterpret_cast<uint2*>(q)[at] = {of.low, of.high};
+    if (at % 4 == 0) ds[at / 4 * step] = of.ds, n[at / 4 * step] = of.n;
 }
 
 DEVICE void load_eight(const float* x, float (&v)[8]) {

@@ -18,3 +18,4 @@
 #include "scores.cu"
 #include "steps.cu"
 #include "walk.cu"
+#include "walk_few.cu"

@@ -53,8 +53,8 @@ DEVICE void walk(const WalkArgs& a) {
         const WalkStep& step = steps[s % 2];
         int pieces = 0;
         if (step.kind == PRODUCT) pieces = multiply_step<A, B>(step, ring, work);
-        else if (step.kind == ATTEND) pieces = attend_step(step, slot, ring, work);
-        else if (step.kind == FOLD) fold_step(step, slot);
+        else if (step.kind == ATTEND) pieces = attend_step<false>(step, &slot, ring, work);
+        else if (step.kind == FOLD) fold_step<false>(step, &slot);
         else quantise_step(step);
         ring.skip(pieces);
     }

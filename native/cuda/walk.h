@@ -18,7 +18,8 @@ struct WalkStep {
     int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
     int32_t first, ahead;     // the block of threads that begins: one that the step before does not keep, if there is one; pieces
                               // on their way at most
-    int32_t second, padding;  // the first group of parts that have the kernel's second layout
+    int32_t second, per_row;  // the first group of parts that have the kernel's second layout; of the attention of several rows:
+                              // 65536 / key heads, rounded up
     union {
         ProductArgs product;
         AttentionArgs attention;
@@ -27,7 +28,7 @@ struct WalkStep {
 struct WalkArgs {
     const WalkStep* steps;
     const int32_t* slot;                  // of the token, in the cache
-    int32_t n_steps, slots, room, padding;  // places for pieces of weights, and their bytes
+    int32_t n_steps, slots, room, rows;   // places for pieces of weights, and their bytes; tokens of the step
 };
 
 // ---- values from block to block -------------------------------------------------------------------------------------
@@ -74,6 +75,27 @@ DEVICE void leave_codes(uint8_t* to, float y) {
     if (lane() == 13) word = 0;
     uint32_t* const at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
     if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16)) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
+}
+
+// Quantised values of eight rows (walk_few.h): 256 columns are `kColumns` bytes. Codes lie as a lane of `mma` m16n8k32 wants them as its
+// second operand, [two blocks][lane][16 bytes], its two words of the first block and of the second; then (d, d * sum), [block][row].
+constexpr int kRows = 8, kColumns = 2560, kOfCodes = 2048;
+DEVICE uint32_t* code_at(uint8_t* x, int row, int column) {  // of four neighbours
+    const int block = column >> 5 & 7, word = column >> 2 & 7, lane_of = row * 4 + (word & 3);
+    return reinterpret_cast<uint32_t*>(x + (column >> 8) * kColumns + (block >> 1) * 512 + lane_of * 16) + (block & 1) * 2 + (word >> 2);
+}
+DEVICE float* scale_at(uint8_t* x, int row, int column) {
+    return reinterpret_cast<float*>(x + (column >> 8) * kColumns + kOfCodes) + ((column >> 5 & 7) * kRows + row) * 2;
+}
+// A warp leaves 32 values of a row from `column` on, one a lane.
+DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
+    const Scale scale = block_scale(reduce_max(bits(y) & 0x7fffffffu));
+    const int code = quantise(y, scale), all = reduce_add(code);
+    uint32_t word = uint32_t(code & 255) << 8 * (lane() & 3);
+    word |= uint32_t(shuffle_xor(int(word), 1));
+    word |= uint32_t(shuffle_xor(int(word), 2));
+    if (lane() % 4 == 0) store_fresh(code_at(to, row, column + lane()), word ^ kCodes);
+    if (lane() < 2) store_fresh(scale_at(to, row, column) + lane(), lane() ? scale.d * float(all) : scale.d);
 }
 
 // The warps that compute; the last one of the block fetches.
@@ -162,33 +184,48 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch& fetch) {
 }
 
 // The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
-// keys and as many of values.
+// keys and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
+// item without keys, as somebody waits for its result.
+template <bool MANY>
 struct Item {
-    int block, of, pieces;  // 256 keys; which heads
-    DEVICE Item(const WalkStep& step) : block(0), of(block_of(step)) {
+    const int* slots;
+    int block, of, pieces, row, slot;  // 256 keys; which heads; whose
+    DEVICE Item(const WalkStep& step, const int* slots) : slots(slots), block(0), of(block_of(step)), row(0), slot(*slots) {
         pieces = step.dim_shift <= 6 ? 1 : 1 << (step.dim_shift - 6);
-        wrap(step);
+        find(step);
     }
-    DEVICE void wrap(const WalkStep& step) {
+    DEVICE void find(const WalkStep& step) {
 #pragma unroll 1
-        while (of >= step.of_block) of -= step.of_block, block++;
+        for (;; of += grid_x()) {
+#pragma unroll 1
+            while (of >= step.of_block) of -= step.of_block, block++;
+            if constexpr (!MANY) return;
+            if (!more(step)) return;
+            row = kv(step) * step.per_row >> 16, slot = slots[row];
+            if (!block || block * kBlock <= slot) return;
+        }
     }
-    DEVICE void next(const WalkStep& step) { of += grid_x(), wrap(step); }
+    DEVICE bool more(const WalkStep& step) const { return MANY ? block < step.attention.max_blocks : block * kBlock <= slot; }
+    DEVICE void next(const WalkStep& step) { of += grid_x(), find(step); }
     DEVICE int head(const WalkStep& step) const { return of * step.heads; }
     DEVICE int kv(const WalkStep& step) const { return head(step) * step.per_group >> 16; }
-    DEVICE int used(int slot) const {
+    DEVICE int used() const {
         const int pages = (slot >> 5) + 1 - block * kPages;
         return pages < kPages ? pages : kPages;
     }
-    DEVICE const int32_t* pages(const AttentionArgs& t) const { return t.rows.pages + t.rows.tables[0] + block * kPages; }
+    DEVICE const int32_t* pages(const AttentionArgs& t) const { return t.rows.pages + t.rows.tables[row] + block * kPages; }
+    DEVICE uint8_t* cached(const AttentionArgs& t, bool values, int page, int kv) const {
+        return head_of(t.cache, values ? t.values : t.keys, page, kv - row * t.keys.heads);
+    }
 };
 
 // All keys of an item before its values: they are used first.
-DEVICE void fetch_cache(const WalkStep& step, int slot, Fetch& fetch) {
+template <bool MANY>
+DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
     const AttentionArgs& t = step.attention;
 #pragma unroll 1
-    for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
-        const int kv = item.kv(step), used = item.used(slot), half = used * item.pieces;
+    for (Item<MANY> item(step, slots); item.more(step); item.next(step)) {
+        const int kv = item.kv(step), used = item.used(), half = used * item.pieces;
         const int bytes = item.pieces == 1 ? 64 << step.dim_shift : 4096;
         const int32_t* pages = item.pages(t);
 #pragma unroll 1
@@ -196,7 +233,7 @@ DEVICE void fetch_cache(const WalkStep& step, int slot, Fetch& fetch) {
             const int left = 2 * half - n < kAtOnce ? 2 * half - n : kAtOnce, mine = n + (lane() < left ? lane() : 0);
             const bool values = mine >= half;
             const int piece = values ? mine - half : mine, page = item.pieces == 1 ? piece : piece >> (step.dim_shift - 6);
-            const uint8_t* from = head_of(t.cache, values ? t.values : t.keys, pages[page], kv);
+            const uint8_t* from = item.cached(t, values, pages[page], kv);
             fetch(from + (piece & (item.pieces - 1)) * bytes, bytes, left);
         }
     }
@@ -208,7 +245,7 @@ DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch fetch) {
     for (int s = 0; s < a.n_steps; s++) {
         fetch.ahead = a.steps[s].ahead;
         if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s], fetch);
-        else if (a.steps[s].kind == ATTEND) fetch_cache(a.steps[s], slot, fetch);
+        else if (a.steps[s].kind == ATTEND) fetch_cache<false>(a.steps[s], &slot, fetch);
     }
 }
 

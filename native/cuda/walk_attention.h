@@ -4,17 +4,20 @@
 
 namespace assay {
 
-// The result of 32 values of a head, one a lane, `at`: the first of them, in all heads.
-DEVICE void leave_values(const WalkStep& step, int at, float y) {
+// The result of 32 values of a head, one a lane, `at`: the first of them, in all heads of all rows.
+template <bool MANY>
+DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
     float* const out = step.attention.out;
-    if (step.fresh & AS_CODES) leave_codes(reinterpret_cast<uint8_t*>(out) + at / 32 * 48, y);
-    else store_fresh(out + at + lane(), y);
+    uint8_t* const codes = reinterpret_cast<uint8_t*>(out);
+    if (!(step.fresh & AS_CODES)) store_fresh(out + at + lane(), y);
+    else if constexpr (MANY) leave_codes_of(codes, row, at - (row * step.attention.heads << step.dim_shift), y);
+    else leave_codes(codes + at / 32 * 48, y);
 }
 
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
 // weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
-template <int DIM, int H>
-DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
+template <int DIM, int H, bool MANY>
+DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* work) {
     constexpr int PIECES = DIM > 64 ? 2 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, WIDE = DIM > 64 ? 4 : 2, STEP = H == 1 ? 8 : 4;
     const AttentionArgs& t = step.attention;
     const bool fresh = step.fresh & X_IS;
@@ -28,10 +31,11 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
     float* const parts = inverses + 4;                                 // [8 pages][H][DIM]
     int pieces = 0;
 #pragma unroll 1
-    for (Item item(step); item.block * kBlock <= slot; item.next(step)) {
-        const int head = item.head(step), kv = item.kv(step), newest = slot - item.block * kBlock, used = item.used(slot);
+    for (Item<MANY> item(step, slots); item.more(step); item.next(step)) {
+        const int slot = item.slot, head = item.head(step), kv = item.kv(step), newest = slot - item.block * kBlock, used = item.used();
+        const float* const turn = t.turn + item.row * t.n_rot;
         const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
-        const bool here = newest < kBlock, busy = warp < used;
+        const bool here = newest < kBlock && (!MANY || newest >= 0), busy = warp < used;
         Ring keys = ring, values = ring;
         if (busy) keys.skip(pieces + warp * PIECES), values.skip(pieces + (used + warp) * PIECES);
         else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
@@ -43,7 +47,7 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
             const bool turned = which <= H && j < half;
             const int first = turned && t.neox ? j : 2 * j, second = turned && t.neox ? j + half : first + 1;
             float c = 1.0f, s = 0.0f;
-            if (turned) c = t.turn[j], s = t.turn[half + j];
+            if (turned) c = turn[j], s = turn[half + j];
             float y = load_fresh(x + first), z = load_fresh(x + second);
             Patience patience;
             while (fresh && (bits(y) == kNotYet || bits(z) == kNotYet)) patience.lose(), y = load_fresh(x + first), z = load_fresh(x + second);
@@ -151,12 +155,12 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
             const int page = item.pages(t)[newest / kPage], in_page = slot % kPage;
 #pragma unroll 1
             for (int d = 2 * lane(); d < 2 * DIM; d += 64) {
-                uint8_t* const to = head_of(t.cache, d < DIM ? t.keys : t.values, page, kv);
+                uint8_t* const to = item.cached(t, d >= DIM, page, kv);
                 const int place = d < DIM ? (d / 8 * kPage + in_page) * 8 + d % 8 : in_page * DIM + d - DIM;
                 reinterpret_cast<uint32_t*>(to)[place / 2] = reinterpret_cast<const uint32_t*>(new_k)[d / 2];
             }
-            if (lane() == 0 && head == 0)
-                reinterpret_cast<int32_t*>(t.cache.pages + page * t.cache.page_bytes + t.cache.positions_at)[in_page] = t.rows.positions[0];
+            if (lane() == 0 && head == item.row * t.heads)
+                reinterpret_cast<int32_t*>(t.cache.pages + page * t.cache.page_bytes + t.cache.positions_at)[in_page] = t.rows.positions[item.row];
         }
         sync_team();
 #pragma unroll 1
@@ -171,7 +175,7 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
 #pragma unroll 1
                 for (int p = 0; p < used; p++) add(p);
             }
-            if (max_blocks == 1) leave_values(step, head * DIM + i - lane(), acc * inverses[h]);
+            if (max_blocks == 1) leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc * inverses[h]);
             else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * (2 + DIM) + 2 + d, acc);
         }
         pieces += 2 * used * PIECES;
@@ -180,13 +184,15 @@ DEVICE int attend(const WalkStep& step, int slot, Ring ring, uint8_t* work) {
 }
 
 // The blocks of 256 keys of a head, ascending; a lane an element. What they are weighed with, a lane computes for a block.
-DEVICE void fold_step(const WalkStep& step, int slot) {
+template <bool MANY>
+DEVICE void fold_step(const WalkStep& step, const int* slots) {
     const AttentionArgs& t = step.attention;
-    const int dim = t.values.dim, blocks = slot / kBlock + 1, of_head = step.dim_shift - 5;
+    const int dim = t.values.dim, of_head = step.dim_shift - 5, heads = MANY ? t.heads * t.n_tokens : t.heads;
     constexpr int some = 16;
 #pragma unroll 1
-    for (int task = thread() / 32 * grid_x() + block_x(); task < t.heads << of_head; task += team() / 32 * grid_x()) {
+    for (int task = thread() / 32 * grid_x() + block_x(); task < heads << of_head; task += team() / 32 * grid_x()) {
         const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
+        const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0, blocks = slots[row] / kBlock + 1;
         const float* const from = t.partial + int64_t(head) * t.max_blocks * (2 + dim);
         float m = minus_infinity(), l = 0.0f, acc = 0.0f;
         bool any = false;
@@ -225,15 +231,20 @@ DEVICE void fold_step(const WalkStep& step, int slot) {
                 else if (counts) l = l * a + more * c, acc = acc * a + acc2[i] * c;
             }
         }
-        leave_values(step, head * dim + d - lane(), acc * (1.0f / l));
+        leave_values<MANY>(step, row, head * dim + d - lane(), acc * (1.0f / l));
     }
 }
 
-DEVICE int attend_step(const WalkStep& step, int slot, const Ring& ring, uint8_t* work) {
+template <bool MANY>
+DEVICE int attend_step(const WalkStep& step, const int* slots, const Ring& ring, uint8_t* work) {
     const bool four = step.heads == 4;
-    if (step.dim_shift == 5) return four ? attend<32, 4>(step, slot, ring, work) : attend<32, 1>(step, slot, ring, work);
-    if (step.dim_shift == 6) return four ? attend<64, 4>(step, slot, ring, work) : attend<64, 1>(step, slot, ring, work);
-    return four ? attend<128, 4>(step, slot, ring, work) : attend<128, 1>(step, slot, ring, work);
+    if constexpr (MANY) {
+        if (step.heads == 2 && step.dim_shift == 6) return attend<64, 2, MANY>(step, slots, ring, work);
+        if (step.heads == 2 && step.dim_shift == 7) return attend<128, 2, MANY>(step, slots, ring, work);
+    }
+    if (step.dim_shift == 5) return four ? attend<32, 4, MANY>(step, slots, ring, work) : attend<32, 1, MANY>(step, slots, ring, work);
+    if (step.dim_shift == 6) return four ? attend<64, 4, MANY>(step, slots, ring, work) : attend<64, 1, MANY>(step, slots, ring, work);
+    return four ? attend<128, 4, MANY>(step, slots, ring, work) : attend<128, 1, MANY>(step, slots, ring, work);
 }
 
 }  // namespace assay

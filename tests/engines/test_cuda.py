@@ -84,8 +84,9 @@ def test_few_rows_give_the_cpu_engines_bits(make: Make, type_name: str) -> None:
     gpu.multiprocessors = 64
     cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
     same(cpu, cuda)
-    batch = [Chunk(IDS[:12], 0, pages(0, 12), "all")]
-    assert np.array_equal(cuda.forward(batch)[0].logits, cpu.forward(batch)[0].logits)
+    for n in (7, 12):
+        batch = [Chunk(IDS[:n], 0, pages(0, n), "all")]
+        assert np.array_equal(cuda.forward(batch)[0].logits, cpu.forward(batch)[0].logits)
     used = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
     assert {"product_16_8", "product_16_16"} <= used
 
@@ -467,7 +468,8 @@ WALKS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("multiprocessors", [1, 2, 40])
 @pytest.mark.parametrize("name", WALKS)
 def test_walks_of_two_layouts(make: Make, name: str, multiprocessors: int) -> None:
-    """One walk for all; tiles that have two places, that a warp takes in twos, and that two warps share."""
+    """One walk for all, of a token and of several; tiles that have two places, that a warp takes in twos, and that two
+    warps share."""
     kernel, options = WALKS[name]
     model = make(tied=False, **options)
     gpu = device()
@@ -475,8 +477,57 @@ def test_walks_of_two_layouts(make: Make, name: str, multiprocessors: int) -> No
         gpu.multiprocessors = multiprocessors
     cuda = CudaEngine(model, n_pages=16, device=gpu)
     same(CpuEngine(model, threads=1, n_pages=16), cuda, 6)
-    walks = [n for p in cuda._programs.values() if p.shape.one for n in p.launches if n.kernel.startswith("walk")]
-    assert not walks if ON_GPU and not gpu.together else {n.kernel for n in walks} == {kernel} and len(walks) == 1
+    for program in (p for p in cuda._programs.values() if p.shape.one):
+        walks = [n.kernel for n in program.launches if n.kernel.startswith("walk")]
+        wanted = kernel if program.shape.tokens == 1 else kernel.replace("walk", "walk_few")
+        assert walks == [wanted] * (not ON_GPU or gpu.together)
+
+
+def streams(engine: Any, slots: list[int], n: int, room: int) -> list[np.ndarray]:
+    """`n` tokens of sequences that have so many before them, all of them in one step."""
+    tables = [pages(i * -(-room // 32), room) for i in range(len(slots))]
+    for i, (slot, table) in enumerate(zip(slots, tables, strict=True)):
+        if slot:
+            engine.forward([Chunk(IDS[i : i + slot], 0, table, "none")])
+    found = []
+    for k in range(n):
+        rows = enumerate(zip(slots, tables, strict=True))
+        batch = [Chunk(IDS[9 * i + k : 9 * i + k + 1], slot + k, table) for i, (slot, table) in rows]
+        found += [o.logits[0] for o in engine.forward(batch)]
+    return found
+
+
+def _of(n_head: int, n_head_kv: int, n_embd: int, n_ff: int = 512, n_layer: int = 2) -> dict[str, int]:
+    return {"n_head": n_head, "n_head_kv": n_head_kv, "n_embd": n_embd, "n_ff": n_ff, "n_layer": n_layer}
+
+
+# Multiprocessors of the shim, a model, and how many tokens each sequence has.
+FEW: dict[str, tuple[int, dict[str, int], list[int]]] = {
+    "heads of 32, over the edge of a block": (3, _of(8, 2, 256), [254, 3, 0, 270, 255]),
+    "heads of 64, eight rows": (9, _of(4, 2, 256), [1, 5, 31, 32, 33, 64, 0, 17]),
+    "heads of 128, two rows": (2, _of(4, 1, 512), [40, 7]),
+    "blocks of threads with more groups than fit": (1, _of(8, 2, 256, 1536), [9, 2]),
+    "x in parts, the last one short": (40, _of(2, 1, 64, 7168, 1), [3, 8, 1]),
+    "rows that end within a unit": (2, _of(9, 3, 288, 160), [12, 4, 6, 8, 2]),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("type_name", ["Q4_K", "Q6_K", "Q8_0"])
+def test_a_walk_of_several_tokens(make: Make, name: str, type_name: str) -> None:
+    """One token of each sequence, as long as they like."""
+    multiprocessors, options, slots = FEW[name]
+    if type_name != "Q8_0" and options["n_embd"] % 256:
+        type_name = {"Q4_K": "Q4_1", "Q6_K": "Q5_0"}[type_name]
+    model = make(type=type_name, tied=False, **options)
+    gpu = device()
+    if not ON_GPU:
+        gpu.multiprocessors = multiprocessors
+    room, cuda = max(slots) + 4, CudaEngine(model, n_pages=80, device=gpu)
+    expected = streams(CpuEngine(model, threads=1, n_pages=80), slots, 3, room)
+    assert all(map(np.array_equal, streams(cuda, slots, 3, room), expected))
+    few = [p for p in cuda._programs.values() if p.shape.one and p.shape.tokens > 1]
+    assert few and all(any(n.kernel.startswith("walk_few") for n in p.launches) for p in few) == gpu.together
 
 
 def test_many_blocks_of_keys_are_folded(make: Make) -> None:

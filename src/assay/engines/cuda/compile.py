@@ -24,6 +24,7 @@ from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.products import ProductSteps
 from assay.engines.cuda.program import MAP, Memory, Program, Value
 from assay.engines.cuda.shapes import CacheLayout, Shape
+from assay.engines.cuda.walk import ROWS
 from assay.engines.fuse import Attention, Gated, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
@@ -42,7 +43,7 @@ def compile_program(
     place: Callable[[int], Memory],
 ) -> Program:
     """The program for a shape; `place` gives the addresses once the arena's size is known."""
-    if shape.one and shape.tokens == 1 and not keep and tensors.device.together:
+    if shape.one and shape.tokens <= ROWS and not keep and tensors.device.together:
         program = _Compiler(graph, tensors, layout, shape, keep, shared, cuts, walks=True).compile(place)
         if program:
             return program
@@ -54,6 +55,8 @@ def compile_program(
 class _Compiler(ProductSteps, AttentionSteps):
     def compile(self, place: Callable[[int], Memory]) -> Program | None:
         """The program; none where walks were asked for and do not fit the graph."""
+        if self.walks and self.shape.tokens > 1 and not self._few_possible():
+            return None
         self.plan = fuse(self.graph, self.keep, self.tensors.format)
         self.fused_norms = self._norms()
         self.fused_attention = self._attentions() if self.shape.one else {}
@@ -80,7 +83,7 @@ class _Compiler(ProductSteps, AttentionSteps):
                         self._attention(group)
         if self.shape.best:
             self._best(self.shape.best)
-        if self.walks and not self._join():
+        if self.walks and not (self.fits and self._join()):
             return None
         size = self._assign()
         self.memory = place(size)

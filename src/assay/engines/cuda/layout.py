@@ -128,14 +128,8 @@ class Matrix:
 
 
 def rows_per_group(units: int, paired: bool) -> int:
-    """The fewest rows that fill tiles and keep a block of threads to 16 warps; a pair must lie in one lane's reach."""
-    sizes = (16, 32) if paired or units < 32 else (16, 8, 32)
-
-    def waste(group: int) -> tuple[float, int]:
-        tiles = -(-group * units // LANES)
-        return tiles * LANES / (group * units), max(0, tiles - 16)
-
-    return min(sizes, key=waste)
+    """The fewest rows that fill tiles: those of a fragment of `mma`, or of two."""
+    return min((16, 32), key=lambda group: -(-group * units // LANES) * LANES / (group * units))
 
 
 class Tensors:
@@ -170,7 +164,7 @@ class Tensors:
 
     def format(self, name: str) -> str:
         """What a product with this weight wants of its input."""
-        found = self._format(name)
+        found = self.layout(name)
         if self.tensor(found):
             return found.name if found.floats else "half"
         return "f32" if found.floats else "q8"
@@ -195,7 +189,7 @@ class Tensors:
             self.device.launch(Launch("make_factors", (grid, 1, 1), 256, args), early=False)
         return self.factors[matrix.data]
 
-    def _format(self, name: str) -> Format:
+    def layout(self, name: str) -> Format:
         kind = self.file.tensors[name].type.name
         if kind in FORMATS and (not self.exact or FORMATS[kind].floats):
             return FORMATS[kind]
@@ -204,7 +198,7 @@ class Tensors:
         return WIDE_MIN if kind in _WITH_MINIMA else WIDE
 
     def same_format(self, a: str, b: str) -> bool:
-        return self._format(a) == self._format(b) and self.file.tensors[a].shape == self.file.tensors[b].shape
+        return self.layout(a) == self.layout(b) and self.file.tensors[a].shape == self.file.tensors[b].shape
 
     def matrix(self, *names: str) -> Matrix:
         """One tensor, or two (gate and up) side by side."""
@@ -214,7 +208,7 @@ class Tensors:
 
     def _empty(self, names: tuple[str, ...]) -> Matrix:
         """Its layout, without memory."""
-        shape, form = self.file.tensors[names[0]].shape, self._format(names[0])
+        shape, form = self.file.tensors[names[0]].shape, self.layout(names[0])
         count, rows, columns = (*(1,) * (3 - len(shape)), *shape)  # one axis: one row
         units, paired = -(-columns // UNIT), len(names) == 2
         return Matrix(form, rows, columns, units, rows_per_group(units, paired), 0, count, paired)

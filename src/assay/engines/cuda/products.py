@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
@@ -11,7 +11,8 @@ from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
 from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
-from assay.engines.cuda.walk import LONG, Walks
+from assay.engines.cuda.walk import LONG
+from assay.engines.cuda.walk_few import FewWalks
 from assay.engines.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
@@ -29,7 +30,7 @@ def _tiles(matrix: Matrix, rows: int) -> int:
     return -(-matrix.groups * matrix.group // rows)
 
 
-class ProductSteps(Walks):
+class ProductSteps(FewWalks):
     """Those of a group of linears, of a gate with its up, and of experts."""
 
     # -- products ------------------------------------------------------------------------------------------------
@@ -133,28 +134,13 @@ class ProductSteps(Walks):
             return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
+        if self.walks:
+            for _, chosen in by_kernel(parts):
+                self._few_product(x, node, chosen)
+            return
         acts = self._prepare(x, rows, node, parts[0].matrix, room(rows))
         for i in range(0, len(parts), 4):
             self._many(acts, rows, parts[i : i + 4], self._tiles_for(rows, parts[i : i + 4]))
-
-    def _part_structs(self, parts: Sequence[Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
-        array, first = (structs.Product * 4)(), 0
-        for i, p in enumerate(parts):
-            gate_out, up_out = (self._at(v) for v in p.kept)
-            array[i] = structs.Product(
-                p.matrix.struct(),
-                self._at(p.out),
-                self.tensors.vector(p.bias) if p.bias else 0,
-                self._at(p.residual),
-                gate_out,
-                up_out,
-                p.matrix.rows,
-                first,
-                int(p.matrix.paired),
-                p.act,
-            )
-            first += per(p.matrix)
-        return array, first
 
     def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
         """One token; of floats, a few: a block of threads norms for itself."""

@@ -78,10 +78,10 @@ class StepUnion(ctypes.Union):
 WalkStep = _struct(
     "WalkStep",
     *_all(_I32, "kind fresh heads of_block dim_shift per_group in_copies in_bytes out_copies out_bytes"),
-    *_all(_I32, "first ahead second padding"),
+    *_all(_I32, "first ahead second per_row"),
     ("args", StepUnion),
 )
-WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room padding"))
+WalkArgs = _struct("WalkArgs", *_all(_POINTER, "steps slot"), *_all(_I32, "n_steps slots room rows"))
 ClearArgs = _struct("ClearArgs", ("at", _POINTER), ("vectors", _I64))
 ShortArgs = _struct("ShortArgs", ("attention", AttentionArgs), ("acts", Acts), *_all(_I32, "copies padding"))
 MapArgs = _struct(
@@ -149,6 +149,7 @@ WALKS: tuple[tuple[str, ...], ...] = (
     ("wide16_min",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"), ("q4_0", "q8_0"), ("q4_1", "q6_k"),
     ("q4_1", "q8_0"),
 )  # fmt: skip
+NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of several tokens
 # Of gemm_tensor.cu: most threads.
 TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
     f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
@@ -157,6 +158,7 @@ TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
+    "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS if names[0] not in NOT_FEW},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_few": {f"product_{name}": (ProductArgs, 256) for name in ("8", "16", "16_8", "16_16")},
     "gemm_many": {

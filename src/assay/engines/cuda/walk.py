@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,13 @@ from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, Mat
 from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
-_PRODUCT, _ATTEND, _FOLD, _QUANTISE = range(4)
-_X, _RESIDUAL, _CODES, _BY_TWO, _CUT = 1, 2, 4, 8, 16  # walk.h, How
-_ANY: frozenset[str] = frozenset()  # a step that every kernel has
-_WARPS = 12  # that compute; one more fetches
-_AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
+PRODUCT, _ATTEND, _FOLD, QUANTISE = range(4)
+X, RESIDUAL, _CODES, _BY_TWO, _CUT = 1, 2, 4, 8, 16  # walk.h, How
+ANY: frozenset[str] = frozenset()  # a step that every kernel has
+WARPS = 12  # that compute; one more fetches
+ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
+_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need
+_AHEAD, _AHEAD_FEW = 52 << 10, 36 << 10  # bytes that a multiprocessor has asked for at a time: one token, several
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
@@ -37,6 +39,12 @@ def _piece(form: Format) -> int:
     return _FLOATS if form.floats else form.tile_bytes
 
 
+def _least(layouts: frozenset[str], piece: int = 0) -> tuple[int, int]:
+    """Bytes of a place for pieces, and how many of them a kernel needs."""
+    pieces = [_piece(form) for form in _formats(layouts) if form.name in layouts]
+    return max(pieces[0], piece), 8 + WARPS * (1 + (pieces[-1] > pieces[0]))
+
+
 @dataclass
 class _Run:
     layouts: frozenset[str]
@@ -45,6 +53,10 @@ class _Run:
     work: int
     piece: int
     memory: Value
+
+
+def has_walk(layouts: frozenset[str]) -> bool:
+    return bool(_formats(layouts))
 
 
 class Walks(Steps):
@@ -62,6 +74,25 @@ class Walks(Steps):
             cache=self._cache_struct(), keys=k_pool, values=v_pool, rows=self._rows_struct(), splits=splits, **fields,
         )  # fmt: skip
 
+    def _part_structs(self, parts: Sequence[Part], per: Callable[[Matrix], int]) -> tuple[Any, int]:
+        array, first = (structs.Product * 4)(), 0
+        for i, p in enumerate(parts):
+            gate_out, up_out = (self._at(v) for v in p.kept)
+            array[i] = structs.Product(
+                p.matrix.struct(),
+                self._at(p.out),
+                self.tensors.vector(p.bias) if p.bias else 0,
+                self._at(p.residual),
+                gate_out,
+                up_out,
+                p.matrix.rows,
+                first,
+                int(p.matrix.paired),
+                p.act,
+            )
+            first += per(p.matrix)
+        return array, first
+
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def _walk_room(self, parts: Sequence[Part], codes: bool) -> int:
@@ -78,13 +109,13 @@ class Walks(Steps):
         matrix = parts[0].matrix
         args.shift = matrix.group.bit_length() - 1
         tiles = matrix.tiles * -(-groups // self._processors())
-        if len(parts) == 1 and _WARPS % matrix.tiles == 0 and tiles <= 2 * _WARPS:
-            args.stages = _WARPS // matrix.tiles  # a warp's second tile is so many groups behind the first
-        fresh = _X * bool(x.inside) + _RESIDUAL * any(p.residual and p.residual.inside for p in parts)
+        if len(parts) == 1 and WARPS % matrix.tiles == 0 and tiles <= 2 * WARPS:
+            args.stages = WARPS // matrix.tiles  # a warp's second tile is so many groups behind the first
+        fresh = X * bool(x.inside) + RESIDUAL * any(p.residual and p.residual.inside for p in parts)
         fresh += _CODES * (id(x) in self.as_codes)
-        step = self._walk_step(_PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
+        step = self._walk_step(PRODUCT, fresh, x, parts[0].out, structs.StepUnion(product=args))
         step.ahead, step.first = _piece(matrix.format), groups % self._processors()
-        step.fresh += _BY_TWO * (2 * tiles <= _WARPS and not matrix.format.floats)
+        step.fresh += _BY_TWO * (2 * tiles <= WARPS and not matrix.format.floats)
         return step
 
     def _walk_step(self, kind: int, fresh: int, x: Value, out: Value | None, args: Any, *of_heads: int) -> Any:
@@ -99,24 +130,30 @@ class Walks(Steps):
     ) -> None:
         """Attention, then the fold of its blocks; `codes`: the result is wanted quantised and by nobody else."""
         dim, blocks, group = k_pool.dim, self.shape.blocks, heads // k_pool.heads
-        at_once = 4 if group % 4 == 0 and heads * blocks > self._processors() else 1
+        all_heads = heads * self.shape.tokens
+        at_once = 4 if group % 4 == 0 and all_heads * blocks > self._processors() else 1
+        if self.shape.tokens > 1 and group % 2 == 0 and dim > 32 and all_heads * blocks <= 2 * self._processors():
+            at_once = min(at_once, 2)
+        codes = codes and (self.shape.tokens == 1 or heads * dim % UNIT == 0)
         if codes:
             self.as_codes.add(id(values[-1]))
-        partial = Value(4 * heads * blocks * (2 + dim)) if blocks > 1 else None
+            values[-1].size = max(values[-1].size, heads * dim * COLUMN)
+        partial = Value(4 * all_heads * blocks * (2 + dim)) if blocks > 1 else None
 
         def make(kind: int) -> Any:
             args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
-            fresh = _X * any(v.inside for v in values[:3]) + _CODES * codes
-            of_heads = at_once, heads // at_once, dim.bit_length() - 1, -(-65536 // group)
+            fresh = X * any(v.inside for v in values[:3]) + _CODES * codes
+            of_heads = at_once, all_heads // at_once, dim.bit_length() - 1, -(-65536 // group)
             step = self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
+            step.per_row = -(-65536 // k_pool.heads)
             if kind == _ATTEND:
                 step.ahead, step.first = piece, min(of_heads[1] * blocks, self._processors())
             return step
 
         work, piece = 4 * (at_once * (9 * dim + 2 * BLOCK + 8) + dim + 4), min(64, dim) * 64
-        self._step([*values, partial], lambda: make(_ATTEND), _ANY, work, piece)
+        self._step([*values, partial], lambda: make(_ATTEND), ANY, work, piece)
         if partial:
-            self._step([*values, partial], lambda: make(_FOLD), _ANY)
+            self._step([*values, partial], lambda: make(_FOLD), ANY)
 
     def _walk_codes(self, x: Value, matrix: Matrix) -> Value:
         """A long row, quantised by a step of its own."""
@@ -127,9 +164,9 @@ class Walks(Steps):
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
-                return self._walk_step(_QUANTISE, _X * bool(x.inside), x, codes, structs.StepUnion(product=args))
+                return self._walk_step(QUANTISE, X * bool(x.inside), x, codes, structs.StepUnion(product=args))
 
-            self._step([x, codes], make, _ANY)
+            self._step([x, codes], make, ANY)
             self.as_codes.add(id(codes))
             self.prepared[key] = codes, codes, codes
         return self.prepared[key][0]
@@ -154,7 +191,7 @@ class Walks(Steps):
         """Whether no result is read on the way, which nobody could wait for."""
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values}
         inner = [v for v in used.values() if v.first >= run.begin]
-        if any(v.pinned and v.first < v.last < run.end for v in inner) or run.layouts == _ANY:
+        if any(v.pinned and v.first < v.last < run.end for v in inner) or run.layouts == ANY:
             return False
         for value in (v for v in inner if not v.pinned):
             if id(value) in self.read_by_all - self.side_by_side - self.as_codes and id(value) in self.of_products:
@@ -190,20 +227,24 @@ class Walks(Steps):
 
     def _places(self, run: _Run) -> tuple[int, int]:
         """How many pieces there is room for (0: too few), and the bytes of each: of the first layout, if it has any."""
-        pieces = [_piece(form) for form in _formats(run.layouts) if form.name in run.layouts]
-        room, cut = max(pieces[0], run.piece), pieces[-1] > pieces[0]
-        free = self.shared - 1024 - run.work - 2 * ctypes.sizeof(structs.WalkStep)
-        found = min(60, free // (room + 16))
-        return found if found >= 8 + _WARPS * (1 + cut) else 0, room
+        room, fewest = _least(run.layouts, run.piece)
+        found = min(60, (self.shared - 1024 - run.work - _FIXED) // (room + 16))
+        return found if found >= fewest else 0, room
+
+    def _walk_free(self, layouts: frozenset[str]) -> int:
+        """Shared memory that steps may have beside the fewest pieces of such weights."""
+        room, fewest = _least(layouts)
+        return self.shared - 1024 - _FIXED - fewest * (room + 16)
 
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
         (slots, room), formats = self._places(run), _formats(run.layouts)
+        ahead = _AHEAD if self.shape.tokens == 1 else _AHEAD_FEW
         first = 0
         for step in steps:
-            piece, turn = step.ahead, _WARPS
+            piece, turn = step.ahead, WARPS
             step.first, first = first, (first + step.first) % self._processors()  # so far: how many it has
-            if step.kind == _PRODUCT:
+            if step.kind == PRODUCT:
                 args, last = step.args.product, formats[-1] if len(formats) > 1 else None
                 seconds = [p.first_group for p in args.parts[: args.n_parts] if last and p.w.format == last.number]
                 step.second = (*seconds, args.groups)[0]
@@ -211,15 +252,15 @@ class Walks(Steps):
                     step.fresh &= ~_BY_TWO
                 if seconds and last and last.tile_bytes > room:
                     step.fresh |= _CUT
-                    piece, turn = piece // 2, 2 * _WARPS
+                    piece, turn = piece // 2, 2 * WARPS
             # A warp knows its next piece by its turn: the one that has that place now must be there.
-            step.ahead = max(4, min(slots - turn - 4, _AHEAD // piece if piece else 0))
+            step.ahead = max(4, min(slots - turn - 4, ahead // piece if piece else 0))
         table = (structs.WalkStep * len(steps))(*steps)
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
-        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room)
-        shared = slots * (room + 16) + 2 * ctypes.sizeof(structs.WalkStep) + run.work
+        args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
+        shared = slots * (room + 16) + _FIXED + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
-        name = "_".join(form.name for form in formats)
-        grid, threads = (self._processors(), 1, 1), 32 * (_WARPS + 1)
+        name = "_".join(("few",) * (self.shape.tokens > 1) + tuple(form.name for form in formats))
+        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1)
         launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))

@@ -1,0 +1,339 @@
+// The steps of a walk of two to eight tokens (walk_few.cu): x, normed and quantised once for all blocks of threads, and products by `mma`.
+//
+// It computes docs/arithmetic.md. Eight tokens are the columns of a fragment of 16 rows x 8 x 32; rows of x behind the last token are
+// zeros. Integer sums are exact; behind each comes the float chain. A partial sum of 256 columns goes to shared memory, and a thread adds up
+// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu.md).
+#pragma once
+#include "gemm.h"
+#include "walk_attention.h"
+#include "walk_products.h"
+
+namespace assay {
+
+// ---- x ----------------------------------------------------------------------------------------------------------------
+// N vectors of 16 bytes, `step` bytes apart, of which some are wanted; all that is missing is asked for again together.
+template <int N, class Is>
+DEVICE void await_vectors(const void* first, int step, bool fresh, uint4 (&v)[N], Is&& is) {
+    const uint8_t* const from = static_cast<const uint8_t*>(first);
+    bool wanted[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) wanted[k] = is(k), v[k] = {};
+    Patience patience;
+    for (;; patience.lose()) {
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            if (wanted[k]) v[k] = load_fresh4(from + k * step);
+        bool more = false;
+#pragma unroll
+        for (int k = 0; k < N; k++) wanted[k] = wanted[k] && fresh && !there(v[k]), more |= wanted[k];
+        if (!more) return;
+    }
+}
+
+// 256 columns of a row by a warp, a lane has eight of them.
+DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8]) {
+    const EightCodes of = codes_of(y);
+    const int column = 256 * unit + 8 * lane();
+    store_fresh(code_at(to, row, column), of.low ^ kCodes);
+    store_fresh(code_at(to, row, column + 4), of.high ^ kCodes);
+    if (lane() % 4 < 2) store_fresh(scale_at(to, row, column) + lane() % 4, lane() % 4 ? of.ds.y : of.ds.x);
+}
+
+// Rows quantised for all who multiply them. With a norm a block of threads has a row, adds up its squares, and shares its columns with
+// others that have the same row; without one a warp has 256 columns of a row.
+DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
+    const ProductArgs& p = step.product;
+    const bool fresh = step.fresh & X_IS;
+    const int units = p.parts[0].w.units, columns = p.columns, rows = p.tokens, me = block_of(step);
+    const int warp = thread() / 32, warps = team() / 32;
+    uint8_t* const to = reinterpret_cast<uint8_t*>(p.parts[0].out);
+    if (!p.norm) {
+#pragma unroll 1
+        for (int i = warp * grid_x() + me; i < units * rows; i += warps * grid_x()) {
+            const int unit = i / rows, row = i - unit * rows, at = 256 * unit + 8 * lane();
+            uint4 v[2];
+            await_vectors(p.x + int64_t(row) * columns + at, 16, fresh, v, [&](int) { return at < columns; });
+            sync_warp();
+            leave_unit(to, row, unit, {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x),
+                                       as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)});
+        }
+        return;
+    }
+    const int at_once = int(grid_x()) < rows ? grid_x() : rows, share = grid_x() / at_once;  // rows, and blocks of threads of each
+    float* const factor = reinterpret_cast<float*>(work);
+    float* const copy = factor + 4;
+    if (me >= at_once * share) return;
+#pragma unroll 1
+    for (int row = me % at_once; row < rows; row += at_once) {
+        const int first = me / at_once + share * warp;  // unit
+        if (first - share * warp >= units) return;
+        float w[8] = {};
+        if (first < units && 256 * first + 8 * lane() < columns) load_eight(p.norm + 256 * first + 8 * lane(), w);
+        const Divisor count{float(columns)};
+        const float eps = p.eps;
+        const float* const x = p.x + int64_t(row) * columns;
+        if (row >= at_once) sync_team();  // others still read the row before
+#pragma unroll 1
+        for (int i = thread(); 4 * i < columns; i += 4 * team()) {
+            uint4 v[4];
+            const auto is = [&](int k) { return 4 * (i + k * team()) < columns; };
+            await_vectors(x + 4 * i, 16 * team(), fresh, v, is);
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (is(k)) reinterpret_cast<uint4*>(copy)[i + k * team()] = v[k];
+        }
+        sync_team();
+        if (warp == 0) leave_factor(sum_of_squares(copy, columns), count, eps, factor);
+        sync_team();
+#pragma unroll 1
+        for (int unit = first; unit < units; unit += share * warps) {
+            const int at = 256 * unit + 8 * lane();
+            float y[8] = {};
+            if (at < columns) {
+                if (unit != first) load_eight(p.norm + at, w);
+                load_eight(copy + at, y);
+                const float f = *factor;
+#pragma unroll
+                for (int k = 0; k < 8; k++) y[k] = (y[k] * f) * w[k];
+            }
+            sync_warp();
+            leave_unit(to, row, unit, y);
+        }
+    }
+}
+
+// Some columns of x into shared memory, as they lie. Nobody writes rows behind the last token; there must be numbers. `asked`: they have
+// been asked for before (ask_rows), and are there if they were then.
+DEVICE void ask_rows(const WalkStep& step, int first, int units, uint4* x) {
+    const uint4* const from = reinterpret_cast<const uint4*>(step.product.x) + first * (kColumns / 16);
+#pragma unroll 1
+    for (int i = thread(); i < units * (kColumns / 16); i += team()) copy_async(x + i, from + i);
+    copy_group();
+}
+DEVICE void take_rows(const WalkStep& step, int first, int units, uint4* x, bool asked) {
+    const uint4* const from = reinterpret_cast<const uint4*>(step.product.x) + first * (kColumns / 16);
+    if (asked) copies_done<0>();
+    const int vectors = units * (kColumns / 16), tokens = step.product.tokens;
+#pragma unroll 1
+    for (int i = thread(); i < vectors; i += 4 * team()) {
+        uint4 v[4];
+        const auto codes = [&](int k) { return (i + k * team()) % (kColumns / 16) < kOfCodes / 16; };
+        const int row = (i & 31) >> 2, pair = (i & 3) * 2;  // the same for all four: so many threads are whole warps
+        const auto is = [&](int k) { return i + k * team() < vectors && (codes(k) ? row : pair) < tokens; };
+        bool all = asked;
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (asked && is(k)) v[k] = x[i + k * team()], all &= there(v[k]);
+            else v[k] = {};
+        if (!all) await_vectors(from + i, 16 * team(), step.fresh & X_IS, v, is);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            if (codes(k)) v[k] = {v[k].x ^ kCodes, v[k].y ^ kCodes, v[k].z ^ kCodes, v[k].w ^ kCodes};
+            if (i + k * team() < vectors) x[i + k * team()] = v[k];
+        }
+    }
+}
+
+// ---- products ---------------------------------------------------------------------------------------------------------
+// A row of a tile: the words of this lane of a block's codes, scales in registers, the rest in shared memory.
+template <class L>
+struct TileRow {
+    const uint8_t* rest;
+    uint4 scales = {}, minima = {};
+    uint32_t super = 0, own[2] = {};
+    int first = 0;  // chunk of the own words
+    DEVICE TileRow(const uint8_t* rest, int item) : rest(rest + item * 16) {
+        const uint4* const at = reinterpret_cast<const uint4*>(this->rest);
+        if constexpr (L::scales_kind != FLOATS) scales = at[L::codes * 32];
+        if constexpr (L::scales_kind == HALVES && L::min) minima = at[(L::codes + 1) * 32];
+        if constexpr (L::word) super = reinterpret_cast<const uint32_t*>(rest + L::chunks * 512)[item];
+    }
+    DEVICE uint32_t operator()(int c, int w) const {
+        if (c < (L::kind == N8 ? 16 : 8)) return own[c - first];
+        if (L::scales_kind != FLOATS && c >= L::codes) return Half<L>::word(c == L::codes ? scales : minima, w);
+        return *reinterpret_cast<const uint32_t*>(rest + c * 512 + w * 4);
+    }
+};
+
+// 16 rows of a tile, from item `base` on, by 256 columns of x: rows g and g + 8, tokens 2 t and 2 t + 1. `rest`: where the tile lies
+// from its eighth chunk on, less these.
+template <class L>
+DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, const uint4* x, float (&part)[4]) {
+    const int g = lane() / 4, t = lane() % 4;
+    TileRow<L> rows[2] = {{rest, base + g}, {rest, base + g + 8}};
+    const float4* const scales = reinterpret_cast<const float4*>(x + kOfCodes / 16) + t;
+    const uint32_t mine = (lane() / 16) * 512 + (base + lane() % 16) * 16;
+    constexpr bool wide = L::kind == N8;  // two chunks a block
+#pragma unroll
+    for (int e = 0; e < 4; e++) part[e] = 0.0f;
+#pragma unroll
+    for (int first = 0; first < 8; first += 2) {  // two blocks
+        uint32_t codes[wide ? 2 : 1][4];
+#pragma unroll
+        for (int k = 0; k < (wide ? 2 : 1); k++) {
+            const int chunk = wide ? 2 * (first + k) : first;
+            load_matrices(codes[k], (chunk < 8 ? tile : rest) + chunk * 512 + mine);
+        }
+        const uint4 b = x[first / 2 * 32 + lane()];
+        const float4 s[2] = {scales[first * 4], scales[first * 4 + 4]};
+        int sums[2][4], more[L::sub16 ? 2 : 1][4];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            uint32_t a[4];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                rows[r].first = wide ? 2 * (first + k) : first + k;
+                rows[r].own[0] = codes[wide ? k : 0][wide ? r : 2 * k + r], rows[r].own[1] = codes[wide ? k : 0][2 + r];
+                uint32_t low, high;
+                L::words(rows[r], first + k, t, low, high);
+                a[r] = signed_codes<L>(low), a[2 + r] = signed_codes<L>(high);
+            }
+            const uint32_t b0 = k ? b.z : b.x, b1 = k ? b.w : b.y;
+            if constexpr (L::sub16) {
+                mma_k16(sums[k], a[0], a[1], b0, int(kMagicBits));
+                mma_k16(more[k], a[2], a[3], b1, int(kMagicBits));
+            } else {
+                mma_k32(sums[k], a, b0, b1, int(kMagicBits));
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const typename L::Values f[2] = {L::factors(rows[0], rows[0].super, first + k), L::factors(rows[1], rows[1].super, first + k)};
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const typename L::Values& v = f[e / 2];
+                float y = fma(as_float(uint32_t(sums[k][e])), v.d[0], -kMagic * v.d[0]);
+                if constexpr (L::sub16) y = fma(as_float(uint32_t(more[k][e])) - kMagic, v.d[1], y);
+                part[e] = fma(y, e % 2 ? s[k].z : s[k].x, part[e]);
+                if constexpr (L::min) part[e] = fma(v.m[0], e % 2 ? s[k].w : s[k].y, part[e]);
+            }
+        }
+    }
+}
+
+// A block of threads has its groups of rows some at a time (`slots` of ProductArgs), and of x some units at a time (`stages`): all of them,
+// or its groups are all taken together, and the next part of x is on its way meanwhile. A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
+template <class A, class B>
+DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
+    const ProductArgs& p = step.product;
+    const Share my(step);
+    if (!my.groups) return 0;
+    const int units = p.parts[0].w.units, some = p.stages, batch = p.slots, shift = p.shift, warp = thread() / 32, warps = team() / 32;
+    const int cut = step.fresh & CUT ? 1 : 0;
+    const bool paired = p.parts[0].paired;
+    const int row_shift = paired ? shift - 1 : shift, in_group = 1 << row_shift;
+    uint4* x = reinterpret_cast<uint4*>(work);
+    uint4* then = some < units ? x + some * (kColumns / 16) : x;
+    float* const sums = reinterpret_cast<float*>(then + some * (kColumns / 16));  // [units][rows][tokens]
+    const int my_row = (thread() & 7) | thread() >> 6 << 3, token = thread() >> 3 & 7;
+    int next = warp, before = 0;  // the warp's next tile; tiles of the rounds before
+    ring.skip(warp << cut);
+#pragma unroll 1
+    for (int g0 = 0; g0 < my.groups; g0 += batch) {
+        const int groups = my.groups - g0 < batch ? my.groups - g0 : batch, rows = groups << shift;
+        // What follows the sum of a row is looked up before x is there.
+        float *out = nullptr, residual = -0.0f, bias = -0.0f;
+        const float* residual_at = nullptr;
+        if (my_row < groups << row_shift && token < p.tokens) {
+            int at = ((my.begin + g0) << row_shift) + my_row;
+            const Product* of = p.parts;
+#pragma unroll 1
+            while (of + 1 < p.parts + p.n_parts && at >= of[1].first_group << row_shift) of++;
+            at -= of->first_group << row_shift;
+            if (at < of->w.rows) {
+                const int64_t place = int64_t(token) * of->out_stride + at;
+                out = of->out + place;
+                if (of->residual) residual_at = of->residual + place, residual = load_fresh(residual_at);
+                if (of->bias) bias = of->bias[at];
+            }
+        }
+        const int from = (((my_row >> row_shift) << shift) + (my_row & (in_group - 1))) * kRows + token;
+        float y = -0.0f, up = -0.0f;
+#pragma unroll 1
+        for (int u0 = 0; u0 < units; u0 += some) {
+            const int here = units - u0 < some ? units - u0 : some, tiles = ((here << shift) + 31) >> 5;
+            if (!g0) take_rows(step, u0, here, x, u0);
+            sync_team();  // who adds up sums of the turn before is done, too
+            if (u0 + some < units) ask_rows(step, u0 + some, units - u0 - some < some ? units - u0 - some : some, then);
+#pragma unroll 1
+            for (; next < before + groups * tiles; next += warps) {
+                int group = 0, tile = next - before;
+#pragma unroll 1
+                for (; tile >= tiles; tile -= tiles) group++;
+                const uint8_t* const piece = ring.take();
+                const uint8_t* rest = piece;
+                if (cut) {
+                    Ring then = ring;
+                    then.skip(1);
+                    rest = then.take() - kCut;
+                }
+#pragma unroll 1
+                for (int half = 0; half < 32; half += 16) {
+                    const int item = tile * 32 + half, unit = item >> shift, row = (group << shift) + (item & ((1 << shift) - 1)) + lane() / 4;
+                    if (unit >= here) break;
+                    float part[4];
+                    const uint4* const of = x + unit * (kColumns / 16);
+                    if (A::number == B::number || my.begin + g0 + group < step.second) multiply_rows<A>(piece, rest, half, of, part);
+                    else multiply_rows<B>(piece, rest, half, of, part);
+                    float* const to = sums + (unit * rows + row) * kRows + lane() % 4 * 2;
+                    *reinterpret_cast<float2*>(to) = {part[0], part[1]};
+                    *reinterpret_cast<float2*>(to + 8 * kRows) = {part[2], part[3]};
+                }
+                if (cut) ring.leave(1);
+                ring.leave((warps << cut) - cut);
+            }
+            before += groups * tiles;
+            sync_team();
+            if (out) {
+                const auto add = [&](const float* at, float sum) {  // eight on their way together; what comes behind the last changes nothing
+#pragma unroll 1
+                    for (int u = 0; u < here; u += 8, at += 8 * rows * kRows) {
+                        float v[8];
+#pragma unroll
+                        for (int k = 0; k < 8; k++) v[k] = u + k < here ? at[k * rows * kRows] : -0.0f;
+#pragma unroll
+                        for (int k = 0; k < 8; k++) sum = sum + v[k];
+                    }
+                    return sum;
+                };
+                y = add(sums + from, y);
+                if (paired) up = add(sums + from + in_group * kRows, up);
+            }
+            uint4* const other = x;
+            x = then, then = other;
+        }
+        if (!out) continue;
+        if (paired) {
+            const int act = p.parts[0].act;
+            const float size = as_float(bits(y) & 0x7fffffffu);
+            if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
+            else y = gate(act, y) * up;
+        }
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        store_fresh(out, (y + bias) + residual);
+    }
+    return before << cut;
+}
+
+// ---- what is fetched --------------------------------------------------------------------------------------------------
+// Tiles in the order in which they are used: where x is taken in parts, those of a part of all groups, then the next.
+template <class A, class B>
+DEVICE void fetch_parts(const WalkStep& step, Fetch& fetch) {
+    const ProductArgs& p = step.product;
+    const Matrix& w = p.parts[0].w;
+    if (p.stages >= w.units) return fetch_weights<A, B>(step, fetch);
+    const Share my(step);
+    const int cut = step.fresh & CUT ? 1 : 0, rest = cut & lane(), each = p.stages << p.shift >> 5;
+    const int tile = w.tile_bytes, bytes = rest ? tile - kCut : cut ? kCut : tile, stride = (kAtOnce >> cut) * tile;
+#pragma unroll 1
+    for (int t = 0; t < my.tiles; t += each)
+#pragma unroll 1
+        for (int g = 0; g < my.groups; g++) {
+            const int count = my.tiles - t < each ? my.tiles - t : each;
+            const uint8_t* from = w.data + int64_t((my.begin + g) * my.tiles + t + (lane() >> cut)) * tile + rest * kCut;
+#pragma unroll 1
+            for (int left = count << cut; left > 0; left -= kAtOnce, from += stride) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
+        }
+}
+
+}  // namespace assay
