@@ -245,7 +245,7 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
     if (direct) return;
     uint8_t* const room = scratch.tile;     // found once: a thread's own memory is a call away in a shared library
     for (int64_t t = 0; t < m; t += BATCH)  // so many tokens that their activations stay in the second level cache
-        expand_panels(w, begin, end, CHUNK, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows) {
+        expand_panels(w, begin, end, CHUNK, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows, Ahead) {
             panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, m - t < BATCH ? m - t : BATCH,
                                          out + t * ldo, ldo, rows);
         });
