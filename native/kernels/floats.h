@@ -60,6 +60,11 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
                 raised[0] = W::raised(a[0]);
             }
             unroll<4>([&](auto n) INLINE_LAMBDA {
+                if constexpr (V::has_column && T == 4) {
+                    Float column[PV];
+                    unroll<PV>([&](auto v) INLINE_LAMBDA { column[v] = W::get(w + (n * R + v * L) * W::size); });
+                    return V::template column<n>(n % 2 == 0 ? even : odd, column, a);
+                }
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     const uint8_t* const at = w + (n * R + v * L) * W::size;
                     constexpr bool shifted = W::shifts && v % 2 == 1;
