@@ -33,19 +33,22 @@ void quantise_row(const float* x, int64_t k, int lane, Group* group) {
 }
 
 constexpr int64_t float_stride(int64_t k) { return round_up(k, 16); }
+// Floats of so many tokens lie together, 4 columns of each in turn: one stream.
+constexpr int64_t float_width(int64_t m) { return m < TOKENS ? m : TOKENS; }
 
-void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int64_t k, int64_t begin, int64_t end,
+void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end,
                     void* dst) {
     if (format == Acts::Q8) {
         Group* groups = static_cast<Group*>(dst);
         for (int64_t t = begin; t < end; t++)
             quantise_row(x + t * ldx, k, int(t % TOKENS), groups + t / TOKENS * (k / 32));
     } else {
-        const int64_t stride = float_stride(k);
+        const int64_t stride = float_stride(k), width = float_width(m);
         for (int64_t t = begin; t < end; t++) {
-            float* row = static_cast<float*>(dst) + t * stride;
-            __builtin_memcpy(row, x + t * ldx, size_t(k) * 4);
-            for (int64_t i = k; i < stride; i++) row[i] = 0;
+            float* to = static_cast<float*>(dst) + t / width * width * stride + t % width * 4;
+            const float* from = x + t * ldx;
+            for (int64_t i = 0; i < stride; i += 4, to += 4 * width)
+                for (int64_t j = 0; j < 4; j++) to[j] = i + j < k ? from[i + j] : 0;
         }
     }
 }
