@@ -39,17 +39,20 @@ void configure() {
     asm volatile("ldtilecfg %0" ::"m"(shape));
 }
 
-// N multiplications, all independent: eight registers in turn, zeros.
-template <int N>
-inline void multiply() {
-#define ONE(r) "vfmadd231ps %%zmm0, %%zmm0, %%zmm" #r "\n"
-    asm volatile("vpxord %%zmm0, %%zmm0, %%zmm0\n.rept %c0\n" ONE(16) ONE(17) ONE(18) ONE(19) ONE(20) ONE(21) ONE(22)
-                     ONE(23) ".endr" ::"i"(N / 8)
-                 : "xmm0", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23");
-#undef ONE
-}
-template <>
-inline void multiply<0>() {}
+// N vector operations, all independent: eight registers in turn, zeros.
+#define EIGHT(op)                                                                                       \
+    op "16\n" op "17\n" op "18\n" op "19\n" op "20\n" op "21\n" op "22\n" op "23\n"
+#define OPERATIONS(name, op)                                                                            \
+    template <int N>                                                                                    \
+    inline void name() {                                                                                \
+        if constexpr (N > 0)                                                                            \
+            asm volatile("vpxord %%zmm0, %%zmm0, %%zmm0\n.rept %c0\n" EIGHT(op) ".endr" ::"i"(N / 8)    \
+                         : "xmm0", "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23"); \
+    }
+OPERATIONS(multiply, "vfmadd231ps %%zmm0, %%zmm0, %%zmm")
+OPERATIONS(convert, "vcvtdq2ps %%zmm0, %%zmm")
+OPERATIONS(add, "vaddps %%zmm0, %%zmm0, %%zmm")
+OPERATIONS(add_integers, "vpaddd %%zmm0, %%zmm0, %%zmm")
 
 inline void load() {
     asm volatile("tileloadd (%0,%2,1), %%tmm4\ntileloadd (%1,%3,1), %%tmm6" ::"r"(acts), "r"(weights), "r"(32l),
@@ -89,4 +92,11 @@ int main() {
     table<0>();
     table<32>();
     table<48>();
+    const auto line = [](const char* name, auto alone, auto beside) {
+        std::printf("32 %-20s alone %5.1f, beside a product %5.1f\n", name, least(alone) / 200 / cycle,
+                    least(beside) / 200 / cycle);
+    };
+    line("conversions", [] { convert<32>(); }, [] { dot(), convert<32>(); });
+    line("additions", [] { add<32>(); }, [] { dot(), add<32>(); });
+    line("integer additions", [] { add_integers<32>(); }, [] { dot(), add_integers<32>(); });
 }

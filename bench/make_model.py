@@ -62,8 +62,11 @@ class Blocks:
         return encode(kind, values).reshape(POOL, kind.type_size)
 
     def _codes(self, kind: GGMLType) -> NDArray[np.uint8]:
-        """Without the top bits, so that whatever is a scale is finite."""
-        return self.rng.integers(0, 64, (POOL, kind.type_size)).astype(np.uint8)
+        """Without the top bits, so that a scale is finite; MXFP4's, an exponent, large enough for normal numbers."""
+        codes = self.rng.integers(0, 64, (POOL, kind.type_size)).astype(np.uint8)
+        if kind.name == "MXFP4":
+            codes[:, 0] = 118 + codes[:, 0] % 8
+        return codes
 
 
 def make(

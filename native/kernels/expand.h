@@ -14,6 +14,11 @@ INLINE void unroll(Function f) {
 constexpr int64_t SUM = 8;   // blocks of 32 along k that make a partial sum
 constexpr int AHEAD = 2048;  // bytes that expansion, a burst between long products, fetches ahead of itself
 
+struct Ahead {  // packed weights that are expanded next
+    const uint8_t* at = nullptr;
+    int64_t bytes = 0;
+};
+
 constexpr int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
 // A panel's result goes straight to out when all its rows are wanted, through a small buffer at the edges of a range.
@@ -47,7 +52,8 @@ void expand(const uint8_t* unit, int64_t blocks, uint8_t* tile) {  // chunks are
     using T = TileOf<F>;
     for (int64_t b = 0; b < blocks; b += F::unit_blocks, unit += F::unit_bytes) {
         const typename F::Head head(unit);
-        for (int i = 0; i < F::unit_bytes; i += 64) __builtin_prefetch(unit + AHEAD + i);
+        if constexpr (V::order != VECTORS)  // fetched beside the products there
+            for (int i = 0; i < F::unit_bytes; i += 64) __builtin_prefetch(unit + AHEAD + i);
         for (int j = 0; j < F::unit_blocks; j++, tile += T::unit_bytes) {
             for (int h = 0; h < (F::sub16 ? 2 : 1); h++) {
                 typename V::F d[PV], m[PV];
@@ -105,7 +111,7 @@ void expand_rows(const Matrix& w, int centre, int64_t first_row, int64_t first_b
 }
 
 // Expand w, packed or not, `chunk` blocks of a panel at a time, and hand each to product(tile type, first block,
-// blocks, rows).
+// blocks, rows, what comes next).
 template <class Product>
 void expand_panels(const Matrix& w, int64_t begin, int64_t end, int64_t chunk, uint8_t* room, Product product) {
     const int64_t all = w.k / 32;
@@ -113,8 +119,8 @@ void expand_panels(const Matrix& w, int64_t begin, int64_t end, int64_t chunk, u
         for (int64_t b = 0; b < all; b += chunk) {
             const int64_t blocks = all - b < chunk ? all - b : chunk;
             each_panel(begin, end, [&](const Rows& rows) {
-                fill(rows.first, b, blocks);
-                product(tile, b, blocks, rows);
+                const Ahead next = fill(rows.first, b, blocks);
+                product(tile, b, blocks, rows, next);
             });
         }
     };
@@ -123,11 +129,15 @@ void expand_panels(const Matrix& w, int64_t begin, int64_t end, int64_t chunk, u
         using T = RowsTile<F::sub16, F::min>;
         if (w.packed)
             each(TileOf<F>{}, [&](int64_t first, int64_t b, int64_t blocks) {
-                expand<F>(w.data + (first / R * all + b) / F::unit_blocks * F::unit_bytes, blocks, room);
+                const uint8_t* from = w.data + (first / R * all + b) / F::unit_blocks * F::unit_bytes;
+                const int64_t bytes = blocks / F::unit_blocks * F::unit_bytes;
+                expand<F>(from, blocks, room);
+                return Ahead{from + bytes, bytes};
             });
         else
             each(T{}, [&](int64_t first, int64_t b, int64_t blocks) {
                 expand_rows<T>(w, F::centre, first, b, blocks, room);
+                return Ahead{};
             });
     });
 }

@@ -40,7 +40,7 @@ struct Shifted : WF16 {
 };
 
 template <class W, int T>
-void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t ldx, bool carry, float* out,
+void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t width, bool carry, float* out,
                int64_t ldo) {
     using Float = V::F;
     for (int64_t c = 0; c < columns; c += UNIT) {
@@ -54,12 +54,17 @@ void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t 
             if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
                 for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
             typename V::X a[T], raised[T];
-            unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + t * ldx + i); });
+            unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
             if constexpr (W::shifts) {
                 __builtin_prefetch(w + 512);
                 raised[0] = W::raised(a[0]);
             }
             unroll<4>([&](auto n) INLINE_LAMBDA {
+                if constexpr (V::has_column && T == 4) {
+                    Float column[PV];
+                    unroll<PV>([&](auto v) INLINE_LAMBDA { column[v] = W::get(w + (n * R + v * L) * W::size); });
+                    return V::template column<n>(n % 2 == 0 ? even : odd, column, a);
+                }
                 unroll<PV>([&](auto v) INLINE_LAMBDA {
                     const uint8_t* const at = w + (n * R + v * L) * W::size;
                     constexpr bool shifted = W::shifts && v % 2 == 1;
@@ -93,10 +98,10 @@ void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, co
                       float* out, int64_t ldo, const Rows& rows) {
     for (int64_t t = 0; t < m; t += TOKENS) {
         const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
-        const float* a = x + t * ldx + first;
+        const float* a = x + t * ldx + first * float_width(m);
         by_tokens(tokens, [&](auto T) {
             at_edge<T>(rows, tokens, first > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
-                panel_f32<W, T>(weights, columns, a, ldx, first > 0, to, ld);
+                panel_f32<W, T>(weights, columns, a, float_width(m), first > 0, to, ld);
             });
         });
     }
@@ -177,10 +182,10 @@ void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ld
         return each_panel(begin, end, [&](const Rows& rows) {
             const uint8_t* const panel = w.data + rows.first * all * WF16::size;
             at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t ld) {
-                panel_f32<Shifted, 1>(panel, all, x, ldx, false, to, ld);
+                panel_f32<Shifted, 1>(panel, all, x, 1, false, to, ld);
                 bool finite = true;
                 for (int r = 0; r < R; r++) finite &= __builtin_isfinite(to[r]);
-                if (!finite) panel_f32<WF16, 1>(panel, all, x, ldx, false, to, ld);
+                if (!finite) panel_f32<WF16, 1>(panel, all, x, 1, false, to, ld);
             });
         });
     if (w.packed && m < EXPAND && w.type == Type::F16) return direct(WF16{});

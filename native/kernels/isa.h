@@ -42,6 +42,9 @@ struct NoBlock {
     static constexpr bool two_in_flight = false;  // one token: the sums of two blocks before the floats of the first
     static constexpr Order order = HALVES;
     static constexpr bool shifts_halves = false;  // has a second way to widen halves, `lowered_f16`
+    static constexpr bool has_column = false;  // a column of floats times 4 tokens in its own words
+    template <int N, class... Arguments>
+    static void column(Arguments&&...) {}
     template <class Q>
     static void store_pairs(uint8_t*, uint8_t*, Q, Q) {}  // where the order is PAIRS
     template <class Q>

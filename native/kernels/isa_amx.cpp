@@ -12,7 +12,6 @@
 #endif
 #include <immintrin.h>
 
-#include <array>
 #include <utility>
 
 #include "blocks.h"
@@ -56,14 +55,9 @@ using V = Amx;
 // Products run ahead of the float sums that use them: a tile is stored when its register is needed again, four products
 // later, and loaded when the store has long reached the cache. Nothing waits for the 52 cycles of a product.
 //
-// Sums start at the bits of 1.5 * 2^23, so that the sum *is* a float: no conversion, which would take the one port that
-// the unit leaves to multiplications.
+// The bits of 1.5 * 2^23 are added to a sum, which then *is* a float: no conversion, which would take the one port that
+// the unit leaves to multiplications. Additions have another.
 constexpr float MAGIC = 0x1.8p23f;
-alignas(64) constexpr auto magics = [] {
-    std::array<float, 16 * 16> sums{};
-    for (float& x : sums) x = MAGIC;
-    return sums;
-}();
 
 class Amx::Session {
 public:
@@ -88,28 +82,34 @@ public:
     // The activations of a group are `stride` blocks apart.
     template <class Tile>
     void product(const uint8_t* tile, int64_t blocks, const Block* a, int64_t stride, int64_t groups, bool carry,
-                 float (*total)[R]) {
+                 float (*total)[R], Ahead next) {
         configure(Tile::sub16 ? 16 : 32);
         constexpr int STEP = QUAD / halves<Tile>;  // blocks
         alignas(64) Sums ring[2][QUAD];
-        Ahead<Tile> ahead{a, tile, blocks, stride, groups};
+        Products<Tile> ahead{a, tile, blocks, stride, groups};
         for (int i = 0; i < 2; i++, ahead.advance())
             unroll<QUAD>([&](auto p) INLINE_LAMBDA { ahead.template multiply<p>(ring[i ^ 1]); });
         int now = 0;
+        const int64_t quads = groups * PV * ((blocks + STEP - 1) / STEP);
+        const int64_t lines = (next.bytes / 64 + quads - 1) / quads;  // to fetch beside four products
         for (int64_t g = 0; g < groups; g++, a += stride, total += T)
             for (int v = 0; v < PV; v++)
                 for (int64_t first = 0; first < blocks; first += SUM) {
                     const int64_t last = blocks - first < SUM ? blocks : first + SUM;
                     __m512 acc[T];
                     unroll<T>([&](auto t) INLINE_LAMBDA { acc[t] = _mm512_setzero_ps(); });
-                    for (int64_t b = first; b < last; b += STEP, now ^= 1, ahead.advance())
+                    for (int64_t b = first; b < last; b += STEP, now ^= 1, ahead.advance()) {
+                        for (int64_t i = 0; i < lines; i++, next.at += 64) __builtin_prefetch(next.at, 0, 2);
                         unroll<QUAD>([&](auto p) INLINE_LAMBDA {
                             ahead.template multiply<p>(ring[now ^ 1]);
                             constexpr int j = p / halves<Tile>;
-                            if (p % halves<Tile> == halves<Tile> - 1 && b + j < last)
+                            if (p % halves<Tile> == halves<Tile> - 1 && b + j < last) {
+                                if constexpr (!(Tile::sub16 && Tile::min)) fetch(a + stride + b + j, v);
                                 add<Tile>(acc, ring[now] + j * halves<Tile>,
                                           tile + (b + j) * Tile::unit_bytes + 4 * L * v, a[b + j]);
+                            }
                         });
+                    }
                     unroll<T>([&](auto t) INLINE_LAMBDA {
                         float* to = total[t] + v * L;
                         V::store(to, carry || first > 0 ? V::add(V::load(to), acc[t]) : acc[t]);
@@ -121,12 +121,12 @@ private:
     static constexpr int T = Block::tokens, QUAD = 4;  // products, a register for sums each
     template <class Tile>
     static constexpr int halves = Tile::sub16 ? 2 : 1;
-    using Sums = float[T][L];  // each MAGIC more than it stands for
+    using Sums = int32_t[T][L];
 
     // Four products at a time, over blocks, then vectors of rows, then groups of tokens. A quad that the blocks do not
     // fill, and what comes after the last, only store.
     template <class Tile>
-    struct Ahead {
+    struct Products {
         const Block* a;
         const uint8_t* tile;
         int64_t blocks, stride, groups, left = blocks;
@@ -151,20 +151,32 @@ private:
         }
     };
 
+    // The next group's activations, from the second level cache: a part of a block beside each vector of rows.
+    static INLINE void fetch(const Block* block, int v) {
+        constexpr int part = 64 * (sizeof(Block) / 64 - 2) / PV;  // all but sums of halves
+        const char* at = reinterpret_cast<const char*>(block) + part * v;
+        for (int i = 0; i < part; i += 64) __builtin_prefetch(at + i);
+    }
+
     // before[C] = what tile C holds; C = activations at `a + AT_A`, 32 bytes apart, times weights, 64 bytes apart
     template <int C, int A, int B, int AT_A, int AT_W>
     static INLINE void step(const Block* a, const uint8_t* w, bool more, Sums* before) {
         if (more)
             asm volatile(
-                "tileloadd %c9(%0,%4,1), %%tmm%c7\ntileloadd %c10(%1,%5,1), %%tmm%c8\n"
-                "tilestored %%tmm%c6, %c11(%2,%5,1)\n"
-                "tileloadd (%3,%5,1), %%tmm%c6\ntdpbssd %%tmm%c8, %%tmm%c7, %%tmm%c6" ::"r"(a),
-                "r"(w), "r"(before), "r"(magics.data()), "r"(32l), "r"(64l), "i"(C), "i"(A), "i"(B), "i"(AT_A),
-                "i"(AT_W), "i"(C * sizeof(Sums))
+                "tileloadd %c8(%0,%3,1), %%tmm%c6\ntileloadd %c9(%1,%4,1), %%tmm%c7\n"
+                "tilestored %%tmm%c5, %c10(%2,%4,1)\n"
+                "tilezero %%tmm%c5\ntdpbssd %%tmm%c7, %%tmm%c6, %%tmm%c5" ::"r"(a),
+                "r"(w), "r"(before), "r"(32l), "r"(64l), "i"(C), "i"(A), "i"(B), "i"(AT_A), "i"(AT_W),
+                "i"(C * sizeof(Sums))
                 : "memory");
         else
             asm volatile("tilestored %%tmm%c2, %c3(%0,%1,1)" ::"r"(before), "r"(64l), "i"(C), "i"(C * sizeof(Sums))
                          : "memory");
+    }
+
+    // MAGIC more than the sum: an addition of integers, which has a port of its own.
+    static INLINE __m512 as_float(const int32_t* sums) {
+        return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_load_si512(sums), _mm512_castps_si512(set(MAGIC))));
     }
 
     template <class Tile>
@@ -174,8 +186,8 @@ private:
         const __m512 d0 = row(Tile::scale_at(0)), d1 = row(Tile::scale_at(last));
         const __m512 none = mul(d0, set(-MAGIC));  // exact: scales have 20 bits at most
         unroll<T>([&](auto t) INLINE_LAMBDA {
-            __m512 x = fma(V::load(sums[0][t]), d0, none);
-            if constexpr (Tile::sub16) x = fma(_mm512_sub_ps(V::load(sums[1][t]), set(MAGIC)), d1, x);
+            __m512 x = fma(as_float(sums[0][t]), d0, none);
+            if constexpr (Tile::sub16) x = fma(_mm512_sub_ps(as_float(sums[1][t]), set(MAGIC)), d1, x);
             acc[t] = fma(x, set(a.d[t]), acc[t]);
         });
         if constexpr (Tile::min)

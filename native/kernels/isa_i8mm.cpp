@@ -59,7 +59,7 @@ struct I8mm::Session {
 
     template <class Tile>
     void product(const uint8_t* tile, int64_t blocks, const Block* acts, int64_t stride, int64_t groups, bool carry,
-                 float (*total)[R]) {
+                 float (*total)[R], Ahead) {
         for (int64_t g = 0; g < groups; g++)
             group<Tile>(tile, blocks, acts + g * stride, carry, total + g * Block::tokens);
     }

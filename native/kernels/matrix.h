@@ -45,11 +45,11 @@ void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* 
     typename V::Session session;
     const auto panel = [&](const Rows& rows, int64_t t0, int64_t tokens) {
         expand_panels(w, rows.first, rows.first + 1, V::chunk, room,
-                      [&](auto tile, int64_t b, int64_t blocks, const Rows&) {
+                      [&](auto tile, int64_t b, int64_t blocks, const Rows&, Ahead next) {
                           const int64_t stride = w.k / 32;
                           const Block* a = static_cast<const Block*>(acts) + t0 / Block::tokens * stride + b;
                           session.template product<decltype(tile)>(
-                              room, blocks, a, stride, (tokens + Block::tokens - 1) / Block::tokens, b > 0, total);
+                              room, blocks, a, stride, (tokens + Block::tokens - 1) / Block::tokens, b > 0, total, next);
                       });
         for (int64_t t = 0; t < tokens; t++)
             __builtin_memcpy(out + (t0 + t) * ldo + rows.first + rows.from(), total[t] + rows.from(),

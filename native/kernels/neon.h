@@ -181,6 +181,18 @@ struct Neon : NoBlock {
     static INLINE F fma_lane(F acc, F a, X x) {
         return vfmaq_laneq_f32(acc, a, x, N);
     }
+    // acc[t][v] += w[v] * lane N of x[t]. In assembly: GCC moves accumulators about, and a move takes a place.
+    static constexpr bool has_column = true;
+    template <int N>
+    static INLINE void column(F (&acc)[4][2], const F (&w)[2], const X (&x)[4]) {
+#define ASSAY_FMLA(to, w, x) "fmla %" #to ".4s, %" #w ".4s, %" #x ".s[%c14]\n"
+        asm(ASSAY_FMLA(0, 8, 10) ASSAY_FMLA(2, 8, 11) ASSAY_FMLA(4, 8, 12) ASSAY_FMLA(6, 8, 13)
+            ASSAY_FMLA(1, 9, 10) ASSAY_FMLA(3, 9, 11) ASSAY_FMLA(5, 9, 12) ASSAY_FMLA(7, 9, 13)
+            : "+w"(acc[0][0]), "+w"(acc[0][1]), "+w"(acc[1][0]), "+w"(acc[1][1]), "+w"(acc[2][0]), "+w"(acc[2][1]),
+              "+w"(acc[3][0]), "+w"(acc[3][1])
+            : "w"(w[0]), "w"(w[1]), "w"(x[0]), "w"(x[1]), "w"(x[2]), "w"(x[3]), "i"(N));
+#undef ASSAY_FMLA
+    }
 
     static INLINE A acts(const int8_t* p) { return vld1q_s8(p); }
     static INLINE Q bytes(const uint8_t* p) { return vreinterpretq_s8_u8(vld1q_u8(p)); }

@@ -33,19 +33,22 @@ void quantise_row(const float* x, int64_t k, int lane, Group* group) {
 }
 
 constexpr int64_t float_stride(int64_t k) { return round_up(k, 16); }
+// Floats of so many tokens lie together, 4 columns of each in turn: one stream.
+constexpr int64_t float_width(int64_t m) { return m < TOKENS ? m : TOKENS; }
 
-void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t /*m*/, int64_t k, int64_t begin, int64_t end,
+void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end,
                     void* dst) {
     if (format == Acts::Q8) {
         Group* groups = static_cast<Group*>(dst);
         for (int64_t t = begin; t < end; t++)
             quantise_row(x + t * ldx, k, int(t % TOKENS), groups + t / TOKENS * (k / 32));
     } else {
-        const int64_t stride = float_stride(k);
+        const int64_t stride = float_stride(k), width = float_width(m);
         for (int64_t t = begin; t < end; t++) {
-            float* row = static_cast<float*>(dst) + t * stride;
-            __builtin_memcpy(row, x + t * ldx, size_t(k) * 4);
-            for (int64_t i = k; i < stride; i++) row[i] = 0;
+            float* to = static_cast<float*>(dst) + t / width * width * stride + t % width * 4;
+            const float* from = x + t * ldx;
+            for (int64_t i = 0; i < stride; i += 4, to += 4 * width)
+                for (int64_t j = 0; j < 4; j++) to[j] = i + j < k ? from[i + j] : 0;
         }
     }
 }
@@ -245,7 +248,7 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
     if (direct) return;
     uint8_t* const room = scratch.tile;     // found once: a thread's own memory is a call away in a shared library
     for (int64_t t = 0; t < m; t += BATCH)  // so many tokens that their activations stay in the second level cache
-        expand_panels(w, begin, end, CHUNK, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows) {
+        expand_panels(w, begin, end, CHUNK, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows, Ahead) {
             panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, m - t < BATCH ? m - t : BATCH,
                                          out + t * ldo, ldo, rows);
         });
