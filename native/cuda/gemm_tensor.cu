@@ -157,10 +157,57 @@ DEVICE void clear_rows(float (&sum)[J][4]) {
         for (int e = 0; e < 4; e++) sum[j][e] = 0.0f;
 }
 
+// The residual of a warp's sums, all of it on its way together; tokens and rows that are not there have another's. Sums of more tokens
+// leave no registers for it, and a pair has none.
+template <int J>
+struct Residual {
+    static constexpr bool few = J <= 8;
+    float y[few ? J : 1][4];
+    bool here;
+    DEVICE Residual(const Product& p, int row, int second, int token, int tokens) : here(few && p.residual && !p.paired) {
+        if constexpr (few) {
+            if (!here) return;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int at = row + lane() / 4 + r * second;
+                if (at >= p.w.rows) at = p.w.rows - 1;
+#pragma unroll
+                for (int j = 0; j < J; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        int of = token + lane() % 4 * 2 + 8 * j + e;
+                        if (of >= tokens) of = tokens - 1;
+                        y[j][2 * r + e] = p.residual[int64_t(of) * p.out_stride + at];
+                    }
+            }
+        }
+    }
+};
+
+// gate(SILU, x) of all gates of a warp's sums, times up: side by side, where none is so large or small that a division needs its checks.
+template <int J>
+DEVICE bool silu_pairs(float (&sum)[J][4]) {
+    bool usual = true;
+    float y[J][2];
+#pragma unroll
+    for (int j = 0; j < J; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float x = sum[j][e];
+            const uint32_t size = bits(x) & 0x7fffffffu;
+            usual = usual && size - 0x21800000u < 0x20800000u;  // from 2^-60 to 2^5
+            y[j][e] = divide_near(x, 1.0f + exponential(-x)) * sum[j][2 + e];
+        }
+    if (any_lane(!usual)) return false;
+#pragma unroll
+    for (int j = 0; j < J; j++) sum[j][0] = y[j][0], sum[j][1] = y[j][1];
+    return true;
+}
+
 // What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
 // Everything is read before anything is written.
 template <int J>
-DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], int row, int second, int token, int tokens) {
+DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], const Residual<J>& residual, int row, int second, int token, int tokens) {
     const int g = lane() / 4, half = p.paired ? p.w.group / 2 : p.w.group;
     token += lane() % 4 * 2;
     const auto each = [&](auto&& f) {
@@ -179,14 +226,23 @@ DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], int row, 
     for (int j = 0; j < J; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) sum[j][e] = sum[j][e] * (1.0f / kLift);
-    if (p.paired)
+    bool gated = false;
+    if constexpr (J <= 8)
+        if (p.paired && p.act == SILU && !p.gate_out && !p.up_out) gated = silu_pairs<J>(sum);
+    if (p.paired && !gated)
         each([&](float& y, float up, int, int, int64_t to) {
             if (p.gate_out) p.gate_out[to] = y;
             if (p.up_out) p.up_out[to] = up;
             y = gate(p.act, y) * up;
         });
     if (p.bias) each([&](float& y, float, int out, int, int64_t) { y = y + p.bias[out]; });
-    if (p.residual) each([&](float& y, float, int, int, int64_t to) { y = y + p.residual[to]; });
+    if constexpr (Residual<J>::few)
+        if (residual.here)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sum[j][e] = sum[j][e] + residual.y[j][e];
+    if (p.residual && !residual.here) each([&](float& y, float, int, int, int64_t to) { y = y + p.residual[to]; });
     if (room) each([&](float& y, float, int out, int of, int64_t) { reinterpret_cast<uint16_t*>(p.out)[half_at(of, out, room)] = float_to_half(y); });
     else each([&](float& y, float, int, int, int64_t to) { p.out[to] = y; });
 }
@@ -328,8 +384,9 @@ DEVICE void tensor_tile(const TensorArgs& all) {
             clear_rows<J>(sum);
         }
     });
+    const Residual<J> residual(p, of.row, of.second, first_token, a.tokens);
     if (all.split && !fold_chains<J>(all, sum, thread(), threads(), reinterpret_cast<int*>(gone + ring), [] { sync_block(); })) return;
-    store_rows<J>(p, all.room, sum, of.row, of.second, first_token, a.tokens);
+    store_rows<J>(p, all.room, sum, residual, of.row, of.second, first_token, a.tokens);
 }
 
 // Shared memory: activations of a unit of each group, [4][tokens][128 bytes], sums on their way, [J][128 lanes], two units of weights of each
@@ -404,8 +461,9 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     });
     if (!last) return;
     const auto sync = [&] { sync_some(8 + group, 128); };
+    const Residual<J> residual(p, of.row, of.second, first_token, a.tokens);
     if (all.split && !fold_chains<J>(all, sum, me, 128, reinterpret_cast<int*>(here - group + groups), sync)) return;
-    store_rows<J>(p, all.room, sum, of.row, of.second, first_token, a.tokens);
+    store_rows<J>(p, all.room, sum, residual, of.row, of.second, first_token, a.tokens);
 }
 
 CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<32, 4>(a); }
