@@ -202,6 +202,21 @@ def test_a_prefix_may_end_inside_a_page(bench: Bench) -> None:
     assert Collector(fresh, jobs[1:2]).wait().ids[0] == found[1].ids[0]
 
 
+def test_prompts_that_begin_alike_wait_for_the_first(bench: Bench) -> None:
+    """Twenty tokens in common, within a page: those that start together wait a step and begin with a copy of it."""
+    shared = tuple([265, 270, 275, 280] * 5)
+    jobs = [Job((*shared, *[300 + i, 261 + i] * 10), GREEDY, 8, ignore_eos=True) for i in range(4)]
+    worker = bench.worker()
+    engine = worker.scheduler.engine
+    assert isinstance(engine, Recorder)
+    engine.gate.clear()
+    together = Collector(worker, jobs)
+    engine.gate.set()
+    together.wait()
+    assert [s.cached for s in together.sequences] == [0, 20, 20, 20]
+    assert together.ids == bench.alone(jobs)
+
+
 def test_choices_that_start_together_share_their_prompt(bench: Bench) -> None:
     """n = 4: the second to fourth wait one step and then find the prompt in the cache."""
     worker = bench.worker()

@@ -140,7 +140,7 @@ class _Node:
     def closest(self, tokens: tuple[int, ...]) -> tuple[_Node | None, int]:
         """The child that begins with most of `tokens`, and how many that are: in sorted order it stands beside them."""
         at = bisect_left(self.order, tokens)
-        found = [(_common(key, tokens), key) for key in self.order[max(at - 1, 0) : at + 1]]
+        found = [(common(key, tokens), key) for key in self.order[max(at - 1, 0) : at + 1]]
         n, key = max(found, default=(0, ()))
         return (self.children[key], n) if n else (None, 0)
 
@@ -226,6 +226,11 @@ class Pages:
     def of(cls, engine: PagedEngine) -> Pages:
         """The pages of an engine."""
         return cls(engine.n_pages, copy=engine.copy_page, windows=engine.windows)
+
+    @property
+    def copies(self) -> bool:
+        """Whether a page that begins as another is begun with a copy of it."""
+        return self._copy is not None
 
     @property
     def step(self) -> int:
@@ -452,6 +457,6 @@ class Pages:
             raise ValueError("the lease is closed or of another cache")
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many leading items are equal."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

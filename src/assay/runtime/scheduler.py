@@ -22,12 +22,13 @@ from assay.engines.base import PAGE, Array, CacheLost, Chunk, Output, PagedEngin
 from assay.errors import AssayError
 from assay.runtime.errors import DeadlinePassed, EngineFailed, NoLogits
 from assay.runtime.lookahead import Lookahead
-from assay.runtime.pages import OutOfPages, Pages
+from assay.runtime.pages import OutOfPages, Pages, common
 from assay.runtime.sampler import scores
 from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 
+_WORTH_COPYING = PAGE // 2  # tokens in common for which a sequence waits a step
 RUNNING = 64  # sequences that run at once in a library or an offline batch, unless told otherwise
 _FOLLOW = 63  # most tokens that an engine goes on by itself
 _AHEAD, _SPAN = 15, 0.02  # most of them that are begun ahead, and seconds: whoever comes meanwhile waits so long
@@ -399,14 +400,16 @@ class Scheduler:
         return True
 
     def _twin(self, sequence: Sequence, start: int, plan: dict[Sequence, int]) -> bool:
-        """Whether another sequence of this step completes the page that this one would compute first."""
+        """Whether another sequence of this step completes the page that this one would compute first, or one that
+        begins as it does: a step later it is copied."""
         end = start - start % PAGE + PAGE
-        if end >= len(sequence.ids):
-            return False
-        return any(
-            other.computed < end <= other.computed + n and other.ids[:end] == sequence.ids[:end]
-            for other, n in plan.items()
-        )
+        ids = sequence.ids[:end]
+        for other, n in plan.items():
+            if other.computed < end <= other.computed + n:
+                same = common(other.ids[:end], ids)
+                if (same == end and end < len(sequence.ids)) or (self.pages.copies and same - start >= _WORTH_COPYING):
+                    return True
+        return False
 
     # --- what came of it
 
