@@ -82,7 +82,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         if caption and block is None and not several[0].empty and _speechless(several[0]):
             context = heading(caption[0], caption[1], context, sides, caption=True)
         for said in several:
-            said.items = _named_above(said.items, context, titles)
+            said.items = _best(_named_above(said.items, context, titles), context)
             tokens = tokens or said.tokens
             if not said.empty:
                 new += _observations(said, context, where)
@@ -139,6 +139,19 @@ def _named_above(items: list[Item], context: Context, titles: Sequence[str]) -> 
         return items
     kind = _kind_of([*titles, " ".join(context.words)])
     return [replace(i, kind=kind) if i.kind == "?" else i for i in items if i.kind != "?" or kind]
+
+
+def _best(items: list[Item], context: Context) -> list[Item]:
+    """Below "top 5 logits" two numbers are an id and its logit; three have a rank before them."""
+    if len(items) != 1 or context.about.nodes != ("result_output",) or not set(split_words(context.words)) & TOP_WORDS:
+        return items
+    values = items[0].data
+    if items[0].kind != "list" or not isinstance(values, Values) or values.last or not 1 < len(values.first) < 4:
+        return items
+    *whole, value = values.first
+    if value.whole or not all(n.whole and n.value >= 0 for n in whole):
+        return items
+    return [replace(items[0], kind="top", data=((int(whole[-1].value), value),))]
 
 
 def _kind_of(titles: Sequence[str]) -> str:

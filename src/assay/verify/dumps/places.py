@@ -36,7 +36,14 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
             if at < len(words) and words[at].isdecimal() and len(words[at]) < 5:
                 if i and words[i - 1] in ("n", "num", "total", "max"):
                     continue
-                if word == "l" and words[at] == "2" and words[at + 1 : at + 2] in (["norm"], ["norms"]):
+                if (
+                    word == "l"
+                    and words[at] == "2"
+                    and words[at + 1 : at + 2] in (["norm"], ["norms"])
+                    and not (
+                        words[at + 2 : at + 3] and words[at + 2].isdecimal()  # l2 norm1: the third layer
+                    )
+                ):
                     continue
                 return int(words[at]), set(range(i + (named is LAYERS), at + 1))
             for j in range(at, min(at + 3, len(words) - 1)):  # LayerTrace(index=0
@@ -62,7 +69,10 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
             return -1
         if a == "first" and b in _ROWS - {"tokens", "positions"}:
             return 0
-    if any(words[i : i + 2] == ["last", "of"] and words[i + 3 : i + 4] == ["tokens"] for i in range(len(words))):
+    if any(
+        words[i : i + 2] == ["last", "of"] and words[i + 3 : i + 4] in (["tokens"], ["positions"])
+        for i in range(len(words))
+    ):
         return -1  # "last of 8 tokens"
     if "last" in words and "one" in words and set(words) & _ROWS:  # "8 tokens, showing the last one"
         return -1 if words[words.index("last") + 1 :][:1] == ["one"] else None

@@ -414,12 +414,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         if key and key[-1].lower().endswith("hidden_states") and line.label[-1:] == key[-1:]:
             line.label[-1] = f"hidden_states.{index[0].text}"
             return key
-        placed = (
-            line.inside
-            or "".join(line.label[:1]).isdecimal()
-            or meaning(line.label).layer is not None
-            or meaning(line.label).nodes in _ENDS
-        )
+        led = len(line.label) == 2 and line.label[0].isdecimal()  # 2.layer_out (16): its layer was said
+        placed = line.inside or led or meaning(line.label).layer is not None or meaning(line.label).nodes in _ENDS
         named = (
             bool(key) and not placed and ("_" in key[-1] or (words[-1:] and words[-1] in LAYER | {"hidden", "states"}))
         )
@@ -431,7 +427,9 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         again = len(after) > 3 and after[2] == Word(key[-1] if key else "") and isinstance(after[3], Group)
         again = again or (last is not None and last.kind == "at" and key[-1:] == list(last.words[-1:]))
         named = named and not (again and isinstance(value, Number) and not value.whole)  # v_out[0]=1.5 v_out[1]=2.5
-        named = named or (counts and not again and meaning(line.label).layer is None)  # "layer output [0]: ..."
+        named = named or (
+            counts and not again and not led and meaning(line.label).layer is None
+        )  # "layer output [0]: ..."
         element = isinstance(value, Number) and not value.whole and not listed_after and not named
         if element and isinstance(value, Number) and not set(words) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)

@@ -113,8 +113,8 @@ def table_header(line: str) -> Table | None:
         return None
     mark = _mark(line)
     cells = _cells(line, mark)
-    if len(cells) < 2 or len(cells) > 2048:
-        return None
+    if len(cells) < 2 or len(cells) > 2048 or (mark == "," and (". " in line or line.rstrip().endswith("."))):
+        return None  # or a sentence
     if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
         return None
     columns = tuple(_column(c) for c in cells)
@@ -152,7 +152,7 @@ def table_header(line: str) -> Table | None:
     unnamed = line[:4].isspace() and len(cells) > 2 and all(columns) and not across  # a data frame's
     if not known or not (about or (marked and across >= 2) or unnamed):
         return None
-    return Table(columns, tuple(cells), mark=mark)
+    return Table(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark)
 
 
 def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:

@@ -45,10 +45,6 @@ UNREAD = {
     "thirteenth: pdb session",
     "thirteenth: CUDA D2H dump, indexed elements",
     "fourteenth: numpy array repr",
-    "fourteenth: Rust candle-like, layer inputs and top logits",
     "fifteenth: gdb session",
-    "fifteenth: fixed width table of norms",
-    "sixteenth: swift metal print",
     "sixteenth: d writefln head and tail",
-    "sixteenth: ocaml printf short",
 }
