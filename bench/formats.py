@@ -42,7 +42,7 @@ def graded(form: Format, run: Run, model: Model) -> tuple[dict[tuple[str, str], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("sets", nargs="*", default=[*strangers.SETS, *strangers.PRINTED])
+    parser.add_argument("sets", nargs="*", default=strangers.SETS)
     parser.add_argument("--file", type=Path, help="logs of your own")
     parser.add_argument("--wrong", action="store_true", help="name what is not understood")
     args = parser.parse_args()
@@ -50,8 +50,8 @@ def main() -> None:
     totals = [0] * 6
     with tempfile.TemporaryDirectory() as folder:
         model = test_formats.small_model(Path(folder))
-        for name in [args.file] if args.file else args.sets:
-            forms = strangers.printed(name) if args.file or name in strangers.PRINTED else strangers.SETS[name].FORMATS
+        for path in [args.file] if args.file else [strangers.DATA / f"{name}.jsonl" for name in args.sets]:
+            forms = strangers.printed(path)
             sums = [0] * 6
             for form in forms:
                 ways, right, numbers, whole = graded(form, run, model)
@@ -61,7 +61,7 @@ def main() -> None:
                     print(
                         f"  {form.name}: {', '.join(' '.join(way) for way, fine in ways.items() if not fine) or 'more'}"
                     )
-            print(_line(str(name), sums))
+            print(_line(path.stem, sums))
             totals = [a + b for a, b in zip(totals, sums, strict=True)]
     print(_line("all", totals))
 
