@@ -55,6 +55,23 @@ def test_clear_words_are_not_overruled(model: Model, truth: Dump, tmp_path: Path
     assert [o.name for o in dump.observations] == ["ffn_norm-0"]
 
 
+@pytest.mark.parametrize(
+    ("said", "printed", "read"),
+    [
+        ("k_proj", "Vcur", "Kcur_proj"),  # a neighbour's: weights exchanged
+        ("ffn_gate", "ffn_up", "ffn_gate"),
+        ("l_out", "ffn_out", "l_out"),  # its input's: a sum left out
+        ("attn_norm", "attn_out", "attn_out"),  # of what is made of it: no fault does that, the words were misread
+    ],
+)
+def test_words_yield_only_to_what_is_made_of_their_node(
+    model: Model, truth: Dump, tmp_path: Path, said: str, printed: str, read: str
+) -> None:
+    (tmp_path / "x.log").write_text(lines(truth, {printed: said}, 6).replace("/", " of the last token, layer "))
+    dump = load_dump(tmp_path / "x.log", model)
+    assert [o.name for o in dump.observations] == [f"{read}-0", f"{read}-1"]
+
+
 @pytest.mark.parametrize("k", [1, 2])
 def test_too_few_values_tell_nothing(model: Model, truth: Dump, tmp_path: Path, k: int) -> None:
     text = lines(truth, {"attn_out": "quux"}, k).replace("quux", "quux blah")

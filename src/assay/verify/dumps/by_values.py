@@ -6,8 +6,9 @@ statement does the same in every layer: lines with the same words and other whol
 layers, also where a fault makes their values match nothing.
 
 Words that name a node are overruled in one case: their values are not that node's in the first layer printed, and are,
-digit by digit, another's that no other line claims and that is computed later. A fault may leave a node with the values
-of what it was computed from (a norm, a rotation, a sum that was skipped), never with those of what comes after it.
+digit by digit, another's that no other line claims and that is computed from it. A fault may leave a node with the
+values of what it was computed from (a norm, a rotation, a sum that was skipped) or of a neighbour (weights of q and v,
+of gate and up exchanged), never with those of what is made of it.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def overruled(
         if asked_of is None or asked_of not in doubted:
             continue
         found = library.nearest(asked_of)
-        if found is None or found.node in claimed or found.node in graph.ancestors([asked_of.first.name]):
+        if found is None or found.node in claimed or asked_of.first.name not in graph.ancestors([found.node]):
             continue
         other = split(found.node)[0]
         for layer, each in of.items():

@@ -92,11 +92,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             caption = None
             last = next(o.name for o in reversed(new) if o.name)
             context = replace(context, fresh=False, before=last.rpartition("-")[0])
-            self_said = meaning(said.label)
-            if block is None and not table.columns and self_said.row is not None and self_said.layer is None:
-                context = context.told(
-                    replace(context.about, row=self_said.row)
-                )  # pos 3: |emb|=1.5, and what is below it
+            if block is None and not table.columns:
+                context = _below(said, context)
             _remember(line, new, context)
         else:
             if new and kept < _UNREAD:
@@ -124,6 +121,12 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         str(path), log=True, aside=tuple(a for _, a in aside), aside_at=tuple(w for w, _ in aside),
         unread=tuple(unread),
     )  # fmt: skip
+
+
+def _below(said: Said, context: Context) -> Context:
+    """A line with values may tell the row of those below it: "pos 3: |emb|=1.5"."""
+    own = meaning(said.label)
+    return context if own.row is None or own.layer is not None else context.told(replace(context.about, row=own.row))
 
 
 def _speechless(said: Said) -> bool:

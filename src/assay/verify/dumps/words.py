@@ -59,6 +59,8 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Qcur_proj-", "Qcur_biased-"), (_Q + " query queries", _TURN, _BEFORE), ""),
     (("Kcur_proj-", "Kcur_biased-"), (_K + " key keys", _TURN, _BEFORE), ""),
     (("Qcur-",), (_Q + " query queries", _TURN), ""),
+    (("Qcur-",), ("qr",), ""),
+    (("Kcur-",), ("kr",), ""),
     (("Kcur-",), (_K + " key keys", _TURN), ""),
     (("l_out-",), ("plus", _FFN + " down w2"), ""),
     (("ffn_inp-",), ("plus", _ATT + " wo oproj"), ""),
