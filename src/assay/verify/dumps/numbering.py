@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ def numbered(
     if counted_from_one([*found, *rest], n_layer):
         found, rest = [_one_less(o) for o in found], [_one_less(o) for o in rest]
         notes.append("layers are counted from 1 there")
-    found, note = _by_turn(found, n_layer)
+    found, note = _by_turn(_by_name(found, n_layer), n_layer)
     return found, rest, notes + note
 
 
@@ -45,6 +46,31 @@ def _one_less(obs: Observation) -> Observation:
     return replace(obs, name=less(obs.name), others=others, otherwise=otherwise, layer=layer)
 
 
+_LAST = re.compile(r"(?<!\d)(\d{1,4})(?=\D*$)")
+
+
+def _by_name(observations: list[Observation], n_layer: int) -> list[Observation]:
+    """A number in the name, `q_proj_0`, `q_proj_1`: of the layer, where the same name has all from 0 on."""
+    groups: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for i, obs in enumerate(observations):
+        if obs.unnumbered and (m := _LAST.search(obs.template)):
+            key = (obs.name, obs.template[: m.start()] + obs.template[m.end() :])
+            groups.setdefault(key, {}).setdefault(int(m[1]), []).append(i)
+    found = list(observations)
+    for numbers in groups.values():
+        if len(numbers) < 2 or sorted(numbers) != list(range(len(numbers))) or len(numbers) > n_layer:
+            continue
+        for layer, places in numbers.items():
+            for i in places:
+                found[i] = _of_layer(found[i], layer)
+    return found
+
+
+def _of_layer(obs: Observation, layer: int) -> Observation:
+    names = [join(split(x)[0], layer) if split(x)[1] == 0 else x for x in (obs.name, *obs.others)]
+    return replace(obs, name=names[0], others=tuple(names[1:]), layer=layer, unnumbered=False)
+
+
 def _by_turn(observations: list[Observation], n_layer: int) -> tuple[list[Observation], list[str]]:
     """A line printed once for every layer without its number: the first is layer 0."""
     groups: dict[tuple[Any, ...], list[int]] = {}
@@ -56,8 +82,6 @@ def _by_turn(observations: list[Observation], n_layer: int) -> tuple[list[Observ
         if len(places) != n_layer or n_layer < 2:
             continue
         for layer, i in enumerate(places):
-            obs = found[i]
-            names = [join(split(x)[0], layer) if split(x)[1] == 0 else x for x in (obs.name, *obs.others)]
-            found[i] = replace(obs, name=names[0], others=tuple(names[1:]), layer=layer, unnumbered=False)
+            found[i] = _of_layer(found[i], layer)
         notes.append(f"{split(name)[0]}: printed {n_layer} times without a number, read as the layers in order")
     return found, notes

@@ -42,6 +42,7 @@ from assay.verify.dumps.lines import (
     Word,
     listed,
 )
+from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.places import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
 from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic
 from assay.verify.dumps.words import VALUES, meaning, split_words
@@ -133,7 +134,7 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             if _leads(cut, i, key, line):
                 i += 2
                 continue
-            run, i = _run(cut, i, key)
+            run, i = _run(cut, i, key, line)
             if len(run) == 1 and is_count(cut, i - 1):
                 continue  # "layer 1 of 3", "1/3"
             _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] is ASSIGN)
@@ -195,15 +196,17 @@ def _waits(key: list[str]) -> bool:
     return any(w.lower() in ("first", "last", "values", "vals", "head") or statistic([w]) for w in key[-8:])
 
 
-def _run(cut: list[Piece], i: int, key: list[str]) -> tuple[list[Piece], int]:
+def _run(cut: list[Piece], i: int, key: list[str], line: Said) -> tuple[list[Piece], int]:
     """Numbers side by side, with commas or dots between them; one after a word that takes one."""
     first = cut[i]
     assert isinstance(first, Number)
     last = split_words(key[-1:])[-1:] if key else []
     if last and last[0] in LAYER | ROW | NUMBERING and first.whole:
         return [first], i + 1
-    if (statistic(key) not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"])) and len(_several(key)) < 2:
-        return [first], i + 1
+    kind = statistic(key)
+    beside = kind and line.items and line.items[-1].kind in STATISTICS and i and cut[i - 1] is ASSIGN
+    if (kind not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"]) or beside) and len(_several(key)) < 2:
+        return [first], i + 1  # max=2.5 norm=3.5 0.5 0.25 …
     run: list[Piece] = []
     while i < len(cut):
         piece = cut[i]

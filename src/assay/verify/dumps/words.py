@@ -19,7 +19,7 @@ _MOST, _LONGEST = 64, 200  # words of a label, and letters of a word
 VALUES = "\x00"  # among the words of a line: here stood values
 _PARTS = re.compile(r"\x00|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
-_NODE = re.compile(r"([A-Za-z_]\w*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
+_NODE = re.compile(r"([A-Za-z_][\w.]*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
 _HIDDEN = re.compile(r"hidden_states\.\d{1,4}")  # Hugging Face's list: the embedding, then the layers
 _NO_WORD = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$"
@@ -34,7 +34,8 @@ _V = "v vcur wv xv"
 _ATT = "attn attention att selfattn mha sa gqa mhsa"
 _FFN = "ffn mlp ff feedforward feed fc"
 _NORM = "norm xnorm rmsnorm layernorm ln normed normalized normalised"
-_LAST_NORM = "outputnorm lnf normf finalrms rmsfinal"
+_LAST_NORM = "outputnorm lnf normf finalrms rmsfinal resultnorm"
+_OUT_NORM = "outnorm outrmsnorm lastnorm lastrmsnorm lastlayernorm lastln headnorm"
 _NORM1 = "ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn an"
 _NORM2 = "ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp fn"
 _TURN = "rope rotary rotated roped rot turned"
@@ -47,6 +48,7 @@ _NOT_QKV = f"return returned values of out output hidden residual stream is {_FF
 # (nodes, words that must stand: one of each group, words that must not). `-` after a node: it belongs to a layer.
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), ("final " + _LAST_NORM, f"{_NORM} {_LAST_NORM}"), ""),
+    (("result_norm",), (_OUT_NORM,), f"{_ATT} {_FFN}"),
     (("kqv_out-",), ("softmax softmaxed probs soft", "v context ctx concat concatenated weighted"), ""),
     (("kqv_out-",), ("attend attended attends sdpa hookz ctx concat concatenated weighted",), "norm"),
     (("kqv_out-",), (_ATT + " a p", "times", _V), ""),
@@ -55,7 +57,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
     (("kq_soft_max-",), (_ATT, "weights weight probability"), _NORM),
     (("kq-",), ("scores score qk kq qkt",), "logits"),
-    (("result_output",), ("logits logit lmhead unembed unembedding wcls vocab",), _NORM),
+    (("result_output",), ("logits logit lmhead unembed unembedding wcls vocab resultoutput",), _NORM),
     (("Qcur_proj-", "Qcur_biased-"), (_Q + " query queries", _TURN, _BEFORE), ""),
     (("Kcur_proj-", "Kcur_biased-"), (_K + " key keys", _TURN, _BEFORE), ""),
     (("Qcur-",), (_Q + " query queries", _TURN), ""),
@@ -73,7 +75,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Qcur_proj-", "Qcur_biased-", "Qcur-"), (_Q,), ""),
     (("Kcur_proj-", "Kcur_biased-", "Kcur-"), (_K,), ""),
     (("Vcur-",), (_V,), "values"),
-    (("kqv_out-",), ("context kqv heads merged",), ""),
+    (("kqv_out-",), ("context kqv heads merged headoutput headoutputs headout",), ""),
     (("ffn_inp-",), ("inp", _FFN), ""),
     (("l_out-",), (_ADDED, _FFN + " residual2 residual3 res2 resid2 add2 down"), ""),
     (("ffn_inp-",), ("residual1 res1 resid1 add1 residmid midresid midlayer hmid",), ""),
@@ -88,7 +90,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_inp-", "attn_out-"), (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
     (("ffn_gate-",), ("gate w1", "before pre no without", "silu swish gelu act activation"), ""),
-    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate",), ""),
+    (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate activated",), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("gated",), "out output down"),
     (("ffn_swiglu-", "ffn_geglu-"), ("gate w1", "up w3"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), (_FFN, "hidden inner mid activation"),
@@ -195,7 +197,8 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
         if _HIDDEN.fullmatch(text):
             return replace(plain, layer=None, nodes=(), verbatim=text)
         if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER and _is_role(m[1]):
-            return replace(plain, layer=int(m[2]), verbatim=text)
+            inside = _by_words([w for w in words if w != m[2]], int(m[2]), set(), False)
+            return replace(inside, layer=int(m[2]), verbatim=text)
     return plain
 
 
