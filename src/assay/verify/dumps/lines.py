@@ -68,7 +68,7 @@ _PIECE = re.compile(
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
     r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
     r"|(?P<average>\|(?:mean|avg)\||(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
-    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
+    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
@@ -242,7 +242,7 @@ def _cut(line: str) -> Iterator[Piece]:
         elif kind == "odd":
             yield odd_number(text)
         elif kind in _SIGNS:
-            inner = text.strip("|‖₂_2= ").split() if kind == "norm" else []
+            inner = text.lstrip("|‖").rpartition(text[0])[0].strip("|‖ ").split() if kind == "norm" else []
             yield from (Word(w) for w in inner if len(w) > 2 or w.isdecimal())
             yield Word(_SIGNS[kind])
         elif kind in ("word", "id"):

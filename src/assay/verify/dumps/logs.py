@@ -113,8 +113,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                     context = outer  # it said nothing: what was spoken of goes on below it
                 if line.strip():
                     caption = None if changed else (line, said)
-        if len(said.label) > 12 and (row := row_of(split_words(said.label), set())) is not None:
-            context = replace(context, perhaps=row)  # prose
+        if (len(said.label) > 12 or said.tokens) and (row := row_of(split_words(said.label), set())) is not None:
+            context = replace(context, perhaps=row)  # prose, or beside the tokens
         sides |= {s for s in (said.side, context.side) if s}
     return Dump(
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(_together(found)),

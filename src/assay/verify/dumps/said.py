@@ -401,6 +401,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     words = split_words(key)
     values = listed(group.items)
     index = group.numbers()
+    if group.bracket == "(" and key and statistic(key) and _options(group):
+        return key  # .std(correction=0)
     if isinstance(values, Values) and len(group.items) == 1 and index and index[0].whole and index[0].value >= 0:
         value = after[1] if len(after) > 1 and after[0] is ASSIGN else None
         listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
@@ -445,7 +447,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
             line.tokens = line.tokens or (int(index[0].value),)
         elif value is None and words[-1:] and words[-1] in ("x", "h", "y", "v"):
             line.element = int(index[0].value)
-        elif listed_after:
+        elif listed_after and not led:
             line.label.append(index[0].text)  # xnorm(0) = …: nobody knows yet what it counts
         return key
     if key and group.bracket == "[" and DOTS in group.items and 0 < len(index) < 3 and all(n.whole for n in index):
@@ -496,7 +498,8 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         texts = [p.text for p in inner if isinstance(p, Word)]
         whole = [p.text for p in inner if isinstance(p, Number) and p.whole]
         if len(texts) == len(whole) == 1 and meaning([*texts, "layer", "0"], generic=False).nodes:
-            line.label += [*texts, "layer", *whole]
+            known = line.inside or meaning(line.label).layer is not None  # dump_vec(attn_norm, 16): how many
+            line.label += texts if known else [*texts, "layer", *whole]
             return key
     around, row = line.around, line.cut_row
     line.around = (*around, *line.label[line.since :][-8:]) if len(around) < 24 else around
@@ -504,6 +507,11 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
     rest = _walk(inner, line, list(key))
     line.around, line.cut_row = around, row
     return list(key) if after and isinstance(after[0], Number) and statistic(key) else rest  # rms{layer="0"} 1.5
+
+
+def _options(group: Group) -> bool:
+    named = {p.text.lower() for p in group.items if isinstance(p, Word)}
+    return bool(named) and named <= {"correction", "dim", "axis", "p", "ord", "keepdim", "keepdims", "ddof", "unbiased"}
 
 
 def _is_pair(values: Values) -> bool:

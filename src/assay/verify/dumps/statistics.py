@@ -26,7 +26,7 @@ _NORM_OF = {
     "act",
 }  # fmt: skip
 _NODES = {"attn", "attention", "ffn", "mlp", "final", "rms", "layer", "input", "pre", "post", "q", "k"}
-TRAILING = {"is", "was", "x", "h", "of", "value", "val", "elements"}
+TRAILING = {"is", "was", "x", "h", "of", "value", "val", "elements", "item", "tolist", "numpy", "float", "cpu"}
 _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm", "rms", "sum", "total")}
 
 

@@ -24,6 +24,7 @@ _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
                 "key", "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
+_PLACES = {"layer", "name", "row", "index"}
 _ROW_COLUMN = ROW | {"token", "tok"}
 _VALUES = {"first", "values", "sample", "head", "vals", "data", "slice", "preview"}
 
@@ -118,6 +119,9 @@ def table_header(line: str) -> Table | None:
     if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
         return None
     columns = tuple(_column(c) for c in cells)
+    if mark == "  " and "" in columns and all(_column(c) in _PLACES for c in cells[columns.index("")].split()):
+        mark, cells = " ", line.split()  # "layer tensor      mean      std"
+        columns = tuple(_column(c) for c in cells)
     if any(_LAYER_HEAD.fullmatch(c) for c in cells):  # beside L0 and L1, L2 is no norm
         columns = tuple("=" if c.lower() == "l2" else kind for c, kind in zip(cells, columns, strict=True))
     rest = columns[1:]

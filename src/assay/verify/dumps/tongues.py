@@ -12,6 +12,9 @@ TONGUES: dict[str, tuple[str, ...]] = {
         "layer": "schicht couche capa camada strato laag lager slaj слой слои слоя слое слою ebene",
         "output": "ausgabe ausgang sortie salida saida uscita uitvoer utdata выход выхода вывод",
         "after": "nach apres despues depois dopo после etter efter",
+        "before": "vor avant antes prima voor innan перед до",
+        "final norm": "schlussnorm endnorm abschlussnorm",
+        "layer output": "schichtausgabe schichtausgang",
         "last": "letzte letzter letztes letzten dernier derniere ultimo ultima последний последнего последняя",
         "first": "erste ersten erster premier premiers primero primeros primeiro primeiros primi первые первых",
         "token": "jeton токен токена токены zeichen",
@@ -34,13 +37,14 @@ _SIGNS = {
     "层": "layer", "層": "layer", "输出": "output", "輸出": "output", "最后": "last", "词元": "token",
     "嵌入": "embedding",
     "注意力": "attention", "归一化": "norm", "前馈": "ffn", "隐藏": "hidden", "状态": "state",
-    "之后": "after", "后": "after",
+    "之后": "after", "后": "after", "之前": "vor", "以前": "vor", "の前": "vor", "前の": "vor",
     "前": "first", "均值": "mean", "标准差": "std", "最大": "max", "最小": "min", "个": "", "值": "values", "的": "",
     "레이어": "layer", "블록": "block", "출력": "output", "마지막": "last", "토큰": "token", "임베딩": "embedding",
     "어텐션": "attention", "잔차": "residual", "정규화": "norm", "로짓": "logits", "후": "after",
 }  # fmt: skip
 _SIGN = re.compile("|".join(sorted(map(re.escape, _SIGNS), key=len, reverse=True)))
 _NTH = re.compile(r"第?\s?(\d{1,4})\s?(?:번째\s?)?[层層]目?")
+_BEFORE = re.compile(r"(\S+)\s+vor\b")  # said behind what it is before of
 _LATIN = re.compile("[\u00c0-\u024f]")
 
 
@@ -49,4 +53,4 @@ def english(text: str) -> str:
     if _LATIN.search(text):
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     text = _NTH.sub(r" layer \1 ", text)
-    return _SIGN.sub(lambda m: f" {_SIGNS[m[0]]} ", text)
+    return _BEFORE.sub(r"before \1", _SIGN.sub(lambda m: f" {_SIGNS[m[0]]} ", text))
