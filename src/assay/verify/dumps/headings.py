@@ -206,7 +206,11 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     """The context below a line that gives no values. A caption stands directly above values that say nothing else."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
-    if (line.startswith("-> ") and layer_of(words)[0] is None) or _COUNTED.search(line[:400]) or _PROGRESS.search(line[:400]):
+    if (
+        (line.startswith("-> ") and layer_of(words)[0] is None)
+        or _COUNTED.search(line[:400])
+        or _PROGRESS.search(line[:400])
+    ):
         return context  # a debugger's next statement, a count
     if len(_FLAG.findall(line[:400])) > 1 or line.lstrip().startswith("$ "):  # somebody typed this
         return replace(context, perhaps=-1) if row_of(words, set()) == -1 else context

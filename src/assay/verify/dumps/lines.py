@@ -68,7 +68,8 @@ _PIECE = re.compile(
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
     r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
     r"|(?P<average>\|(?:mean|avg)\||(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
-    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
+    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])"
+    r"|(?:\|\||‖)\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
@@ -276,6 +277,8 @@ def _quoted(text: str) -> Piece:
     if _QUOTED_LIST.fullmatch(text) and "." in text:
         parts = _BETWEEN.split(text)
         return Group("[", tuple(number(t) if t[-1:] not in (".", "…") or t[:-1].isdigit() else DOTS for t in parts))
+    if "|" in text and (m := _PIECE.match(text + "=")) and m.end() == len(text) and m.lastgroup in _SIGNS:
+        return Word(_SIGNS[m.lastgroup])  # "max|x|": 1.5
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

@@ -214,15 +214,18 @@ def _observations(said: Said, context: Context, where: str) -> list[Observation]
     return found
 
 
+_IN_NAME = re.compile(r"[A-Za-z_][\w.]*-\d{1,4}")  # ffn_out-3
+
+
 def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
     """The words with `#` for whole numbers that stand alone or number a layer, and these numbers."""
     words: list[str] = []
     alone: set[int] = set()
     for text in label:
         parts = split_words([text]) if text != VALUES else []
-        if text.isdecimal():
-            alone.add(len(words))
         words += parts
+        if text.isdecimal() or (_IN_NAME.fullmatch(text) and parts[-1:] and parts[-1].isdecimal()):
+            alone.add(len(words) - 1)
     holes = alone | layer_of(words)[1]
     found = tuple(int(w) for i, w in enumerate(words) if i in holes and w.isdecimal() and len(w) < 10)
     return " ".join("#" if i in holes and w.isdecimal() else w for i, w in enumerate(words[:64])), found

@@ -30,7 +30,7 @@ def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
         int(layer)
         for o in observations
         if not o.unnumbered
-        for layer in [split(o.name)[1] if o.name else o.layer]
+        for layer in [o.layer if not o.name or _IN_PATH.search(o.name) else split(o.name)[1]]
         if layer is not None
     }
     return bool(layers) and max(layers) == n_layer and 0 not in layers
@@ -39,13 +39,16 @@ def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
 def _one_less(obs: Observation) -> Observation:
     def less(name: str) -> str:
         role, layer = split(name)
-        return name if layer is None else join(role, layer - 1)
+        if layer is None:
+            return _IN_PATH.sub(lambda m: f".{int(m[1]) - 1}.", name, count=1)
+        return join(role, layer - 1)
 
     layer = None if obs.layer is None else obs.layer - 1
     others, otherwise = tuple(map(less, obs.others)), tuple(map(less, obs.otherwise))
     return replace(obs, name=less(obs.name), others=others, otherwise=otherwise, layer=layer)
 
 
+_IN_PATH = re.compile(r"\.(\d{1,4})\.")  # model.layers.1.mlp
 _LAST = re.compile(r"(?<!\d)(\d{1,4})(?=\D*$)")
 
 

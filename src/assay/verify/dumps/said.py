@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.verify.dumps.brackets import (
@@ -44,8 +44,8 @@ from assay.verify.dumps.lines import (
 )
 from assay.verify.dumps.observation import STATISTICS
 from assay.verify.dumps.places import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
-from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic
-from assay.verify.dumps.words import VALUES, meaning, split_words
+from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic, without_statistic
+from assay.verify.dumps.words import VALUES, all_known, meaning, split_words
 
 _TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
@@ -107,6 +107,7 @@ def said_by(cut: Sequence[Piece], sides: set[str], inside: bool = False) -> Said
         line.label += ["layer", str(number)]
     _walk(list(cut[skip:]), line, [])
     line.items = layers_beside(vectors(ranked(cut, line.items)))
+    _tell(line)
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
@@ -267,8 +268,9 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
         if kind == "norm" and assigned and words[-2:-1] in (["output"], ["final"]) and not line.items:
             kind = None  # "output norm: 1.5", of a statistic that the heading names
         if kind == "norm" and not assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):
-            kind = None  # "L2" may be the third layer, "norm" a node
-        if kind and not (one.whole and last in ("max", "total", "min", "norm") and len(words) > 1):
+            placed = line.inside or meaning(line.label[:-1]).layer is not None
+            kind = kind if placed and not one.whole else None  # "L2" may be the third layer, "norm" a node
+        if kind and not (one.whole and last in ("max", "total", "min", "norm", "of") and len(words) > 1):
             _take_word(line, kind)
             line.add(kind, one, key)
         elif not one.whole and not (key and LOGIT_WORDS & set(words[-2:])) and (at := _element(line)) is not None:
@@ -328,6 +330,27 @@ def _kind_before(label: Sequence[str]) -> str:
     return next((k for i in of if (k := statistic(label[i - 1 : i]))), "")
 
 
+def _tell(line: Said) -> None:
+    """Single numbers whose statistic stands before or amid the words for the node: "rms attn_out: 1.5"."""
+    first = line.label.index(VALUES) if VALUES in line.label else 0
+    if not any(i.kind == "?" for i in line.items) or any(i.kind not in ("?", *STATISTICS) for i in line.items):
+        return
+    head = line.label[:first]
+    told = [(i, kind) for i, word in enumerate(head) if (kind := statistic([word]))]
+    if len(told) != 1:
+        return
+    (at, kind), rest = told[0], split_words([w for i, w in enumerate(head) if i != told[0][0]])
+    after = split_words(head[at + 1 : at + 2])
+    dull = kind == "norm" and head[at].lower() == "norm" and at > 0
+    if dull or not rest or not all_known(rest) or (kind == "rms" and after[:1] in (["norm"], ["final"])):
+        return
+    word = line.label.pop(at)
+    line.before = line.before - 1 if line.before is not None else None
+    line.items = [
+        replace(i, kind=kind, words=tuple(w for w in i.words if w != word)) if i.kind == "?" else i for i in line.items
+    ]
+
+
 def _has_place(words: Sequence[str]) -> bool:
     """Words that say of what a single number is, and leave open which statistic."""
     about = meaning(words)
@@ -358,10 +381,7 @@ def _take_word(line: Said, kind: str) -> None:
             and not (line.label[i].lower() == "dev" and kind == "std")
         ):
             continue
-        parts = split_words([line.label[i]])
-        dull = ("abs", "dev", "l", "2") if kind == "norm" else ("abs", "dev")
-        while parts and (parts[-1] == "norm" or statistic(parts[-1:]) or parts[-1] in dull):
-            parts.pop()
+        parts = without_statistic(split_words([line.label[i]]))
         before = i - 1 if i and line.label[i - 1].lower() in ("abs", "l2", "max", "mean", "avg", "std") else i
         line.label[before : i + 1] = parts
         return
@@ -484,11 +504,15 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         return []
     inner = list(group.items)
     if [p.text.lower() for p in inner if isinstance(p, Word)] in (["last"], ["final"]) and len(inner) == 1:
-        line.row = -1
+        if words[-1:] == ["norm"] and inner[0] != Word("last"):
+            line.label.append("final")  # norm (final)
+        else:
+            line.row = -1
         return key
     if group.bracket == "(" and all(isinstance(p, Word) for p in inner):
         line.label += [p.text for p in inner if isinstance(p, Word)]
-        return key
+        alone = len(inner) == 1 and statistic([*key[-1:], line.label[-1]])  # attn_out (rms): 1.5
+        return [*key, line.label[-1]] if alone else key
     if any(isinstance(p, Word) and p.text.lower() in ("id", "token") for p in inner) and len(inner) == 2:
         number = inner[1]
         if isinstance(number, Number) and number.whole and "bos" in words:
@@ -498,7 +522,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         texts = [p.text for p in inner if isinstance(p, Word)]
         whole = [p.text for p in inner if isinstance(p, Number) and p.whole]
         if len(texts) == len(whole) == 1 and meaning([*texts, "layer", "0"], generic=False).nodes:
-            known = line.inside or meaning(line.label).layer is not None  # dump_vec(attn_norm, 16): how many
+            known = group.bracket == "(" and (line.inside or meaning(line.label).layer is not None)  # f(attn_norm, 16)
             line.label += texts if known else [*texts, "layer", *whole]
             return key
     around, row = line.around, line.cut_row

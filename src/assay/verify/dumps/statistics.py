@@ -10,8 +10,8 @@ from assay.verify.dumps.words import split_words
 STATISTIC_WORDS = {
     "rms": "rms", "rootmeansquare": "rms", "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean",
     "min": "min", "mn": "min", "mx": "max", "minimum": "min", "lo": "min", "lowest": "min", "amin": "min",
-    "max": "max", "maximum": "max", "hi": "max", "sum": "sum", "total": "sum", "checksum": "sum", "chksum": "sum", "std": "std", "stddev": "std",
-    "stdev": "std", "sd": "std", "sigma": "std", "standarddeviation": "std", "var": "var", "variance": "var",
+    "max": "max", "maximum": "max", "hi": "max", "sum": "sum", "total": "sum", "checksum": "sum",
+    "chksum": "sum", "std": "std", "stddev": "std", "stdev": "std", "sd": "std", "sigma": "std", "standarddeviation": "std", "var": "var", "variance": "var",
     "norm": "norm", "norms": "norm", "l2norms": "norm", "l2": "norm", "l2norm": "norm", "norm2": "norm",
     "2norm": "norm", "nrm": "norm", "nrm2": "norm",
     "absmax": "absmax", "maxabs": "absmax", "amax": "absmax", "linf": "absmax", "maxmagnitude": "absmax",
@@ -45,7 +45,7 @@ def _statistic(key: tuple[str, ...]) -> str | None:
         two = "".join(split_words([key[-2].rpartition(".")[2], key[-1]]))
         if two in _JOINED:
             return STATISTIC_WORDS[two]
-    word = key[-1].lower().strip("_")
+    word = "sum" if key[-1] == "Σ" else key[-1].lower().strip("_")  # whose small letter is a deviation
     if word == "norm" and len(key) > 1 and set(split_words(key[-2:-1])[-1:]) & _NODES:
         return None  # "after attn norm"
     found = STATISTIC_WORDS.get(word) or STATISTIC_WORDS.get(word.replace("_", "").replace("-", ""))
@@ -59,3 +59,11 @@ def _statistic(key: tuple[str, ...]) -> str | None:
     if parts[-1] == "norm" and parts[-2] not in _NORM_OF:
         return None
     return STATISTIC_WORDS.get(parts[-1])
+
+
+def without_statistic(parts: Sequence[str]) -> list[str]:
+    """The parts of a word but for those at its end that name a statistic: `attn_norm_l2` is of `attn_norm`."""
+    for n in (3, 2, 1):
+        if "".join(parts[-n:]) in STATISTIC_WORDS and len(parts) >= n:
+            return list(parts[:-n])
+    return list(parts)

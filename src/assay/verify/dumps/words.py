@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from assay.verify.dumps.places import LAYER, layer_of, perhaps_of, row_of
+from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, perhaps_of, row_of
 from assay.verify.dumps.tongues import TONGUES, english
 
 _MOST, _LONGEST = 64, 200  # words of a label, and letters of a word
@@ -246,6 +246,15 @@ def has_unknown(words: Iterable[str]) -> bool:
     return any(w not in _EMPTY and not w.isdecimal() and w != VALUES for w in words)
 
 
+def all_known(words: Sequence[str]) -> bool:
+    """Whether every word may speak of a node or of a place, alone or with its neighbour."""
+    return all(
+        w.isdecimal() or {w, a + w, w + b} & _KNOWN
+        for a, w, b in zip(["", *words], words, [*words[1:], ""], strict=False)
+    )
+
+
+_KNOWN = frozenset().union(_EMPTY, ROW, PERHAPS, *(g for _, need, _ in (*_IN_LAYERS, *_ENDS) for g in need))
 _OF_A_LAYER = frozenset(f"{_ATT} {_FFN} gate down swiglu wo oproj w1 w2 w3 wq wk wv rope".split())
 _TELLING = frozenset().union(*(g for _, need, _ in _IN_LAYERS for g in need)) - {
     "in", "input", "inp", "first", "1", "2", "second", "after", "post", "before", "pre", "hidden", "out", "output",
