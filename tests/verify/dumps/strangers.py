@@ -11,7 +11,7 @@ from tests.verify.dumps.formats import Format
 SETS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
     "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
-    "seventeenth",
+    "seventeenth", "eighteenth",
 )  # fmt: skip
 DATA = Path(__file__).parents[2] / "data" / "formats"
 
@@ -38,6 +38,5 @@ UNREAD = {
     "tenth: CUDA C++, per kernel dump with timings",
     "eleventh: gdb session",
     "thirteenth: pdb session",
-    "thirteenth: CUDA D2H dump, indexed elements",
     "fifteenth: gdb session",
 }

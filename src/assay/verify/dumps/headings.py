@@ -19,6 +19,7 @@ from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, m
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 _COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
+_WEIGHT = re.compile(r"\w{1,20}\[['\"][\w.]{1,80}weight['\"]\]")
 _SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
 _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block|idx|index)\s?=\s?\d{1,4}\b")
 _TOKEN = re.compile(
@@ -206,12 +207,10 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     """The context below a line that gives no values. A caption stands directly above values that say nothing else."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
-    if (
-        (line.startswith("-> ") and layer_of(words)[0] is None)
-        or _COUNTED.search(line[:400])
-        or _PROGRESS.search(line[:400])
-    ):
-        return context  # a debugger's next statement, a count
+    if not words or (line.startswith("-> ") and layer_of(words)[0] is None):
+        return context  # a bracket alone, a debugger's next statement
+    if _COUNTED.search(line[:400]) or _PROGRESS.search(line[:400]):
+        return context  # a count
     if len(_FLAG.findall(line[:400])) > 1 or line.lstrip().startswith("$ "):  # somebody typed this
         return replace(context, perhaps=-1) if row_of(words, set()) == -1 else context
     if (m := _NTH.fullmatch(line)) and context.outside(line).each:
@@ -284,6 +283,9 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
 def _essence(line: str, said: Said) -> tuple[Said, str]:
     """A heading without its comment, or the comment where nothing stands before it; prose as its last sentence."""
     line = line[:4000]
+    if "weight" in line and _WEIGHT.search(line):  # h = rmsnorm(h, W["norm.weight"])
+        line = _WEIGHT.sub(" ", line)
+        said = said_by(pieces(line), set())
     if m := _COMMENT.search(line):
         head, comment = line[: m.start()], line[m.end() :]
         alone = said_by(pieces(head), set())

@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
         fenced ^= line.lstrip().startswith("```")
-        outer, context = context, context.at(line)
+        outer, context = context, Context(perhaps=context.perhaps) if _CELL.fullmatch(line) else context.at(line)
         matched = _by_pattern(own, line, context, where) if block is None else None
         if matched is not None:
             found += matched[0]
@@ -124,8 +125,10 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 
 def _below(said: Said, context: Context) -> Context:
-    """A line with values may tell the row of those below it: "pos 3: |emb|=1.5"."""
+    """Values may tell the row of those below it: "pos 3: |emb|=1.5"; a sentence the layer: "In layer 0, …"."""
     own = meaning(said.label)
+    if own.layer is not None and said.label[0].lower() in ("in", "at", "for", "inside"):
+        return context.entering(replace(context.about, nodes=("l_out-",), layer=own.layer, bare=True), (), 0)
     return context if own.row is None or own.layer is not None else context.told(replace(context.about, row=own.row))
 
 
@@ -167,6 +170,7 @@ def _kind_of(titles: Sequence[str]) -> str:
 
 
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
+_CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: what was above is over
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
     r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer)\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
@@ -249,6 +253,7 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
     for item, m in zip(said.items, own, strict=True):
         beside = item.kind in STATISTICS and any(i.kind == "list" for i in said.items[: len(found)])
         dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
+        dull = dull | VAGUE if item.kind == "at" else dull  # attn_norm out[0]=1.5 out[1]=2.5
         alone = len({f.nodes for f in found}) < 2  # att 0.1 | ffn 0.2 | x 0.3
         if several and m.nodes and not ((beside or (found and alone)) and set(split_words(item.words)) <= dull):
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
@@ -362,7 +367,8 @@ def _indexed(index: Sequence[int], rows: Sequence[Sequence[Number]], context: Co
     counted = list(index) == list(range(index[0], index[0] + len(index)))
     base = 1 if counted and index[0] == 1 and not logits else 0
     said = Said()
-    best = logits and (not counted or bool(set(words) & _TOP))
+    falls = all(a[0].value >= b[0].value for a, b in pairwise(rows))
+    best = logits and (not counted or (falls and bool(set(words) & _TOP)))
     said.add("top" if best or not (counted or context.about.role) else "at",
              tuple((i - base, row[0]) for i, row in zip(index, rows, strict=True)))  # fmt: skip
     return [said]

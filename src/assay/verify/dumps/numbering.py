@@ -33,7 +33,7 @@ def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
         for layer in [o.layer if not o.name or _IN_PATH.search(o.name) else split(o.name)[1]]
         if layer is not None
     }
-    return bool(layers) and max(layers) == n_layer and 0 not in layers
+    return bool(layers) and max(layers) == n_layer and not {0, 1} <= layers  # "the first layer", "layer 2 of 3"
 
 
 def _one_less(obs: Observation) -> Observation:
@@ -41,9 +41,9 @@ def _one_less(obs: Observation) -> Observation:
         role, layer = split(name)
         if layer is None:
             return _IN_PATH.sub(lambda m: f".{int(m[1]) - 1}.", name, count=1)
-        return join(role, layer - 1)
+        return join(role, max(layer - 1, 0))
 
-    layer = None if obs.layer is None else obs.layer - 1
+    layer = None if obs.layer is None else max(obs.layer - 1, 0)
     others, otherwise = tuple(map(less, obs.others)), tuple(map(less, obs.otherwise))
     return replace(obs, name=less(obs.name), others=others, otherwise=otherwise, layer=layer)
 

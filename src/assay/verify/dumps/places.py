@@ -49,6 +49,8 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
             for j in range(at, min(at + 3, len(words) - 1)):  # LayerTrace(index=0
                 if named is LAYERS and words[j] in _STRONG and words[j + 1].isdecimal() and len(words[j + 1]) < 5:
                     return int(words[j + 1]), {j, j + 1}
+            if named is LAYERS and i and words[i - 1] == "first" and words[at : at + 1] not in (["norm"], ["ln"]):
+                return 0, {i - 1}  # "in the first layer"
             if named is LAYERS and i > 1 and words[i - 1] in _ORDINAL and words[i - 2].isdecimal():
                 return int(words[i - 2]), {i - 2, i - 1}
     return None, set()

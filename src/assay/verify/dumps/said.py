@@ -287,7 +287,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             line.label.append(one.text)
         elif line.id is not None and not words:
             line.add("at", ((line.id, one),), key)
-        elif not one.whole and (kind := _kind_before(line.label)):
+        elif not one.whole and (kind := _kind_before(line.label) or _kind_ahead(key, line)):
             line.add(kind, one, key)
         elif (assigned and _has_place(key or line.label)) or (
             line.items and line.items[-1].kind == "?" and key and meaning(key).role
@@ -328,6 +328,17 @@ def _kind_before(label: Sequence[str]) -> str:
     """The statistic of all single numbers of a line: "rms of the residual: after attention 1.5, after mlp 2.5"."""
     of = [i for i, word in enumerate(label[1:], 1) if word == "of"]
     return next((k for i in of if (k := statistic(label[i - 1 : i]))), "")
+
+
+def _kind_ahead(key: Sequence[str], line: Said) -> str:
+    """The statistic that leads the words for the node: "rms embedding 1.5 rms final norm 2.5"."""
+    kind = statistic(key[:1]) or ""
+    rest = split_words(key[1:])
+    if not kind or not rest or not all_known(rest) or statistic(key[1:2]) or not _has_place(key[1:]):
+        return ""
+    if line.label[-len(key) :] == list(key):
+        del line.label[-len(key)]
+    return kind
 
 
 def _tell(line: Said) -> None:
@@ -453,10 +464,10 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         again = again or (last is not None and last.kind == "at" and key[-1:] == list(last.words[-1:]))
         named = named and not (again and isinstance(value, Number) and not value.whole)  # v_out[0]=1.5 v_out[1]=2.5
         named = named or (
-            counts and not again and not led and meaning(line.label).layer is None
+            counts and not (again or led or (line.inside and value is not None)) and meaning(line.label).layer is None
         )  # "layer output [0]: ..."
         element = isinstance(value, Number) and not value.whole and not listed_after and not named
-        if element and isinstance(value, Number) and not set(words) & _SHAPE:
+        if element and isinstance(value, Number) and not set(words[-2:]) & _SHAPE:
             line.add("at", ((int(index[0].value), value),), key)
         elif named and not set(words) & _SHAPE:
             if meaning(line.label).layer is None:

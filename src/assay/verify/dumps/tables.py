@@ -60,7 +60,9 @@ def _cells(line: str, mark: str) -> list[str]:
         return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
     if mark in ";,":
         return [c.strip().strip('"') for c in text.split(mark)]
-    return [c.strip() for c in (re.split(r"\s{2,}", text) if mark == "  " else text.split(mark.strip() or None))]
+    return [
+        c.strip() for c in (re.split(r"\s{2,}", text) if mark == "  " else text.split(None if mark == " " else mark))
+    ]
 
 
 def _column(cell: str) -> str:

@@ -87,7 +87,8 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("Vcur-",), ("value",), _NOT_QKV),
     (("attn_out-",), ("oproj wo outproj",), _SUMMED),
     (("attn_out-",), ("o out output", "proj projection projected"), _SUMMED + " ffn mlp down up gate lm"),
-    (("ffn_inp-", "attn_out-"), (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
+    (("ffn_inp-", "attn_out-", "kqv_out-"),
+     (_SUMMED + " after post mid added stream oproj wo", _ATT + " oproj wo"), "before"),
     (("attn_out-", "kqv_out-", "ffn_inp-"), (_ATT,), ""),
     (("ffn_gate-",), ("gate w1", "before pre no without", "silu swish gelu act activation"), ""),
     (("ffn_swiglu-", "ffn_geglu-"), ("swiglu geglu silu swish gelu actfn mlpact ffnact intermediate activated",), ""),
@@ -133,7 +134,10 @@ def _compiled(
 
 
 _IN_LAYERS, _ENDS = _compiled(_TABLE), _compiled(_AT_THE_ENDS)
-_HOOKED = {"output", "out", "tensor", "array", "hook", "hooked", "forward", "linear", VALUES}
+_HOOKED = ROW | PERHAPS | {
+    "output", "out", "tensor", "array", "hook", "hooked", "forward", "linear", "name", "node", "event", "act", "dim",
+    "shape", "first", "head", "last", "tail", "values", "model", "dump", "trace", "activation", VALUES,
+}  # fmt: skip
 _HIDDEN_ALONE = (frozenset({"hidden"}),)  # of which layer, nobody says
 _LOGITS = next(row for row in _IN_LAYERS if row[0] == ("result_output",))
 
@@ -171,7 +175,22 @@ def _split(text: str) -> tuple[str, ...]:
         return ()
     text = text if text.isascii() else english(text)
     parts = (part.lower() for part in _PARTS.findall(text.replace("RoPE", "rope")))
-    return tuple(word for part in parts for word in TONGUES.get(part, (part,)))
+    return tuple(word for part in parts for word in TONGUES.get(part) or _unglued(part))
+
+
+# Words of a node that people write as one: `attnnorm`, `ffnout`, `qrope`.
+_HEADS = (
+    "attn att attention ffn mlp ff final out output input pre post gate up down layer block blk tok token resid"
+    " residual res hidden wo norm embd emb"
+)
+_TAILS = "norm out output rope rot proj inp input ctx emb embd embed mid post pre act gate up down resid"
+_LETTER_TAILS = "proj rope rot roped rotated norm out pre"
+_GLUED = {a + b: (a, b) for a in _HEADS.split() for b in _TAILS.split()}
+_GLUED |= {a + b: (a, b) for a in "qkvoxh" for b in _LETTER_TAILS.split()}
+
+
+def _unglued(word: str) -> tuple[str, ...]:
+    return (word,) if word in _KNOWN else _GLUED.get(word, (word,))
 
 
 def meaning(label: Sequence[str], *, generic: bool = True) -> Meaning:
@@ -222,7 +241,7 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
     bag -= _denied(words)
     if bag & NOT_VALUES and not bag & {"attention", "attn", "after"}:
         return Meaning((), layer)
-    if layer is None and "output" in words and not set(words) - _HOOKED:
+    if layer is None and "output" in words and not {w for w in words if not w.isdecimal()} - _HOOKED:
         return Meaning(("result_output", "result_norm", "l_out-last"))
     if layer is None:
         inside = bag & _OF_A_LAYER and not bag & {"final", "lnf", "normf", "outputnorm"}
