@@ -22,7 +22,8 @@ _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
-                "key", "module", "file", "filename", "dump", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
+                "key", "module", "file", "filename", "dump",
+                 "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
 _PLACES = {"layer", "name", "row", "index"}
 _ROW_COLUMN = ROW | {"token", "tok"}
