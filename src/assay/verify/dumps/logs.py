@@ -181,7 +181,8 @@ def _kind_of(titles: Sequence[str]) -> str:
     """The statistic that the last of these lines name."""
     for title in reversed(titles):
         words = [p.text for p in pieces(title) if isinstance(p, Word)]
-        if kind := next((k for i in range(len(words)) if (k := statistic(words[max(0, i - 1) : i + 1]))), ""):
+        told = (k for i in range(len(words)) for n in (2, 1) if (k := statistic(words[i : i + n])))
+        if kind := next(told, ""):
             return kind
     return ""
 

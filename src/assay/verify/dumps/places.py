@@ -63,8 +63,8 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
             return int(b)
         if a in ROW | PERHAPS and b in _STRONG and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
             return int(c[0][:7])
-        if b in _ROWS and a in _LAST:
-            return -1
+        if b in _ROWS and a in _LAST and not "".join(words[i + 2 : i + 3]).isdecimal():
+            return -1  # and not "norm_final pos=3"
         if b in _OF_THE_PROMPT and a in _LAST and i + 2 < len(words) and words[i + 2] in _ROWS:
             return -1
         if a in ROW | PERHAPS and b == "last" and not (i + 2 < len(words) and _goes_on(words[i + 2])):

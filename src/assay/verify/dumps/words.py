@@ -118,7 +118,7 @@ _SUM = {"residual", "resid", "skip", "add", "added", "addition", "connection"}
 _INPUT = {"input", "before", "entering", "residpre", "preresid", "incoming"}
 _OUTPUT = {
     "lout", "out", "output", "outputs", "after", "hidden", "residual", "resid", "x", "stream", "end", "done", "state",
-    "finished", "leaving", "post",
+    "finished", "leaving", "post", "result",
 }  # fmt: skip
 # Words that do not make a phrase say more than "layer 3".
 _EMPTY = _OUTPUT | LAYER | {
