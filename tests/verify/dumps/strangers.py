@@ -11,7 +11,7 @@ from tests.verify.dumps.formats import Format
 SETS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
     "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
-    "seventeenth", "eighteenth", "twentieth", "twenty_first",
+    "seventeenth", "eighteenth", "twentieth", "twenty_first", "twenty_second",
 )  # fmt: skip
 DATA = Path(__file__).parents[2] / "data" / "formats"
 
@@ -31,6 +31,7 @@ def printed(path: Path) -> list[Format]:
 
 FORMATS = [replace(form, name=f"{name}: {form.name}") for name in SETS for form in printed(DATA / f"{name}.jsonl")]
 UNREAD = {
+    "twenty_second: ocaml printf rms",
     "sixth: tinygrad, DEBUG=2 noise and indexed expression labels",
     "sixth: julia @show/display of a column vector",
     "seventh: reddit prose with inline numbers",

@@ -35,7 +35,7 @@ _NTH = re.compile(
 )
 _REAL = re.compile(r"\d\.\d|\d[eE]-\d|\d\s?[KMG]i?B\b")
 _SETUP = {
-    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "enabled", "disabled",
+    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "dim", "enabled", "disabled",
     "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading", "allocated",
 }  # fmt: skip
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
@@ -122,11 +122,13 @@ def about(said: Said, context: Context) -> Meaning:
     label = before if known.role or known.layer is not None or said.layer is not None else said.label
     if said.side and not meaning([said.side]).role:
         label = [w for w in label if w != said.side]
-    if "plus" in label and context.sums:
+    if "plus" in label:
         at = label.index("plus")
-        label = [*label[: at + 1], *(context.sums.get(w, w) for w in label[at + 1 : at + 2]), *label[at + 2 :]]
-    if "plus" in label and not any(w in context.sums for w in said.label):  # "+ residual", "h = x + r"
-        label = [*label, {"attn_out": "attn", "ffn_out": "mlp"}.get(context.before, "")]
+        added = next((context.sums.get(w, "") for w in label[at + 1 : at + 2]), "")
+        if added:
+            label = [*label[: at + 1], added, *label[at + 2 :]]
+        else:  # "+ residual", "h = x + r"
+            label = [*label, {"attn_out": "attn", "ffn_out": "mlp"}.get(context.before, "")]
     if [w.lower() for w in label if w != VALUES] == ["values"] and context.before[:4] in ("Qcur", "Kcur"):
         label = ["v"]  # behind "queries" and "keys"
     own = meaning(label)

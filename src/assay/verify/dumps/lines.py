@@ -171,8 +171,16 @@ def odd_number(text: str) -> Number:
     return Number(text, value, 0.0)
 
 
+_CALLER = re.compile(
+    r"\s*(?:[A-Z][a-z]{2} \d{1,2}, \d{4}|\d{4}-\d\d-\d\d),? \d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?: [AP]M)?"
+    r" (?:[a-z]\w{0,40}\.){1,8}[\w$.]{1,60} [\w$<>]{1,60}\s*"
+)  # when, and which method: a line of its own, above the message
+
+
 def strip(line: str) -> str:
     """The line without colours and without what a logger put before it."""
+    if _CALLER.fullmatch(line[:400]):
+        return ""
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)

@@ -191,7 +191,7 @@ _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
 _CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: what was above is over
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
-    r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer)\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
+    r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
 )
 
 

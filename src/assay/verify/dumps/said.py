@@ -138,7 +138,9 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             run, i = _run(cut, i, key, line)
             if len(run) == 1 and is_count(cut, i - 1):
                 continue  # "layer 1 of 3", "1/3"
-            _number_run(run, key, line, assigned=i > len(run) and cut[i - len(run) - 1] is ASSIGN)
+            at = i - len(run)
+            apart = at > 2 and cut[at - 3] is ASSIGN  # layer 0 output: norm=1.5
+            _number_run(run, key, line, assigned=at > 0 and cut[at - 1] is ASSIGN, apart=apart)
             key = [*key, run[0].text] if len(run) == 1 and isinstance(run[0], Number) and _counts(key) else []
             continue
         elif isinstance(piece, Group):
@@ -244,7 +246,7 @@ def _several(key: Sequence[str]) -> list[str]:
     return found
 
 
-def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) -> None:
+def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool, apart: bool = False) -> None:
     numbers = [p for p in run if isinstance(p, Number)]
     if _zip(numbers, key, line):
         return
@@ -265,7 +267,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool) ->
             and words[-2:-1] not in (["rms"], ["layer"])
         ):
             kind = "norm"  # of a list a node, of one number its length
-        if kind == "norm" and assigned and words[-2:-1] in (["output"], ["final"]) and not line.items:
+        if kind == "norm" and assigned and words[-2:-1] in (["output"], ["final"]) and not line.items and not apart:
             kind = None  # "output norm: 1.5", of a statistic that the heading names
         if kind == "norm" and not assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):
             placed = line.inside or meaning(line.label[:-1]).layer is not None

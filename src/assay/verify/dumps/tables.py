@@ -149,8 +149,8 @@ def table_header(line: str) -> Table | None:
         columns = tuple("=" if c in norms else kind for c, kind in zip(low, columns, strict=True))
     named = [c for c in columns if c and not c.startswith("#")]
     elements = [int(c[1:]) for c in columns if c.startswith("#")]
-    if elements != sorted(elements):
-        return None  # token ids
+    if elements != sorted(elements) or sum(c.isdecimal() for c in cells) == 1:
+        return None  # token ids, "LAYER   1 OF   3"
     counted = len(elements)
     about = {"layer", "name", "row", "index", "id"} & set(named)
     across = sum(1 for c in columns if c.startswith("="))

@@ -9,10 +9,15 @@ import unicodedata
 TONGUES: dict[str, tuple[str, ...]] = {
     word: tuple(english.split())
     for english, words in {
-        "layer": "schicht couche capa camada strato laag lager slaj слой слои слоя слое слою ebene",
-        "output": "ausgabe ausgang sortie salida saida uscita uitvoer utdata выход выхода вывод",
-        "after": "nach apres despues depois dopo после etter efter",
+        "layer": "schicht couche capa camada strato laag lager slaj слой слои слоя слое слою ebene schichten couches capas camadas strati lagen warstwa "
+        "warstwy katman",
+        "output": "ausgabe ausgang sortie salida saida uscita uitvoer utdata выход выхода вывод wyjscie cikti "
+        "resultado risultato resultat ergebnis",
+        "after": "nach apres despues tras depois apos dopo после etter efter sonra",
         "before": "vor avant antes prima voor innan перед до",
+        "without": "ohne sans sin sem senza zonder без",
+        "input": "eingabe eingang entree entrada ingresso invoer вход входа wejscie",
+        "position": "posicion posicao posizione positie pozycja позиция позиции stelle",
         "final norm": "schlussnorm endnorm abschlussnorm",
         "layer output": "schichtausgabe schichtausgang",
         "last": "letzte letzter letztes letzten dernier derniere ultimo ultima последний последнего последняя",
@@ -22,7 +27,7 @@ TONGUES: dict[str, tuple[str, ...]] = {
         "embedding": "einbettung plongement incrustacion эмбеддинг эмбеддинги эмбеддинга",
         "attention": "aufmerksamkeit atencion atencao attenzione внимание внимания",
         "residual": "residuum residuel residuale остаток residuo",
-        "norm": "normierung normalisation normalizacion normalizacao нормализация нормализации норма",
+        "norm": "normierung normalisation normalisierung normalizacion normalizacao normalizzazione norma norme нормализация нормализации норма",
         "final": "finale endgultig конечный финальная финальный",
         "logits": "логиты логитов",
         "hidden": "versteckt verborgen cache oculto скрытое скрытый",
@@ -38,7 +43,7 @@ _SIGNS = {
     "嵌入": "embedding",
     "注意力": "attention", "归一化": "norm", "前馈": "ffn", "隐藏": "hidden", "状态": "state",
     "之后": "after", "后": "after", "之前": "vor", "以前": "vor", "の前": "vor", "前の": "vor",
-    "前": "first", "均值": "mean", "标准差": "std", "最大": "max", "最小": "min", "个": "", "值": "values", "的": "",
+    "前": "first", "均值": "mean", "标准差": "std", "最大": "max", "最小": "min", "フィードフォワード": "ffn", "残差流": "residual stream", "之和": "sum", "个": "", "值": "values", "的": "",
     "레이어": "layer", "블록": "block", "출력": "output", "마지막": "last", "토큰": "token", "임베딩": "embedding",
     "어텐션": "attention", "잔차": "residual", "정규화": "norm", "로짓": "logits", "후": "after",
 }  # fmt: skip

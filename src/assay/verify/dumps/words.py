@@ -33,7 +33,7 @@ _Q = "q qcur wq xq"
 _K = "k kcur wk xk"
 _V = "v vcur wv xv"
 _ATT = "attn attention att selfattn mha sa gqa mhsa"
-_FFN = "ffn mlp ff feedforward feed fc"
+_FFN = "ffn mlp ff ffw ffwd feedforward feed fc"
 _NORM = "norm xnorm rmsnorm layernorm ln normed normalized normalised"
 _LAST_NORM = "outputnorm lnf normf rmsf finalrms rmsfinal rmslast rmsend resultnorm"
 _OUT_NORM = "outnorm outrmsnorm lastnorm lastrmsnorm lastlayernorm lastln headnorm"
@@ -103,11 +103,13 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("ffn_out-", "l_out-"), ("after post", _FFN), "down w2 out output"),
     (("ffn_out-",), (_FFN + " down w2",), ""),
     (("attn_norm-", "ffn_norm-"), (_NORM,), "final"),
+    (("l_out-", "ffn_inp-"), ("residual resid",), "input pre before incoming post end stream"),
 )  # fmt: skip
 _AT_THE_ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("l_out-last",), ("before pre", _END, _NORM), f"{_ATT} {_FFN} after"),
     (("result_norm",), (_END + " lnf", _NORM + " lnf"), ""),
     (("result_norm", "l_out-last"), ("final last", "hidden state states layer output"), "token row position embedding"),
+    (("result_norm",), ("fnorm",), ""),
     (("embd",), ("embd embed embeds embedding embeddings emb wte embedded encoded lookup inpl",),
      "rope positional positionembedding posembedding posembeddings posemb posembed rotary rotated"),
     (("result_norm", "l_out-last"), ("hidden",), ""),
