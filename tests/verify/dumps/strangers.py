@@ -11,7 +11,7 @@ from tests.verify.dumps.formats import Format
 SETS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
     "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
-    "seventeenth", "eighteenth",
+    "seventeenth", "eighteenth", "twentieth", "twenty_first",
 )  # fmt: skip
 DATA = Path(__file__).parents[2] / "data" / "formats"
 

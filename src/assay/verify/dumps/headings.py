@@ -268,7 +268,7 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])
-    elif row is not None and not marked:
+    elif row is not None and (not marked or len(said.label) > 6):  # ### Garbage, first token already wrong
         context = replace(context, perhaps=row)
     elif row is not None or perhaps is not None or (m := _TOKEN.match(line)):
         perhaps = int(m[1]) if row is None and perhaps is None and m else perhaps
@@ -289,13 +289,13 @@ def _essence(line: str, said: Said) -> tuple[Said, str]:
     if m := _COMMENT.search(line):
         head, comment = line[: m.start()], line[m.end() :]
         alone = said_by(pieces(head), set())
+        behind = said_by(pieces(comment), set())
+        if alone.row is not None and not meaning(alone.label).role and meaning(behind.label).role:
+            behind.row = alone.row if behind.row is None else behind.row
+            return behind, head[: indent_of(head)] + comment  # hs[1][-1, :6]   # output of layer 0
         if meaning(alone.label).role or alone.row is not None:
             return alone, head
-        return (
-            (said_by(pieces(comment), set()), head[: indent_of(head)] + comment)
-            if not alone.label[3:]
-            else (said, line)
-        )
+        return (behind, head[: indent_of(head)] + comment) if not alone.label[3:] else (said, line)
     if len(said.label) > 12 and _HEADING.search(line) and (parts := _SENTENCE.split(line)) and len(parts) > 1:
         last = said_by(pieces(parts[-1]), set())
         if last.row is None:

@@ -69,11 +69,12 @@ _PIECE = re.compile(
     r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
     r"|(?P<average>\|(?:mean|avg)\||(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
     r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])"
+    r"|‖[^‖]{1,80}‖(?:_?2(?!\w)|₂)?"
     r"|(?:\|\||‖)\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
-    r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?)"
+    r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?(?!\s{0,2}[=:]))"
     r"|(?P<word>[^\W\d](?:\w|[.]\w|::\w|/\w|-(?=[^\W\d])\w|-(?=\d{1,5}(?![\w.]))\w|\[\d{1,5}\](?=[.\w]))*+)"
     r"|(?P<id>\d\w{0,80})"
     r"|(?P<text>\"(?:[^\"\\]|\\.){0,64}+\"|'(?:[^'\\]|\\.){0,64}+'|`[^`]{0,64}+`)"
@@ -243,8 +244,7 @@ def _cut(line: str) -> Iterator[Piece]:
         elif kind == "odd":
             yield odd_number(text)
         elif kind in _SIGNS:
-            inner = text.lstrip("|‖").rpartition(text[0])[0].strip("|‖ ").split() if kind == "norm" else []
-            yield from (Word(w) for w in inner if len(w) > 2 or w.isdecimal())
+            yield from map(Word, _inside(text) if kind == "norm" else ())
             yield Word(_SIGNS[kind])
         elif kind in ("word", "id"):
             yield Word(text)
@@ -258,6 +258,26 @@ def _cut(line: str) -> Iterator[Piece]:
             yield COMMA if text in ",;&\t" else BAR
         elif kind in ("open", "close", "other"):
             yield _MARKS.get(text) or Mark(text)
+
+
+_ARGUMENTS = re.compile(r"\([^()]{0,60}\)")
+_STATE = re.compile(r"[hx][\W_]{0,3}(\d{1,4})\W{0,2}")  # h⁽0⁾
+_NAMES = re.compile(r"[^\W\d]\w*|\d+")
+
+
+def _inside(text: str) -> list[str]:
+    """The words of what a norm is of, without the arguments of its functions: ‖Attn(RMSNorm(h))·W_O‖₂."""
+    inner = text.lstrip("|‖").rpartition(text[0])[0].strip("|‖ ")
+    if text[0] != "‖":
+        return [w for w in inner.split() if len(w) > 2 or w.isdecimal()]
+    inner = _ARGUMENTS.sub(" ", _ARGUMENTS.sub(" ", inner))
+    if m := _STATE.fullmatch(inner.strip()):
+        return ["hidden", "layer", m[1]]
+    return (
+        ["embedding"]
+        if inner.strip() in ("e", "E")
+        else [w for w in _NAMES.findall(inner) if len(w) > 1 or w.isdecimal()]
+    )
 
 
 _WHOLE_NUMBER = re.compile(_NUMBER)

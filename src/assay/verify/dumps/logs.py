@@ -141,10 +141,27 @@ def _speechless(said: Said) -> bool:
 
 def _named_above(items: list[Item], context: Context, titles: Sequence[str]) -> list[Item]:
     """Single numbers are the statistic that the heading names, or nothing."""
+    if len(items) == 1 and items[0].kind == "list" and isinstance(items[0].data, Values):
+        return _named_together(items[0], items[0].data, [*titles, " ".join(context.words)][-2:])
     if all(i.kind != "?" for i in items):
         return items
     kind = _kind_of([*titles, " ".join(context.words)])
     return [replace(i, kind=kind) if i.kind == "?" else i for i in items if i.kind != "?" or kind]
+
+
+_TOGETHER = re.compile(r"[\w.]{1,12}(?:\s?[/,|]\s?[\w.]{1,12}){1,7}")
+
+
+def _named_together(item: Item, values: Values, titles: Sequence[str]) -> list[Item]:
+    """As many numbers as the heading names statistics: "layer outputs, mean / std" above "layer 0: 0.1 / 1.2"."""
+    for title in reversed(titles):
+        for m in _TOGETHER.finditer(title[:400]):
+            kinds = [statistic([part]) for part in re.split(r"\s?[/,|]\s?", m[0])]
+            while kinds and kinds[0] is None:
+                kinds = kinds[1:]
+            if len(kinds) > 1 and None not in kinds and len(kinds) == len(values.all) and not values.cut:
+                return [replace(item, kind=str(k), data=n) for k, n in zip(kinds, values.all, strict=True)]
+    return [item]
 
 
 def _best(items: list[Item], context: Context) -> list[Item]:
@@ -311,7 +328,7 @@ def _is_tail(key: Sequence[str]) -> bool:
     """ "last 5 values", "tail": the end of a row. "last row" and "last token" are rows."""
     words = split_words(key)
     for before, a, b in zip(["", *words], words, [*words[1:], ""], strict=False):
-        if a == "tail" or (
+        if a in ("tail", "ends", "ending", "trailing") or (
             a == "last"
             and b not in ROW | PERHAPS | LAYER | {"hidden", "prompt", "input", "one", "norm", "rmsnorm"}
             and (before not in ROW | PERHAPS or b.isdecimal())

@@ -24,7 +24,8 @@ _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
-                "key", "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
+                "key", "module", "file", "filename", "dump",
+                 "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
 _DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len"}
 _ROW_COLUMN = ROW | {"token", "tok"}
@@ -120,7 +121,9 @@ def _but_statistics(words: list[str]) -> list[str]:
 
 
 def table_header(line: str) -> Table | None:
-    if len(line) > 4096 or line[:1] == "#" or "=" in line or ":" in line.replace(":-", "").replace("-:", ""):
+    if len(line) > 4096 or line[:1] == "#" or "=" in line:
+        return None
+    if ":" in line.replace(":-", "").replace("-:", "") and not (line.lstrip()[:1] == "|" and line.count("|") > 3):
         return None
     mark = _mark(line)
     cells = _cells(line, mark)

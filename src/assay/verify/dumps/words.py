@@ -24,6 +24,7 @@ _HIDDEN = re.compile(r"hidden_states\.\d{1,4}")  # Hugging Face's list: the embe
 _NO_WORD = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$"
 )  # dates, addresses, versions
+_FILE = re.compile(r"\.(?:[bB]?[fF]\d\d|float\d\d|bin|npy|raw|dat|txt|csv|tensor|pt)$")  # of a name that was a file's
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
 NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
@@ -34,7 +35,7 @@ _V = "v vcur wv xv"
 _ATT = "attn attention att selfattn mha sa gqa mhsa"
 _FFN = "ffn mlp ff feedforward feed fc"
 _NORM = "norm xnorm rmsnorm layernorm ln normed normalized normalised"
-_LAST_NORM = "outputnorm lnf normf finalrms rmsfinal resultnorm"
+_LAST_NORM = "outputnorm lnf normf rmsf finalrms rmsfinal rmslast rmsend resultnorm"
 _OUT_NORM = "outnorm outrmsnorm lastnorm lastrmsnorm lastlayernorm lastln headnorm"
 _NORM1 = "ln1 norm1 rmsnorm1 layernorm1 rms1 rmsatt rmsattn an"
 _NORM2 = "ln2 norm2 rmsnorm2 layernorm2 rms2 rmsffn rmsmlp fn"
@@ -173,7 +174,7 @@ def split_words(label: Sequence[str]) -> list[str]:
 def _split(text: str) -> tuple[str, ...]:
     if _TYPE.fullmatch(text) or _NO_WORD.match(text):
         return ()
-    text = text if text.isascii() else english(text)
+    text = _FILE.sub("", text if text.isascii() else english(text))
     parts = (part.lower() for part in _PARTS.findall(text.replace("RoPE", "rope")))
     return tuple(word for part in parts for word in TONGUES.get(part) or _unglued(part))
 
@@ -211,7 +212,10 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
     for text in label:
         if text.endswith((".weight", ".bias")):
             return Meaning((), layer)
-        if _PATH.fullmatch(text) and any(p.isdecimal() for p in text.split(".")):
+        if _PATH.fullmatch(text) and (numbers := [p for p in text.split(".") if p.isdecimal()]):
+            if layer is None and len(numbers) == 1 and len(numbers[0]) < 5:
+                layer = int(numbers[0])
+                plain = _by_words([w for w in words if w != numbers[0]], layer, set(), generic)  # resid.0.mid
             return replace(plain, layer=layer, verbatim=text)
         if _HIDDEN.fullmatch(text):
             return replace(plain, layer=None, nodes=(), verbatim=text)
