@@ -179,7 +179,7 @@ def about(said: Said, context: Context) -> Meaning:
         elif own.nodes == ("result_norm",):  # "norm" below a layer, and nobody said which
             found = replace(own, nodes=("result_norm", *EITHER_NORM), layer=above.layer)
     row = next((r for r in (said.row, own.row, spoken.row, above.row) if r is not None), None)
-    maybe = (said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
+    maybe = (None if context.each else said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
     return replace(found, row=row, perhaps=next((p for p in maybe if p is not None), None))
 
 

@@ -290,6 +290,8 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
 
 def _of_item(item: Item, name: str, row: int | None, common: dict[str, Any]) -> Iterator[Observation]:
     row = item.row if item.row is not None else row
+    if item.kind == "top" and name and name != "result_output":
+        item = replace(item, kind="at")  # q: 0:1.5 1:2.5
 
     def observe(kind: str, data: Any, printed: Sequence[float], row: int | None) -> Observation:
         return Observation(name, kind, data, None if row is None else (row, row + 1), printed=tuple(printed), **common)

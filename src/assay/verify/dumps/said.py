@@ -17,6 +17,7 @@ from assay.verify.dumps.brackets import (
     Item,
     assigned_pairs,
     axes_of,
+    elements_from,
     is_count,
     layers_beside,
     lone_of,
@@ -62,6 +63,13 @@ _TOP = {"logit", "logits", "top", "id", "ids", "best", "tokens", "candidates"}
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 _ENDS = (("embd",), ("result_norm",), ("result_output",))
 _CUTS = {"prefix": False, "take": False, "head": False, "suffix": True, "tail": True}  # to the end of a row?
+RECORD = {
+    "name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "key", "module",
+    "where", "hook", "probe",
+}  # fmt: skip
+_LISTS_OF = {"values", "vals", "data", "sample"}
+_ELEMENTS_OF = _LISTS_OF | {"out", "x", "h", "y", "v", "buf", "dst", "res", "arr", "vec"}
+_POSITIVE = {"norm", "rms", "std", "var", "absmax", "absmean"}
 _PLUS_MINUS = Mark("±")
 
 
@@ -86,12 +94,22 @@ class Said:
     cut_row: int | None = None
 
     def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
+        self._drop_variable(kind)
         words = (*self.around, *self.label[self.since :])
         self.items.append(Item(kind, data, words[-64:], tuple(key), self.cut_row, self.tail))
         if kind == "list" and self.before is None:
             self.before = len(self.label)
         self.label.append(VALUES)  # words on either side of it do not belong together
         self.since, self.tail = len(self.label), False
+
+    def _drop_variable(self, kind: str) -> None:
+        """`name="w1" v=[…]`, `V_proj values=[…]`, `attn_norm out[0]=…`: a variable beside the name of a node."""
+        last, rest = "".join(split_words(self.label[-1:])[-1:]), [w for w in self.label[:-1] if w != VALUES]
+        variables = _ELEMENTS_OF if kind == "at" else _LISTS_OF if kind == "list" else set()
+        if last == "v" and kind == "list":
+            variables = {"v"} if {w.lower() for w in rest} & RECORD else set()
+        if last in variables and rest and meaning([*rest, "layer", "0"], generic=False).nodes:
+            self.label.pop()
 
     @property
     def empty(self) -> bool:
@@ -142,6 +160,10 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             apart = at > 2 and cut[at - 3] is ASSIGN  # layer 0 output: norm=1.5
             _number_run(run, key, line, assigned=at > 0 and cut[at - 1] is ASSIGN, apart=apart)
             key = [*key, run[0].text] if len(run) == 1 and isinstance(run[0], Number) and _counts(key) else []
+            continue
+        elif isinstance(piece, Group) and line.label and (elements := elements_from(cut, i)):
+            line.add("at", elements, key)
+            key, i = [], i + 2 * len(elements)
             continue
         elif isinstance(piece, Group):
             before = len(line.items)
@@ -255,6 +277,7 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool, ap
     one = numbers[0]
     if len(numbers) == 1:
         kind = statistic(key)
+        kind = None if kind in _POSITIVE and one.value < 0 else kind
         if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.id is not None:
             kind = None  # argmax=2 maxLogit=1.5
         if not kind and len(key) == 2 and key[1].lower() in ("logit", "logits") and not one.whole:
@@ -441,7 +464,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         listed_after = isinstance(value, Group) or sum(isinstance(p, Number) for p in after[1:4]) > 1
         if not line.label and not isinstance(value, Number):
             line.label.append(index[0].text)  # [0] attn: …
-            if after and isinstance(after[0], Group) and len(after) == 1:
+            if isinstance((*after, None)[0] if len(after) == 1 else value if len(after) == 2 else None, Group):
                 line.perhaps = int(index[0].value)  # [0] [1.5, 2.5]
             return key
         if group.bracket == "(" and key and key[-1].lower().endswith("array"):

@@ -99,7 +99,7 @@ def _column(cell: str) -> str:
         return "layer"
     if set(words) & LAYERS and set(words) <= LAYERS | {"after", "of"}:
         return "layer"
-    if len(words) > 1 and set(words) <= _ROW_COLUMN | {"idx", "index"}:
+    if len(words) > 1 and set(words) <= _ROW_COLUMN | {"idx", "index", "seq"}:
         return "row"
     if word in _ROW_COLUMN or word in _NAME_COLUMN or word in _INDEX_COLUMN:
         return "row" if word in _ROW_COLUMN else "name" if word in _NAME_COLUMN else "index"
@@ -174,13 +174,16 @@ def table_header(line: str) -> Table | None:
 
 
 def _numbered_names(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ...]:
-    """Beside other nodes, w1 and residual_2 are no elements."""
+    """Beside other nodes, w1 and residual_2 are no elements, k no index, value no column of values."""
     elements = [int(c[1:]) for c in columns if c[:1] == "#"]
     run = len(elements) > 1 and elements[0] in (0, 1) and elements == list(range(elements[0], elements[-1] + 1))
-    if not elements or run or sum(c == "=" for c in columns) < 2:
+    if run or sum(c == "=" for c in columns) < 2:
         return columns
     return tuple(
-        "=" if kind[:1] == "#" and meaning([cell, "layer", "0"], generic=False).nodes else kind
+        "="
+        if (kind[:1] == "#" or kind in ("value", "first", "index"))
+        and meaning([cell, "layer", "0"], generic=False).nodes
+        else kind
         for kind, cell in zip(columns, cells, strict=True)
     )
 
