@@ -11,7 +11,7 @@ from tests.verify.dumps.formats import Format
 SETS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
     "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
-    "seventeenth", "eighteenth", "twentieth", "twenty_first", "twenty_second",
+    "seventeenth", "eighteenth", "twentieth", "twenty_first", "twenty_second", "twenty_third",
 )  # fmt: skip
 DATA = Path(__file__).parents[2] / "data" / "formats"
 
@@ -31,6 +31,8 @@ def printed(path: Path) -> list[Format]:
 
 FORMATS = [replace(form, name=f"{name}: {form.name}") for name in SETS for form in printed(DATA / f"{name}.jsonl")]
 UNREAD = {
+    "twenty_third: ggml callback rows",
+    "twenty_third: paper notation",
     "twenty_second: ocaml printf rms",
     "sixth: tinygrad, DEBUG=2 noise and indexed expression labels",
     "sixth: julia @show/display of a column vector",

@@ -177,10 +177,15 @@ _CALLER = re.compile(
 )  # when, and which method: a line of its own, above the message
 
 
+_BASE = re.compile(r"\((?:layers? )?(?:[01]|zero|one)[- ](?:based|indexed)\)")
+
+
 def strip(line: str) -> str:
     """The line without colours and without what a logger put before it."""
     if _CALLER.fullmatch(line[:400]):
         return ""
+    if "based" in line or "indexed" in line:
+        line = _BASE.sub("", line)
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)

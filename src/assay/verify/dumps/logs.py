@@ -149,12 +149,16 @@ def _named_above(items: list[Item], context: Context, titles: Sequence[str]) -> 
     return [replace(i, kind=kind) if i.kind == "?" else i for i in items if i.kind != "?" or kind]
 
 
+_CALLED = re.compile(r"\.(\w{1,12})\(")
 _TOGETHER = re.compile(r"[\w.]{1,12}(?:\s?[/,|]\s?[\w.]{1,12}){1,7}")
 
 
 def _named_together(item: Item, values: Values, titles: Sequence[str]) -> list[Item]:
     """As many numbers as the heading names statistics: "layer outputs, mean / std" above "layer 0: 0.1 / 1.2"."""
     for title in reversed(titles):
+        calls = [k for name in _CALLED.findall(title[:400]) if (k := statistic([name]))]
+        if len(calls) == len(values.all) > 1 and not values.cut:  # logits[-1].max(), logits[-1].min()
+            return [replace(item, kind=k, data=n) for k, n in zip(calls, values.all, strict=True)]
         for m in _TOGETHER.finditer(title[:400]):
             kinds = [statistic([part]) for part in re.split(r"\s?[/,|]\s?", m[0])]
             while kinds and kinds[0] is None:

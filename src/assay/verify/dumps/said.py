@@ -280,8 +280,9 @@ def _number_run(run: list[Piece], key: list[str], line: Said, assigned: bool, ap
         kind = None if kind in _POSITIVE and one.value < 0 else kind
         if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.id is not None:
             kind = None  # argmax=2 maxLogit=1.5
-        if not kind and len(key) == 2 and key[1].lower() in ("logit", "logits") and not one.whole:
-            kind = statistic(key[:1])  # "max logit 1.5"
+        said = [w for w in key[-4:] if w.lower() not in ("is", "was", "the", "and")]
+        if not kind and len(said) == 2 and said[1].lower() in ("logit", "logits") and not one.whole:
+            kind = statistic(said[:1])  # "the largest logit is 1.5"
         if (
             not kind
             and assigned

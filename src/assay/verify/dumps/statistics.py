@@ -10,7 +10,8 @@ from assay.verify.dumps.words import split_words
 STATISTIC_WORDS = {
     "rms": "rms", "rootmeansquare": "rms", "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean",
     "min": "min", "mn": "min", "mx": "max", "minimum": "min", "lo": "min", "lowest": "min", "amin": "min",
-    "max": "max", "maximum": "max", "hi": "max", "sum": "sum", "total": "sum", "checksum": "sum",
+    "max": "max", "maximum": "max", "largest": "max", "biggest": "max", "highest": "max",
+    "smallest": "min", "hi": "max", "sum": "sum", "total": "sum", "checksum": "sum",
     "chksum": "sum", "std": "std", "stddev": "std", "stdev": "std", "sd": "std", "sigma": "std",
     "standarddeviation": "std", "var": "var", "variance": "var",
     "norm": "norm", "norms": "norm", "l2norms": "norm", "l2": "norm", "l2norm": "norm", "norm2": "norm",

@@ -58,7 +58,7 @@ _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("kq_soft_max-",), ("softmax softmaxed probs probabilities soft",), "logits logit top"),
     (("kq_soft_max-",), (_ATT, "weights weight probability"), _NORM),
     (("kq-",), ("scores score qk kq qkt",), "logits"),
-    (("result_output",), ("logits logit lmhead unembed unembedding wcls vocab resultoutput",), _NORM),
+    (("result_output",), ("logits logit lmhead modelinghead unembed unembedding wcls vocab resultoutput",), _NORM),
     (("Qcur_proj-", "Qcur_biased-"), (_Q + " query queries", _TURN, _BEFORE), ""),
     (("Kcur_proj-", "Kcur_biased-"), (_K + " key keys", _TURN, _BEFORE), ""),
     (("Qcur-",), (_Q + " query queries", _TURN), ""),
@@ -137,6 +137,7 @@ def _compiled(
 
 
 _IN_LAYERS, _ENDS = _compiled(_TABLE), _compiled(_AT_THE_ENDS)
+_OF_HEADS = frozenset(f"{_Q} {_K} {_V} query queries key keys {_TURN} softmax scores".split())
 _HOOKED = ROW | PERHAPS | {
     "output", "out", "tensor", "array", "hook", "hooked", "forward", "linear", "name", "node", "event", "act", "dim",
     "shape", "first", "head", "last", "tail", "values", "model", "dump", "trace", "activation", VALUES,
@@ -218,6 +219,9 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
             if layer is None and len(numbers) == 1 and len(numbers[0]) < 5:
                 layer = int(numbers[0])
                 plain = _by_words([w for w in words if w != numbers[0]], layer, set(), generic)  # resid.0.mid
+            beside = [w for t in label if t != text for w in split_words([t])]
+            if layer is not None and set(beside) & _OF_HEADS and _by_words(beside, layer, set(), False).nodes:
+                return replace(plain, layer=layer)  # layers.0.self_attn queries after rope
             return replace(plain, layer=layer, verbatim=text)
         if _HIDDEN.fullmatch(text):
             return replace(plain, layer=None, nodes=(), verbatim=text)
