@@ -11,7 +11,7 @@ from tests.verify.dumps.formats import Format
 SETS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
     "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
-    "seventeenth", "eighteenth", "twentieth", "twenty_first", "twenty_second", "twenty_third",
+    "seventeenth", "eighteenth", "nineteenth", "twentieth", "twenty_first", "twenty_second", "twenty_third",
 )  # fmt: skip
 DATA = Path(__file__).parents[2] / "data" / "formats"
 
@@ -38,7 +38,6 @@ UNREAD = {
     "sixth: julia @show/display of a column vector",
     "seventh: reddit prose with inline numbers",
     "eighth: c fixed-width rms table on stderr",
-    "tenth: CUDA C++, per kernel dump with timings",
     "eleventh: gdb session",
     "thirteenth: pdb session",
     "fifteenth: gdb session",

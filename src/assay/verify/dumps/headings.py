@@ -19,6 +19,7 @@ from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, m
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 _COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
+_LOOP = re.compile(r"\s*for [\w, ]{1,40} in ([^:]{1,200}):")
 _WEIGHT = re.compile(r"\w{1,20}\[['\"][\w.]{1,80}weight['\"]\]")
 _SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
 _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block|idx|index)\s?=\s?\d{1,4}\b")
@@ -26,6 +27,7 @@ _TOKEN = re.compile(
     r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
 )  # [3] 'of'
 _ASIDE = re.compile(r"\([^()]{0,200}\)")
+_LISTED = re.compile(r"^\s*\$ [\w ]{1,40}[:,]")  # R names a member: $ layer 0: attn norm
 _PROGRESS = re.compile(r"\d%\s?\|")
 _FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
 _COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d|\b\d{1,3} layers\b")  # "layers 3", "3 layers": how many
@@ -213,7 +215,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
         return context  # a bracket alone, a debugger's next statement
     if _COUNTED.search(line[:400]) or _PROGRESS.search(line[:400]):
         return context  # a count
-    if len(_FLAG.findall(line[:400])) > 1 or line.lstrip().startswith("$ "):  # somebody typed this
+    typed = line.lstrip().startswith("$ ") and not (_LISTED.search(line[:400]) and meaning(said.label).role)
+    if len(_FLAG.findall(line[:400])) > 1 or typed:  # somebody typed this
         return replace(context, perhaps=-1) if row_of(words, set()) == -1 else context
     if (m := _NTH.fullmatch(line)) and context.outside(line).each:
         return _answered(int(m[1]), context.outside(line), indent_of(line))  # [0] => {
@@ -287,6 +290,9 @@ def _essence(line: str, said: Said) -> tuple[Said, str]:
     line = line[:4000]
     if "weight" in line and _WEIGHT.search(line):  # h = rmsnorm(h, W["norm.weight"])
         line = _WEIGHT.sub(" ", line)
+        said = said_by(pieces(line), set())
+    if m := _LOOP.match(line):  # for i, v in top5(logits): print(i, v)
+        line = m[1]
         said = said_by(pieces(line), set())
     if m := _COMMENT.search(line):
         head, comment = line[: m.start()], line[m.end() :]

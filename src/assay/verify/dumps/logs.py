@@ -27,7 +27,7 @@ from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, row_of
 from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, TOP_WORDS, Said, said_by
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
-from assay.verify.dumps.words import VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.words import TIMES, VALUES, Meaning, meaning, split_words
 
 MOST_BYTES = 1 << 27  # of a log
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
@@ -69,8 +69,10 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         if block is None and (header := table_header(line)) is not None:
             table, nth, layer = replace(header, kind=_kind_of(titles)), 0, None
             continue
+        timed = caption is not None and set(split_words(caption[1].label)) & TIMES  # "user  system elapsed"
         if block is not None:
-            several = _of_block(block, context, len(tokens))
+            context = heading(caption[0], caption[1], context, sides, caption=True) if caption else context
+            several = [] if timed else _of_block(block, context, len(tokens))
         elif rows := table_row(table, line, nth):
             several = rows
             nth += 1
@@ -81,6 +83,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             several = [said_by(pieces(line), sides, inside=context.about.layer is not None)]
         new: list[Observation] = []
         if caption and block is None and not several[0].empty and _speechless(several[0]):
+            several = [] if timed else several
             context = heading(caption[0], caption[1], context, sides, caption=True)
         for said in several:
             said.items = _best(_named_above(said.items, context, titles), context)

@@ -104,11 +104,13 @@ class Said:
 
     def _drop_variable(self, kind: str) -> None:
         """`name="w1" v=[…]`, `V_proj values=[…]`, `attn_norm out[0]=…`: a variable beside the name of a node."""
-        last, rest = "".join(split_words(self.label[-1:])[-1:]), [w for w in self.label[:-1] if w != VALUES]
-        variables = _ELEMENTS_OF if kind == "at" else _LISTS_OF if kind == "list" else set()
-        if last == "v" and kind == "list":
-            variables = {"v"} if {w.lower() for w in rest} & RECORD else set()
-        if last in variables and rest and meaning([*rest, "layer", "0"], generic=False).nodes:
+        last = "".join(split_words(self.label[-1:])[-1:])
+        if last not in (_ELEMENTS_OF if kind == "at" else _LISTS_OF | {"v"} if kind == "list" else ()):
+            return
+        rest = [w for w in self.label[: min(len(self.label) - 1, 48)] if w != VALUES]
+        if last == "v" and kind == "list" and not {w.lower() for w in rest} & RECORD:
+            return
+        if rest and meaning([*rest, "layer", "0"], generic=False).nodes:
             self.label.pop()
 
     @property
@@ -126,6 +128,9 @@ def said_by(cut: Sequence[Piece], sides: set[str], inside: bool = False) -> Said
     _walk(list(cut[skip:]), line, [])
     line.items = layers_beside(vectors(ranked(cut, line.items)))
     _tell(line)
+    if line.label[:1] and line.label[0][:2] == "k_":  # [k_rmsnorm] layer 0 attn_norm: a kernel, no key
+        named = meaning([*line.label[1:], "layer", "0"], generic=False).nodes
+        line.label[0] = line.label[0][2:] if named and named != ("l_out-",) else line.label[0]
     side = _side(cut)
     if side and (side in sides or not meaning([side]).role):
         line.side = side
@@ -559,8 +564,9 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         texts = [p.text for p in inner if isinstance(p, Word)]
         whole = [p.text for p in inner if isinstance(p, Number) and p.whole]
         if len(texts) == len(whole) == 1 and meaning([*texts, "layer", "0"], generic=False).nodes:
-            known = group.bracket == "(" and (line.inside or meaning(line.label).layer is not None)  # f(attn_norm, 16)
-            line.label += texts if known else [*texts, "layer", *whole]
+            count = group.bracket == "(" and not any(isinstance(p, Word) and p.quoted for p in inner)  # head(x, 5)
+            known = group.bracket == "(" and (line.inside or meaning(line.label).layer is not None)
+            line.label += texts if known or count else [*texts, "layer", *whole]
             return key
     around, row = line.around, line.cut_row
     line.around = (*around, *line.label[line.since :][-8:]) if len(around) < 24 else around

@@ -27,6 +27,7 @@ _NO_WORD = re.compile(
 _FILE = re.compile(r"\.(?:[bB]?[fF]\d\d|float\d\d|bin|npy|raw|dat|txt|csv|tensor|pt)$")  # of a name that was a file's
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
 # Lines that speak of a layer and are not about its values.
+TIMES = {"elapsed", "took", "timings", "seconds", "latency"}
 NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
 _Q = "q qcur wq xq"
