@@ -12,6 +12,7 @@ SETS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
     "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
     "seventeenth", "eighteenth", "nineteenth", "twentieth", "twenty_first", "twenty_second", "twenty_third",
+    "twenty_fourth", "twenty_fifth",
 )  # fmt: skip
 DATA = Path(__file__).parents[2] / "data" / "formats"
 
@@ -31,6 +32,8 @@ def printed(path: Path) -> list[Format]:
 
 FORMATS = [replace(form, name=f"{name}: {form.name}") for name in SETS for form in printed(DATA / f"{name}.jsonl")]
 UNREAD = {
+    "twenty_fourth: julia @info",
+    "twenty_fourth: token by token",
     "twenty_third: ggml callback rows",
     "twenty_third: paper notation",
     "twenty_second: ocaml printf rms",

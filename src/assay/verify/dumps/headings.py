@@ -270,6 +270,8 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     if own.role or own.layer is not None:
         loose = not marked and len(said.label) > 4  # it may be no heading at all
         context = _enter(line, said, replace(own, vague=own.vague or loose), row, perhaps, context)
+        if indent_of(line) > 3 and (at := perhaps if row is None else row) is not None:
+            context = replace(context, perhaps=at)  # a title in the middle, above a table that is not further in
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])

@@ -137,9 +137,8 @@ _MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
 _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 
 
-_BOX = str.maketrans(
-    {"¯": "-", **dict.fromkeys("│┃║┆┊╎", "|"), **dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╞╪╡╟╢╤╧╭╮╯╰", " ")}
-)
+_UPRIGHT = "│┃║┆┇┊┋╎╏"
+_BOX = str.maketrans({"¯": "-"} | {chr(c): "|" if chr(c) in _UPRIGHT else " " for c in range(0x2500, 0x2580)})
 
 
 _FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a title in the border of a box
