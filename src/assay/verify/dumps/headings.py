@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from assay.verify.dumps.lines import pieces
 from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
-from assay.verify.dumps.said import NOT_SIDES, Said, said_by
+from assay.verify.dumps.said import NOT_SIDES, said_by
+from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, meaning, split_words
 
