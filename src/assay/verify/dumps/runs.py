@@ -86,7 +86,7 @@ def take_run(run: list[Piece], key: list[str], line: Said, assigned: bool) -> No
             not kind
             and assigned
             and not one.whole
-            and words[-1:] == ["norm"]
+            and split_words(key[-1:])[-1:] == ["norm"]
             and words[-2:-1] not in (["rms"], ["layer"])
         ):
             kind = "norm"  # of a list a node, of one number its length

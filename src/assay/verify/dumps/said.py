@@ -8,6 +8,7 @@ layer's number, a token's row and a count look alike until the words around them
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from assay.verify.dumps.brackets import (
     assigned_pairs,
@@ -39,7 +40,7 @@ from assay.verify.dumps.lines import (
 )
 from assay.verify.dumps.places import LAYER, LAYERS, PERHAPS, ROW
 from assay.verify.dumps.runs import TOKENS, run_from, take_run, tell, zipped
-from assay.verify.dumps.statement import Said
+from assay.verify.dumps.statement import RECORD, Said
 from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic
 from assay.verify.dumps.words import meaning, split_words
 
@@ -81,7 +82,9 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
     i = 0
     while i < len(cut):
         piece = cut[i]
-        if isinstance(piece, Word):
+        if isinstance(piece, Word) and piece.text.lower() in RECORD and _assigns_word(cut, i):
+            line.record = True  # name="attn_out"
+        elif isinstance(piece, Word):
             key.append(piece.text)
             line.label.append(piece.text)
         elif isinstance(piece, Number) and piece.text in ("null", "None") and _numbers(key):
@@ -90,8 +93,7 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
         elif isinstance(piece, Number):
             pairs, past = pairs_from(cut, i)
             if pairs:
-                ordered = [i for i, _ in pairs] == list(range(len(pairs))) and not set(split_words(line.label)) & _TOP
-                line.add("at" if ordered and len(pairs) > 2 else "top", pairs, key)
+                line.add("at" if _elements(pairs, line) else "top", pairs, key)
                 key, i = [], past
                 continue
             if _leads(cut, i, key, line):
@@ -127,6 +129,18 @@ def _walk(cut: list[Piece], line: Said, key: list[str]) -> list[str]:
             line.label.append("plus")  # x + attn(x)
         i += 1
     return key
+
+
+def _assigns_word(cut: Sequence[Piece], i: int) -> bool:
+    return i + 2 < len(cut) and cut[i + 1] is ASSIGN and isinstance(cut[i + 2], Word)
+
+
+def _elements(pairs: Sequence[tuple[int, Number]], line: Said) -> bool:
+    """Whether `0:1.5 1:2.5` are elements of a row, rather than ids with their logits, of which the best come first."""
+    ordered = [i for i, _ in pairs] == list(range(len(pairs)))
+    falls = all(a.value >= b.value for (_, a), (_, b) in pairwise(pairs))
+    best = bool(set(split_words(line.label)) & _TOP)
+    return ordered and not (best and falls) and (len(pairs) > 2 or line.inside or meaning(line.label).layer is not None)
 
 
 def _list_follows(cut: Sequence[Piece], i: int) -> bool:
@@ -216,6 +230,7 @@ def _group(group: Group, after: Sequence[Piece], key: list[str], line: Said) -> 
         counts = bool(set(words) & LAYERS) and not (line.around and isinstance(value, Number))
         last = line.items[-1] if line.items else None
         again = len(after) > 3 and after[2] == Word(key[-1] if key else "") and isinstance(after[3], Group)
+        again = again or (len(after) > 3 and isinstance(after[2], Group) and after[3] is ASSIGN)  # [0]=1.5 [1]=2.5
         again = again or (last is not None and last.kind == "at" and key[-1:] == list(last.words[-1:]))
         named = named and not (again and isinstance(value, Number) and not value.whole)  # v_out[0]=1.5 v_out[1]=2.5
         named = named or (

@@ -36,6 +36,7 @@ class Said:
     inside: bool = False  # a layer: its number is known
     element: int | None = None  # x[3] after attention = …
     cut_row: int | None = None
+    record: bool = False  # name=…: a key says what is the node's name
 
     def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
         self._drop_variable(kind)
@@ -52,7 +53,7 @@ class Said:
         if last not in (_ELEMENTS_OF if kind == "at" else _LISTS_OF | {"v"} if kind == "list" else ()):
             return
         rest = [w for w in self.label[: min(len(self.label) - 1, 48)] if w != VALUES]
-        if last == "v" and kind == "list" and not {w.lower() for w in rest} & RECORD:
+        if last == "v" and kind == "list" and not self.record:
             return
         if rest and meaning([*rest, "layer", "0"], generic=False).nodes:
             self.label.pop()
