@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from assay.verify.dumps.lines import pieces
 from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
-from assay.verify.dumps.said import NOT_SIDES, Said, said_by
+from assay.verify.dumps.said import NOT_SIDES, said_by
+from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, meaning, split_words
 
@@ -37,8 +38,9 @@ _NTH = re.compile(
 )
 _REAL = re.compile(r"\d\.\d|\d[eE]-\d|\d\s?[KMG]i?B\b")
 _SETUP = {
-    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "dim", "enabled", "disabled",
-    "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading", "allocated",
+    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "dim",
+    "enabled", "disabled", "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading",
+    "allocated",
 }  # fmt: skip
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
 EITHER_NORM = ("attn_norm-", "ffn_norm-")

@@ -24,7 +24,9 @@ from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, W
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
 from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, row_of
-from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, TOP_WORDS, Said, said_by
+from assay.verify.dumps.runs import ID_WORDS, LOGIT_WORDS
+from assay.verify.dumps.said import TOP_WORDS, said_by
+from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
 from assay.verify.dumps.words import TIMES, VALUES, Meaning, meaning, split_words

@@ -19,15 +19,7 @@ STATISTIC_WORDS = {
     "absmax": "absmax", "maxabs": "absmax", "amax": "absmax", "linf": "absmax", "maxmagnitude": "absmax",
     "largestmagnitude": "absmax",
     "absmean": "absmean", "meanabs": "absmean", "absavg": "absmean", "avgabs": "absmean",
-    "μ": "mean", "µ": "mean", "σ": "std", "mittelwert": "mean", "summe": "sum", "moyenne": "mean", "media": "mean",
-    "mittel": "mean", "durchschnitt": "mean", "promedio": "mean", "medio": "mean", "média": "mean", "среднее": "mean",
-    "standardabweichung": "std", "stdabw": "std", "stdabweichung": "std", "écarttype": "std", "ecarttype": "std",
-    "desviacion": "std", "desviación": "std", "desvio": "std", "deviazione": "std", "ско": "std",
-    "minimo": "min", "mínimo": "min", "минимум": "min", "мин": "min", "minimal": "min",
-    "maximo": "max", "máximo": "max", "massimo": "max", "максимум": "max", "макс": "max", "maximal": "max",
-    "somme": "sum", "suma": "sum", "soma": "sum", "somma": "sum", "сумма": "sum",
-    "平均值": "mean", "最小值": "min", "最大值": "max", "均方根": "rms", "求和": "sum", "范数": "norm", "方差": "var",
-    "最大絶対値": "absmax", "最大绝对值": "absmax", "绝对值最大": "absmax", "均值": "mean", "平均": "mean", "最小": "min", "最大": "max", "标准差": "std", "標準偏差": "std",
+    "μ": "mean", "µ": "mean", "σ": "std",
 }  # fmt: skip
 # A norm of these is a number; a norm of anything else is a node: attn_norm, final_norm.
 _NORM_OF = {
@@ -61,6 +53,8 @@ def _statistic(key: tuple[str, ...]) -> str | None:
     if found:
         return found
     parts = split_words(key[-1:])
+    if parts != [word] and len(parts) == 1:  # of another language
+        return STATISTIC_WORDS.get(parts[0])
     if len(parts) < 2 or parts[-2:] == ["soft", "max"]:
         return None
     if "".join(parts[-2:]) in _JOINED:
