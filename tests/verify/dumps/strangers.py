@@ -11,6 +11,8 @@ from tests.verify.dumps.formats import Format
 SETS = (
     "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
     "ninth", "tenth", "eleventh", "twelfth", "thirteenth", "fourteenth", "fifteenth", "sixteenth",
+    "seventeenth", "eighteenth", "nineteenth", "twentieth", "twenty_first", "twenty_second", "twenty_third",
+    "twenty_fourth", "twenty_fifth",
 )  # fmt: skip
 DATA = Path(__file__).parents[2] / "data" / "formats"
 
@@ -30,18 +32,16 @@ def printed(path: Path) -> list[Format]:
 
 FORMATS = [replace(form, name=f"{name}: {form.name}") for name in SETS for form in printed(DATA / f"{name}.jsonl")]
 UNREAD = {
+    "twenty_fourth: julia @info",
+    "twenty_fourth: token by token",
+    "twenty_third: ggml callback rows",
+    "twenty_third: paper notation",
+    "twenty_second: ocaml printf rms",
     "sixth: tinygrad, DEBUG=2 noise and indexed expression labels",
     "sixth: julia @show/display of a column vector",
     "seventh: reddit prose with inline numbers",
-    "seventh: top logits listing with residual norms",
     "eighth: c fixed-width rms table on stderr",
-    "eighth: c dump_vec helper, first and last elements",
-    "eighth: python self-documenting f-strings",
-    "tenth: CUDA C++, per kernel dump with timings",
     "eleventh: gdb session",
     "thirteenth: pdb session",
-    "thirteenth: CUDA D2H dump, indexed elements",
-    "fourteenth: numpy array repr",
     "fifteenth: gdb session",
-    "sixteenth: d writefln head and tail",
 }

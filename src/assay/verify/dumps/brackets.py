@@ -51,6 +51,21 @@ def pairs_from(cut: Sequence[Piece], i: int) -> tuple[tuple[tuple[int, Number], 
     return (tuple(found), i) if len(found) > 1 else ((), i)
 
 
+def elements_from(cut: Sequence[Piece], i: int) -> tuple[tuple[int, Number], ...]:
+    """`[0] 1.5 [1] 2.5`: elements by their indices, which rise, at least two."""
+    found: list[tuple[int, Number]] = []
+    while i + 1 < len(cut):
+        a, b = cut[i], cut[i + 1]
+        index = a.items[0] if isinstance(a, Group) and a.bracket == "[" and len(a.items) == 1 else None
+        if not (isinstance(index, Number) and index.whole and isinstance(b, Number) and not b.whole):
+            break
+        if found and index.value <= found[-1][0]:
+            break
+        found.append((int(index.value), b))
+        i += 2
+    return tuple(found) if len(found) > 1 else ()
+
+
 def quoted_pairs(group: Group) -> tuple[tuple[int, Number], ...]:
     """`[(450, "The", 9.5), …]`: the id first, the logit last, text between."""
     rows = [p for p in group.items if isinstance(p, Group)]

@@ -12,19 +12,23 @@ from dataclasses import dataclass, field, replace
 
 from assay.verify.dumps.lines import pieces
 from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
-from assay.verify.dumps.said import NOT_SIDES, Said, said_by
+from assay.verify.dumps.said import NOT_SIDES, said_by
+from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, meaning, split_words
 
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")
 _COMMENT = re.compile(r"(?<=\S)\s+(?:#|//|;;|/\*)\s+(?=\S)")
+_LOOP = re.compile(r"\s*for [\w, ]{1,40} in ([^:]{1,200}):")
+_WEIGHT = re.compile(r"\w{1,20}\[['\"][\w.]{1,80}weight['\"]\]")
 _SENTENCE = re.compile(r"[.!?;]\s+(?=[A-Z*`])")
 _FRAME = re.compile(r"\b(?:l|il|layer\w{0,8}|blk|block|idx|index)\s?=\s?\d{1,4}\b")
 _TOKEN = re.compile(
     r"\s*[\[(#]?(\d{1,6})[\])]?[:.]?\s*(?:'[^']{0,40}'|\"[^\"]{0,40}\"|`[^`]{0,40}`|▁\S{0,40})\s*:?\s*$"
 )  # [3] 'of'
 _ASIDE = re.compile(r"\([^()]{0,200}\)")
+_LISTED = re.compile(r"^\s*\$ [\w ]{1,40}[:,]")  # R names a member: $ layer 0: attn norm
 _PROGRESS = re.compile(r"\d%\s?\|")
 _FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
 _COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d|\b\d{1,3} layers\b")  # "layers 3", "3 layers": how many
@@ -34,8 +38,9 @@ _NTH = re.compile(
 )
 _REAL = re.compile(r"\d\.\d|\d[eE]-\d|\d\s?[KMG]i?B\b")
 _SETUP = {
-    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "enabled", "disabled",
-    "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading", "allocated",
+    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "dim",
+    "enabled", "disabled", "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading",
+    "allocated",
 }  # fmt: skip
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}
 EITHER_NORM = ("attn_norm-", "ffn_norm-")
@@ -121,11 +126,13 @@ def about(said: Said, context: Context) -> Meaning:
     label = before if known.role or known.layer is not None or said.layer is not None else said.label
     if said.side and not meaning([said.side]).role:
         label = [w for w in label if w != said.side]
-    if "plus" in label and context.sums:
+    if "plus" in label:
         at = label.index("plus")
-        label = [*label[: at + 1], *(context.sums.get(w, w) for w in label[at + 1 : at + 2]), *label[at + 2 :]]
-    if "plus" in label and not any(w in context.sums for w in said.label):  # "+ residual", "h = x + r"
-        label = [*label, {"attn_out": "attn", "ffn_out": "mlp"}.get(context.before, "")]
+        added = next((context.sums.get(w, "") for w in label[at + 1 : at + 2]), "")
+        if added:
+            label = [*label[: at + 1], added, *label[at + 2 :]]
+        else:  # "+ residual", "h = x + r"
+            label = [*label, {"attn_out": "attn", "ffn_out": "mlp"}.get(context.before, "")]
     if [w.lower() for w in label if w != VALUES] == ["values"] and context.before[:4] in ("Qcur", "Kcur"):
         label = ["v"]  # behind "queries" and "keys"
     own = meaning(label)
@@ -176,7 +183,7 @@ def about(said: Said, context: Context) -> Meaning:
         elif own.nodes == ("result_norm",):  # "norm" below a layer, and nobody said which
             found = replace(own, nodes=("result_norm", *EITHER_NORM), layer=above.layer)
     row = next((r for r in (said.row, own.row, spoken.row, above.row) if r is not None), None)
-    maybe = (said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
+    maybe = (None if context.each else said.perhaps, own.perhaps, spoken.perhaps, above.perhaps, context.perhaps)
     return replace(found, row=row, perhaps=next((p for p in maybe if p is not None), None))
 
 
@@ -206,9 +213,12 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     """The context below a line that gives no values. A caption stands directly above values that say nothing else."""
     said, line = _essence(line, said)
     words = [w for w in split_words(said.label) if w != VALUES]
-    if line.startswith("-> ") or _COUNTED.search(line[:400]) or _PROGRESS.search(line[:400]):
-        return context  # a debugger's next statement, a count
-    if len(_FLAG.findall(line[:400])) > 1 or line.lstrip().startswith("$ "):  # somebody typed this
+    if not words or (line.startswith("-> ") and layer_of(words)[0] is None):
+        return context  # a bracket alone, a debugger's next statement
+    if _COUNTED.search(line[:400]) or _PROGRESS.search(line[:400]):
+        return context  # a count
+    typed = line.lstrip().startswith("$ ") and not (_LISTED.search(line[:400]) and meaning(said.label).role)
+    if len(_FLAG.findall(line[:400])) > 1 or typed:  # somebody typed this
         return replace(context, perhaps=-1) if row_of(words, set()) == -1 else context
     if (m := _NTH.fullmatch(line)) and context.outside(line).each:
         return _answered(int(m[1]), context.outside(line), indent_of(line))  # [0] => {
@@ -262,10 +272,12 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
     if own.role or own.layer is not None:
         loose = not marked and len(said.label) > 4  # it may be no heading at all
         context = _enter(line, said, replace(own, vague=own.vague or loose), row, perhaps, context)
+        if indent_of(line) > 3 and (at := perhaps if row is None else row) is not None:
+            context = replace(context, perhaps=at)  # a title in the middle, above a table that is not further in
         m = re.search(r"\bfrom\s{1,8}([A-Za-z][\w.+-]{0,60})", line)
         if m and m[1].lower() not in NOT_SIDES:
             context = replace(context, side=m[1])
-    elif row is not None and not marked:
+    elif row is not None and (not marked or len(said.label) > 6):  # ### Garbage, first token already wrong
         context = replace(context, perhaps=row)
     elif row is not None or perhaps is not None or (m := _TOKEN.match(line)):
         perhaps = int(m[1]) if row is None and perhaps is None and m else perhaps
@@ -280,16 +292,22 @@ def heading(line: str, said: Said, context: Context, sides: set[str], caption: b
 def _essence(line: str, said: Said) -> tuple[Said, str]:
     """A heading without its comment, or the comment where nothing stands before it; prose as its last sentence."""
     line = line[:4000]
+    if "weight" in line and _WEIGHT.search(line):  # h = rmsnorm(h, W["norm.weight"])
+        line = _WEIGHT.sub(" ", line)
+        said = said_by(pieces(line), set())
+    if m := _LOOP.match(line):  # for i, v in top5(logits): print(i, v)
+        line = m[1]
+        said = said_by(pieces(line), set())
     if m := _COMMENT.search(line):
         head, comment = line[: m.start()], line[m.end() :]
         alone = said_by(pieces(head), set())
+        behind = said_by(pieces(comment), set())
+        if alone.row is not None and not meaning(alone.label).role and meaning(behind.label).role:
+            behind.row = alone.row if behind.row is None else behind.row
+            return behind, head[: indent_of(head)] + comment  # hs[1][-1, :6]   # output of layer 0
         if meaning(alone.label).role or alone.row is not None:
             return alone, head
-        return (
-            (said_by(pieces(comment), set()), head[: indent_of(head)] + comment)
-            if not alone.label[3:]
-            else (said, line)
-        )
+        return (behind, head[: indent_of(head)] + comment) if not alone.label[3:] else (said, line)
     if len(said.label) > 12 and _HEADING.search(line) and (parts := _SENTENCE.split(line)) and len(parts) > 1:
         last = said_by(pieces(parts[-1]), set())
         if last.row is None:

@@ -68,11 +68,13 @@ _PIECE = re.compile(
     r"|(?P<unit>(?<![\w.])\d{1,20}(?:\.\d{1,20})?\s?(?:ms|us|µs|μs|ns|s|secs?|seconds|[KMGT]i?B|bytes|tok/s|tokens/s|%)(?![\w/]))"
     r"|(?P<most>\|max\||[mM]ax\s?\|\w{1,12}\||[mM]ax\(\s?\|\w{1,12}\|\s?\)|[|‖]\w{1,12}[|‖]_?(?:max|inf|∞))"
     r"|(?P<average>\|(?:mean|avg)\||(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
-    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])|(?:\|\||‖)\s?\w{1,12}\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
+    r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])"
+    r"|‖[^‖]{1,80}‖(?:_?2(?!\w)|₂)?"
+    r"|(?:\|\||‖)\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
-    r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?)"
+    r"|(?P<odd>(?<![\w.])[-+\u2212]?(?:nan|inf|infinity|NaN|NAN|Inf|INF|Infinity|null|None)(?:f)?(?!\w)(?:\(ind\))?(?!\s{0,2}[=:]))"
     r"|(?P<word>[^\W\d](?:\w|[.]\w|::\w|/\w|-(?=[^\W\d])\w|-(?=\d{1,5}(?![\w.]))\w|\[\d{1,5}\](?=[.\w]))*+)"
     r"|(?P<id>\d\w{0,80})"
     r"|(?P<text>\"(?:[^\"\\]|\\.){0,64}+\"|'(?:[^'\\]|\\.){0,64}+'|`[^`]{0,64}+`)"
@@ -135,9 +137,8 @@ _MARKS = {mark.text: mark for mark in (SLASH, *map(Mark, "[](){}<>*#-_!?"))}
 _CLOSES = {"]": "[", ")": "(", "}": "{", ">": "<"}
 
 
-_BOX = str.maketrans(
-    {"¯": "-", **dict.fromkeys("│┃║┆┊╎", "|"), **dict.fromkeys("─━═┌┐└┘├┤┬┴┼╔╗╚╝╠╣╦╩╬╞╪╡╟╢╤╧╭╮╯╰", " ")}
-)
+_UPRIGHT = "│┃║┆┇┊┋╎╏"
+_BOX = str.maketrans({"¯": "-"} | {chr(c): "|" if chr(c) in _UPRIGHT else " " for c in range(0x2500, 0x2580)})
 
 
 _FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a title in the border of a box
@@ -169,8 +170,21 @@ def odd_number(text: str) -> Number:
     return Number(text, value, 0.0)
 
 
+_CALLER = re.compile(
+    r"\s*(?:[A-Z][a-z]{2} \d{1,2}, \d{4}|\d{4}-\d\d-\d\d),? \d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?: [AP]M)?"
+    r" (?:[a-z]\w{0,40}\.){1,8}[\w$.]{1,60} [\w$<>]{1,60}\s*"
+)  # when, and which method: a line of its own, above the message
+
+
+_BASE = re.compile(r"\((?:layers? )?(?:[01]|zero|one)[- ](?:based|indexed)\)")
+
+
 def strip(line: str) -> str:
     """The line without colours and without what a logger put before it."""
+    if _CALLER.fullmatch(line[:400]):
+        return ""
+    if "based" in line or "indexed" in line:
+        line = _BASE.sub("", line)
     if "\x1b" in line:
         line = _COLOUR.sub("", line)
     line = _FRAME.sub("", line.rstrip("╮┐╗─━═"), count=1).translate(_BOX)
@@ -242,8 +256,7 @@ def _cut(line: str) -> Iterator[Piece]:
         elif kind == "odd":
             yield odd_number(text)
         elif kind in _SIGNS:
-            inner = text.strip("|‖₂_2= ").split() if kind == "norm" else []
-            yield from (Word(w) for w in inner if len(w) > 2 or w.isdecimal())
+            yield from map(Word, _inside(text) if kind == "norm" else ())
             yield Word(_SIGNS[kind])
         elif kind in ("word", "id"):
             yield Word(text)
@@ -257,6 +270,26 @@ def _cut(line: str) -> Iterator[Piece]:
             yield COMMA if text in ",;&\t" else BAR
         elif kind in ("open", "close", "other"):
             yield _MARKS.get(text) or Mark(text)
+
+
+_ARGUMENTS = re.compile(r"\([^()]{0,60}\)")
+_STATE = re.compile(r"[hx][\W_]{0,3}(\d{1,4})\W{0,2}")  # h⁽0⁾
+_NAMES = re.compile(r"[^\W\d]\w*|\d+")
+
+
+def _inside(text: str) -> list[str]:
+    """The words of what a norm is of, without the arguments of its functions: ‖Attn(RMSNorm(h))·W_O‖₂."""
+    inner = text.lstrip("|‖").rpartition(text[0])[0].strip("|‖ ")
+    if text[0] != "‖":
+        return [w for w in inner.split() if len(w) > 2 or w.isdecimal()]
+    inner = _ARGUMENTS.sub(" ", _ARGUMENTS.sub(" ", inner))
+    if m := _STATE.fullmatch(inner.strip()):
+        return ["hidden", "layer", m[1]]
+    return (
+        ["embedding"]
+        if inner.strip() in ("e", "E")
+        else [w for w in _NAMES.findall(inner) if len(w) > 1 or w.isdecimal()]
+    )
 
 
 _WHOLE_NUMBER = re.compile(_NUMBER)
@@ -276,6 +309,8 @@ def _quoted(text: str) -> Piece:
     if _QUOTED_LIST.fullmatch(text) and "." in text:
         parts = _BETWEEN.split(text)
         return Group("[", tuple(number(t) if t[-1:] not in (".", "…") or t[:-1].isdigit() else DOTS for t in parts))
+    if "|" in text and (m := _PIECE.match(text + "=")) and m.end() == len(text) and m.lastgroup in _SIGNS:
+        return Word(_SIGNS[m.lastgroup])  # "max|x|": 1.5
     return number(text) if _WHOLE_NUMBER.fullmatch(text) else Word(text, quoted=True)
 
 

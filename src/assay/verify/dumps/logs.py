@@ -12,6 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, W
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
 from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, row_of
-from assay.verify.dumps.said import ID_WORDS, LOGIT_WORDS, TOP_WORDS, Said, said_by
+from assay.verify.dumps.runs import ID_WORDS, LOGIT_WORDS
+from assay.verify.dumps.said import TOP_WORDS, said_by
+from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.tables import Table, table_header, table_row
-from assay.verify.dumps.words import VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.words import TIMES, VALUES, Meaning, meaning, split_words
 
 MOST_BYTES = 1 << 27  # of a log
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
@@ -59,7 +62,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
     for number, line, block in blocks(path, content):
         where = f"{path}: line {number}"
         fenced ^= line.lstrip().startswith("```")
-        outer, context = context, context.at(line)
+        outer, context = context, Context(perhaps=context.perhaps) if _CELL.fullmatch(line) else context.at(line)
         matched = _by_pattern(own, line, context, where) if block is None else None
         if matched is not None:
             found += matched[0]
@@ -68,8 +71,10 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
         if block is None and (header := table_header(line)) is not None:
             table, nth, layer = replace(header, kind=_kind_of(titles)), 0, None
             continue
+        timed = caption is not None and set(split_words(caption[1].label)) & TIMES  # "user  system elapsed"
         if block is not None:
-            several = _of_block(block, context, len(tokens))
+            context = heading(caption[0], caption[1], context, sides, caption=True) if caption else context
+            several = [] if timed else _of_block(block, context, len(tokens))
         elif rows := table_row(table, line, nth):
             several = rows
             nth += 1
@@ -80,6 +85,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
             several = [said_by(pieces(line), sides, inside=context.about.layer is not None)]
         new: list[Observation] = []
         if caption and block is None and not several[0].empty and _speechless(several[0]):
+            several = [] if timed else several
             context = heading(caption[0], caption[1], context, sides, caption=True)
         for said in several:
             said.items = _best(_named_above(said.items, context, titles), context)
@@ -113,8 +119,8 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
                     context = outer  # it said nothing: what was spoken of goes on below it
                 if line.strip():
                     caption = None if changed else (line, said)
-        if len(said.label) > 12 and (row := row_of(split_words(said.label), set())) is not None:
-            context = replace(context, perhaps=row)  # prose
+        if (len(said.label) > 12 or said.tokens) and (row := row_of(split_words(said.label), set())) is not None:
+            context = replace(context, perhaps=row)  # prose, or beside the tokens
         sides |= {s for s in (said.side, context.side) if s}
     return Dump(
         path.stem, tokens, tuple(range(len(tokens))), (len(tokens),) if tokens else (), tuple(_together(found)),
@@ -124,8 +130,10 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 
 def _below(said: Said, context: Context) -> Context:
-    """A line with values may tell the row of those below it: "pos 3: |emb|=1.5"."""
+    """Values may tell the row of those below it: "pos 3: |emb|=1.5"; a sentence the layer: "In layer 0, …"."""
     own = meaning(said.label)
+    if own.layer is not None and said.label[0].lower() in ("in", "at", "for", "inside"):
+        return context.entering(replace(context.about, nodes=("l_out-",), layer=own.layer, bare=True), (), 0)
     return context if own.row is None or own.layer is not None else context.told(replace(context.about, row=own.row))
 
 
@@ -138,10 +146,31 @@ def _speechless(said: Said) -> bool:
 
 def _named_above(items: list[Item], context: Context, titles: Sequence[str]) -> list[Item]:
     """Single numbers are the statistic that the heading names, or nothing."""
+    if len(items) == 1 and items[0].kind == "list" and isinstance(items[0].data, Values):
+        return _named_together(items[0], items[0].data, [*titles, " ".join(context.words)][-2:])
     if all(i.kind != "?" for i in items):
         return items
     kind = _kind_of([*titles, " ".join(context.words)])
     return [replace(i, kind=kind) if i.kind == "?" else i for i in items if i.kind != "?" or kind]
+
+
+_CALLED = re.compile(r"\.(\w{1,12})\(")
+_TOGETHER = re.compile(r"[\w.]{1,12}(?:\s?[/,|]\s?[\w.]{1,12}){1,7}")
+
+
+def _named_together(item: Item, values: Values, titles: Sequence[str]) -> list[Item]:
+    """As many numbers as the heading names statistics: "layer outputs, mean / std" above "layer 0: 0.1 / 1.2"."""
+    for title in reversed(titles):
+        calls = [k for name in _CALLED.findall(title[:400]) if (k := statistic([name]))]
+        if len(calls) == len(values.all) > 1 and not values.cut:  # logits[-1].max(), logits[-1].min()
+            return [replace(item, kind=k, data=n) for k, n in zip(calls, values.all, strict=True)]
+        for m in _TOGETHER.finditer(title[:400]):
+            kinds = [statistic([part]) for part in re.split(r"\s?[/,|]\s?", m[0])]
+            while kinds and kinds[0] is None:
+                kinds = kinds[1:]
+            if len(kinds) > 1 and None not in kinds and len(kinds) == len(values.all) and not values.cut:
+                return [replace(item, kind=str(k), data=n) for k, n in zip(kinds, values.all, strict=True)]
+    return [item]
 
 
 def _best(items: list[Item], context: Context) -> list[Item]:
@@ -161,15 +190,17 @@ def _kind_of(titles: Sequence[str]) -> str:
     """The statistic that the last of these lines name."""
     for title in reversed(titles):
         words = [p.text for p in pieces(title) if isinstance(p, Word)]
-        if kind := next((k for i in range(len(words)) if (k := statistic(words[max(0, i - 1) : i + 1]))), ""):
+        told = (k for i in range(len(words)) for n in (2, 1) if (k := statistic(words[i : i + n])))
+        if kind := next(told, ""):
             return kind
     return ""
 
 
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
+_CELL = re.compile(r"\s*In \[\d{0,5}\]:\s*")  # of a notebook: what was above is over
 _LETTER = re.compile(r"[^\W\d_]")
 _PUT = re.compile(
-    r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer)\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
+    r"\s*(?:(?:\w{0,12}[Bb]lock|[Ll]ayer|[Ll])\s?\d{1,4}\s{1,4})?([A-Za-z_]\w{0,15})\s{0,16}(?:<-|:?=|\+=)\s{0,8}[A-Za-z(]"
 )
 
 
@@ -214,15 +245,18 @@ def _observations(said: Said, context: Context, where: str) -> list[Observation]
     return found
 
 
+_IN_NAME = re.compile(r"[A-Za-z_][\w.]*-\d{1,4}")  # ffn_out-3
+
+
 def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
     """The words with `#` for whole numbers that stand alone or number a layer, and these numbers."""
     words: list[str] = []
     alone: set[int] = set()
     for text in label:
         parts = split_words([text]) if text != VALUES else []
-        if text.isdecimal():
-            alone.add(len(words))
         words += parts
+        if text.isdecimal() or (_IN_NAME.fullmatch(text) and parts[-1:] and parts[-1].isdecimal()):
+            alone.add(len(words) - 1)
     holes = alone | layer_of(words)[1]
     found = tuple(int(w) for i, w in enumerate(words) if i in holes and w.isdecimal() and len(w) < 10)
     return " ".join("#" if i in holes and w.isdecimal() else w for i, w in enumerate(words[:64])), found
@@ -246,6 +280,7 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
     for item, m in zip(said.items, own, strict=True):
         beside = item.kind in STATISTICS and any(i.kind == "list" for i in said.items[: len(found)])
         dull = VAGUE if beside else _VARIABLES  # out=[...] outNorm=1.5; rms=1.5 x=[...]
+        dull = dull | VAGUE if item.kind == "at" else dull  # attn_norm out[0]=1.5 out[1]=2.5
         alone = len({f.nodes for f in found}) < 2  # att 0.1 | ffn 0.2 | x 0.3
         if several and m.nodes and not ((beside or (found and alone)) and set(split_words(item.words)) <= dull):
             now = replace(now, nodes=m.nodes, verbatim=m.verbatim, vague=False, bare=False)
@@ -264,6 +299,8 @@ def _each(said: Said, line: Meaning, context: Context) -> list[Meaning]:
 
 def _of_item(item: Item, name: str, row: int | None, common: dict[str, Any]) -> Iterator[Observation]:
     row = item.row if item.row is not None else row
+    if item.kind == "top" and name and name != "result_output":
+        item = replace(item, kind="at")  # q: 0:1.5 1:2.5
 
     def observe(kind: str, data: Any, printed: Sequence[float], row: int | None) -> Observation:
         return Observation(name, kind, data, None if row is None else (row, row + 1), printed=tuple(printed), **common)
@@ -300,7 +337,7 @@ def _is_tail(key: Sequence[str]) -> bool:
     """ "last 5 values", "tail": the end of a row. "last row" and "last token" are rows."""
     words = split_words(key)
     for before, a, b in zip(["", *words], words, [*words[1:], ""], strict=False):
-        if a == "tail" or (
+        if a in ("tail", "ends", "ending", "trailing") or (
             a == "last"
             and b not in ROW | PERHAPS | LAYER | {"hidden", "prompt", "input", "one", "norm", "rmsnorm"}
             and (before not in ROW | PERHAPS or b.isdecimal())
@@ -359,7 +396,8 @@ def _indexed(index: Sequence[int], rows: Sequence[Sequence[Number]], context: Co
     counted = list(index) == list(range(index[0], index[0] + len(index)))
     base = 1 if counted and index[0] == 1 and not logits else 0
     said = Said()
-    best = logits and (not counted or bool(set(words) & _TOP))
+    falls = all(a[0].value >= b[0].value for a, b in pairwise(rows))
+    best = logits and (not counted or (falls and bool(set(words) & _TOP)))
     said.add("top" if best or not (counted or context.about.role) else "at",
              tuple((i - base, row[0]) for i, row in zip(index, rows, strict=True)))  # fmt: skip
     return [said]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ def numbered(
     if counted_from_one([*found, *rest], n_layer):
         found, rest = [_one_less(o) for o in found], [_one_less(o) for o in rest]
         notes.append("layers are counted from 1 there")
-    found, note = _by_turn(found, n_layer)
+    found, note = _by_turn(_by_name(found, n_layer), n_layer)
     return found, rest, notes + note
 
 
@@ -29,20 +30,48 @@ def counted_from_one(observations: Iterable[Observation], n_layer: int) -> bool:
         int(layer)
         for o in observations
         if not o.unnumbered
-        for layer in [split(o.name)[1] if o.name else o.layer]
+        for layer in [o.layer if not o.name or _IN_PATH.search(o.name) else split(o.name)[1]]
         if layer is not None
     }
-    return bool(layers) and max(layers) == n_layer and 0 not in layers
+    return bool(layers) and max(layers) == n_layer and not {0, 1} <= layers  # "the first layer", "layer 2 of 3"
 
 
 def _one_less(obs: Observation) -> Observation:
     def less(name: str) -> str:
         role, layer = split(name)
-        return name if layer is None else join(role, layer - 1)
+        if layer is None:
+            return _IN_PATH.sub(lambda m: f".{int(m[1]) - 1}.", name, count=1)
+        return join(role, max(layer - 1, 0))
 
-    layer = None if obs.layer is None else obs.layer - 1
+    layer = None if obs.layer is None else max(obs.layer - 1, 0)
     others, otherwise = tuple(map(less, obs.others)), tuple(map(less, obs.otherwise))
     return replace(obs, name=less(obs.name), others=others, otherwise=otherwise, layer=layer)
+
+
+_IN_PATH = re.compile(r"\.(\d{1,4})\.")  # model.layers.1.mlp
+_LAST = re.compile(r"(?<!\d)(\d{1,4})(?=\D*$)")
+
+
+def _by_name(observations: list[Observation], n_layer: int) -> list[Observation]:
+    """A number in the name, `q_proj_0`, `q_proj_1`: of the layer, where the same name has all from 0 on."""
+    groups: dict[tuple[str, str], dict[int, list[int]]] = {}
+    for i, obs in enumerate(observations):
+        if obs.unnumbered and (m := _LAST.search(obs.template)):
+            key = (obs.name, obs.template[: m.start()] + obs.template[m.end() :])
+            groups.setdefault(key, {}).setdefault(int(m[1]), []).append(i)
+    found = list(observations)
+    for numbers in groups.values():
+        if len(numbers) < 2 or sorted(numbers) != list(range(len(numbers))) or len(numbers) > n_layer:
+            continue
+        for layer, places in numbers.items():
+            for i in places:
+                found[i] = _of_layer(found[i], layer)
+    return found
+
+
+def _of_layer(obs: Observation, layer: int) -> Observation:
+    names = [join(split(x)[0], layer) if split(x)[1] == 0 else x for x in (obs.name, *obs.others)]
+    return replace(obs, name=names[0], others=tuple(names[1:]), layer=layer, unnumbered=False)
 
 
 def _by_turn(observations: list[Observation], n_layer: int) -> tuple[list[Observation], list[str]]:
@@ -56,8 +85,6 @@ def _by_turn(observations: list[Observation], n_layer: int) -> tuple[list[Observ
         if len(places) != n_layer or n_layer < 2:
             continue
         for layer, i in enumerate(places):
-            obs = found[i]
-            names = [join(split(x)[0], layer) if split(x)[1] == 0 else x for x in (obs.name, *obs.others)]
-            found[i] = replace(obs, name=names[0], others=tuple(names[1:]), layer=layer, unnumbered=False)
+            found[i] = _of_layer(found[i], layer)
         notes.append(f"{split(name)[0]}: printed {n_layer} times without a number, read as the layers in order")
     return found, notes

@@ -49,6 +49,8 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
             for j in range(at, min(at + 3, len(words) - 1)):  # LayerTrace(index=0
                 if named is LAYERS and words[j] in _STRONG and words[j + 1].isdecimal() and len(words[j + 1]) < 5:
                     return int(words[j + 1]), {j, j + 1}
+            if named is LAYERS and i and words[i - 1] == "first" and words[at : at + 1] not in (["norm"], ["ln"]):
+                return 0, {i - 1}  # "in the first layer"
             if named is LAYERS and i > 1 and words[i - 1] in _ORDINAL and words[i - 2].isdecimal():
                 return int(words[i - 2]), {i - 2, i - 1}
     return None, set()
@@ -61,8 +63,8 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
             return int(b)
         if a in ROW | PERHAPS and b in _STRONG and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
             return int(c[0][:7])
-        if b in _ROWS and a in _LAST:
-            return -1
+        if b in _ROWS and a in _LAST and not "".join(words[i + 2 : i + 3]).isdecimal():
+            return -1  # and not "norm_final pos=3"
         if b in _OF_THE_PROMPT and a in _LAST and i + 2 < len(words) and words[i + 2] in _ROWS:
             return -1
         if a in ROW | PERHAPS and b == "last" and not (i + 2 < len(words) and _goes_on(words[i + 2])):

@@ -10,15 +10,16 @@ from assay.verify.dumps.words import split_words
 STATISTIC_WORDS = {
     "rms": "rms", "rootmeansquare": "rms", "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean",
     "min": "min", "mn": "min", "mx": "max", "minimum": "min", "lo": "min", "lowest": "min", "amin": "min",
-    "max": "max", "maximum": "max", "hi": "max", "sum": "sum", "total": "sum", "std": "std", "stddev": "std",
-    "stdev": "std", "sd": "std", "sigma": "std", "standarddeviation": "std", "var": "var", "variance": "var",
+    "max": "max", "maximum": "max", "largest": "max", "biggest": "max", "highest": "max",
+    "smallest": "min", "hi": "max", "sum": "sum", "total": "sum", "checksum": "sum",
+    "chksum": "sum", "std": "std", "stddev": "std", "stdev": "std", "sd": "std", "sigma": "std",
+    "standarddeviation": "std", "var": "var", "variance": "var",
     "norm": "norm", "norms": "norm", "l2norms": "norm", "l2": "norm", "l2norm": "norm", "norm2": "norm",
     "2norm": "norm", "nrm": "norm", "nrm2": "norm",
     "absmax": "absmax", "maxabs": "absmax", "amax": "absmax", "linf": "absmax", "maxmagnitude": "absmax",
     "largestmagnitude": "absmax",
     "absmean": "absmean", "meanabs": "absmean", "absavg": "absmean", "avgabs": "absmean",
-    "μ": "mean", "µ": "mean", "σ": "std", "mittelwert": "mean", "summe": "sum", "moyenne": "mean", "media": "mean",
-    "均值": "mean", "平均": "mean", "最小": "min", "最大": "max", "标准差": "std", "標準偏差": "std",
+    "μ": "mean", "µ": "mean", "σ": "std",
 }  # fmt: skip
 # A norm of these is a number; a norm of anything else is a node: attn_norm, final_norm.
 _NORM_OF = {
@@ -26,7 +27,7 @@ _NORM_OF = {
     "act",
 }  # fmt: skip
 _NODES = {"attn", "attention", "ffn", "mlp", "final", "rms", "layer", "input", "pre", "post", "q", "k"}
-TRAILING = {"is", "was", "x", "h", "of", "value", "val", "elements"}
+TRAILING = {"is", "was", "x", "h", "of", "value", "val", "elements", "item", "tolist", "numpy", "float", "cpu"}
 _JOINED = {k for k in STATISTIC_WORDS if k not in ("mean", "max", "min", "norm", "rms", "sum", "total")}
 
 
@@ -45,13 +46,15 @@ def _statistic(key: tuple[str, ...]) -> str | None:
         two = "".join(split_words([key[-2].rpartition(".")[2], key[-1]]))
         if two in _JOINED:
             return STATISTIC_WORDS[two]
-    word = key[-1].lower().strip("_")
+    word = "sum" if key[-1] == "Σ" else key[-1].lower().strip("_")  # whose small letter is a deviation
     if word == "norm" and len(key) > 1 and set(split_words(key[-2:-1])[-1:]) & _NODES:
         return None  # "after attn norm"
     found = STATISTIC_WORDS.get(word) or STATISTIC_WORDS.get(word.replace("_", "").replace("-", ""))
     if found:
         return found
     parts = split_words(key[-1:])
+    if parts != [word] and len(parts) == 1:  # of another language
+        return STATISTIC_WORDS.get(parts[0])
     if len(parts) < 2 or parts[-2:] == ["soft", "max"]:
         return None
     if "".join(parts[-2:]) in _JOINED:
@@ -59,3 +62,11 @@ def _statistic(key: tuple[str, ...]) -> str | None:
     if parts[-1] == "norm" and parts[-2] not in _NORM_OF:
         return None
     return STATISTIC_WORDS.get(parts[-1])
+
+
+def without_statistic(parts: Sequence[str]) -> list[str]:
+    """The parts of a word but for those at its end that name a statistic: `attn_norm_l2` is of `attn_norm`."""
+    for n in (3, 2, 1):
+        if "".join(parts[-n:]) in STATISTIC_WORDS and len(parts) >= n:
+            return list(parts[:-n])
+    return list(parts)

@@ -11,19 +11,23 @@ from dataclasses import dataclass
 
 from assay.verify.dumps.lines import MOST, Number, Values, Word, listed, pieces
 from assay.verify.dumps.places import LAYER, LAYERS, ROW, layer_of, row_of
-from assay.verify.dumps.said import Said
+from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import meaning, split_words
 
 _COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
+_INDEX = re.compile(r"\[\d{1,5}\]")
+_BARS = re.compile(r"\|{1,2}\w{1,12}\|{1,2}|‖\w{1,12}‖")
 _SPEECH = re.compile(r"[()'\"#→<>?!]|\.\s|\.$")
 _LAYER_HEAD = re.compile(r"[lL](?:[013-9]|[1-9]\d+)")
 _LENGTH = re.compile(r"‖(.{1,40})‖(?:₂|_?2)?")
 _ELEMENT = re.compile(r"([a-z]\w{0,11})\[(\d{1,5})\]")
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME_COLUMN = {"name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "step",
-                "key", "module", "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
+                "key", "module", "file", "filename", "dump",
+                 "where", "hook", "probe", "stat", "metric", "kind", "variable", "buffer"}  # fmt: skip
 _INDEX_COLUMN = {"i", "idx", "index", "(index)", "dim", "channel", "ch", "element", "elem", "#", "j", "k", "component"}
+_DULL = {"shape", "dim", "dims", "n", "numel", "size", "dtype", "type", "count", "elems", "len"}
 _ROW_COLUMN = ROW | {"token", "tok"}
 _VALUES = {"first", "values", "sample", "head", "vals", "data", "slice", "preview"}
 
@@ -40,13 +44,15 @@ class Table:
 
 def _mark(line: str) -> str:
     """What stands between the cells."""
-    text = line.strip()
+    text = _INDEX.sub("", line.strip())
+    if text[:1] != "|":
+        text = _BARS.sub("", text)  # max|x|, ||x||
     if text.count(";") > max(text.count("|"), 1):
         return ";"
     for mark in ("|", " & ", "\t"):
         if mark in text:
             return mark
-    if "," in text and "[" not in text.replace("[0]", ""):
+    if "," in text and "[" not in text:
         return ","
     return "  " if "  " in text else " "
 
@@ -59,13 +65,17 @@ def _cells(line: str, mark: str) -> list[str]:
         return [c.strip() for c in text.replace("\\hline", "").rstrip(" \\").split("&")]
     if mark in ";,":
         return [c.strip().strip('"') for c in text.split(mark)]
-    return [c.strip() for c in (re.split(r"\s{2,}", text) if mark == "  " else text.split(mark.strip() or None))]
+    return [
+        c.strip() for c in (re.split(r"\s{2,}", text) if mark == "  " else text.split(None if mark == " " else mark))
+    ]
 
 
 def _column(cell: str) -> str:
     """What a column of a table holds; empty where its head says nothing known."""
     word = cell.strip(" *`'\"").lower()
     words = split_words([cell])
+    if _BARS.fullmatch(word) and word.strip("|‖") in ("x", "h", "y", "v", "z"):
+        return "norm"
     if m := _LENGTH.fullmatch(cell):
         return "=norm" if meaning([m[1], "layer", "0"], generic=False).nodes else "norm"
     named = re.split(r"\s+", cell.strip(" *`'\"()."))
@@ -81,13 +91,15 @@ def _column(cell: str) -> str:
         return "id" if words[-1] == "id" else "logit"
     if word in ("value", "val"):
         return "value"
+    if word in _DULL:
+        return "-"
     if word in LAYER - {"h"} or (
         set(words) & LAYER and words[-1:] and words[-1] in ("idx", "index", "no", "id", "num", "nr")
     ):
         return "layer"
     if set(words) & LAYERS and set(words) <= LAYERS | {"after", "of"}:
         return "layer"
-    if len(words) > 1 and set(words) <= _ROW_COLUMN | {"idx", "index"}:
+    if len(words) > 1 and set(words) <= _ROW_COLUMN | {"idx", "index", "seq"}:
         return "row"
     if word in _ROW_COLUMN or word in _NAME_COLUMN or word in _INDEX_COLUMN:
         return "row" if word in _ROW_COLUMN else "name" if word in _NAME_COLUMN else "index"
@@ -109,7 +121,9 @@ def _but_statistics(words: list[str]) -> list[str]:
 
 
 def table_header(line: str) -> Table | None:
-    if len(line) > 4096 or line[:1] == "#" or "=" in line or ":" in line.replace(":-", "").replace("-:", ""):
+    if len(line) > 4096 or line[:1] == "#" or "=" in line:
+        return None
+    if ":" in line.replace(":-", "").replace("-:", "") and not (line.lstrip()[:1] == "|" and line.count("|") > 3):
         return None
     mark = _mark(line)
     cells = _cells(line, mark)
@@ -118,8 +132,12 @@ def table_header(line: str) -> Table | None:
     if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
         return None
     columns = tuple(_column(c) for c in cells)
+    if mark == "  " and "" in columns and all(map(_column, line.split())):
+        mark, cells = " ", line.split()  # "layer tensor      mean      std"
+        columns = tuple(_column(c) for c in cells)
     if any(_LAYER_HEAD.fullmatch(c) for c in cells):  # beside L0 and L1, L2 is no norm
         columns = tuple("=" if c.lower() == "l2" else kind for c, kind in zip(cells, columns, strict=True))
+    columns = _numbered_names(columns, cells)
     rest = columns[1:]
     if columns[0] == "=" and len(split_words(cells[:1])) == 1 and not any(c.startswith("=") for c in rest):
         columns = ("name", *rest)  # "after", above rows of stages
@@ -131,8 +149,8 @@ def table_header(line: str) -> Table | None:
         columns = tuple("=" if c in norms else kind for c, kind in zip(low, columns, strict=True))
     named = [c for c in columns if c and not c.startswith("#")]
     elements = [int(c[1:]) for c in columns if c.startswith("#")]
-    if elements != sorted(elements):
-        return None  # token ids
+    if elements != sorted(elements) or sum(c.isdecimal() for c in cells) == 1:
+        return None  # token ids, "LAYER   1 OF   3"
     counted = len(elements)
     about = {"layer", "name", "row", "index", "id"} & set(named)
     across = sum(1 for c in columns if c.startswith("="))
@@ -153,6 +171,21 @@ def table_header(line: str) -> Table | None:
     if not known or not (about or (marked and across >= 2) or unnamed):
         return None
     return Table(columns, tuple(c.replace("+", " plus ") for c in cells), mark=mark)
+
+
+def _numbered_names(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ...]:
+    """Beside other nodes, w1 and residual_2 are no elements, k no index, value no column of values."""
+    elements = [int(c[1:]) for c in columns if c[:1] == "#"]
+    run = len(elements) > 1 and elements[0] in (0, 1) and elements == list(range(elements[0], elements[-1] + 1))
+    if run or sum(c == "=" for c in columns) < 2:
+        return columns
+    return tuple(
+        "="
+        if (kind[:1] == "#" or kind in ("value", "first", "index"))
+        and meaning([cell, "layer", "0"], generic=False).nodes
+        else kind
+        for kind, cell in zip(columns, cells, strict=True)
+    )
 
 
 def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
@@ -200,7 +233,7 @@ def table_row(table: Table, line: str, nth: int = 0) -> list[Said]:
             single = value
         elif column and value is not None:
             said.add(column, value)
-        elif not column and value is None and meaning([cell, "layer", "0"], generic=False).nodes:
+        elif not (column or value or cell[:1].isdigit()) and meaning([cell, "layer", "0"], generic=False).nodes:
             said.label.append(cell)
     if at:
         least = min(i for i, _ in at)
