@@ -283,9 +283,11 @@ class ProductSteps(FewWalks):
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for quantised weights as halves, by kernels of gemm_tensor.cu."""
         fitting = {t[0]: t for t in (self._tensor_tile(name, rows, parts) for name in TENSOR_TILES) if t}
-        few, chains = max(8, 1 << (rows - 1).bit_length()), parts[0].matrix.chains
-        full = few >= 32 and -(-rows // 32) * self._chains_of(parts) > 3 * self._processors()
-        chosen = fitting.get(f"tensor_{few if chains == 1 else 32}" if full else f"turns_{min(few, 32)}")
+        few = max(8, 1 << (rows - 1).bit_length())
+        tiles, processors = self._chains_of(parts), self._processors()
+        full = few >= 32 and -(-rows // 32) * tiles > 3 * processors
+        most = 64 if 0.7 * processors <= tiles <= processors else 32  # of turns: as many blocks of threads as can be
+        chosen = fitting.get(f"tensor_{few}" if full else f"turns_{min(few, most)}")
         if rows <= 64 and chosen:
             return chosen
         large = [t for t in fitting.values() if t[2] < 2 * rows and (t[2] >= 64) == t[0].startswith("tensor")]
@@ -304,7 +306,8 @@ class ProductSteps(FewWalks):
         if kernel.startswith("tensor"):
             stage = 128 * tokens * (1 if tokens > 64 else 2)  # steps of 64 or 128 columns
             ring = 8 if tokens == 128 else 4
-            for groups in (2,) if tokens > 64 else (1,) if rows > 64 else (2, 4, 1):
+            chains = parts[0].matrix.chains > 1 and tokens == 64
+            for groups in (2,) if tokens > 64 else (1,) if rows > 64 or chains else (2, 4, 1):
                 shared = ring * (stage + 16) + 64 * groups * row + 8
                 at_once = groups * self._processors() * min(4 // groups, most // (shared + 1024))
                 if shared <= most and (at_once >= work or groups != 2 or tokens > 64):
