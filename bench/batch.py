@@ -1,6 +1,6 @@
 """Many prompts together against the same ones one after the other: `LanguageModel.generate` on a list, and in a loop.
 
-    python bench/batch.py [MODEL] [--prompts 200] [--tokens 32] [--rounds 3] [--plain]
+    python bench/batch.py [MODEL] [--prompts 200] [--tokens 32] [--rounds 3] [--plain] [--engine cpu]
 
 Rounds alternate and start from an empty cache; the answers must be the same ids. The figure is the median ratio.
 """
@@ -42,12 +42,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--plain", action="store_true", help="texts, not chats: for a file without a chat template")
+    parser.add_argument("--engine", default="cpu", help="default: %(default)s, also where there is a GPU")
     args = parser.parse_args()
     pairs = [(question, subject) for question in QUESTIONS for subject in SUBJECTS]
     prompts = [question.format(subject) for question, subject in pairs][: args.prompts]
     chats = prompts if args.plain else [[{"role": "user", "content": prompt}] for prompt in prompts]
     ratios = []
-    with assay.load(args.model) as model:
+    with assay.load(args.model, args.engine) as model:
         chosen = {"max_new_tokens": args.tokens, "temperature": 0, "ignore_eos": True}
         model.generate(chats[:2], **chosen)  # the first pays for memory that is touched for the first time
         for _ in range(args.rounds):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from assay.engines.cuda import sources
+from assay.engines.cuda.structs import MODULES, TENSOR_MODULES
 
 _REGISTERS = re.compile(r"%f\d+")
 
@@ -43,3 +45,11 @@ def test_no_sum_is_used_before_its_products_are_over() -> None:
     assert too_early(ptx) == []
     for rest in ptx.split("wgmma.wait_group.sync.aligned 0;")[1:]:  # what the wait says does not hang on one compiler
         assert "inline asm" in rest.split("\n", 3)[2]
+
+
+def test_precision_fast_needs_none_of_what_only_tensor_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_SHIPPED", tmp_path)
+    common = [module for module in MODULES if module not in TENSOR_MODULES]
+    for module in common:
+        (tmp_path / f"{module}-sm_90.cubin").write_bytes(module.encode())
+    assert sources.cubins("sm_90", tensor=False) == {module: module.encode() for module in common}

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -137,7 +137,7 @@ class CudaEngine(PagedEngine):
         self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # where results of graphs come to the host
         self._run_on: _Run | None = None  # rounds that somebody may still look at
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
-        self._device: Any = device or Driver(cubins)
+        self._device: Any = device or Driver(partial(cubins, tensor=precision == "tensor"))
         self.isa = self._device.name
         self._tensors: Tensors | None = Tensors(self._device, model.file, precision)
         try:

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from assay.engines.cuda.structs import MODULES
+from assay.engines.cuda.structs import MODULES, TENSOR_MODULES
 from assay.errors import AssayError
 from assay.system.extras import install
 
@@ -50,17 +50,20 @@ def target_for(arch: str) -> str:
     return fitting[-1]
 
 
-def cubins(arch: str) -> dict[str, bytes]:
-    """Machine code for a GPU of this architecture, by module."""
+def cubins(arch: str, *, tensor: bool = True) -> dict[str, bytes]:
+    """Machine code for a GPU of this architecture, by module; what only precision tensor runs, if asked for."""
     target = target_for(arch)
-    shipped = {module: _SHIPPED / f"{module}-{target}.cubin" for module in MODULES}
+    wanted = [module for module in MODULES if tensor or module not in TENSOR_MODULES]
+    shipped = {module: _SHIPPED / f"{module}-{target}.cubin" for module in wanted}
     if not _CHECKED and all(path.is_file() for path in shipped.values()):
         return {module: path.read_bytes() for module, path in shipped.items()}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "assay" / "cuda"
     state = hashlib.sha256(read_sources() + repr((_CHECKED, _nvrtc().nvrtcVersion()[1:])).encode()).hexdigest()[:16]
-    kept = {module: cache / f"{module}-{target}-{state}.cubin" for module in MODULES}
-    missing = [module for module in MODULES if not kept[module].is_file()]
+    kept = {module: cache / f"{module}-{target}-{state}.cubin" for module in wanted}
+    missing = [module for module in wanted if not kept[module].is_file()]
     if missing:
+        told = f"engine cuda: compiling {len(missing)} files of kernels for {target}: minutes, once (kept in {cache})"
+        print(told, file=sys.stderr, flush=True)
         cache.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor() as team:
             for module, code in zip(missing, team.map(lambda m: compile_for(m, target), missing), strict=True):

@@ -216,4 +216,5 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "scores": {"scores": (ScoreArgs, 32)},
     "repack": {"repack": (RepackArgs, 256)},
 }
+TENSOR_MODULES = ("gemm_halves", "gemm_tensor", "attention_tensor")  # precision tensor alone has these
 KERNELS = {name: row for kernels in MODULES.values() for name, row in kernels.items()}
