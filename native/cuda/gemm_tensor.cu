@@ -310,7 +310,7 @@ DEVICE void tensor_tile(const TensorArgs& all) {
     };
     if (warp == 0) {
         make_arrivals(here, ring);
-        make_places(gone, ring, threads() / 32);
+        make_places(gone, ring, threads() / 32 * kLeavers);
     }
     float sum[J][4];
     clear_rows<J>(sum);

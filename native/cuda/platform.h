@@ -5,6 +5,14 @@
 // No contraction, no flushing of subnormals: the compiler is told so, and every fused operation is written `fma`.
 #pragma once
 
+// For racecheck, which does not follow an order over two steps: who has read a place says so itself (docs/gpu.md).
+#ifdef ASSAY_RACECHECK
+constexpr bool kRacecheck = true;
+#else
+constexpr bool kRacecheck = false;
+#endif
+constexpr int kLeavers = kRacecheck ? 64 : 1;  // of a place
+
 #ifdef ASSAY_SHIM
 #include "shim.h"
 #else
@@ -229,18 +237,21 @@ DEVICE void make_arrivals(Arrival* first, int count) {
                      :: "r"(shared_address(first + i)) : "memory");
     __syncwarp();
 }
-// Places that another warp fills: when their content is used, the warps that use it leave them, and `piece_here` says so.
-DEVICE void make_places(Arrival* first, int count, int warps = 1) {
+// Places that another warp fills: when their content is used, the warps that use it leave them, and `piece_here` says so. A lane
+// leaves for its warp or, where two warps share a place, for both, behind a barrier.
+DEVICE void make_places(Arrival* first, int count, int leavers = 1) {
     for (int i = threadIdx.x & 31; i < count; i += 32)
         asm volatile("mbarrier.init.shared.b64 [%0], %1;"
 #if __CUDA_ARCH__ >= 900
                      "\n\tfence.mbarrier_init.release.cluster;"
 #endif
-                     :: "r"(shared_address(first + i)), "r"(warps) : "memory");
+                     :: "r"(shared_address(first + i)), "r"(leavers) : "memory");
     __syncwarp();
 }
-DEVICE void leave_place(Arrival* place) {
-    if ((threadIdx.x & 31) == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared_address(place)) : "memory");
+DEVICE void leave_place(Arrival* place, bool by_two = false) {
+    const auto leave = [&] { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared_address(place)) : "memory"); };
+    if (!kRacecheck && (threadIdx.x & 31) == 0) leave();
+    for (int times = by_two ? 1 : 2; kRacecheck && times; times--) leave();
 }
 DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
 #if __CUDA_ARCH__ >= 900

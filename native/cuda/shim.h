@@ -228,11 +228,11 @@ inline void make_arrivals(Arrival* first, int count) {  // how often a place has
     shim::barrier_warp();
 }
 // How often all warps that use a place have left it; from bit 32 on how many have since, from bit 48 on how many they are, less one.
-inline void make_places(Arrival* first, int count, int warps = 1) {
-    for (int i = lane(); i < count; i += 32) first[i] = uint64_t(warps - 1) << 48;
+inline void make_places(Arrival* first, int count, int leavers = 1) {
+    for (int i = lane(); i < count; i += 32) first[i] = uint64_t(leavers - 1) << 48;
     shim::barrier_warp();
 }
-inline void leave_place(Arrival* place) {
+inline void leave_place(Arrival* place, bool = false) {
     if (lane()) return;
     if ((*place >> 32 & 0xffff) < *place >> 48) *place += uint64_t(1) << 32;
     else *place = (*place & ~(uint64_t(0xffff) << 32)) + 1;

@@ -39,7 +39,7 @@ DEVICE void walk(const WalkArgs& a) {
         copy_group();
     };
     next_may_start();
-    if (thread() >= team()) make_places(ring.here, 2 * a.slots);
+    if (thread() >= team()) make_ring(ring.here, a.slots);
     sync_block();
     wait_for_previous();
     const int slot = *a.slot;

@@ -135,6 +135,10 @@ struct Fetch {
         if (at >= a.slots) at -= a.slots, of++;
         if (late < 0) late += a.slots, late_of--;
         if (mine && of > 0) piece_here(gone + at, (of - 1) & 1);
+        for (int i = 0; kRacecheck && i < count; i++) {  // it takes all copies for those of the first lane
+            const int place = slot + i, turn = place < a.slots ? fill - 1 : fill;
+            if (turn >= 0) piece_here(gone + (place < a.slots ? place : place - a.slots), turn & 1);
+        }
         if (mine && late_of >= 0) piece_here(here + late, late_of & 1);
         sync_warp();  // a lane that looks late must not find the next turn
         if (mine) copy_by_lane(places + at * a.room, from, bytes, here + at);
@@ -261,11 +265,15 @@ struct Ring {  // where pieces lie, and the place of the one that a step begins 
         piece_here(here + slot, fill & 1);
         return places + slot * room;
     }
-    DEVICE void leave(int further) {
+    DEVICE void leave(int further, bool by_two = false) {
         sync_warp();
-        leave_place(gone + slot);
+        leave_place(gone + slot, by_two);
         skip(further);
     }
 };
+DEVICE void make_ring(Arrival* here, int slots) {
+    if (!kRacecheck) return make_places(here, 2 * slots);
+    make_places(here, slots), make_places(here + slots, slots, kLeavers);
+}
 
 }  // namespace assay

@@ -19,7 +19,7 @@ DEVICE void walk_few(const WalkArgs& a) {
         copy_group();
     };
     next_may_start();
-    if (thread() >= team()) make_places(ring.here, 2 * a.slots);
+    if (thread() >= team()) make_ring(ring.here, a.slots);
     wait_for_previous();
     if (thread() < kRows) slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();

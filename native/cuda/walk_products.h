@@ -13,6 +13,14 @@ DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) 
     *to = factor;
 }
 
+// x is there for the warp that adds up its squares: it waits, those that have units arrive. Racecheck counts the barriers that a warp
+// has left, without their numbers (docs/gpu.md): for it all warps meet.
+DEVICE void squares_may_begin(bool waits, int adds) {
+    if (kRacecheck) sync_team();
+    else if (waits) sync_some(2, 32 * adds + 32);
+    else arrive_some(2, 32 * adds + 32);
+}
+
 // x of a step, normed and quantised, into shared memory; a warp takes units of 256 columns, two on the way at a time. Of a norm one
 // more warp adds up squares, from `scratch`: 4 floats, and x as it was.
 DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
@@ -62,10 +70,11 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
     float* const copy = scratch + 4;
     const int each = norm ? warps - 1 : warps, adds = units < each ? units : each;  // who has units, and who adds up
     bool told = !norm;
+    if (kRacecheck && norm && warp > adds) squares_may_begin(false, adds);
     if (norm && warp == adds) {
         const Divisor count{float(columns)};
         const float eps = p.eps;
-        sync_some(2, 32 * adds + 32);
+        squares_may_begin(true, adds);
         leave_factor(sum_of_squares(copy, columns), count, eps, scratch);
     } else if (warp < each) {
 #pragma unroll 1
@@ -96,7 +105,7 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
             if (norm && !last) continue;
             float w[2][8] = {};  // of the warp's first two units, on their way while squares are added up
             if (norm) {
-                arrive_some(2, 32 * adds + 32);
+                squares_may_begin(false, adds);
 #pragma unroll
                 for (int i = 0; i < 2; i++)
                     if (256 * (warp + i * each) + 8 * lane() < columns) load_eight(norm + 256 * (warp + i * each) + 8 * lane(), w[i]);
@@ -232,7 +241,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         } else if (by_two) {
             const float part = multiply_by_two<A>(piece, item, q + unit * 256, ds + unit * 8, n + unit * 8);
             if (to && lane() >= 16) *to = part;
-            held = warp % 2 == 0;
+            held = kRacecheck || warp % 2 == 0;
             break;
         } else if (together && at + warps < tiles) {
             Ring then = ring;
@@ -264,7 +273,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     }
     sync_team();
 #pragma unroll 1
-    for (; held; held--) ring.leave(cut ? 1 : warps);
+    for (; held; held--) ring.leave(cut ? 1 : warps, by_two);
 #pragma unroll 1
     for (int i = first_row; i < threads_of; i += team()) {
         if (i != first_row) look(i);
