@@ -184,7 +184,7 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch& fetch) {
 }
 
 // The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
-// keys and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
+// keys, one or two, and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
 // item without keys, as somebody waits for its result.
 template <bool MANY>
 struct Item {
@@ -219,7 +219,7 @@ struct Item {
     }
 };
 
-// All keys of an item before its values: they are used first.
+// All keys of an item before its values, the first pieces of all pages before the second ones: as they are used.
 template <bool MANY>
 DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
     const AttentionArgs& t = step.attention;
@@ -232,9 +232,8 @@ DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
         for (int n = 0; n < 2 * half; n += kAtOnce) {
             const int left = 2 * half - n < kAtOnce ? 2 * half - n : kAtOnce, mine = n + (lane() < left ? lane() : 0);
             const bool values = mine >= half;
-            const int piece = values ? mine - half : mine, page = item.pieces == 1 ? piece : piece >> (step.dim_shift - 6);
-            const uint8_t* from = item.cached(t, values, pages[page], kv);
-            fetch(from + (piece & (item.pieces - 1)) * bytes, bytes, left);
+            const int piece = values ? mine - half : mine, second = piece >= used ? 1 : 0;
+            fetch(item.cached(t, values, pages[piece - second * used], kv) + second * bytes, bytes, left);
         }
     }
 }
