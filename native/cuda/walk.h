@@ -18,8 +18,8 @@ struct WalkStep {
     int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
     int32_t first, ahead;     // the block of threads that begins: one that the step before does not keep, if there is one; pieces
                               // on their way at most
-    int32_t second, per_row;  // the first group of parts that have the kernel's second layout; of the attention of several rows:
-                              // 65536 / key heads, rounded up
+    int32_t second, per_row;  // the first group of parts that have the kernel's second layout, or of attention 2^24 / of_block, rounded
+                              // up; of the attention of several rows: 65536 / key heads, rounded up
     union {
         ProductArgs product;
         AttentionArgs attention;
@@ -195,11 +195,15 @@ struct Item {
         find(step);
     }
     DEVICE void find(const WalkStep& step) {
+        if constexpr (!MANY) {  // a loop takes 50 cycles a turn, and there may be 16
+            const int blocks = int(uint64_t(of) * uint32_t(step.second) >> 24);
+            of -= blocks * step.of_block, block += blocks;
+            return;
+        }
 #pragma unroll 1
         for (;; of += grid_x()) {
 #pragma unroll 1
             while (of >= step.of_block) of -= step.of_block, block++;
-            if constexpr (!MANY) return;
             if (!more(step)) return;
             row = kv(step) * step.per_row >> 16, slot = slots[row];
             if (!block || block * kBlock <= slot) return;

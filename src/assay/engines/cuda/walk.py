@@ -146,7 +146,7 @@ class Walks(Steps):
             fresh = X * any(v.inside for v in values[:3]) + _CODES * codes
             of_heads = at_once, all_heads // at_once, dim.bit_length() - 1, -(-65536 // group)
             step = self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
-            step.per_row = -(-65536 // k_pool.heads)
+            step.second, step.per_row = -(-(1 << 24) // of_heads[1]), -(-65536 // k_pool.heads)
             if kind == _ATTEND:
                 step.ahead, step.first = piece, min(of_heads[1] * blocks, self._processors())
             return step
