@@ -17,11 +17,6 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
 // What 256 keys give a head: the largest score, the sum of exponentials, the sum of values, of 128 at most.
 constexpr int kPart = 2 + 128;
 
-template <bool V>
-struct Is {
-    static constexpr bool value = V;
-};
-
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
 // weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
 template <int DIM, int H, bool MANY>
@@ -116,38 +111,32 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;
             const int at = WIDE * lane() < DIM ? WIDE * lane() : 0;
             float sum[H][WIDE] = {};
-            const auto weigh = [&](int j, const uint16_t* value, auto all_old) {
-                constexpr bool plain = decltype(all_old)::value;
-                float by[H][STEP];
-#pragma unroll
-                for (int h = 0; h < H; h++)
-#pragma unroll
-                    for (int k = 0; k < STEP; k += 4) {
-                        const float4 four = *reinterpret_cast<const float4*>(mine_e + h * kBlock + j + k);
-                        by[h][k] = four.x, by[h][k + 1] = four.y, by[h][k + 2] = four.z, by[h][k + 3] = four.w;
-                    }
-#pragma unroll
-                for (int k = 0; k < STEP; k++, value += DIM) {
-                    const uint16_t* const of = plain || j + k < new_here ? value : new_k + DIM + at;
-                    uint2 words = {};
-                    if constexpr (WIDE == 4) words = *reinterpret_cast<const uint2*>(of);
-                    else words.x = *reinterpret_cast<const uint32_t*>(of);
-#pragma unroll
-                    for (int x = 0; x < WIDE; x++) {
-                        const float v = half_to_float(uint16_t((x < 2 ? words.x : words.y) >> 16 * (x % 2)));
-#pragma unroll
-                        for (int h = 0; h < H; h++) sum[h][x] = fma(by[h][k], v, sum[h][x]);
-                    }
-                }
-            };
 #pragma unroll 1
             for (int i = 0; i < PIECES; i++) {
                 const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take()) + at;
 #pragma unroll 1
                 for (int j = i * ROWS; j < (i + 1) * ROWS && j < in_page; j += STEP) {
-                    if (H == 4 && j + STEP <= new_here) weigh(j, value, Is<true>());
-                    else weigh(j, value, Is<false>());
-                    value += STEP * DIM;
+                    float by[H][STEP];
+#pragma unroll
+                    for (int h = 0; h < H; h++)
+#pragma unroll
+                        for (int k = 0; k < STEP; k += 4) {
+                            const float4 four = *reinterpret_cast<const float4*>(mine_e + h * kBlock + j + k);
+                            by[h][k] = four.x, by[h][k + 1] = four.y, by[h][k + 2] = four.z, by[h][k + 3] = four.w;
+                        }
+#pragma unroll
+                    for (int k = 0; k < STEP; k++, value += DIM) {
+                        const uint16_t* const of = j + k < new_here ? value : new_k + DIM + at;
+                        uint2 words = {};
+                        if constexpr (WIDE == 4) words = *reinterpret_cast<const uint2*>(of);
+                        else words.x = *reinterpret_cast<const uint32_t*>(of);
+#pragma unroll
+                        for (int x = 0; x < WIDE; x++) {
+                            const float v = half_to_float(uint16_t((x < 2 ? words.x : words.y) >> 16 * (x % 2)));
+#pragma unroll
+                            for (int h = 0; h < H; h++) sum[h][x] = fma(by[h][k], v, sum[h][x]);
+                        }
+                    }
                 }
                 values.leave(used);
             }
