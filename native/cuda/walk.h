@@ -18,8 +18,8 @@ struct WalkStep {
     int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
     int32_t first, ahead;     // the block of threads that begins: one that the step before does not keep, if there is one; pieces
                               // on their way at most
-    int32_t second, per_row;  // the first group of parts that have the kernel's second layout; of the attention of several rows:
-                              // 65536 / key heads, rounded up
+    int32_t second, per_row;  // the first group of parts that have the kernel's second layout, or of attention 2^24 / of_block, rounded
+                              // up; of the attention of several rows: 65536 / key heads, rounded up
     union {
         ProductArgs product;
         AttentionArgs attention;
@@ -188,7 +188,7 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch& fetch) {
 }
 
 // The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
-// keys and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
+// keys, one or two, and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
 // item without keys, as somebody waits for its result.
 template <bool MANY>
 struct Item {
@@ -199,11 +199,15 @@ struct Item {
         find(step);
     }
     DEVICE void find(const WalkStep& step) {
+        if constexpr (!MANY) {  // a loop takes 50 cycles a turn, and there may be 16
+            const int blocks = int(uint64_t(of) * uint32_t(step.second) >> 24);
+            of -= blocks * step.of_block, block += blocks;
+            return;
+        }
 #pragma unroll 1
         for (;; of += grid_x()) {
 #pragma unroll 1
             while (of >= step.of_block) of -= step.of_block, block++;
-            if constexpr (!MANY) return;
             if (!more(step)) return;
             row = kv(step) * step.per_row >> 16, slot = slots[row];
             if (!block || block * kBlock <= slot) return;
@@ -223,7 +227,7 @@ struct Item {
     }
 };
 
-// All keys of an item before its values: they are used first.
+// All keys of an item before its values, the first pieces of all pages before the second ones: as they are used.
 template <bool MANY>
 DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
     const AttentionArgs& t = step.attention;
@@ -236,9 +240,8 @@ DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
         for (int n = 0; n < 2 * half; n += kAtOnce) {
             const int left = 2 * half - n < kAtOnce ? 2 * half - n : kAtOnce, mine = n + (lane() < left ? lane() : 0);
             const bool values = mine >= half;
-            const int piece = values ? mine - half : mine, page = item.pieces == 1 ? piece : piece >> (step.dim_shift - 6);
-            const uint8_t* from = item.cached(t, values, pages[page], kv);
-            fetch(from + (piece & (item.pieces - 1)) * bytes, bytes, left);
+            const int piece = values ? mine - half : mine, second = piece >= used ? 1 : 0;
+            fetch(item.cached(t, values, pages[piece - second * used], kv) + second * bytes, bytes, left);
         }
     }
 }

@@ -14,6 +14,9 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
     else leave_codes(codes + at / 32 * 48, y);
 }
 
+// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values, of 128 at most.
+constexpr int kPart = 2 + 128;
+
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
 // weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
 template <int DIM, int H, bool MANY>
@@ -37,7 +40,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
         const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
         const bool here = newest < kBlock && (!MANY || newest >= 0), busy = warp < used;
         Ring keys = ring, values = ring;
-        if (busy) keys.skip(pieces + warp * PIECES), values.skip(pieces + (used + warp) * PIECES);
+        if (busy) keys.skip(pieces + warp), values.skip(pieces + used * PIECES + warp);
         else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
         // Two elements a thread: of q, of the new key, of the new value.
 #pragma unroll 1
@@ -71,19 +74,26 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                 for (int j = 0; j < VECTORS; j += 4)
 #pragma unroll
                     for (int k = 0; k < 4; k++, query += 8, key += is_new ? 1 : kPage) score_eight<H>(*key, query, DIM, s);
-                keys.leave(1);
+                keys.leave(used);
             }
+            // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
             const float scale = t.mask.scale;
+            const bool seen = lane() < mine;
+            bool odd = false;
+            float top[H];
 #pragma unroll
             for (int h = 0; h < H; h++) {
-                s[h] = s[h] * scale;
+                s[h] = s[h] * scale, odd |= s[h] != s[h];
                 scores[h * kBlock + thread()] = s[h];
-                // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
-                const bool seen = lane() < mine;
-                float top = from_ordered(reduce_max(ordered(seen && s[h] == s[h] ? s[h] : minus_infinity())));
-                if (top == minus_infinity() && any_lane(seen && s[h] != s[h])) top = as_float(0xff7fffffu);
-                if (lane() == 0) tops[h * kPages + warp] = top;
+                top[h] = from_ordered(reduce_max(ordered(seen && s[h] == s[h] ? s[h] : minus_infinity())));
             }
+            if (any_lane(seen && odd))
+#pragma unroll
+                for (int h = 0; h < H; h++)
+                    if (any_lane(seen && s[h] != s[h]) && top[h] == minus_infinity()) top[h] = as_float(0xff7fffffu);
+            if (lane() == 0)
+#pragma unroll
+                for (int h = 0; h < H; h++) tops[h * kPages + warp] = top[h];
         }
         sync_team();
         const auto top_of = [&](int h) {
@@ -93,7 +103,9 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
         if (busy) {
             float* const mine_e = e + warp * kPage;
 #pragma unroll
-            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine ? exponential(s[h] - top_of(h)) : 0.0f;
+            for (int h = 0; h < H; h++) s[h] = exponential(s[h] - top_of(h));  // without a branch: all at the same time
+#pragma unroll
+            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine ? s[h] : 0.0f;
             sync_warp();
             // From the new one on it is the new value: what comes behind it has no weight.
             const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;
@@ -126,7 +138,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                         }
                     }
                 }
-                values.leave(1);
+                values.leave(used);
             }
             if (WIDE * lane() < DIM)
 #pragma unroll
@@ -146,7 +158,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             const float inverse = l > 0x1p-10f && l < 0x1p+10f ? divide_near(1.0f, l) : 1.0f / l;
             if (lane() == 0) {
                 inverses[h] = inverse;
-                float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * (2 + DIM);
+                float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart;
                 if (max_blocks > 1) store_fresh(to, m), store_fresh(to + 1, l);
             }
         }
@@ -163,11 +175,13 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                 reinterpret_cast<int32_t*>(t.cache.pages + page * t.cache.page_bytes + t.cache.positions_at)[in_page] = t.rows.positions[item.row];
         }
         sync_team();
-#pragma unroll 1
-        for (int i = thread(); i < H * DIM; i += team()) {
-            const int h = i / DIM, d = i % DIM;
-            float acc = 0.0f;
-            const auto add = [&](int p) { acc = acc + parts[p * H * DIM + i]; };
+        constexpr int EACH = H * DIM > 256 ? 2 : 1, STEPS = H * DIM / EACH;  // elements of a thread
+        if (thread() < STEPS) {
+            float acc[EACH] = {};
+            const auto add = [&](int p) {
+#pragma unroll
+                for (int k = 0; k < EACH; k++) acc[k] = acc[k] + parts[p * H * DIM + k * STEPS + thread()];
+            };
             if (used == kPages) {  // all on their way
 #pragma unroll
                 for (int p = 0; p < kPages; p++) add(p);
@@ -175,15 +189,20 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll 1
                 for (int p = 0; p < used; p++) add(p);
             }
-            if (max_blocks == 1) leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc * inverses[h]);
-            else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * (2 + DIM) + 2 + d, acc);
+#pragma unroll
+            for (int k = 0; k < EACH; k++) {
+                const int i = k * STEPS + thread(), h = i / DIM;
+                if (max_blocks == 1) leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc[k] * inverses[h]);
+                else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart + 2 + i % DIM, acc[k]);
+            }
         }
         pieces += 2 * used * PIECES;
     }
     return pieces;
 }
 
-// The blocks of 256 keys of a head, ascending; a lane an element. What they are weighed with, a lane computes for a block.
+// The blocks of 256 keys of a head, ascending; a lane an element. What they are weighed with, a lane computes for a block: of one
+// that is left out, what changes no sum.
 template <bool MANY>
 DEVICE void fold_step(const WalkStep& step, const int* slots) {
     const AttentionArgs& t = step.attention;
@@ -193,25 +212,25 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
     for (int task = thread() / 32 * grid_x() + block_x(); task < heads << of_head; task += team() / 32 * grid_x()) {
         const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
         const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0, blocks = slots[row] / kBlock + 1;
-        const float* const from = t.partial + int64_t(head) * t.max_blocks * (2 + dim);
-        float m = minus_infinity(), l = 0.0f, acc = 0.0f;
-        bool any = false;
+        const float* from = t.partial + int64_t(head) * t.max_blocks * kPart;
+        float m = minus_infinity(), l = -0.0f, acc = -0.0f;
 #pragma unroll 1
-        for (int b0 = 0; b0 < blocks; b0 += some) {
+        for (int left = blocks; left > 0; left -= some, from += some * kPart) {
             // Some blocks on their way together; what is behind the last one is not looked at.
-            const float* const mine = from + (b0 + lane() < blocks ? b0 + lane() : blocks - 1) * (2 + dim);
-            float m2, l2, acc2[some];
+            const float *const mine = from + (lane() < left ? lane() : left - 1) * kPart, *const element = from + 2 + d;
+            float m2, l2, acc2[some] = {};
             Patience patience;
             for (bool more = true; more; patience.lose()) {
                 m2 = load_fresh(mine), l2 = load_fresh(mine + 1);
 #pragma unroll
-                for (int i = 0; i < some; i++) acc2[i] = load_fresh(from + (b0 + i < blocks ? b0 + i : blocks - 1) * (2 + dim) + 2 + d);
+                for (int i = 0; i < some; i++)
+                    if (i < left) acc2[i] = load_fresh(element + i * kPart);
                 uint32_t largest = bits(m2) > bits(l2) ? bits(m2) : bits(l2);
 #pragma unroll
                 for (int i = 0; i < some; i++) largest = largest > bits(acc2[i]) ? largest : bits(acc2[i]);
                 more = any_lane(largest == kNotYet);
             }
-            if (lane() >= some || b0 + lane() >= blocks) m2 = minus_infinity();
+            if (lane() >= some || lane() >= left) m2 = minus_infinity();
             float top = m2;  // the largest so far, this block's included
 #pragma unroll
             for (int h = 1; h < 32; h *= 2) {
@@ -221,14 +240,16 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
             top = larger(m, top);
             float before = shuffle(top, lane() ? lane() - 1 : 0);
             if (lane() == 0) before = m;
-            const float fa = exponential(before - top), fb = exponential(m2 - top);
+            const bool counts = m2 != minus_infinity();
+            const uint32_t all = uint32_t(reduce_add(counts ? int(1u << lane()) : 0));
+            float fa = exponential(before - top), fb = exponential(m2 - top);
+            l2 = l2 * fb;
+            if (!counts) fa = 1.0f, fb = l2 = -0.0f;
             m = shuffle(top, 31);
 #pragma unroll
             for (int i = 0; i < some; i++) {
-                const float a = shuffle(fa, i), c = shuffle(fb, i), more = shuffle(l2, i);
-                const bool counts = shuffle(m2, i) != minus_infinity();
-                if (counts && !any) l = more, acc = acc2[i], any = true;
-                else if (counts) l = l * a + more * c, acc = acc * a + acc2[i] * c;
+                const float a = shuffle(fa, i), c = shuffle(fb, i);
+                l = l * a + shuffle(l2, i), acc = acc * a + (all >> i & 1 ? acc2[i] : 0.0f) * c;
             }
         }
         leave_values<MANY>(step, row, head * dim + d - lane(), acc * (1.0f / l));

@@ -23,6 +23,7 @@ WARPS = 12  # that compute; one more fetches
 ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
 _FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need
 _AHEAD, _AHEAD_FEW = 52 << 10, 36 << 10  # bytes that a multiprocessor has asked for at a time: one token, several
+_PART = 2 + 128  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
@@ -138,14 +139,14 @@ class Walks(Steps):
         if codes:
             self.as_codes.add(id(values[-1]))
             values[-1].size = max(values[-1].size, heads * dim * COLUMN)
-        partial = Value(4 * all_heads * blocks * (2 + dim)) if blocks > 1 else None
+        partial = Value(4 * all_heads * blocks * _PART) if blocks > 1 else None
 
         def make(kind: int) -> Any:
             args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
             fresh = X * any(v.inside for v in values[:3]) + _CODES * codes
             of_heads = at_once, all_heads // at_once, dim.bit_length() - 1, -(-65536 // group)
             step = self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
-            step.per_row = -(-65536 // k_pool.heads)
+            step.second, step.per_row = -(-(1 << 24) // of_heads[1]), -(-65536 // k_pool.heads)
             if kind == _ATTEND:
                 step.ahead, step.first = piece, min(of_heads[1] * blocks, self._processors())
             return step
