@@ -51,6 +51,7 @@ INLINE void unit_f32(const uint8_t* weights, int64_t columns, const float* x, in
         const uint8_t* w = weights + i * R * W::size;
         if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
             for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
+        if constexpr (V::has_column && T == 4) __builtin_prefetch(x + i * width + 256);  // where that is faster
         typename V::X a[T], raised[T];
         unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
         if constexpr (W::shifts) {
