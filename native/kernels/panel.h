@@ -40,7 +40,8 @@ struct FloatActs {
     FloatActs(int64_t m, int64_t k)
         : stride(round_up(k, 16)), width(m < TOKENS ? m : TOKENS), tokens(round_up(m, width)) {}
     int64_t columns(int64_t c) const { return stride - c < UNIT ? stride - c : UNIT; }  // of the unit that begins at c
-    int64_t at(int64_t c, int64_t t) const { return c * tokens + t / width * width * columns(c) + t % width * 4; }
+    // Where the unit that begins at c has the tokens of which t is the first.
+    int64_t at(int64_t c, int64_t t) const { return c * tokens + t * columns(c); }
 };
 
 void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end,
@@ -53,7 +54,7 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
         const FloatActs acts(m, k);
         for (int64_t t = begin; t < end; t++)
             for (int64_t c = 0; c < acts.stride; c += UNIT) {
-                float* to = static_cast<float*>(dst) + acts.at(c, t);
+                float* to = static_cast<float*>(dst) + acts.at(c, t / acts.width * acts.width) + t % acts.width * 4;
                 const float* from = x + t * ldx;
                 for (int64_t i = c; i < c + acts.columns(c); i += 4, to += 4 * acts.width)
                     for (int64_t j = 0; j < 4; j++) to[j] = i + j < k ? from[i + j] : 0;
