@@ -32,15 +32,11 @@ struct Shifted : WF16 {
     static INLINE U::F lowered(const uint8_t* p) {
         return U::lowered_f16(p);
     }
-    template <class U = V>
-    static INLINE U::X raised(U::X a) {
-        return U::mul(a, U::set(0x1p112f));
-    }
 };
 
 // out[t, r] (+)= over at most UNIT columns, for the R rows of a panel and T tokens that lie together.
 template <class W, int T>
-INLINE void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t width, bool carry, float* out,
+void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t width, bool carry, float* out,
                      int64_t ldo) {
     using Float = V::F;
     Float even[T][PV], odd[T][PV];
@@ -56,7 +52,7 @@ INLINE void unit_f32(const uint8_t* weights, int64_t columns, const float* x, in
         unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
         if constexpr (W::shifts) {
             __builtin_prefetch(w + 512);
-            raised[0] = W::raised(a[0]);
+            raised[0] = V::lanes(x + i * width + 4);
         }
         unroll<4>([&](auto n) INLINE_LAMBDA {
             if constexpr (V::has_column && T == 4) {

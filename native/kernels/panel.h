@@ -33,12 +33,13 @@ void quantise_row(const float* x, int64_t k, int lane, Group* group) {
 }
 
 // Floats: in units of so many columns; in a unit, 4 tokens (or all, if fewer) together, 4 columns of each in turn. What
-// a unit of weights meets is one stream.
+// a unit of weights meets is one stream. Beside a single token, as if it were a second, may lie the same times 2^112
+// (floats.h: Shifted).
 constexpr int64_t UNIT = 256;
 struct FloatActs {
     int64_t stride, width, tokens;  // columns and tokens with their padding; tokens that lie together
     FloatActs(int64_t m, int64_t k)
-        : stride(round_up(k, 16)), width(m < TOKENS ? m : TOKENS), tokens(round_up(m, width)) {}
+        : stride(round_up(k, 16)), width(m == 1 ? 1 + V::shifts_halves : m < TOKENS ? m : TOKENS), tokens(round_up(m, width)) {}
     int64_t columns(int64_t c) const { return stride - c < UNIT ? stride - c : UNIT; }  // of the unit that begins at c
     // Where the unit that begins at c has the tokens of which t is the first.
     int64_t at(int64_t c, int64_t t) const { return c * tokens + t * columns(c); }
@@ -57,7 +58,10 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
                 float* to = static_cast<float*>(dst) + acts.at(c, t / acts.width * acts.width) + t % acts.width * 4;
                 const float* from = x + t * ldx;
                 for (int64_t i = c; i < c + acts.columns(c); i += 4, to += 4 * acts.width)
-                    for (int64_t j = 0; j < 4; j++) to[j] = i + j < k ? from[i + j] : 0;
+                    for (int64_t j = 0; j < 4; j++) {
+                        to[j] = i + j < k ? from[i + j] : 0;
+                        if (V::shifts_halves && m == 1) to[4 + j] = to[j] * 0x1p112f;
+                    }
             }
     }
 }
