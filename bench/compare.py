@@ -47,8 +47,11 @@ import sys, time
 clock = time.process_time if sys.argv[3] == "cpu" else time.perf_counter
 path, threads, n_ctx, kv_type = sys.argv[1], int(sys.argv[2]), int(sys.argv[4]), sys.argv[5]
 
+def token(i):
+    return (i * 7919 + 11) % 1000
+
 def ids(n):
-    return [(i * 7919 + 11) % 1000 for i in range(n)]
+    return [token(i) for i in range(n)]
 
 def serve(load, step, traced=None):
     began = clock()
@@ -68,7 +71,7 @@ def serve(load, step, traced=None):
             go(ids(1), depth)
             began = clock()
             for i in range(n):
-                go([ids(depth + i + 1)[-1]], depth + 1 + i)
+                go([token(depth + i)], depth + 1 + i)
         print(clock() - began, flush=True)
 """
 

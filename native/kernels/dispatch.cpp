@@ -148,7 +148,7 @@ size_t row_bytes(Type type, int64_t k) {
 }
 
 size_t acts_bytes(Acts format, int64_t m, int64_t k) {
-    if (format == Acts::F32) return size_t((m < 4 ? m : (m + 3) / 4 * 4) * ((k + 15) / 16 * 16)) * 4;
+    if (format == Acts::F32) return size_t((m < 2 ? 2 : m < 4 ? m : (m + 3) / 4 * 4) * ((k + 15) / 16 * 16)) * 4;
     const int64_t groups = m <= 4 ? 1 : (m + 15) / 16 * 4;  // of 4 tokens (panel.h), or of 16 (isa_amx.cpp)
     return size_t(groups * (k / 32)) * 192;
 }

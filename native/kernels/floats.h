@@ -3,7 +3,6 @@
 // Weights lie as [k][R]: column i of a panel is R floats. Per output element, in chunks of 256 columns, two chains
 // (even and odd columns) are accumulated in float32, then acc += even + odd. Error grows with 128 + k / 256 roundings.
 
-constexpr int64_t UNIT = 256;
 constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
 
 constexpr int64_t EXPAND = 8;  // tokens from which expanding a panel of halves once beats widening them for every group
@@ -33,78 +32,68 @@ struct Shifted : WF16 {
     static INLINE U::F lowered(const uint8_t* p) {
         return U::lowered_f16(p);
     }
-    template <class U = V>
-    static INLINE U::X raised(U::X a) {
-        return U::mul(a, U::set(0x1p112f));
-    }
 };
 
+// out[t, r] (+)= over at most UNIT columns, for the R rows of a panel and T tokens that lie together.
 template <class W, int T>
-void panel_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t width, bool carry, float* out,
-               int64_t ldo) {
+void unit_f32(const uint8_t* weights, int64_t columns, const float* x, int64_t width, bool carry, float* out,
+                     int64_t ldo) {
     using Float = V::F;
-    for (int64_t c = 0; c < columns; c += UNIT) {
-        Float even[T][PV], odd[T][PV];
-        unroll<T>([&](auto t) INLINE_LAMBDA {
-            unroll<PV>([&](auto v) INLINE_LAMBDA { even[t][v] = odd[t][v] = V::set(0.0f); });
-        });
-        const int64_t stop = columns - c < UNIT ? columns : c + UNIT;
-        for (int64_t i = c; i < stop; i += 4) {
-            const uint8_t* w = weights + i * R * W::size;
-            if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
-                for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
-            typename V::X a[T], raised[T];
-            unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
-            if constexpr (W::shifts) {
-                __builtin_prefetch(w + 512);
-                raised[0] = W::raised(a[0]);
+    Float even[T][PV], odd[T][PV];
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        unroll<PV>([&](auto v) INLINE_LAMBDA { even[t][v] = odd[t][v] = V::set(0.0f); });
+    });
+    for (int64_t i = 0; i < columns; i += 4) {
+        const uint8_t* w = weights + i * R * W::size;
+        if constexpr (V::ahead > 0 && T == 1)  // with more tokens, the same weights come from the cache
+            for (int n = 0; n < 4 * R * W::size; n += 64) __builtin_prefetch(w + V::ahead + n);
+        if constexpr (V::has_column && T == 4) __builtin_prefetch(x + i * width + 256);  // where that is faster
+        typename V::X a[T], raised[T];
+        unroll<T>([&](auto t) INLINE_LAMBDA { a[t] = V::lanes(x + i * width + 4 * t); });
+        if constexpr (W::shifts) {
+            __builtin_prefetch(w + 512);
+            raised[0] = V::lanes(x + i * width + 4);
+        }
+        unroll<4>([&](auto n) INLINE_LAMBDA {
+            if constexpr (V::has_column && T == 4) {
+                Float column[PV];
+                unroll<PV>([&](auto v) INLINE_LAMBDA { column[v] = W::get(w + (n * R + v * L) * W::size); });
+                return V::template column<n>(n % 2 == 0 ? even : odd, column, a);
             }
-            unroll<4>([&](auto n) INLINE_LAMBDA {
-                if constexpr (V::has_column && T == 4) {
-                    Float column[PV];
-                    unroll<PV>([&](auto v) INLINE_LAMBDA { column[v] = W::get(w + (n * R + v * L) * W::size); });
-                    return V::template column<n>(n % 2 == 0 ? even : odd, column, a);
-                }
-                unroll<PV>([&](auto v) INLINE_LAMBDA {
-                    const uint8_t* const at = w + (n * R + v * L) * W::size;
-                    constexpr bool shifted = W::shifts && v % 2 == 1;
-                    Float column;
-                    if constexpr (shifted)
-                        column = W::lowered(at);
+            unroll<PV>([&](auto v) INLINE_LAMBDA {
+                const uint8_t* const at = w + (n * R + v * L) * W::size;
+                constexpr bool shifted = W::shifts && v % 2 == 1;
+                Float column;
+                if constexpr (shifted)
+                    column = W::lowered(at);
+                else
+                    column = W::get(at);
+                unroll<T>([&](auto t) INLINE_LAMBDA {
+                    const auto& by = shifted ? raised[t] : a[t];
+                    if constexpr (n % 2 == 0)
+                        even[t][v] = V::template fma_lane<n>(even[t][v], column, by);
                     else
-                        column = W::get(at);
-                    unroll<T>([&](auto t) INLINE_LAMBDA {
-                        const auto& by = shifted ? raised[t] : a[t];
-                        if constexpr (n % 2 == 0)
-                            even[t][v] = V::template fma_lane<n>(even[t][v], column, by);
-                        else
-                            odd[t][v] = V::template fma_lane<n>(odd[t][v], column, by);
-                    });
+                        odd[t][v] = V::template fma_lane<n>(odd[t][v], column, by);
                 });
             });
-        }
-        unroll<T>([&](auto t) INLINE_LAMBDA {
-            unroll<PV>([&](auto v) INLINE_LAMBDA {
-                float* at = out + t * ldo + v * L;
-                const Float sum = V::add(even[t][v], odd[t][v]);
-                V::store(at, carry || c > 0 ? V::add(V::load(at), sum) : sum);
-            });
         });
     }
+    unroll<T>([&](auto t) INLINE_LAMBDA {
+        unroll<PV>([&](auto v) INLINE_LAMBDA {
+            float* at = out + t * ldo + v * L;
+            const Float sum = V::add(even[t][v], odd[t][v]);
+            V::store(at, carry ? V::add(V::load(at), sum) : sum);
+        });
+    });
 }
 
-template <class W>
-void panel_tokens_f32(const uint8_t* weights, int64_t first, int64_t columns, const float* x, int64_t ldx, int64_t m,
-                      float* out, int64_t ldo, const Rows& rows) {
-    for (int64_t t = 0; t < m; t += TOKENS) {
-        const int tokens = int(m - t < TOKENS ? m - t : TOKENS);
-        const float* a = x + t * ldx + first * float_width(m);
-        by_tokens(tokens, [&](auto T) {
-            at_edge<T>(rows, tokens, first > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
-                panel_f32<W, T>(weights, columns, a, float_width(m), first > 0, to, ld);
-            });
-        });
-    }
+// All columns of a panel, for T tokens that lie together, t the first of them.
+template <class W, int T>
+void panel_f32(const uint8_t* weights, int64_t columns, const float* x, const FloatActs& acts, int64_t t, float* out,
+               int64_t ldo) {
+    for (int64_t c = 0; c < columns; c += UNIT)
+        unit_f32<W, T>(weights + c * R * W::size, columns - c < UNIT ? columns - c : UNIT, x + acts.at(c, t),
+                       acts.width, c > 0, out, ldo);
 }
 
 // [k][R] floats out of a tile of bytes; `centre` (in multiples) is added back, the minima being raw.
@@ -149,7 +138,8 @@ void rows_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t colu
     }
 }
 
-// Panel columns [first, first + columns) as floats, from whatever w holds.
+// Panel columns [first, first + columns) as floats, from whatever w holds. Of packed halves, the same columns of the
+// next panel are fetched.
 void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t columns, Scratch& room) {
     float* const floats = room.floats;
     if (!w.packed) return rows_floats(w, first_row, first, columns, floats);
@@ -160,42 +150,69 @@ void panel_floats(const Matrix& w, int64_t first_row, int64_t first, int64_t col
         tile_floats<TileOf<F>>(room.tile, columns / 32, F::centre * F::multiple, floats);
     });
     if (quantised) return;
-    const int size = w.type == Type::F32 ? 4 : 2;
-    const uint8_t* at = w.data + (first_row * float_columns(w.k) + first * R) * size;
-    for (int64_t i = 0; i < float_columns(columns) * R; i += L)
-        V::store(floats + i, w.type == Type::F32   ? WF32::get(at + 4 * i)
-                             : w.type == Type::F16 ? WF16::get(at + 2 * i)
-                                                   : WBF16::get(at + 2 * i));
+    const auto copy = [&](auto loader) {
+        using W = decltype(loader);
+        const int64_t all = float_columns(w.k);
+        const uint8_t* at = w.data + (first_row * all + first * R) * W::size;
+        for (int64_t i = 0; i < float_columns(columns) * R; i += 2 * L) {
+            __builtin_prefetch(at + (all * R + i) * W::size);
+            V::store(floats + i, W::get(at + i * W::size));
+            if constexpr (W::shifts)
+                V::store(floats + i + L, V::mul(W::lowered(at + (i + L) * W::size), V::set(0x1p112f)));
+            else
+                V::store(floats + i + L, W::get(at + (i + L) * W::size));
+        }
+    };
+    if (w.type == Type::F32) return copy(WF32{});
+    if (w.type == Type::BF16) return copy(WBF16{});
+    copy(Shifted{});
 }
 
 void gemm_f32(const Matrix& w, const float* x, int64_t m, float* out, int64_t ldo, int64_t begin, int64_t end) {
     Scratch& room = scratch;
-    const int64_t ldx = float_stride(w.k), all = float_columns(w.k);
+    const int64_t all = float_columns(w.k);
+    const FloatActs acts(m, w.k);
+    const auto each_group = [&](auto f) INLINE_LAMBDA {
+        for (int64_t t = 0; t < m; t += TOKENS) by_tokens(int(m - t < TOKENS ? m - t : TOKENS), [&](auto T) { f(T, t); });
+    };
     const auto direct = [&](auto loader) {
         using W = decltype(loader);
         each_panel(begin, end, [&](const Rows& rows) {
-            panel_tokens_f32<W>(w.data + rows.first * all * W::size, 0, all, x, ldx, m, out, ldo, rows);
+            const uint8_t* const panel = w.data + rows.first * all * W::size;
+            each_group([&](auto T, int64_t t) {
+                at_edge<T>(rows, T, false, out + t * ldo, ldo,
+                           [&](float* to, int64_t ld) { panel_f32<W, T>(panel, all, x, acts, t, to, ld); });
+            });
         });
     };
-    if (w.packed && w.type == Type::F32) return direct(WF32{});
+    if (w.packed && m < EXPAND && w.type == Type::F32) return direct(WF32{});
     if (V::shifts_halves && w.packed && m == 1 && w.type == Type::F16)
         return each_panel(begin, end, [&](const Rows& rows) {
             const uint8_t* const panel = w.data + rows.first * all * WF16::size;
             at_edge<1>(rows, 1, false, out, ldo, [&](float* to, int64_t ld) {
-                panel_f32<Shifted, 1>(panel, all, x, 1, false, to, ld);
+                panel_f32<Shifted, 1>(panel, all, x, acts, 0, to, ld);
                 bool finite = true;
                 for (int r = 0; r < R; r++) finite &= __builtin_isfinite(to[r]);
-                if (!finite) panel_f32<WF16, 1>(panel, all, x, 1, false, to, ld);
+                if (!finite) panel_f32<WF16, 1>(panel, all, x, acts, 0, to, ld);
             });
         });
     if (w.packed && m < EXPAND && w.type == Type::F16) return direct(WF16{});
     if (w.packed && m < EXPAND && w.type == Type::BF16) return direct(WBF16{});
-    for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {
-        const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
+    // A unit of a panel stays in the first level cache while all tokens pass, and they in the second for all panels.
+    for (int64_t c = 0; c < all; c += UNIT) {
+        const int64_t columns = all - c < UNIT ? all - c : UNIT;
         each_panel(begin, end, [&](const Rows& rows) {
-            panel_floats(w, rows.first, c, columns, room);
-            panel_tokens_f32<WF32>(reinterpret_cast<const uint8_t*>(room.floats), c, float_columns(columns), x, ldx, m,
-                                   out, ldo, rows);
+            const float* weights = room.floats;
+            if (w.packed && w.type == Type::F32)
+                weights = reinterpret_cast<const float*>(w.data) + rows.first * all + c * R;
+            else
+                panel_floats(w, rows.first, c, w.k - c < UNIT ? w.k - c : UNIT, room);
+            each_group([&](auto T, int64_t t) {
+                at_edge<T>(rows, T, c > 0, out + t * ldo, ldo, [&](float* to, int64_t ld) {
+                    unit_f32<WF32, T>(reinterpret_cast<const uint8_t*>(weights), columns, x + acts.at(c, t), acts.width,
+                                      c > 0, to, ld);
+                });
+            });
         });
     }
 }
@@ -247,8 +264,8 @@ void pack_floats(const TypeInfo& info, const uint8_t* src, int64_t n, int64_t k,
 void decode_any(const Matrix& w, int64_t row, float* out) {
     if (!w.packed) return decode(w.type, w.data + size_t(row) * row_bytes(w.type, w.k), w.k, out);
     Scratch& room = scratch;
-    for (int64_t c = 0; c < w.k; c += 32 * CHUNK) {
-        const int64_t columns = w.k - c < 32 * CHUNK ? w.k - c : 32 * CHUNK;
+    for (int64_t c = 0; c < w.k; c += UNIT) {
+        const int64_t columns = w.k - c < UNIT ? w.k - c : UNIT;
         panel_floats(w, row / R * R, c, columns, room);
         for (int64_t i = 0; i < columns; i++) out[c + i] = room.floats[i * R + row % R];
     }

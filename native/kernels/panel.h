@@ -32,9 +32,18 @@ void quantise_row(const float* x, int64_t k, int lane, Group* group) {
     }
 }
 
-constexpr int64_t float_stride(int64_t k) { return round_up(k, 16); }
-// Floats of so many tokens lie together, 4 columns of each in turn: one stream.
-constexpr int64_t float_width(int64_t m) { return m < TOKENS ? m : TOKENS; }
+// Floats: in units of so many columns; in a unit, 4 tokens (or all, if fewer) together, 4 columns of each in turn. What
+// a unit of weights meets is one stream. Beside a single token, as if it were a second, may lie the same times 2^112
+// (floats.h: Shifted).
+constexpr int64_t UNIT = 256;
+struct FloatActs {
+    int64_t stride, width, tokens;  // columns and tokens with their padding; tokens that lie together
+    FloatActs(int64_t m, int64_t k)
+        : stride(round_up(k, 16)), width(m == 1 ? 1 + V::shifts_halves : m < TOKENS ? m : TOKENS), tokens(round_up(m, width)) {}
+    int64_t columns(int64_t c) const { return stride - c < UNIT ? stride - c : UNIT; }  // of the unit that begins at c
+    // Where the unit that begins at c has the tokens of which t is the first.
+    int64_t at(int64_t c, int64_t t) const { return c * tokens + t * columns(c); }
+};
 
 void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t k, int64_t begin, int64_t end,
                     void* dst) {
@@ -43,13 +52,17 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
         for (int64_t t = begin; t < end; t++)
             quantise_row(x + t * ldx, k, int(t % TOKENS), groups + t / TOKENS * (k / 32));
     } else {
-        const int64_t stride = float_stride(k), width = float_width(m);
-        for (int64_t t = begin; t < end; t++) {
-            float* to = static_cast<float*>(dst) + t / width * width * stride + t % width * 4;
-            const float* from = x + t * ldx;
-            for (int64_t i = 0; i < stride; i += 4, to += 4 * width)
-                for (int64_t j = 0; j < 4; j++) to[j] = i + j < k ? from[i + j] : 0;
-        }
+        const FloatActs acts(m, k);
+        for (int64_t t = begin; t < end; t++)
+            for (int64_t c = 0; c < acts.stride; c += UNIT) {
+                float* to = static_cast<float*>(dst) + acts.at(c, t / acts.width * acts.width) + t % acts.width * 4;
+                const float* from = x + t * ldx;
+                for (int64_t i = c; i < c + acts.columns(c); i += 4, to += 4 * acts.width)
+                    for (int64_t j = 0; j < 4; j++) {
+                        to[j] = i + j < k ? from[i + j] : 0;
+                        if (V::shifts_halves && m == 1) to[4 + j] = to[j] * 0x1p112f;
+                    }
+            }
     }
 }
 
@@ -228,7 +241,7 @@ void panel_tokens(const uint8_t* weights, int64_t first, int64_t blocks, const G
 
 struct Scratch {
     alignas(64) uint8_t tile[CHUNK * AnyTile::unit_bytes];
-    alignas(64) float floats[CHUNK * 32 * R];
+    alignas(64) float floats[UNIT * R];
 };
 thread_local Scratch scratch;
 

@@ -4,6 +4,7 @@
 // product row by row (bias, residual, activation) is done while its block is still in the cache.
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "program.h"
 
@@ -29,10 +30,14 @@ struct Grid {
     int64_t tokens = 0, panel = 1, tiles = 0, units_a_tile = 0;
 
     void begin(Run& run, Domain domain) {
+        const int64_t rows = run.batch.rows(domain);
+        begin(run, rows, (rows + kTile - 1) / kTile);
+    }
+    void begin(Run& run, int64_t most_tokens, int64_t n_tiles) {
         parts.clear();
-        tokens = run.batch.rows(domain);
+        tokens = most_tokens;
         panel = run.program.isa().panel_rows;
-        tiles = (tokens + kTile - 1) / kTile;
+        tiles = n_tiles;
         units_a_tile = 0;
     }
     void matrix(const kernels::Matrix& w) {
@@ -148,12 +153,18 @@ private:
 // ---- experts --------------------------------------------------------------------------------------------------------
 // The rows that go to one expert, at most a tile of them. Without a choice, part j of a row goes to expert j.
 struct Group {
-    int64_t expert;
-    std::vector<int64_t> pairs;  // token * k + choice
-    std::vector<uint8_t> acts;
-    uint8_t* aligned() { return acts.data() + (64 - reinterpret_cast<uintptr_t>(acts.data()) % 64) % 64; }
+    int64_t expert, n;
+    const int64_t* pairs;  // token * k + choice
+    uint8_t* acts;
 };
-using Groups = std::vector<Group>;
+class ExpertProducts;
+struct Groups {
+    std::vector<Group> list;
+    std::vector<int64_t> pairs, ends;  // by expert
+    std::vector<uint8_t> acts;
+    int64_t most = 0;                    // rows of the largest
+    ExpertProducts* products = nullptr;  // what multiplies them
+};
 
 class ExpertGather : public Instruction {
 public:
@@ -164,76 +175,93 @@ public:
         if (idx >= 0) reads.push_back(idx);
     }
     Step plan(Run& run) override {
-        const int64_t k = choices(run), pairs = run.batch.rows(run.program.domain(x_)) * k;
-        std::vector<std::vector<int64_t>> by_expert(weight_->count());
-        for (int64_t i = 0; i < pairs; ++i) {
-            const float id = idx_ >= 0 ? run.rows(idx_)[i] : static_cast<float>(i % k);
-            if (!(id >= 0 && id < float(weight_->count()))) throw std::runtime_error("expert id outside the experts");
-            by_expert[static_cast<size_t>(id)].push_back(i);
+        const int64_t k = choices(run), tokens = run.batch.rows(run.program.domain(x_));
+        const float* const ids = idx_ >= 0 ? run.rows(idx_) : nullptr;
+        const auto expert = [&](int64_t i) { return ids ? static_cast<int64_t>(ids[i]) : i % k; };
+        Groups& g = *groups_;
+        g.ends.assign(weight_->count(), 0);
+        for (int64_t i = 0; i < tokens * k; ++i) {
+            if (ids && !(ids[i] >= 0 && ids[i] < float(weight_->count())))
+                throw std::runtime_error("expert id outside the experts");
+            ++g.ends[expert(i)];
         }
-        groups_->clear();
-        for (int64_t e = 0; e < weight_->count(); ++e)
-            for (size_t at = 0; at < by_expert[e].size(); at += kTile) {
-                const auto begin = by_expert[e].begin() + at;
-                const size_t n = std::min<size_t>(kTile, by_expert[e].size() - at);
-                groups_->push_back({e, {begin, begin + n}, {}});
+        for (int64_t e = 0, at = 0; e < weight_->count(); ++e) at += std::exchange(g.ends[e], at);
+        g.pairs.resize(tokens * k);
+        for (int64_t i = 0; i < tokens * k; ++i) g.pairs[g.ends[expert(i)]++] = i;
+        g.list.clear();
+        g.most = 0;
+        shared_ = tokens == 1 && !own_input(run);  // every expert gets the same row: it is prepared once
+        size_t size = 64;
+        for (int64_t e = 0, at = 0; e < weight_->count(); ++e)
+            for (; at < g.ends[e]; at += g.list.back().n) {
+                const int64_t n = std::min(kTile, g.ends[e] - at);
+                g.list.push_back({e, n, g.pairs.data() + at, nullptr});
+                g.most = std::max(g.most, n);
+                size += bytes(n);
             }
-        return {static_cast<uint32_t>(groups_->size())};
+        if (g.acts.size() < size) g.acts.resize(size);
+        uint8_t* room = g.acts.data() + (64 - reinterpret_cast<uintptr_t>(g.acts.data()) % 64) % 64;
+        for (Group& group : g.list) group.acts = shared_ ? room : std::exchange(room, room + bytes(group.n));
+        return {static_cast<uint32_t>(shared_ ? 1 : g.list.size())};
     }
     void work(Run& run, uint32_t first, uint32_t last, unsigned thread) override {
         const int64_t k = choices(run), columns = weight_->columns();
-        const bool own_input = run.program.width(x_) != columns;  // [T, k, I] rather than [T, I]
-        for (uint32_t g = first; g < last; ++g) {
-            Group& group = (*groups_)[g];
-            const int64_t m = static_cast<int64_t>(group.pairs.size());
-            float* x = run.scratch(thread, m * columns);
-            for (int64_t i = 0; i < m; ++i)
-                std::copy_n(run.rows(x_) + (own_input ? group.pairs[i] : group.pairs[i] / k) * columns, columns,
-                            x + i * columns);
-            group.acts.resize(kernels::acts_bytes(format_, m, columns) + 64);
-            run.program.isa().prepare(format_, x, columns, m, columns, 0, m, group.aligned());
+        const auto row = [&](int64_t pair) { return run.rows(x_) + (own_input(run) ? pair : pair / k) * columns; };
+        for (uint32_t i = first; i < last; ++i) {
+            const Group& group = groups_->list[i];
+            const float* x = row(group.pairs[0]);
+            if (group.n > 1) {
+                float* const rows = run.scratch(thread, group.n * columns);
+                for (int64_t j = 0; j < group.n; ++j) std::copy_n(row(group.pairs[j]), columns, rows + j * columns);
+                x = rows;
+            }
+            run.program.isa().prepare(format_, x, columns, group.n, columns, 0, group.n, group.acts);
         }
     }
 
 private:
     int64_t choices(const Run& run) const { return idx_ >= 0 ? run.program.width(idx_) : weight_->count(); }
+    bool own_input(const Run& run) const { return run.program.width(x_) != weight_->columns(); }  // [T, k, I], not [T, I]
+    size_t bytes(int64_t n) const { return (kernels::acts_bytes(format_, n, weight_->columns()) + 63) / 64 * 64; }
 
     int x_, idx_;
     std::shared_ptr<const Weight> weight_;
     kernels::Acts format_;
     std::shared_ptr<Groups> groups_;
+    bool shared_ = false;
 };
 
+// Gate and up of the same experts are one step.
 class ExpertProducts : public Instruction {
 public:
-    ExpertProducts(int out, std::shared_ptr<const Weight> weight, kernels::Acts format, std::shared_ptr<Groups> groups)
-        : out_(out), weight_(std::move(weight)), format_(format), groups_(std::move(groups)) {
-        writes = {out};
+    ExpertProducts(kernels::Acts format, std::shared_ptr<Groups> groups) : format_(format), groups_(std::move(groups)) {}
+    void append(int out, std::shared_ptr<const Weight> weight) {
+        writes.push_back(out);
+        weights_.push_back(std::move(weight));
     }
-    Step plan(Run&) override {
-        blocks_ = (weight_->rows() + kManyRows - 1) / kManyRows;
-        bool many = false;
-        for (const Group& group : *groups_) many |= static_cast<int64_t>(group.pairs.size()) > kFewTokens;
-        return {static_cast<uint32_t>(blocks_ * groups_->size()), many};
+    Step plan(Run& run) override {
+        grid_.begin(run, groups_->most, static_cast<int64_t>(groups_->list.size()));
+        for (const auto& weight : weights_) grid_.matrix(weight->matrix());
+        return grid_.step();
     }
     void work(Run& run, uint32_t first, uint32_t last, unsigned thread) override {
-        const int64_t n = weight_->rows();
-        for (uint32_t u = first; u < last; ++u) {
-            Group& group = (*groups_)[u / blocks_];
-            const int64_t m = static_cast<int64_t>(group.pairs.size());
-            const int64_t r0 = u % blocks_ * kManyRows, r1 = std::min(n, r0 + kManyRows), rows = r1 - r0;
-            float* y = run.scratch(thread, m * rows);
-            run.program.isa().gemm(weight_->matrix(group.expert), format_, group.aligned(), m, y - r0, rows, r0, r1);
-            for (int64_t i = 0; i < m; ++i) std::copy_n(y + i * rows, rows, run.rows(out_) + group.pairs[i] * n + r0);
-        }
+        grid_.visit(first, last, [&](int64_t tile, int64_t part, int64_t r0, int64_t r1) {
+            const Group& group = groups_->list[tile];
+            const int64_t n = weights_[part]->rows(), rows = r1 - r0;
+            float* const out = run.rows(writes[part]);
+            float* const y = group.n > 1 ? run.scratch(thread, group.n * rows) - r0 : out + group.pairs[0] * n;
+            run.program.isa().gemm(weights_[part]->matrix(group.expert), format_, group.acts, group.n, y,
+                                   group.n > 1 ? rows : n, r0, r1);
+            for (int64_t i = 0; group.n > 1 && i < group.n; ++i)
+                std::copy_n(y + i * rows + r0, rows, out + group.pairs[i] * n + r0);
+        });
     }
 
 private:
-    int out_;
-    std::shared_ptr<const Weight> weight_;
     kernels::Acts format_;
     std::shared_ptr<Groups> groups_;
-    int64_t blocks_ = 0;
+    std::vector<std::shared_ptr<const Weight>> weights_;  // of `writes`
+    Grid grid_;
 };
 
 kernels::Acts common_format(const Program& program, int acts, const std::vector<const Weight*>& weights) {
@@ -279,13 +307,18 @@ void Program::expert_product(int x, int idx, std::shared_ptr<const Weight> weigh
         domain(out) != domain(x) || is_acts(x) || (idx >= 0 && (domain(x) != domain(idx) || is_acts(idx))))
         throw std::invalid_argument("expert product: operands do not fit together");
     const kernels::Acts format = kernels::acts_format(weight->matrix().type, exact_);
-    // Gate and up of the same experts read the same rows: gathered and prepared once.
+    // Gate and up of the same experts read the same rows: gathered and prepared once, and multiplied in one step, the
+    // first one's. Nothing that a product reads is written between the two.
     std::shared_ptr<void>& known = gathered_[{x, idx, int64_t(format), weight->count()}];
-    const bool fresh = !known;
-    if (fresh) known = std::make_shared<Groups>();
-    auto groups = std::static_pointer_cast<Groups>(known);
-    if (fresh) add(std::make_unique<ExpertGather>(x, idx, weight, format, groups));
-    add(std::make_unique<ExpertProducts>(out, std::move(weight), format, std::move(groups)));
+    if (!known) {
+        auto groups = std::make_shared<Groups>();
+        add(std::make_unique<ExpertGather>(x, idx, weight, format, groups));
+        auto products = std::make_unique<ExpertProducts>(format, groups);
+        groups->products = products.get();
+        add(std::move(products));
+        known = std::move(groups);
+    }
+    std::static_pointer_cast<Groups>(known)->products->append(out, std::move(weight));
 }
 
 }  // namespace assay
