@@ -38,8 +38,8 @@ _NTH = re.compile(
 )
 _REAL = re.compile(r"\d\.\d|\d[eE]-\d|\d\s?[KMG]i?B\b")
 _SETUP = {
-    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "dim",
-    "enabled", "disabled", "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading",
+    "using", "backend", "cache", "loaded", "loading", "device", "threads", "length", "count", "dim", "enabled",
+    "disabled", "warning", "version", "eps", "theta", "scaling", "params", "parameters", "config", "offloading",
     "allocated",
 }  # fmt: skip
 VAGUE = {"norm", "rmsnorm", "out", "output", "proj", "result", "in", "input"}

@@ -56,7 +56,9 @@ def _by_name(observations: list[Observation], n_layer: int) -> list[Observation]
     """A number in the name, `q_proj_0`, `q_proj_1`: of the layer, where the same name has all from 0 on."""
     groups: dict[tuple[str, str], dict[int, list[int]]] = {}
     for i, obs in enumerate(observations):
-        if obs.unnumbered and (m := _LAST.search(obs.template)):
+        if obs.unnumbered and len(obs.integers) == 1 and not _LAST.search(obs.template):
+            groups.setdefault((obs.name, obs.template), {}).setdefault(obs.integers[0], []).append(i)
+        elif obs.unnumbered and (m := _LAST.search(obs.template)):
             key = (obs.name, obs.template[: m.start()] + obs.template[m.end() :])
             groups.setdefault(key, {}).setdefault(int(m[1]), []).append(i)
     found = list(observations)

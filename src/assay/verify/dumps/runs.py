@@ -30,6 +30,7 @@ def run_from(cut: list[Piece], i: int, key: list[str], line: Said) -> tuple[list
         return [first], i + 1
     kind = statistic(key)
     beside = kind and line.items and line.items[-1].kind in STATISTICS and i and cut[i - 1] is ASSIGN
+    beside = beside or (key[-1:] and key[-1].lower() == "rms" and cut[i - 1] is ASSIGN and _has_place(line.label[:-1]))
     if (kind not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"]) or beside) and len(_several(key)) < 2:
         return [first], i + 1  # max=2.5 norm=3.5 0.5 0.25 …
     run: list[Piece] = []
@@ -45,6 +46,10 @@ def run_from(cut: list[Piece], i: int, key: list[str], line: Said) -> tuple[list
             break
         i += 1
     return run, i
+
+
+def _fine(number: Number) -> bool:
+    return len(number.text.partition(".")[2].partition("e")[0]) > 2
 
 
 def _real(run: Sequence[Piece], cut: Sequence[Piece], i: int) -> bool:
@@ -72,12 +77,14 @@ def take_run(run: list[Piece], key: list[str], line: Said, assigned: bool, apart
     numbers = [p for p in run if isinstance(p, Number)]
     if zipped(numbers, key, line):
         return
+    if not assigned and key and len(numbers) > 2 and numbers[0].whole and all(_fine(n) for n in numbers[1:]):
+        line.label.append(numbers[0].text)  # "residual 1 0.293 0.692 …": a number of the name
+        run, numbers = run[1:], numbers[1:]
     words = split_words(key)
     last = words[-1] if words else ""
     one = numbers[0]
     if len(numbers) == 1:
         kind = statistic(key)
-        kind = None if kind in _POSITIVE and one.value < 0 else kind
         if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.id is not None:
             kind = None  # argmax=2 maxLogit=1.5
         said = [w for w in key[-4:] if w.lower() not in ("is", "was", "the", "and")]
@@ -89,8 +96,10 @@ def take_run(run: list[Piece], key: list[str], line: Said, assigned: bool, apart
             and not one.whole
             and split_words(key[-1:])[-1:] == ["norm"]
             and words[-2:-1] not in (["rms"], ["layer"])
+            and not any(statistic([w]) for w in line.label[line.since :][:-1][:24])
         ):
             kind = "norm"  # of a list a node, of one number its length
+        kind = None if kind in _POSITIVE and one.value < 0 else kind
         if kind == "norm" and assigned and words[-2:-1] in (["output"], ["final"]) and not line.items and not apart:
             kind = None  # "output norm: 1.5", of a statistic that the heading names
         if kind == "norm" and not assigned and key and not line.items and (key[-1].lower() == "l2" or one.whole):

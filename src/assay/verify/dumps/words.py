@@ -51,6 +51,7 @@ _NOT_QKV = f"return returned values of out output hidden residual stream is {_FF
 _TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("result_norm",), ("final " + _LAST_NORM, f"{_NORM} {_LAST_NORM}"), ""),
     (("result_norm",), (_OUT_NORM,), f"{_ATT} {_FFN}"),
+    (("result_norm",), ("lmhead unembed unembedding", _NORM), ""),
     (("kqv_out-",), ("softmax softmaxed probs soft", "v context ctx concat concatenated weighted"), ""),
     (("kqv_out-",), ("attend attended attends sdpa hookz ctx concat concatenated weighted",), "norm"),
     (("kqv_out-",), (_ATT + " a p", "times", _V), ""),
@@ -227,7 +228,7 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
         if _HIDDEN.fullmatch(text):
             return replace(plain, layer=None, nodes=(), verbatim=text)
         if (m := _NODE.fullmatch(text)) and m[1].lower() not in LAYER and _is_role(m[1]):
-            inside = _by_words([w for w in words if w != m[2]], int(m[2]), set(), False)
+            inside = _by_words(split_words([m[1]]), int(m[2]), set(), False)
             return replace(inside, layer=int(m[2]), verbatim=text)
     return plain
 
