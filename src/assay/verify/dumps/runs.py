@@ -30,8 +30,10 @@ def run_from(cut: list[Piece], i: int, key: list[str], line: Said) -> tuple[list
         return [first], i + 1
     kind = statistic(key)
     beside = kind and line.items and line.items[-1].kind in STATISTICS and i and cut[i - 1] is ASSIGN
-    beside = beside or (key[-1:] and key[-1].lower() == "rms" and cut[i - 1] is ASSIGN and _has_place(line.label[:-1]))
-    if (kind not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"]) or beside) and len(_several(key)) < 2:
+    led = bool(key) and key[-1].lower() == "rms" and cut[i - 1] is ASSIGN and _has_place(line.label[:-1])
+    if (kind not in (None, "norm", "rms") or key[-1:] in (["l2"], ["nrm2"]) or beside or led) and len(
+        _several(key)
+    ) < 2:
         return [first], i + 1  # max=2.5 norm=3.5 0.5 0.25 …
     run: list[Piece] = []
     while i < len(cut):
