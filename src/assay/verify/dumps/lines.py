@@ -70,7 +70,7 @@ _PIECE = re.compile(
     r"|(?P<average>\|(?:mean|avg)\||(?:mean|avg)\s?\|\w{1,12}\||(?:mean|avg)\(\s?\|\w{1,12}\|\s?\)|\|\w{1,12}\|_?(?:mean|avg))"
     r"|(?P<norm>\|\s?[\w ]{1,40}\s?\|(?:_?2|₂)?(?=\s{0,4}[=:])"
     r"|‖[^‖]{1,80}‖(?:_?2(?!\w)|₂)?"
-    r"|(?:\|\||‖)\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?(?:\|\||‖)(?:_?2(?!\w)|₂)?)"
+    r"|\|\|\s?\w{1,12}(?:\[[\w,:. -]{1,16}\])?\s?\|\|(?:_?2(?!\w)|₂)?)"
     r"|(?P<sum>[Σ∑](?:\s?\w{1,3}(?=\s{0,3}[=:]))?)"
     r"|(?P<dots>\.{2,}|…|\u22ef|\u22ee)"
     rf"|(?P<number>(?<!\w)(?:{_NUMBER})(?![A-Za-z0-9_]|\.\w))"
@@ -282,14 +282,12 @@ def _inside(text: str) -> list[str]:
     inner = text.lstrip("|‖").rpartition(text[0])[0].strip("|‖ ")
     if text[0] != "‖":
         return [w for w in inner.split() if len(w) > 2 or w.isdecimal()]
-    inner = _ARGUMENTS.sub(" ", _ARGUMENTS.sub(" ", inner))
-    if m := _STATE.fullmatch(inner.strip()):
+    inner = _ARGUMENTS.sub(" ", _ARGUMENTS.sub(" ", inner)).strip()
+    if m := _STATE.fullmatch(inner):
         return ["hidden", "layer", m[1]]
-    return (
-        ["embedding"]
-        if inner.strip() in ("e", "E")
-        else [w for w in _NAMES.findall(inner) if len(w) > 1 or w.isdecimal()]
-    )
+    if inner in ("e", "E"):
+        return ["embedding"]
+    return [w for w in _NAMES.findall(inner) if len(w) > 1 or w.isdecimal()]
 
 
 _WHOLE_NUMBER = re.compile(_NUMBER)
