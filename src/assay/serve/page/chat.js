@@ -154,7 +154,6 @@ async function answer() {
     else { fault = text ? `${text}\n${error.message}` : error.message; reason = "error"; }
   }
   cancelAnimationFrame(frame);
-  busy(null);
   const facts = [usage ? `${usage.prompt_tokens} in (${usage.prompt_tokens_details.cached_tokens} cached), ${usage.completion_tokens} out` : `${tokens.length} tokens`];
   if (first) {
     const took = (performance.now() - first) / 1000;
@@ -165,7 +164,7 @@ async function answer() {
   if (reason) facts.push(reason);
   store.add(talk, { role: "assistant", content: text, reasoning: thought?.textContent, tokens, facts, fault, asked: messages, model: request.model });
   draw();
-  await save();
+  try { await save(); } finally { busy(null); } // done is what a reload would show
 }
 
 // --- conversations
