@@ -217,6 +217,7 @@ inline void copy_later(void* to, const void* from) {
 }
 }  // namespace shim
 inline void copy_async(void* to, const void* from) { shim::copy_later<uint4>(to, from); }
+inline void copy_once(void* to, const void* from) { copy_async(to, from); }
 inline void copy_async4(void* to, const void* from) { shim::copy_later<uint32_t>(to, from); }
 inline void copy_async8(void* to, const void* from) { shim::copy_later<uint2>(to, from); }
 inline void copy_group() { shim::copies().send(); }

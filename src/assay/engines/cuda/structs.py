@@ -150,10 +150,12 @@ WALKS: tuple[tuple[str, ...], ...] = (
     ("q4_1", "q8_0"),
 )  # fmt: skip
 NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of several tokens
-# Of gemm_tensor.cu: most threads.
-TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
-    f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
-}
+# Of gemm_tensor.cu: the most threads of a tile. Those of up to 64 tokens have a kernel for each layout or pair of them.
+TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256, "tensor_64": 512, "tensor_32": 512}
+TENSOR_TILES |= {"turns_64": 384, "turns_32": 512, "turns_16": 512, "turns_8": 512}
+_LARGE = ("tensor_256", "tensor_128")
+_SMALL = TENSOR_TILES.keys() - _LARGE | {"tensor_64_alone"}
+_QUANTISED = (*_LAYOUTS[3:], "q4_k", "q5_k", "q6_k")
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
@@ -174,7 +176,8 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_tensor_many": (ProductArgs, 256),
     },
     "gemm_tensor": {
-        **{name: (TensorArgs, most) for name, most in TENSOR_TILES.items()},
+        **{name: (TensorArgs, TENSOR_TILES[name]) for name in _LARGE},
+        **{f"{tile}_{name}": (TensorArgs, TENSOR_TILES.get(tile, 128)) for tile in _SMALL for name in _QUANTISED},
         "halve_columns": (HalveArgs, 512),
         "make_factors": (FactorArgs, 256),
     },
