@@ -487,13 +487,13 @@ DEVICE void tensor_turns(const TensorArgs& all) {
 
 CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<AnyLayout, 32, 4>(a); }
 CROWDED(tensor_128, TensorArgs, 256, 1) { tensor_tile<AnyLayout, 16, 4>(a); }
-// Of up to 64 tokens, kernels of one layout, or of two that the usual mixes put side by side: with all of them in one kernel these took a twentieth
-// longer, and a tenth at 2048 columns.
+// Of up to 64 tokens, kernels of one layout, or of two that the usual mixes put side by side: a step of 64 took up to a tenth longer with all of them in
+// each. turns_64 has 384 threads, and registers as for 512: so that a block of attention fits beside it.
 #define TENSOR(name, A, B)                                                                                      \
     CROWDED(tensor_64_##name, TensorArgs, 512, 1) { tensor_tile<LayoutsOf<A, B>, 8, 8>(a); }                    \
     CROWDED(tensor_64_alone_##name, TensorArgs, 128, 2) { tensor_tile<LayoutsOf<A, B>, 8, 8>(a); }              \
     CROWDED(tensor_32_##name, TensorArgs, 512, 1) { tensor_tile<LayoutsOf<A, B>, 4, 8>(a); }                    \
-    CROWDED(turns_64_##name, TensorArgs, 384, 1) { tensor_turns<LayoutsOf<A, B>, 8>(a); }                       \
+    CROWDED(turns_64_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 8>(a); }                       \
     CROWDED(turns_32_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 4>(a); }                       \
     CROWDED(turns_16_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 2>(a); }                       \
     CROWDED(turns_8_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 1>(a); }

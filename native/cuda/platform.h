@@ -176,6 +176,17 @@ DEVICE uint32_t load_stream(const uint32_t* p) {
     asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
 }
+DEVICE uint32_t load_once(const uint32_t* p) {  // as copy_once
+    uint32_t v;
+#if __CUDA_ARCH__ >= 900
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v) : "l"(p), "l"(policy));
+#else
+    v = *p;
+#endif
+    return v;
+}
 // What another block has just written.
 DEVICE float load_fresh(const float* p) {
     float v;

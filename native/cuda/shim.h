@@ -202,6 +202,7 @@ template <class Args>
 inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
+inline uint32_t load_once(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
 constexpr uint32_t kNotYet = 0xffffffffu;
