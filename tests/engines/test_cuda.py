@@ -97,6 +97,20 @@ def test_float_rows_too_wide_for_four_in_shared_memory_give_the_cpu_engines_bits
     same(CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=device()))
 
 
+@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("multiprocessors", [1, 20, 1000])
+def test_every_tile_of_floats_gives_the_cpu_engines_bits(make: Make, type_name: str, multiprocessors: int) -> None:
+    """Rows that end within a tile and within a unit, widths that are no multiple of 4, gates, residuals."""
+    model, gpu = make(type=type_name, n_embd=288, n_ff=1030, n_head=4, n_head_kv=2, n_layer=1), device()
+    gpu.multiprocessors = multiprocessors
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
+    for n in (9, 33, 70):
+        batch = [Chunk(IDS[:n], 0, pages(0, n), "all")]
+        assert np.array_equal(cuda.forward(batch)[0].logits, cpu.forward(batch)[0].logits)
+    used = {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert {1: "floats_128_64", 20: "floats_32_64", 1000: "floats_32_32"}[multiprocessors] in used
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_gives_the_cpu_engines_bits(make: Make, variant: str) -> None:
     options = {"type": "Q8_0", **VARIANTS[variant]}
