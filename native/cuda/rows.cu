@@ -1,45 +1,194 @@
-// Maps and row operations (rows.h): a thread a value or a block of threads a row, any number of rows; and several of them in turn.
-#include "rows.h"
+// Maps and row operations: a thread a value or a block of threads a row, any number of rows.
+//
+// Values are matrices of float32 rows, [rows][width], as on the cpu engine (docs/arithmetic.md has the formulas).
+#include "activations.h"
+#include "softmax.h"
 
 namespace assay {
+
+enum MapOp {
+    ADD, GLU, BIAS, SCALE, SOFTCAP, CLAMP_MIN, DIV, GATHER, EXPERT_SCALE, EXPERT_SUM, SLICE, ROW_SUM, CLAMP, ACT, GLU_SPLIT,
+    GLU_OAI, EXPERT_INPUT, EXPERT_BIAS, EXPERT_GAIN, SIGMOID, MUL, MUL_WEIGHT, CONCAT
+};
+
+struct MapArgs {
+    const float *x, *y, *z;  // z: a table of weights, where y says which of them
+    float* out;
+    int64_t rows;
+    int32_t width, x_width, y_width, op;  // width: of out
+    int32_t integer, z_rows;              // the activation, the first column of a slice, x is one head for all; rows of z
+    int32_t parts, padding;               // heads or experts of a row of out
+    float number, second;                 // a bound, a factor; the upper bound, a limit
+};
+
+DEVICE float clamped(float x, float lo, float hi) { return x < lo ? lo : x > hi ? hi : x; }
+DEVICE float glu_oai(float gate, float up, float alpha, float limit) {
+    const float g = gate > limit ? limit : gate, v = clamped(up, -limit, limit);
+    return (g / (1.0f + exponential(-(alpha * g)))) * (v + 1.0f);
+}
 
 KERNEL(map, MapArgs, 256) {
     next_may_start();
     wait_for_previous();
     const int64_t total = a.rows * a.width;
-    for (int64_t i = int64_t(block_x()) * threads() + thread(); i < total; i += int64_t(grid_x()) * threads())
-        a.out[i] = map_value(a, i / a.width, int(i % a.width));
+    for (int64_t i = int64_t(block_x()) * threads() + thread(); i < total; i += int64_t(grid_x()) * threads()) {
+        const int64_t row = i / a.width, j = i % a.width;
+        const float *x = a.x + row * a.x_width, *y = a.y + row * a.y_width;
+        float v = 0.0f;
+        switch (a.op) {
+            case ADD: v = x[j] + y[j]; break;
+            case GLU: v = gate(a.integer, x[j]) * y[j]; break;
+            case BIAS: v = x[j] + a.y[j % a.y_width]; break;
+            case SCALE: v = x[j] * a.number; break;
+            case SOFTCAP: v = softcap(x[j], a.number); break;
+            case CLAMP_MIN: v = x[j] < a.number ? a.number : x[j]; break;
+            case DIV: v = x[j] / y[0]; break;
+            case GATHER: {
+                const float id = y[j];
+                const int64_t at = id >= 0.0f ? int64_t(id) : 0;
+                v = x[at < a.x_width ? at : a.x_width - 1];
+                break;
+            }
+            case EXPERT_SCALE: v = x[j] * y[j / (a.width / a.y_width)]; break;
+            case EXPERT_SUM:
+                v = x[j];
+                for (int k = 1; k < a.x_width / a.width; k++) v = v + x[k * a.width + j];
+                break;
+            case SLICE: {
+                const int64_t each = a.width / a.parts;
+                v = x[j / each * (a.x_width / a.parts) + a.integer + j % each];
+                break;
+            }
+            case CLAMP: v = clamped(x[j], a.number, a.second); break;
+            case ACT: v = gate(a.integer, x[j]); break;
+            case GLU_SPLIT: {
+                const int64_t each = a.width / a.parts, at = j / each * each + j;
+                v = gate(a.integer, x[at]) * x[at + each];
+                break;
+            }
+            case SIGMOID: v = 1.0f / (1.0f + exponential(-x[j])); break;
+            case MUL: v = x[j] * y[a.y_width == 1 ? 0 : j]; break;
+            case MUL_WEIGHT: v = x[j] * a.y[j % a.y_width]; break;
+            case CONCAT: {  // an operand of one head gives it to all
+                const int64_t each = a.width / a.parts, head = j / each, at = j % each;
+                const int64_t n = a.integer & 1 ? a.x_width : a.x_width / a.parts, m = each - n;
+                v = at < n ? x[(a.integer & 1 ? 0 : head * n) + at] : y[(a.integer & 2 ? 0 : head * m) + at - n];
+                break;
+            }
+            case GLU_OAI: v = glu_oai(x[j], y[j], a.number, a.second); break;
+            case EXPERT_INPUT: v = x[j % a.x_width] * y[j / a.x_width]; break;
+            case EXPERT_BIAS: {
+                const int64_t each = a.width / a.y_width;
+                const float id = y[j / each];
+                const int64_t expert = id >= 0.0f && id < float(a.z_rows) ? int64_t(id) : 0;
+                v = x[j] + a.z[expert * each + j % each];
+                break;
+            }
+            case EXPERT_GAIN: {
+                const float id = y[j / (a.width / a.y_width)];
+                v = x[j] * a.z[id >= 0.0f && id < float(a.z_rows) ? int64_t(id) : 0];
+                break;
+            }
+            case ROW_SUM:
+                for (int k = 0; k < a.x_width; k++) v = v + x[k];
+                break;
+        }
+        a.out[i] = v;
+    }
 }
 
-KERNEL(rope, RopeArgs, 256) {
-    next_may_start();
-    wait_for_previous();
-    const int64_t total = a.rows * a.width;
-    for (int64_t i = int64_t(block_x()) * threads() + thread(); i < total; i += int64_t(grid_x()) * threads())
-        a.out[i] = rope_value(a, i / a.width, int(i % a.width));
-}
+struct RowArgs {  // a block of threads a row
+    const float* x;
+    const float *w, *b;  // weights and bias of a norm, or null
+    float* out;
+    Acts acts;
+    int32_t width, parts;
+    float eps;
+    int32_t w_step;  // from one part's weights to the next one's
+};
 
+// y = w x / sqrt(mean x^2 + eps) over each of `parts` parts of a row; block_x: row * parts + part
 KERNEL(rms_norm, RowArgs, 256) {
     SHARED;
     next_may_start();
     wait_for_previous();
-    rms_norm_part(a, block_x(), reinterpret_cast<float*>(shared));
+    const int n = a.width / a.parts;
+    const int64_t at = int64_t(block_x()) * n;
+    float* row = reinterpret_cast<float*>(shared) + 4;
+    for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
+    sync_block();
+    const float f = norm_factor(row, n, a.eps, row - 4);
+    const float* w = a.w + int64_t(block_x() % a.parts) * a.w_step;
+    for (int i = thread(); i < n; i += threads()) a.out[at + i] = a.w ? (row[i] * f) * w[i] : row[i] * f;
 }
 
+// The same of x - mean, and a bias; sum64 of docs/arithmetic.md by the first warp
 KERNEL(layer_norm, RowArgs, 256) {
     SHARED;
     next_may_start();
     wait_for_previous();
-    layer_norm_part(a, block_x(), reinterpret_cast<float*>(shared));
+    const int n = a.width / a.parts;
+    const int64_t at = int64_t(block_x()) * n;
+    float* row = reinterpret_cast<float*>(shared) + 4;
+    for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
+    sync_block();
+    if (thread() < 32) {
+        float s = 0.0f, t = 0.0f;
+        for (int i = lane(); i < n; i += 64) {
+            s = s + row[i];
+            if (i + 32 < n) t = t + row[i + 32];
+        }
+        s = s + t;
+        for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h);
+        if (thread() == 0) row[-2] = s / float(n);
+    }
+    sync_block();
+    const float mean = row[-2];
+    for (int i = thread(); i < n; i += threads()) row[i] = row[i] - mean;
+    sync_block();
+    const float f = norm_factor(row, n, a.eps, row - 4);
+    const int64_t from = int64_t(block_x() % a.parts) * a.w_step;
+    for (int i = thread(); i < n; i += threads()) {
+        const float y = (row[i] * f) * a.w[from + i];
+        a.out[at + i] = a.b ? y + a.b[from + i] : y;
+    }
 }
 
+// The row, normed if there are weights, as quantised activations, padded with zeros to the stride; block_x: row; of `parts`
+// rows there may be copies. A thread has 8 values at a time. Without a norm, block_y shares columns; with one, the row lies in
+// shared memory meanwhile.
 KERNEL(quantise_rows, RowArgs, 1024) {
     SHARED;
+    const int64_t row = block_x(), at = a.acts.step ? row : row * (a.acts.stride / 32);
+    const int step = a.acts.step ? a.acts.step : 1;
+    const float* x = a.x + row % a.parts * a.width;
+    float* const copy = reinterpret_cast<float*>(shared) + 4;
+    const int first = block_y() * threads() + thread();
+    float v[8], w[8], f = 0.0f;
     next_may_start();
-    quantise_row(a, block_x(), block_y(), grid_y(), reinterpret_cast<float*>(shared), [&] {
-        touch(a);
-        wait_for_previous();
-    });
+    if (a.w && 8 * first < a.width) load_eight(a.w + 8 * first, w);
+    touch(a);
+    wait_for_previous();
+    if (8 * first < a.width) load_eight(x + 8 * first, v);
+    if (a.w) {
+#pragma unroll 1
+        for (int i = first; 8 * i < a.width; i += threads()) {
+            if (i != first) load_eight(x + 8 * i, v);
+            reinterpret_cast<float4*>(copy)[2 * i] = {v[0], v[1], v[2], v[3]};
+            reinterpret_cast<float4*>(copy)[2 * i + 1] = {v[4], v[5], v[6], v[7]};
+        }
+        sync_block();
+        f = norm_factor(copy, a.width, a.eps, copy - 4);
+    }
+#pragma unroll 1
+    for (int i = first; i < a.acts.stride / 8; i += grid_y() * threads()) {  // whole warps: the stride is a multiple of 256
+        const bool there = 8 * i < a.width;
+        if (there && (a.w || i != first)) load_eight((a.w ? copy : x) + 8 * i, v);
+        if (there && a.w && i != first) load_eight(a.w + 8 * i, w);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = !there ? 0.0f : a.w ? (v[j] * f) * w[j] : v[j];
+        quantise_eight(v, i, a.acts.q + row * a.acts.stride, a.acts.ds + at, a.acts.n + at, step);
+    }
 }
 
 // The row, normed if there are weights, rounded to 16-bit floats and padded with zeros to the stride; w_step: to bf16
@@ -59,10 +208,31 @@ KERNEL(halve_rows, RowArgs, 256) {
     }
 }
 
+// x where its group is one of the `keep` with the largest sum of their two best, ties to the lower group; else -inf.
+// parts: groups of a row; w_step: how many are kept.
 KERNEL(group_mask, RowArgs, 256) {
     next_may_start();
     wait_for_previous();
-    mask_groups(a, block_x());
+    const float* x = a.x + int64_t(block_x()) * a.width;
+    const int each = a.width / a.parts;
+    const auto score = [&](int g) {
+        float best = minus_infinity(), next = minus_infinity();
+        for (int j = g * each; j < (g + 1) * each; j++) {
+            if (x[j] > best) next = best, best = x[j];
+            else if (x[j] > next) next = x[j];
+        }
+        return next + best;
+    };
+    for (int i = thread(); i < a.width; i += threads()) {
+        const int mine = i / each;
+        const float own = score(mine);
+        int before = 0;
+        for (int g = 0; g < a.parts; g++) {
+            const float other = score(g);
+            before += other > own || (!(own > other) && g < mine);
+        }
+        a.out[int64_t(block_x()) * a.width + i] = before < a.w_step ? x[i] : minus_infinity();
+    }
 }
 
 KERNEL(softmax, RowArgs, 32) {
@@ -71,73 +241,19 @@ KERNEL(softmax, RowArgs, 32) {
     softmax_row(a.x + int64_t(block_x()) * a.width, a.out + int64_t(block_x()) * a.width, a.width);
 }
 
+// Places by rank: how many come before. Largest first, equal ones by index, NaN last.
 KERNEL(argsort, RowArgs, 256) {
     next_may_start();
     wait_for_previous();
-    sort_row(a, block_x());
-}
-
-enum class Link { MAP, ROPE, RMS_NORM, LAYER_NORM, QUANTISE, GROUP_MASK, SOFTMAX, ARGSORT };
-constexpr int kChain = 12;  // most operations of a chain
-
-struct ChainStep {
-    union {
-        MapArgs map;
-        RopeArgs rope;
-        RowArgs row;
-    };
-    int32_t kind, rows, blocks, padding;  // rows and blocks of threads: of the kernel that it stands for
-};
-struct ChainArgs {
-    ChainStep steps[kChain];
-    int32_t n_steps, padding;
-};
-
-// Operations in turn, of which each needs of a token only what those before it made of the same token: block_x is the token.
-KERNEL(chain, ChainArgs, 512) {
-    SHARED;
-    float* const room = reinterpret_cast<float*>(shared);
-    const int64_t token = block_x();
-    next_may_start();
-    touch(a);
-    wait_for_previous();
-#pragma unroll 1
-    for (int n = 0; n < a.n_steps; n++) {
-        const ChainStep& s = a.steps[n];
-        if (n > 0) sync_block();  // what was written is there, and shared memory is free
-        switch (Link(s.kind)) {
-            case Link::MAP:
-                for (int j = thread(); j < s.map.width; j += threads()) s.map.out[token * s.map.width + j] = map_value(s.map, token, j);
-                break;
-            case Link::ROPE:
-                for (int j = thread(); j < s.rope.width; j += threads()) s.rope.out[token * s.rope.width + j] = rope_value(s.rope, token, j);
-                break;
-            case Link::RMS_NORM:
-                if (s.row.parts == 1) rms_norm_part(s.row, token, room);
-                else
-                    for (int part = thread() / 32; part < s.row.parts; part += threads() / 32) rms_norm_by_warp(s.row, token * s.row.parts + part);
-                break;
-            case Link::LAYER_NORM:
-                for (int part = 0; part < s.row.parts; part++) {
-                    if (part > 0) sync_block();
-                    layer_norm_part(s.row, token * s.row.parts + part, room);
-                }
-                break;
-            case Link::GROUP_MASK: mask_groups(s.row, token); break;
-            case Link::ARGSORT: sort_row(s.row, token); break;
-            case Link::SOFTMAX:
-                if (thread() < 32) softmax_row(s.row.x + token * s.row.width, s.row.out + token * s.row.width, s.row.width);
-                break;
-            case Link::QUANTISE: {
-                const int each = s.rows / grid_x();
-                for (int i = 0; i < each; i++)
-                    for (int64_t row = token * each + i; row < s.blocks; row += s.rows) {  // and copies of it
-                        if (s.row.w) sync_block();
-                        quantise_row(s.row, row, 0, 1, room, [] {});
-                    }
-                break;
-            }
+    const float* x = a.x + int64_t(block_x()) * a.width;
+    for (int i = thread(); i < a.width; i += threads()) {
+        const bool odd = x[i] != x[i];
+        int before = 0;
+        for (int j = 0; j < a.width; j++) {
+            const bool other = x[j] != x[j];
+            before += odd ? !other || j < i : !other && (x[j] > x[i] || (x[j] == x[i] && j < i));
         }
+        a.out[int64_t(block_x()) * a.width + before] = float(i);
     }
 }
 

@@ -1,4 +1,4 @@
-// What a step begins and ends with: embeddings, tables of rotations, positions, the cache, rows taken and pooled.
+// What a step begins and ends with: embeddings, rotations, positions, the cache, rows taken and pooled.
 #include "arithmetic.h"
 #include "cache.h"
 #include "formats.h"
@@ -58,6 +58,31 @@ KERNEL(rope_table, StepArgs, 128) {
         turn(double(a.which[row]) * a.frequencies[j], c, s);
         a.out[row * a.n_rot + j] = float(c * double(a.magnitude));
         a.out[row * a.n_rot + half + j] = float(s * double(a.magnitude));
+    }
+}
+
+// heads of a row turned from value `offset` on; x: [rows][width], table: [rows][cosines | sines]
+struct RopeArgs {
+    const float *x, *table;
+    float* out;
+    int64_t rows;
+    int32_t width, heads, n_rot, neox, offset, padding;
+};
+KERNEL(rope, RopeArgs, 256) {
+    next_may_start();
+    wait_for_previous();
+    const int dim = a.width / a.heads, half = a.n_rot / 2;
+    for (int64_t i = int64_t(block_x()) * threads() + thread(); i < a.rows * a.width; i += int64_t(grid_x()) * threads()) {
+        const int64_t row = i / a.width;
+        const int d = int(i % a.width) % dim - a.offset, j = a.neox ? d % half : d / 2;
+        const float* x = a.x + i - d;
+        const float* t = a.table + row * a.n_rot;
+        if (d < 0 || d >= a.n_rot) {
+            a.out[i] = x[d];
+            continue;
+        }
+        const float p = a.neox ? x[j] : x[2 * j], q = a.neox ? x[j + half] : x[2 * j + 1], c = t[j], s = t[half + j];
+        a.out[i] = (a.neox ? d >= half : d % 2) ? p * s + q * c : p * c - q * s;
     }
 }
 

@@ -84,8 +84,6 @@ class _Compiler(ProductSteps, AttentionSteps):
             self._best(self.shape.best)
         if self.walks and not (self.fits and self._join()):
             return None
-        if not self.walks:
-            self._chain()
         size = self._assign()
         self.memory = place(size)
         launches = self._launches()
@@ -223,4 +221,4 @@ class _Compiler(ProductSteps, AttentionSteps):
             args = structs.RowArgs(x=self._at(x), out=self._at(out), width=width, parts=groups, w_step=used)
             return Launch(node.op, (self._rows(domain), 1, 1), threads, args)
 
-        self._step([x, out], make, by_token=self._small(domain, width))
+        self._step([x, out], make)

@@ -56,8 +56,7 @@ class ProductSteps(FewWalks):
                     return Launch("quantise_rows", (blocks, 1, 1), min(1024, stride // 8), args, 16 + 4 * width)
                 return Launch("quantise_rows", (blocks, -(-stride // 2048), 1), 256, args)
 
-            whole, tokens = rows % self.shape.tokens == 0, self.shape.tokens
-            self._step([x, *acts], make, by_token=whole and self._small("tokens", rows // tokens * stride))
+            self._step([x, *acts], make)
             self.prepared[key] = acts
         return self.prepared[key]
 
@@ -109,7 +108,7 @@ class ProductSteps(FewWalks):
             )
             return Launch(node.op, (self._rows(domain) * parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
 
-        self._step([x, out], make, by_token=self._small(domain, width) and (parts == 1 or each % 2 == 0))
+        self._step([x, out], make)
 
     def _products(self, group: Products) -> None:
         first = group.products[0].linear

@@ -51,12 +51,10 @@ class Value:
     copies: int = 1  # side by side, of a row that every block of threads reads
 
 
-Step = tuple[list[Value], Callable[[], Any]]  # the values of a launch, and what makes it
 Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
 
 
 COPIES = 4  # of one row that all blocks of a product read
-_CHAINED = 16384  # most values of a row that one block of threads takes
 
 
 def quantised(rows: int, stride: int) -> Quantised:
@@ -110,14 +108,13 @@ class Steps:
     shared: int
     cuts: tuple[tuple[int, int], ...]
     walks: bool = False  # whether steps of one token are those of a walk, where they can be
-    steps: list[Step] = field(default_factory=list)
+    steps: list[tuple[list[Value], Callable[[], Any]]] = field(default_factory=list)
     as_codes: set[int] = field(default_factory=set)  # values that a walk leaves quantised
     as_halves: set[int] = field(default_factory=set)  # values that are halves, as products on tensor cores read them
     read_by_all: set[int] = field(default_factory=set)  # x of its products
     side_by_side: set[int] = field(default_factory=set)  # results of one step
     of_products: set[int] = field(default_factory=set)
     walked: list[tuple[frozenset[str] | None, int, int]] = field(default_factory=list)  # as `_step` is told
-    by_token: list[bool] = field(default_factory=list)  # likewise
     results: list[tuple[External, Value]] = field(default_factory=list)
     aliases: dict[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=lambda: Memory(0, 0, 0, 0))
@@ -158,51 +155,15 @@ class Steps:
         layouts: frozenset[str] | None = None,
         work: int = 0,
         piece: int = 0,
-        by_token: bool = False,
     ) -> None:
-        """One launch; or, where layouts of weights are given, a step of a walk: its shared memory, a cached piece.
-        `by_token`: what it makes of a token depends on what was made of the same token."""
+        """One launch; or, where layouts of weights are given, a step of a walk: its shared memory, a cached piece."""
         self.walked.append((layouts, work, piece))
-        self.by_token.append(by_token)
         used = [v for v in uses if v]
         for value in used:
             if value.first < 0:
                 value.first = len(self.steps)
             value.last = len(self.steps)
         self.steps.append((used, make))
-
-    def _small(self, domain: str, width: int) -> bool:
-        """Whether a row operation of this width is better one of a chain than a launch of its own."""
-        return self.shape.one and domain == "tokens" and width <= _CHAINED
-
-    def _chain(self) -> None:
-        """Operations on the rows of tokens that follow each other become one launch (rows.cu)."""
-        runs: list[list[int]] = []
-        for i, chained in enumerate(self.by_token):
-            if chained and runs and self.by_token[runs[-1][-1]] and len(runs[-1]) < structs.CHAIN:
-                runs[-1].append(i)
-            else:
-                runs.append([i])
-        place = {i: n for n, run in enumerate(runs) for i in run}
-        for value in {id(v): v for used, _ in self.steps for v in used}.values():
-            value.first, value.last = place[value.first], place[value.last]
-        self.steps = [self._chained([self.steps[i] for i in run]) for run in runs]
-
-    def _chained(self, steps: Sequence[Step]) -> Step:
-        if len(steps) == 1:
-            return steps[0]
-
-        def make() -> Launch:
-            args, shared = structs.ChainArgs(n_steps=len(steps)), 0
-            for to, (_, each) in zip(args.steps, steps, strict=False):
-                launch = each()
-                to.kind, to.blocks = structs.CHAINED.index(launch.kernel), launch.grid[0]
-                to.rows = launch.args.parts if launch.kernel == "quantise_rows" else 0
-                setattr(to.of, {"map": "map", "rope": "rope"}.get(launch.kernel, "row"), launch.args)
-                shared = max(shared, launch.shared)
-            return Launch("chain", (self.shape.tokens, 1, 1), 512, args, shared)
-
-        return list({id(v): v for used, _ in steps for v in used}.values()), make
 
     def _at(self, value: Value | None) -> int:
         return self.memory.arena + value.offset if value else 0
@@ -372,7 +333,7 @@ class Steps:
             )
             return Launch("rope", (max(1, min(-(-rows * width // 256), 4096)), 1, 1), 256, args)
 
-        self._step([x, table, out], make, by_token=self._small(domain, width))
+        self._step([x, table, out], make)
 
     def _cache(self, node: Node) -> None:
         self._write_cache(node.inputs[0], node.name)
@@ -502,7 +463,7 @@ class Steps:
             )
             return Launch("map", (max(1, min(-(-rows * width // 256), 4096)), 1, 1), 256, args)
 
-        self._step([*sources, out], make, by_token=self._small(domain, max(width, widths[0])))
+        self._step([*sources, out], make)
 
     def _processors(self) -> int:
         return self.tensors.device.multiprocessors

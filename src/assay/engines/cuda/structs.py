@@ -115,17 +115,6 @@ StepArgs = _struct(
 RopeArgs = _struct(
     "RopeArgs", *_all(_POINTER, "x table out"), ("rows", _I64), *_all(_I32, "width heads n_rot neox offset padding")
 )
-
-
-class ChainUnion(ctypes.Union):
-    _fields_ = (("map", MapArgs), ("rope", RopeArgs), ("row", RowArgs))
-
-
-CHAIN = 12  # most operations of a chain
-ChainStep = _struct("ChainStep", ("of", ChainUnion), *_all(_I32, "kind rows blocks padding"))
-ChainArgs = _struct("ChainArgs", ("steps", ChainStep * CHAIN), *_all(_I32, "n_steps padding"))
-# Kernels that a chain has operations for, in the order of its kinds (rows.cu).
-CHAINED = ("map", "rope", "rms_norm", "layer_norm", "quantise_rows", "group_mask", "softmax", "argsort")
 PositionArgs = _struct(
     "PositionArgs",
     *_all(_POINTER, "x out which"),
@@ -208,8 +197,6 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "attention_prompt": {"attend_prompt_64": (AttentionArgs, 512), "attend_prompt_128": (AttentionArgs, 256)},
     "rows": {
         "map": (MapArgs, 256),
-        "rope": (RopeArgs, 256),
-        "chain": (ChainArgs, 512),
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
         "quantise_rows": (RowArgs, 1024),
@@ -224,6 +211,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "take_rows": (StepArgs, 256),
         "cache_write": (StepArgs, 256),
         "cache_read": (StepArgs, 256),
+        "rope": (RopeArgs, 256),
         "pos_scale": (PositionArgs, 256),
         "pool_rows": (StepArgs, 256),
     },
