@@ -87,6 +87,29 @@ class ProductSteps(FewWalks):
         self._step([x, out], make)
         return out
 
+    def _norm(self, node: Node) -> None:
+        domain, shape = self._domain(node.name), self.graph.shapes[node.inputs[0]]
+        parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
+        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
+        each = width // parts
+        whole = bool(node.weights) and math.prod(int(n) for n in self.graph.weights[node.weights[0]]) == width
+
+        def make() -> Launch:
+            w, b = (*(self.tensors.vector(name) for name in node.weights), 0, 0)[:2]
+            args = structs.RowArgs(
+                x=self._at(x),
+                w=w,
+                b=b,
+                out=self._at(out),
+                width=width,
+                parts=parts,
+                eps=float(node.attr("eps")),
+                w_step=each if whole else 0,
+            )
+            return Launch(node.op, (self._rows(domain) * parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
+
+        self._step([x, out], make)
+
     def _products(self, group: Products) -> None:
         first = group.products[0].linear
         domain = self._domain(first.name)
@@ -133,7 +156,8 @@ class ProductSteps(FewWalks):
             return
         if form.floats:
             for i in range(0, len(parts), 4):
-                self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
+                if not self._float_products(linear.inputs[0], norm, domain, parts[i : i + 4]):
+                    self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
             return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
@@ -191,6 +215,33 @@ class ProductSteps(FewWalks):
             self._step(used, make, layouts, self._walk_room(parts, id(x) in self.as_codes))
         else:
             self._step(used, make)
+
+    def _float_products(self, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> bool:
+        """Float weights by the tiles of gemm_floats.cu, for more than eight tokens where there is room."""
+        rows, matrix = self._rows(domain), parts[0].matrix
+        fitting: list[Tiles] = []
+        for kernel, (tile, tokens, groups) in structs.FLOAT_TILES.items():
+            sums, step = 4 * tokens * (tile + 4), 4 * 16 * (tile + 4 + tokens + 4)
+            shared = sums * (groups + 1 if groups > 1 else 1) + 2 * groups * step
+            if shared <= self.shared - 1024 and (tokens < 2 * rows or tokens == 32):
+                fitting.append((kernel, tile, tokens, 256, 0, shared))
+        if rows <= 8 or not fitting:
+            return False
+        if norm and (norm, domain) not in self.values:
+            self._norm(self.graph[norm])
+        x = self._get(norm or name, domain)
+        kernel, tile, tokens, threads, _, shared = self._largest(rows, parts, fitting)
+
+        def make() -> Launch:
+            array, tiles = self._part_structs(parts, lambda m: _tiles(m, tile))
+            args = structs.ProductArgs(
+                parts=array, x=self._at(x), n_parts=len(parts), groups=tiles, tokens=rows, columns=matrix.columns,
+                x_stride=matrix.columns, prologue=_PLAIN,
+            )  # fmt: skip
+            return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
+
+        self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+        return True
 
     def _one(self, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
         """product_one: one row of x for each of `rest` blocks."""

@@ -156,12 +156,15 @@ TENSOR_TILES |= {"turns_64": 384, "turns_32": 512, "turns_16": 512, "turns_8": 5
 _LARGE = ("tensor_256", "tensor_128")
 _SMALL = TENSOR_TILES.keys() - _LARGE | {"tensor_64_alone"}
 _QUANTISED = (*_LAYOUTS[3:], "q4_k", "q5_k", "q6_k")
+# Of gemm_floats.cu: rows and tokens of a tile, groups of warps that share the units.
+FLOAT_TILES = {"floats_128_64": (128, 64, 1), "floats_32_64": (32, 64, 4), "floats_32_32": (32, 32, 8)}
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
     "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS if names[0] not in NOT_FEW},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
+    "gemm_floats": dict.fromkeys(FLOAT_TILES, (ProductArgs, 256)),
     "gemm_few": {f"product_{name}": (ProductArgs, 256) for name in ("8", "16", "16_8", "16_16")},
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
