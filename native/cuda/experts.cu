@@ -85,9 +85,9 @@ struct SortedArgs {
         const int matrix = a.matrices[block_x()];                                          \
         if (matrix >= 0) __VA_ARGS__(a.product, a.pairs, matrix * a.product.expert_bytes); \
     }
-EXPERTS(experts_32_8, 128, 4, few_tokens<Integers, 1, 4>)
-EXPERTS(experts_32_32, 128, 4, product_tile<1, 4, 2, 1>)
-EXPERTS(experts_64_64, 256, 2, product_tile<2, 4, 2, 2>)
+EXPERTS(experts_32_8, 128, 4, few_tokens<Integers, 1, 4, 32, true>)
+EXPERTS(experts_32_32, 128, 4, product_tile<1, 4, 2, 1, 1, true>)
+EXPERTS(experts_64_64, 256, 2, product_tile<2, 4, 2, 2, 1, true>)
 #undef EXPERTS
 
 }  // namespace assay

@@ -32,8 +32,7 @@ KERNEL(map, MapArgs, 256) {
     wait_for_previous();
     const int64_t total = a.rows * a.width;
     for (int64_t i = int64_t(block_x()) * threads() + thread(); i < total; i += int64_t(grid_x()) * threads()) {
-        const int64_t row = total >> 32 ? i / a.width : int64_t(uint32_t(i) / uint32_t(a.width));  // 64 bits are slow to divide
-        const int32_t j = int32_t(i - row * a.width);
+        const int64_t row = i / a.width, j = i % a.width;
         const float *x = a.x + row * a.x_width, *y = a.y + row * a.y_width;
         float v = 0.0f;
         switch (a.op) {
@@ -56,14 +55,14 @@ KERNEL(map, MapArgs, 256) {
                 for (int k = 1; k < a.x_width / a.width; k++) v = v + x[k * a.width + j];
                 break;
             case SLICE: {
-                const int32_t each = a.width / a.parts;
+                const int64_t each = a.width / a.parts;
                 v = x[j / each * (a.x_width / a.parts) + a.integer + j % each];
                 break;
             }
             case CLAMP: v = clamped(x[j], a.number, a.second); break;
             case ACT: v = gate(a.integer, x[j]); break;
             case GLU_SPLIT: {
-                const int32_t each = a.width / a.parts, at = j / each * each + j;
+                const int64_t each = a.width / a.parts, at = j / each * each + j;
                 v = gate(a.integer, x[at]) * x[at + each];
                 break;
             }
@@ -71,15 +70,15 @@ KERNEL(map, MapArgs, 256) {
             case MUL: v = x[j] * y[a.y_width == 1 ? 0 : j]; break;
             case MUL_WEIGHT: v = x[j] * a.y[j % a.y_width]; break;
             case CONCAT: {  // an operand of one head gives it to all
-                const int32_t each = a.width / a.parts, head = j / each, at = j % each;
-                const int32_t n = a.integer & 1 ? a.x_width : a.x_width / a.parts, m = each - n;
+                const int64_t each = a.width / a.parts, head = j / each, at = j % each;
+                const int64_t n = a.integer & 1 ? a.x_width : a.x_width / a.parts, m = each - n;
                 v = at < n ? x[(a.integer & 1 ? 0 : head * n) + at] : y[(a.integer & 2 ? 0 : head * m) + at - n];
                 break;
             }
             case GLU_OAI: v = glu_oai(x[j], y[j], a.number, a.second); break;
             case EXPERT_INPUT: v = x[j % a.x_width] * y[j / a.x_width]; break;
             case EXPERT_BIAS: {
-                const int32_t each = a.width / a.y_width;
+                const int64_t each = a.width / a.y_width;
                 const float id = y[j / each];
                 const int64_t expert = id >= 0.0f && id < float(a.z_rows) ? int64_t(id) : 0;
                 v = x[j] + a.z[expert * each + j % each];
