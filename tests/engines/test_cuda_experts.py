@@ -97,7 +97,7 @@ def test_one_expert_for_all_and_one_for_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("factor", [-1.0, 3.0, float("nan"), float("inf")])
 def test_choices_that_no_expert_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    """Below 0, above the last, not a number: the first expert, as pair by pair. (The cpu engine refuses such a graph.)"""
+    """Below 0, above the last, not a number: the first expert, as pair by pair. (The cpu engine refuses such ids.)"""
 
     def change(node: Node) -> Any:
         if node.op != "expert_linear":
