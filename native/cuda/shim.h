@@ -166,6 +166,8 @@ inline int reduce_add(int x) {
     return x;
 }
 inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
+inline uint32_t lanes_where(bool x) { return uint32_t(reduce_add(int(uint32_t(x) << lane()))); }
+inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
 inline int fetch_add(int* p, int x) {
     const int old = *p;
     *p += x;

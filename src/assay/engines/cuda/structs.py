@@ -49,6 +49,9 @@ TensorArgs = _struct(
     *_all(_POINTER, "partial arrived"),
     *_all(_I32, "room chains split padding"),
 )
+SortArgs = _struct("SortArgs", *_all(_POINTER, "experts pairs matrices"), *_all(_I32, "count n tile tiles"))
+PairArgs = _struct("PairArgs", *_all(_POINTER, "x pairs"), ("acts", Acts), *_all(_I32, "width share"))
+SortedArgs = _struct("SortedArgs", ("product", ProductArgs), *_all(_POINTER, "pairs matrices"))
 FactorArgs = _struct("FactorArgs", ("w", Matrix), ("out", _POINTER), ("tiles", _I64), *_all(_I32, "chunks padding"))
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes columns first padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
@@ -170,6 +173,13 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_64_64": (ProductArgs, 256),
         "product_32_64": (ProductArgs, 512),
         "product_32_32": (ProductArgs, 128),
+    },
+    "experts": {
+        "sort_pairs": (SortArgs, 1024),
+        "quantise_pairs": (PairArgs, 256),
+        "experts_32_8": (SortedArgs, 128),
+        "experts_32_32": (SortedArgs, 128),
+        "experts_64_64": (SortedArgs, 256),
     },
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
