@@ -152,5 +152,9 @@ DEVICE int64_t half_at(int64_t row, int c, int room) {
     const int piece = (c >> 3 & 6) | (c & 1);
     return ((int64_t(c >> 6) * room + row) << 6) + ((piece ^ int(row & 7)) << 3) + (c >> 1 & 7);
 }
+// The same for gemm_halves.cu: columns are in order.
+DEVICE int64_t float_at(int64_t row, int c, int room) {
+    return ((int64_t(c >> 6) * room + row) << 6) + (((c >> 3 & 7) ^ int(row & 7)) << 3) + (c & 7);
+}
 
 }  // namespace assay

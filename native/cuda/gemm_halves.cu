@@ -1,28 +1,30 @@
 // Products of F16 and BF16 weights on tensor cores, for precision `tensor`: activations rounded to the weights' type, products
 // exact, sums in float32 in the order of the hardware within a unit of 256 columns, units added ascending. The order is the
 // same for any number of tokens, so batches, chunks and cached prefixes give the same bits; they are not the cpu engine's.
+//
+// Matrices lie in groups of 32 rows here, activations as float_at says: what a tile wants of either is one piece of memory for each 32 rows, or 64 columns.
+//   floats_128_128, ..., floats_64_8   rows x tokens of a tile: a warp fetches, groups of four multiply by `multiply_rows`, each unit from zero. Bound by
+//                                      tensor cores and what a multiprocessor gets of the second-level cache; with few tokens by memory
+//   product_tensor_8                   32 rows x 8 tokens, a unit a warp
 #include "gemm.h"
+#include "warpgroup.h"
 
 namespace assay {
 
-template <int FORMAT, int WR, int WT, int J>
+// A unit of 32 rows and 8 J tokens of one warp, for `few_tokens`.
+template <int FORMAT, int J>
 struct HalfStage {
-    static constexpr int rows = 32 * WR, tile_tokens = 8 * J * WT, chunks = 32;
+    static constexpr int rows = 32, tokens = 8 * J, chunks = 32;
     static constexpr int token_bytes = 528;  // spreads tokens over the banks
-    static constexpr int weights_at = tile_tokens * token_bytes, bytes = weights_at + chunks * rows * 16;
-
-    // By one warp, or by the warps of a block.
-    static DEVICE int me() { return WR * WT == 1 ? lane() : thread(); }
-    static DEVICE int count() { return WR * WT == 1 ? 32 : threads(); }
+    static constexpr int weights_at = tokens * token_bytes;
 
     static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int u) {
-        const uint16_t* x = reinterpret_cast<const uint16_t*>(acts.q) + int64_t(token) * acts.stride + u * 256;
-        for (int i = me(); i < tile_tokens * chunks; i += count())
-            copy_async(to + i / chunks * token_bytes + i % chunks * 16, x + i / chunks * acts.stride + i % chunks * 8);
+        const uint16_t* x = reinterpret_cast<const uint16_t*>(acts.q);
+        for (int i = lane(); i < tokens * chunks; i += 32)
+            copy_async(to + i / chunks * token_bytes + i % chunks * 16, x + float_at(token + i / chunks, u * 256 + i % chunks * 8, acts.step));
     }
     static DEVICE void multiply(const uint8_t* stage, float (&part)[2][J][4]) {
-        const int warp = WR * WT == 1 ? 0 : thread() / 32;
-        const int g = lane() / 4, t = lane() % 4, row = warp / WT * 32 + g, token = warp % WT * 8 * J + g;
+        const int g = lane() / 4, t = lane() % 4;
         const auto weight = [&](int r, int c) {
             return *reinterpret_cast<const uint32_t*>(stage + weights_at + (c * rows + r) * 16 + t * 4);
         };
@@ -38,10 +40,10 @@ struct HalfStage {
 #pragma unroll
             for (int f = 0; f < 2; f++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) a[f][e] = weight(row + 16 * f + 8 * (e % 2), i + e / 2);
+                for (int e = 0; e < 4; e++) a[f][e] = weight(g + 16 * f + 8 * (e % 2), i + e / 2);
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                const uint8_t* x = stage + (token + 8 * j) * token_bytes + i * 16 + t * 4;
+                const uint8_t* x = stage + (g + 8 * j) * token_bytes + i * 16 + t * 4;
                 const uint32_t b0 = *reinterpret_cast<const uint32_t*>(x), b1 = *reinterpret_cast<const uint32_t*>(x + 16);
 #pragma unroll
                 for (int f = 0; f < 2; f++) {
@@ -64,51 +66,186 @@ struct SixteenBits {
         else f(Halved<BF16>{});
     }
     template <class L, int J, int ROWS>
-    using Of = HalfStage<L::number, 1, 1, J>;
+    using Of = HalfStage<L::number, J>;
 };
 
-// The warps of a block share 32 WR rows and 8 J WT tokens.
-template <int WR, int WT, int J>
-DEVICE void many_tokens(const ProductArgs& a) {
+// What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
+// Everything is read before anything is written; residuals are asked for together, those of rows and tokens that are not there are another's.
+template <class Type, int J>
+DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], int row, int second, int token, int tokens) {
+    int out[2];
+    bool wanted[2];
+    token += lane() % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int at = row + lane() / 4 + r * second;
+        out[r] = p.paired ? at / 32 * 16 + at % 32 : at;
+        wanted[r] = out[r] < p.w.rows && !(p.paired && r);  // of a pair the second row is the first one's up
+        if (out[r] >= p.w.rows) out[r] = p.w.rows - 1;
+    }
+    const auto each = [&](auto&& f) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) f(sum[j][2 * r + e], sum[j][2 + e], r, j, e);
+    };
+    const auto here = [&](int r, int j, int e) { return wanted[r] && token + 8 * j + e < tokens; };
+    const auto at = [&](int r, int of) { return int64_t(of) * p.out_stride + out[r]; };
+    if (p.paired && (p.act != SILU || p.gate_out || p.up_out || !silu_pairs<J>(sum)))
+        each([&](float& y, float up, int r, int j, int e) {
+            if (!here(r, j, e)) return;
+            if (p.gate_out) p.gate_out[at(r, token + 8 * j + e)] = y;
+            if (p.up_out) p.up_out[at(r, token + 8 * j + e)] = up;
+            y = gate(p.act, y) * up;
+        });
+    if (p.bias) each([&](float& y, float, int r, int, int) { y = y + p.bias[out[r]]; });
+    if (p.residual)
+        each([&](float& y, float, int r, int j, int e) { y = y + p.residual[at(r, token + 8 * j + e < tokens ? token + 8 * j + e : tokens - 1)]; });
+    if (room) {  // eight tokens further lie 512 values further
+        uint16_t* const to = reinterpret_cast<uint16_t*>(p.out);
+        const int64_t first[2][2] = {{float_at(token, out[0], room), float_at(token + 1, out[0], room)}, {float_at(token, out[1], room), float_at(token + 1, out[1], room)}};
+        each([&](float& y, float, int r, int j, int e) {
+            if (here(r, j, e)) to[first[r][e] + 512 * j] = Type::brain ? float_to_brain(y) : float_to_half(y);
+        });
+    } else {
+        each([&](float& y, float, int r, int j, int e) {
+            if (here(r, j, e)) p.out[at(r, token + 8 * j + e)] = y;
+        });
+    }
+}
+
+// Groups of four warps have 64 rows each, R of them, and the same 8 J tokens; one warp more fetches, for all, steps of 64 S columns into a ring of `stages`.
+// A step in shared memory: activations [S][tokens][128 bytes], weights [2 R][8 S chunks][32 rows][16]; behind the ring, arrivals. A block of threads takes
+// tiles in turn: the next one's weights are on their way while what follows the sums is done. Tiles of the same rows are neighbours.
+// AHEAD: fragments of a step are read while the step before is multiplied; else another group of warps multiplies meanwhile.
+template <class Type, int J, int R, int S, bool AHEAD>
+DEVICE void share_tiles(const ProductArgs& a) {
     SHARED;
-    const int tile = block_y(), first_token = block_x() * 8 * J * WT;
+    constexpr int tokens = 8 * J, strip = 128 * tokens, stage_bytes = S * (strip + 128 * 64 * R), steps = 4 / S;  // of a unit
+    const int warp = thread() / 32, ring = a.stages, columns = (a.tokens + tokens - 1) / tokens, tiles = a.groups * columns;
+    Arrival* const weights_here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes);
+    Arrival *const acts_here = weights_here + ring, *const gone = acts_here + ring;
     next_may_start();
-    const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
-    const int first = (tile - p.first_group) * 32 * WR, warp = thread() / 32;
-    float total[2][J][4];
-    clear_sums<2, J>(total);
-    wait_for_previous();
-    SixteenBits::with(p.w.format, [&](auto layout) {
-        using S = HalfStage<decltype(layout)::number, WR, WT, J>;
-        const Source source(p.w, first, S::rows, S::chunks, thread());
-        const int stages = a.stages;  // 2, or 1 where shared memory has no room for more
-        for (int u = 1 - stages; u < p.w.units; u++) {
-            const int next = u + stages - 1;
-            if (next < p.w.units) {
-                S::fetch_acts(shared + next % stages * S::bytes, a.acts, first_token, next);
-                source.fetch(shared + next % stages * S::bytes + S::weights_at, S::rows, next, thread(), threads());
+    if (warp == 4 * R) {
+        make_arrivals(weights_here, 2 * ring);
+        make_places(gone, ring, 4 * R * kLeavers);
+    }
+    sync_block();
+    int slot = 0, phase = 0;  // of the step at hand
+    const auto advance = [&] {
+        if (++slot == ring) slot = 0, phase ^= 1;
+    };
+    if (warp >= 4 * R) {
+        if constexpr (AHEAD && R == 2) fewer_registers();
+        if (warp > 4 * R) return;
+        const int64_t strips = int64_t(a.acts.step) * 128;
+        int ahead = ring;  // steps whose weights do not wait for the kernel before
+        for (int tile = block_x(); tile < tiles; tile += grid_x()) {
+            const Product& p = a.parts[part_of(a, tile / columns)];
+            const int group = (tile / columns - p.first_group) * 2 * R, left = p.w.all_rows / 32 - group;
+            const uint8_t* w = p.w.tile(group, 0);
+            const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + tile % columns * strip;
+            const int n = p.w.units * steps;
+            const auto weights = [&](int i) {  // groups that are not there keep what was in their place: nobody stores their sums
+                copy_strips(shared + slot * stage_bytes + S * strip, w + int64_t(i) * (S * 4096), S * 4096, left < 2 * R ? left : 2 * R, p.w.group_bytes, weights_here + slot);
+            };
+            const bool first = ahead > 0;
+            if (first) {
+                ahead = n < ring ? n : ring;
+                for (slot = 0; slot < ahead; slot++) weights(slot);
+                slot = 0;
+                wait_for_previous();
             }
-            copy_group();
-            if (u < 0) continue;
-            if (stages == 2) copies_done<1>();
-            else copies_done<0>();
-            sync_block();
-            float part[2][J][4];
-            S::multiply(shared + u % stages * S::bytes, part);
-#pragma unroll
-            for (int f = 0; f < 2; f++)
-#pragma unroll
-                for (int j = 0; j < J; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) total[f][j][e] = total[f][j][e] + part[f][j][e];
-            sync_block();  // everybody is done with this unit
+            for (int i = 0; i < n; i++, advance()) {
+                if (!first || i >= ahead) {
+                    piece_here(gone + slot, phase ^ 1);  // at once where nobody has been
+                    weights(i);
+                }
+                copy_strips(shared + slot * stage_bytes, x + i * (S * strips), strip, S, strips, acts_here + slot);
+            }
+            ahead = 0;
         }
-    });
-    store_sums<J>(p, total, first + warp / WT * 32, first_token + warp % WT * 8 * J, a.tokens);
+        return;
+    }
+    if constexpr (AHEAD && R == 2) more_registers();
+    constexpr bool apart = J == 16 && R == 2;  // by half a unit: who adds up leaves the tensor cores to the others. A ring of three steps at least
+    if (apart && warp >= 4) sync_some(1, 256);
+    wait_for_previous();
+    for (int tile = block_x(); tile < tiles; tile += grid_x()) {
+        const Product& p = a.parts[part_of(a, tile / columns)];
+        const int second = p.paired ? 16 : 8, mine = warp / 4 * 64 + (p.paired ? warp % 4 / 2 * 32 + warp % 2 * 8 : warp % 4 * 16);
+        // What a lane says of a fragment for `ldmatrix`: rows l % 8 of the first and of the second eight, chunk 0 of them, then chunk 1.
+        const int from = mine + lane() % 8 + lane() / 8 % 2 * second;
+        const uint8_t* const fragments = shared + S * strip + from / 32 * (S * 4096) + lane() / 16 * 512 + from % 32 * 16;
+        const auto load = [&](uint32_t (&to)[4 * S][4]) {
+            piece_here(weights_here + slot, phase);
+#pragma unroll
+            for (int k = 0; k < 4 * S; k++) load_matrices(to[k], fragments + slot * stage_bytes + k * 1024);
+        };
+        float total[J][4], part[J][4];
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) total[j][e] = -0.0f;  // the first partial sum added to it is itself
+        uint32_t now[4 * S][4], next[AHEAD ? 4 * S : 1][4];
+        if constexpr (AHEAD) load(now);
+        const auto step = [&](int i, bool last, auto& now, auto& next) {
+            const int here = slot, before = slot ? slot - 1 : ring - 1;
+            if constexpr (!AHEAD) load(now);
+            piece_here(acts_here + here, phase);
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < 4 * S; k++) multiply_rows<J, Type>(part, now[k], shared + here * stage_bytes + k / 4 * strip, k % 4);
+            products_sent();
+            advance();
+            if (AHEAD && i) {
+                products_done<1>();
+                leave_place(gone + before);
+            }
+            if constexpr (AHEAD)
+                if (!last) load(next);
+            if (i == steps - 1) products_over<J>(part);
+            else if (!AHEAD) products_done<0>();
+            if (!AHEAD || i == steps - 1) leave_place(gone + here);
+        };
+        for (int u = 0; u < p.w.units; u++) {
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) part[j][e] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < steps; i += 2) {
+                step(i, false, now, next);
+                if constexpr (AHEAD) step(i + 1, i + 2 == steps && u + 1 == p.w.units, next, now);
+                else step(i + 1, false, now, next);
+                if (apart && i == 0 && u == 0 && warp < 4 && tile == block_x()) arrive_some(1, 256);
+            }
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) total[j][e] = total[j][e] + part[j][e];
+        }
+        store_rows<Type, J>(p, a.share, total, (tile / columns - p.first_group) * 64 * R + mine, second, tile % columns * tokens, a.tokens);
+    }
+}
+template <int J, int R, int S, bool AHEAD>
+DEVICE void many_tokens(const ProductArgs& a) {
+    if (a.parts[0].w.format == F16) share_tiles<AsHalf, J, R, S, AHEAD>(a);
+    else share_tiles<AsBrain, J, R, S, AHEAD>(a);
 }
 
 KERNEL(product_tensor_8, ProductArgs, 256) { few_tokens<SixteenBits, 1, 8>(a); }
 KERNEL(product_tensor_8_small, ProductArgs, 128) { few_tokens<SixteenBits, 1, 4>(a); }  // where eight units do not fit
-KERNEL(product_tensor_many, ProductArgs, 256) { many_tokens<4, 2, 4>(a); }
+#ifdef V_PLAIN
+CROWDED(floats_128_128, ProductArgs, 384, 1) { many_tokens<16, 2, 1, false>(a); }
+#else
+CROWDED(floats_128_128, ProductArgs, 384, 1) { many_tokens<16, 2, 1, true>(a); }
+#endif
+CROWDED(floats_128_64, ProductArgs, 288, 2) { many_tokens<8, 2, 1, false>(a); }
+CROWDED(floats_64_64, ProductArgs, 160, 2) { many_tokens<8, 1, 2, true>(a); }
+CROWDED(floats_64_32, ProductArgs, 160, 2) { many_tokens<4, 1, 2, true>(a); }
+CROWDED(floats_64_16, ProductArgs, 160, 2) { many_tokens<2, 1, 2, true>(a); }
 
 }  // namespace assay

@@ -182,10 +182,10 @@ class Steps:
             self.results.append((External(name, self.plan.domains[name], width), value))
         return value
 
-    def _new_read(self, name: str) -> Value:
-        """A new value as those who read it want it: as halves, if all of them multiply it on tensor cores."""
+    def _new_read(self, name: str, form: str = "half") -> Value:
+        """A new value as those who read it want it: in 16 bits, if all of them multiply it so on tensor cores."""
         domain, width = self._domain(name), self._width(name)
-        if name == self.graph.output or name in self.keep or width % UNIT or not self._read_as("half", name, domain):
+        if name == self.graph.output or name in self.keep or width % UNIT or not self._read_as(form, name, domain):
             return self._new(name)
         value = self.values[name, domain] = Value(2 * room(self._rows(domain)) * width)
         self.as_halves.add(id(value))

@@ -154,6 +154,8 @@ NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of s
 TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
     f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
 }
+# Of gemm_halves.cu, rows and tokens: most threads.
+FLOAT_TILES = {"floats_128_128": 384, "floats_128_64": 288} | {f"floats_64_{tokens}": 160 for tokens in (64, 32, 16)}
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
@@ -171,7 +173,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
         "product_tensor_8_small": (ProductArgs, 128),
-        "product_tensor_many": (ProductArgs, 256),
+        **{name: (ProductArgs, most) for name, most in FLOAT_TILES.items()},
     },
     "gemm_tensor": {
         **{name: (TensorArgs, most) for name, most in TENSOR_TILES.items()},
@@ -197,7 +199,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
         "quantise_rows": (RowArgs, 1024),
-        "halve_rows": (RowArgs, 256),
+        "halve_rows": (RowArgs, 512),
         "softmax": (RowArgs, 32),
         "argsort": (RowArgs, 256),
         "group_mask": (RowArgs, 256),
