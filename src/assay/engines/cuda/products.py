@@ -231,9 +231,9 @@ class ProductSteps(FewWalks):
                 stages=stages,
                 share=room(rows) if id(parts[0].out) in self.as_halves else 0,
             )
-            if kernel in FLOAT_TILES:  # blocks of threads take tiles in turn
-                at_once = self._processors() * (2 if 2 * shared <= self.shared - 2048 else 1)
-                return Launch(kernel, (min(math.prod(grid), at_once), 1, 1), threads, args, shared)
+            if kernel in structs.FLOAT_TILES:  # blocks of threads take tiles in turn, in twos
+                blocks = min(-(-grid[1] // 2) * 2 * grid[0], self._processors() // 2 * 2)
+                return Launch(kernel, (blocks, 1, 1), threads, args, shared)
             if made:
                 args = structs.TensorArgs(
                     product=args,
@@ -328,21 +328,21 @@ class ProductSteps(FewWalks):
 
     def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for 16-bit floats, by kernels of gemm_halves.cu: what a multiprocessor reads decides."""
-        most = self.shared - 1024
-        if rows <= 8:
+        most, found = self.shared - 1024, []
+        for kernel in FLOAT_TILES:
+            tile, tokens = (int(n) for n in kernel.split("_")[1:])
+            step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 24
+            ring = max(3, min(12, (most - 16384) // step))  # beside it there is room for a launch that halves
+            turns = -(-sum(_tiles(p.matrix, tile) for p in parts) * -(-rows // tokens) // self._processors())
+            if tokens <= room(rows) and ring * step <= most:
+                launch = kernel, tile, tokens, structs.FLOAT_TILES[kernel], ring, ring * step
+                found.append((turns * (tile + tokens), launch))
+        if rows <= 8 and (not found or sum(_tiles(p.matrix, 64) for p in parts) < self._processors()):
             size = 8 * 528 + 32 * 512  # a unit of 8 tokens and 32 rows
             for name, splits in (("product_tensor_8", 8), ("product_tensor_8_small", 4)):
                 shared = splits * (size + 2 * 32 * 8 * 4)
                 if shared <= most:
                     return name, 32, 8, 32 * splits, size, shared
-        found = []
-        for kernel in FLOAT_TILES:
-            tile, tokens = (int(n) for n in kernel.split("_")[1:])
-            step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 24
-            ring = max(3, min(8, (most if tokens == 128 else most // 2 - 512) // step))
-            turns = -(-sum(_tiles(p.matrix, tile) for p in parts) * -(-rows // tokens) // self._processors())
-            if tokens <= room(rows) and ring * step <= most:
-                found.append((turns * (tile + tokens), (kernel, tile, tokens, structs.FLOAT_TILES[kernel], ring, ring * step)))
         return min(found)[1]
 
     def _expert_linear(self, node: Node) -> None:
