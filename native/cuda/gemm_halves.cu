@@ -116,49 +116,44 @@ DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], int row, 
     }
 }
 
-// Groups of four warps have 64 rows each, R of them, and the same 8 J tokens; one warp more fetches, for all, steps of 64 S columns into a ring of `stages`.
-// A step in shared memory: activations [S][tokens][128 bytes], weights [2 R][8 S chunks][32 rows][16]; behind the ring, arrivals. A block of threads takes
-// tiles in turn: the next one's weights are on their way while what follows the sums is done. Tiles of the same rows are neighbours. With TWINS two blocks
-// of threads take neighbouring rows of the same tokens, and each fetches half of the activations for both: the second-level cache is what bounds them.
-template <class Type, int J, int R, int S, bool TWINS>
+// Groups of four warps have 64 rows each, R of them, and the same 8 J tokens; one group more fetches, for all, steps of 64 S columns into a ring of `stages`:
+// a warp a quarter of the weights and of the activations, as a lane takes 150 cycles and more to ask for a piece. A step in shared memory: activations
+// [S][tokens][128 bytes], weights [2 R][8 S chunks][32 rows][16]; behind the ring, arrivals. A block of threads takes tiles in turn: the next one's
+// weights are on their way while what follows the sums is done. Tiles of the same rows are neighbours.
+template <class Type, int J, int R, int S>
 DEVICE void share_tiles(const ProductArgs& a) {
     SHARED;
     constexpr int tokens = 8 * J, strip = 128 * tokens, stage_bytes = S * (strip + 128 * 64 * R), steps = 4 / S;  // of a unit
-    constexpr int twins = TWINS ? kTwins : 1;
-    const int warp = thread() / 32, ring = a.stages, columns = (a.tokens + tokens - 1) / tokens, me = twins == 2 ? twin() : 0;
-    Arrival* const weights_here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes);
-    Arrival *const acts_here = weights_here + ring, *const gone = acts_here + ring;
+    const int warp = shuffle(thread() / 32, 0), ring = a.stages, columns = (a.tokens + tokens - 1) / tokens;
+    Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes);
+    Arrival* const gone = here + ring;
     next_may_start();
-    if (warp == 4 * R) {
-        make_arrivals(weights_here, 2 * ring);
-        make_places(gone, ring, twins * 4 * R * kLeavers);
+    if (warp == 0) {
+        make_places(here, ring, 8 * kPieceLanes);
+        make_places(gone, ring, 4 * R * kLeavers);
     }
-    const auto meet = [] {
-        if constexpr (twins == 2) sync_twins();
-        else sync_block();
-    };
-    meet();
+    sync_block();
     int slot = 0, phase = 0;  // of the step at hand
     const auto advance = [&] {
         if (++slot == ring) slot = 0, phase ^= 1;
     };
-    const auto each_tile = [&](auto&& f) {  // tile of rows, tile of tokens
-        const int pairs = (a.groups + twins - 1) / twins;
-        for (int i = block_x() / twins; i < pairs * columns; i += grid_x() / twins) f(i / columns * twins + me, i % columns, i == block_x() / twins);
-    };
     if (warp >= 4 * R) {
         if constexpr (J == 16) fewer_registers();
+        static_assert(R * S == 2, "a quarter of the weights is half a group of 32 rows, or a whole one");
+        constexpr int w_parts = 4 / (2 * R), x_parts = 4 / S, w_bytes = 4096, x_bytes = strip / x_parts;  // pieces of a group, of a strip; their bytes
+        const int mine = warp - 4 * R;
         const int64_t strips = int64_t(a.acts.step) * 128;
-        each_tile([&](int tile, int column, bool first) {
-            if (warp > 4 * R) return;
-            const Product& p = a.parts[part_of(a, tile)];
-            const int group = (tile - p.first_group) * 2 * R, left = p.w.all_rows / 32 - group, groups = left < 0 ? 0 : left < 2 * R ? left : 2 * R;
-            const uint8_t* const w = p.w.tile(groups ? group : 0, 0);
-            const uint8_t* const x = reinterpret_cast<const uint8_t*>(a.acts.q) + column * strip;
-            const int n = p.w.units * steps, ahead = first ? n < ring ? n : ring : 0;  // steps whose weights do not wait for the kernel before
-            const auto weights = [&](int i) {  // groups that are not there keep what was in their place: nobody stores their sums
-                copy_strips(shared + slot * stage_bytes + S * strip, w + int64_t(i) * (S * 4096), S * 4096, groups, p.w.group_bytes, weights_here + slot);
-            };
+        uint8_t* const to_x = shared + mine * x_bytes;
+        uint8_t* const to_w = shared + S * strip + mine * w_bytes;
+        for (int tile = block_x(); tile < a.groups * columns; tile += grid_x()) {
+            const Product& p = a.parts[part_of(a, tile / columns)];
+            const int last = p.w.all_rows / 32 - 1, wanted = (tile / columns - p.first_group) * 2 * R + mine / w_parts;
+            // A group that is not there is another: nobody stores its sums.
+            const uint8_t* const w = p.w.tile(wanted < last ? wanted : last, 0) + mine % w_parts * w_bytes;
+            const uint8_t* const x = reinterpret_cast<const uint8_t*>(a.acts.q) + mine / x_parts * strips + tile % columns * strip + mine % x_parts * x_bytes;
+            const bool first = tile == block_x();
+            const int n = p.w.units * steps, ahead = !first ? 0 : n < ring ? n : ring;  // steps whose weights do not wait for the kernel before
+            const auto weights = [&](int i) { copy_strips(to_w + slot * stage_bytes, w + i * (S * 4096), w_bytes, 1, 0, here + slot); };
             if (first) {
                 for (; slot < ahead; slot++) weights(slot);
                 slot = 0;
@@ -169,94 +164,82 @@ DEVICE void share_tiles(const ProductArgs& a) {
                     piece_here(gone + slot, phase ^ 1);  // at once where nobody has been
                     weights(i);
                 }
-                uint8_t* const to = shared + slot * stage_bytes;
-                if constexpr (twins == 2) copy_to_twins(to, x + i * strips, strip, acts_here + slot);
-                else copy_strips(to, x + i * (S * strips), strip, S, strips, acts_here + slot);
+                copy_strips(to_x + slot * stage_bytes, x + i * (S * strips), x_bytes, 1, 0, here + slot);
             }
-        });
-    } else {
-        if constexpr (J == 16) more_registers();
-        constexpr bool apart = J == 16;  // by half a unit: who adds up leaves the tensor cores to the others. A ring of three steps at least
-        if (apart && warp >= 4) sync_some(1, 256);
-        wait_for_previous();
-        const auto leave = [&](int place) {
-            if constexpr (twins == 2) leave_twins(gone + place);
-            else leave_place(gone + place);
-        };
-        each_tile([&](int tile, int column, bool first) {
-            const Product& p = a.parts[part_of(a, tile)];
-            const int second = p.paired ? 16 : 8, mine = warp / 4 * 64 + (p.paired ? warp % 4 / 2 * 32 + warp % 2 * 8 : warp % 4 * 16);
-            // What a lane says of a fragment for `ldmatrix`: rows l % 8 of the first and of the second eight, chunk 0 of them, then chunk 1.
-            const int from = mine + lane() % 8 + lane() / 8 % 2 * second;
-            const uint8_t* const fragments = shared + S * strip + from / 32 * (S * 4096) + lane() / 16 * 512 + from % 32 * 16;
-            const auto load = [&](uint32_t (&to)[4 * S][4]) {
-                piece_here(weights_here + slot, phase);
+        }
+        return;
+    }
+    if constexpr (J == 16) more_registers();
+    constexpr bool apart = J == 16;  // by a step: who adds up leaves the tensor cores to the others. A ring of three steps at least
+    if (apart && warp >= 4) sync_some(1, 256);
+    wait_for_previous();
+    for (int tile = block_x(); tile < a.groups * columns; tile += grid_x()) {
+        const Product& p = a.parts[part_of(a, tile / columns)];
+        const int second = p.paired ? 16 : 8, mine = warp / 4 * 64 + (p.paired ? warp % 4 / 2 * 32 + warp % 2 * 8 : warp % 4 * 16);
+        // What a lane says of a fragment for `ldmatrix`: rows l % 8 of the first and of the second eight, chunk 0 of them, then chunk 1.
+        const int from = mine + lane() % 8 + lane() / 8 % 2 * second;
+        const uint8_t* const fragments = shared + S * strip + from / 32 * (S * 4096) + lane() / 16 * 512 + from % 32 * 16;
+        const auto load = [&](uint32_t (&to)[4 * S][4]) {
+            piece_here(here + slot, phase);
 #pragma unroll
-                for (int k = 0; k < 4 * S; k++) load_matrices(to[k], fragments + slot * stage_bytes + k * 1024);
-            };
-            float total[J][4], part[J][4];
+            for (int k = 0; k < 4 * S; k++) load_matrices(to[k], fragments + slot * stage_bytes + k * 1024);
+        };
+        float total[J][4], part[J][4];
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) total[j][e] = -0.0f;  // the first partial sum added to it is itself
+        uint32_t now[4 * S][4], next[4 * S][4];
+        load(now);
+        // Fragments of the next step are read while this one is multiplied.
+        const auto step = [&](int i, bool last, uint32_t (&now)[4 * S][4], uint32_t (&next)[4 * S][4]) {
+            const int at = slot, before = slot ? slot - 1 : ring - 1;
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < 4 * S; k++) multiply_rows<J, Type>(part, now[k], shared + at * stage_bytes + k / 4 * strip, k % 4);
+            products_sent();
+            advance();
+            if (i) {
+                products_done<1>();
+                leave_place(gone + before);
+            }
+            if (!last) load(next);
+            if (i < steps - 1) return;
+            products_over<J>(part);
+            leave_place(gone + at);
+        };
+        for (int u = 0; u < p.w.units; u++) {
 #pragma unroll
             for (int j = 0; j < J; j++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) total[j][e] = -0.0f;  // the first partial sum added to it is itself
-            uint32_t now[4 * S][4], next[4 * S][4];
-            load(now);
-            // Fragments of the next step are read while this one is multiplied.
-            const auto step = [&](int i, bool last, uint32_t (&now)[4 * S][4], uint32_t (&next)[4 * S][4]) {
-                const int here = slot, before = slot ? slot - 1 : ring - 1;
-                piece_here(acts_here + here, phase);
-                products_begin();
+                for (int e = 0; e < 4; e++) part[j][e] = 0.0f;
 #pragma unroll
-                for (int k = 0; k < 4 * S; k++) multiply_rows<J, Type>(part, now[k], shared + here * stage_bytes + k / 4 * strip, k % 4);
-                products_sent();
-                advance();
-                if (i) {
-                    products_done<1>();
-                    leave(before);
-                }
-                if (!last) load(next);
-                if (i < steps - 1) return;
-                products_over<J>(part);
-                leave(here);
-            };
-            for (int u = 0; u < p.w.units; u++) {
-#pragma unroll
-                for (int j = 0; j < J; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) part[j][e] = 0.0f;
-#pragma unroll
-                for (int i = 0; i < steps; i += 2) {
-                    step(i, false, now, next);
-                    step(i + 1, i + 2 == steps && u + 1 == p.w.units, next, now);
-                    if (apart && first && warp < 4 && i == 0 && u == 0) arrive_some(1, 256);
-                }
-#pragma unroll
-                for (int j = 0; j < J; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) total[j][e] = total[j][e] + part[j][e];
+            for (int i = 0; i < steps; i += 2) {
+                step(i, false, now, next);
+                if (apart && i == 0 && u == 0 && warp < 4 && tile == block_x()) arrive_some(1, 256);
+                step(i + 1, i + 2 == steps && u + 1 == p.w.units, next, now);
             }
-            store_rows<Type, J>(p, a.share, total, (tile - p.first_group) * 64 * R + mine, second, column * tokens, a.tokens);
-        });
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) total[j][e] = total[j][e] + part[j][e];
+        }
+        store_rows<Type, J>(p, a.share, total, (tile / columns - p.first_group) * 64 * R + mine, second, tile % columns * tokens, a.tokens);
     }
-    if constexpr (twins == 2) sync_twins();  // nobody leaves a place of a block that is gone
 }
-template <int J, int R, int S, bool TWINS = false>
+template <int J, int R, int S>
 DEVICE void many_tokens(const ProductArgs& a) {
-    if (a.parts[0].w.format == F16) share_tiles<AsHalf, J, R, S, TWINS>(a);
-    else share_tiles<AsBrain, J, R, S, TWINS>(a);
+    if (a.parts[0].w.format == F16) share_tiles<AsHalf, J, R, S>(a);
+    else share_tiles<AsBrain, J, R, S>(a);
 }
 
 KERNEL(product_tensor_8, ProductArgs, 256) { few_tokens<SixteenBits, 1, 8>(a); }
 KERNEL(product_tensor_8_small, ProductArgs, 128) { few_tokens<SixteenBits, 1, 4>(a); }  // where eight units do not fit
-#ifdef V_ALONE
 CROWDED(floats_128_128, ProductArgs, 384, 1) { many_tokens<16, 2, 1>(a); }
-#else
-TWINNED(floats_128_128, ProductArgs, 384) { many_tokens<16, 2, 1, true>(a); }
-#endif
-CROWDED(floats_128_64, ProductArgs, 288, 1) { many_tokens<8, 2, 1>(a); }
-CROWDED(floats_64_64, ProductArgs, 160, 1) { many_tokens<8, 1, 2>(a); }
-CROWDED(floats_64_32, ProductArgs, 160, 1) { many_tokens<4, 1, 2>(a); }
-CROWDED(floats_64_16, ProductArgs, 160, 1) { many_tokens<2, 1, 2>(a); }
-CROWDED(floats_64_8, ProductArgs, 160, 1) { many_tokens<1, 1, 2>(a); }
+CROWDED(floats_128_64, ProductArgs, 384, 1) { many_tokens<8, 2, 1>(a); }
+CROWDED(floats_64_64, ProductArgs, 256, 1) { many_tokens<8, 1, 2>(a); }
+CROWDED(floats_64_32, ProductArgs, 256, 1) { many_tokens<4, 1, 2>(a); }
+CROWDED(floats_64_16, ProductArgs, 256, 1) { many_tokens<2, 1, 2>(a); }
+CROWDED(floats_64_8, ProductArgs, 256, 1) { many_tokens<1, 1, 2>(a); }
 
 }  // namespace assay

@@ -23,7 +23,7 @@ DEVICE void products_over(float (&)[J][4]) { products_done<0>(); }
 DEVICE void fence_copies() {}
 DEVICE void fewer_registers() {}
 DEVICE void more_registers() {}
-#define ALONE
+constexpr int kPieceLanes = 1;
 
 template <int J, class Type>
 DEVICE void multiply_now(const shim::Work& w) {
@@ -72,35 +72,10 @@ DEVICE void products_over(float (&d)[J][4]) {
 // What this thread has copied to shared memory, `multiply_rows` may read.
 DEVICE void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+constexpr int kPieceLanes = 1;  // `copy_strips` into a place of `make_places`: how many leave it
 // Of a block of three groups of four warps, 168 registers a thread: one that fetches leaves most of its own to the two that multiply. By whole groups.
 DEVICE void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); }
 DEVICE void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); }
-
-// Twins: two neighbouring blocks of threads that run at the same time and can reach each other's shared memory. By all threads of both: `sync_twins`.
-#define TWINNED(name, Args, threads) extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1) name(const __grid_constant__ Args a)
-constexpr int kTwins = 2;
-DEVICE int twin() {
-    int n;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(n));
-    return n;
-}
-DEVICE void sync_twins() { asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// A piece of memory that both want at the same place: each fetches half of it for both.
-DEVICE void copy_to_twins(void* to, const void* from, int bytes, Arrival* arrival) {
-    if (lane()) return;
-    const int at = twin() * (bytes / 2);
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" :: "r"(shared_address(arrival)), "r"(bytes) : "memory");
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], %4;"
-                 :: "r"(shared_address(to) + at), "l"(static_cast<const uint8_t*>(from) + at), "r"(bytes / 2), "r"(shared_address(arrival)), "h"(uint16_t(3)) : "memory");
-}
-// `leave_place` at both.
-DEVICE void leave_twins(Arrival* place) {
-    for (int times = kRacecheck ? 2 : 1; times; times--)
-        for (int of = 0; of < 2; of++)
-            if (kRacecheck || lane() == 0)
-                asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\tmbarrier.arrive.shared::cluster.b64 _, [there];\n\t}"
-                             :: "r"(shared_address(place)), "r"(of) : "memory");
-}
 
 // Of b: 1024 bytes from eight tokens to the next, pieces swapped within 128 bytes; the word before it says where it begins.
 constexpr uint32_t kSwapped = 64u | 1u << 30;
@@ -128,7 +103,7 @@ DEVICE void products_over(float (&)[J][4]) {}
 DEVICE void fence_copies() {}
 DEVICE void fewer_registers() {}
 DEVICE void more_registers() {}
-#define ALONE
+constexpr int kPieceLanes = __CUDA_ARCH__ >= 900 ? 1 : 32;
 
 template <int J, class Type = AsHalf>
 DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_t* b, int k) {
@@ -145,14 +120,4 @@ DEVICE void multiply_rows(float (&d)[J][4], const uint32_t (&a)[4], const uint8_
         if constexpr (J > 1) multiply(d[j + 1], two[2], two[3]);
     }
 }
-#endif
-
-#ifdef ALONE  // no twins: each block of threads for itself
-#undef ALONE
-#define TWINNED(name, Args, threads) CROWDED(name, Args, threads, 1)
-constexpr int kTwins = 1;
-DEVICE int twin() { return 0; }
-DEVICE void sync_twins() { sync_block(); }
-DEVICE void copy_to_twins(void* to, const void* from, int bytes, Arrival* arrival) { copy_piece(to, from, bytes, arrival); }
-DEVICE void leave_twins(Arrival* place) { leave_place(place); }
 #endif

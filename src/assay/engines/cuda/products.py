@@ -231,9 +231,8 @@ class ProductSteps(FewWalks):
                 stages=stages,
                 share=room(rows) if id(parts[0].out) in self.as_halves else 0,
             )
-            if kernel in structs.FLOAT_TILES:  # blocks of threads take tiles in turn, in twos
-                blocks = min(-(-grid[1] // 2) * 2 * grid[0], self._processors() // 2 * 2)
-                return Launch(kernel, (blocks, 1, 1), threads, args, shared)
+            if kernel in structs.FLOAT_TILES:  # blocks of threads take tiles in turn
+                return Launch(kernel, (min(math.prod(grid), self._processors()), 1, 1), threads, args, shared)
             if made:
                 args = structs.TensorArgs(
                     product=args,
@@ -331,8 +330,9 @@ class ProductSteps(FewWalks):
         most, found = self.shared - 1024, []
         for kernel in FLOAT_TILES:
             tile, tokens = (int(n) for n in kernel.split("_")[1:])
-            step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 24
-            ring = max(3, min(12, (most - 16384) // step))  # beside it there is room for a launch that halves
+            step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 16
+            beside = 0 if tokens == 128 else 16384  # room for a launch that halves
+            ring = max(3, min(12, (most - beside) // step))
             turns = -(-sum(_tiles(p.matrix, tile) for p in parts) * -(-rows // tokens) // self._processors())
             if tokens <= room(rows) and ring * step <= most:
                 launch = kernel, tile, tokens, structs.FLOAT_TILES[kernel], ring, ring * step

@@ -155,7 +155,7 @@ TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
     f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
 }
 # Of gemm_halves.cu, rows and tokens: most threads.
-FLOAT_TILES = {"floats_128_128": 384, "floats_128_64": 288} | {f"floats_64_{tokens}": 160 for tokens in (64, 32, 16, 8)}
+FLOAT_TILES = {"floats_128_128": 384, "floats_128_64": 384} | {f"floats_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
