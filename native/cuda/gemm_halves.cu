@@ -3,7 +3,7 @@
 // same for any number of tokens, so batches, chunks and cached prefixes give the same bits; they are not the cpu engine's.
 //
 // Matrices lie in groups of 32 rows here, activations as float_at says: what a tile wants of either is one piece of memory for each 32 rows, or 64 columns.
-//   floats_128_128, ..., floats_64_8   rows x tokens of a tile: a warp fetches, groups of four multiply by `multiply_rows`, each unit from zero. Bound by
+//   halves_128_128, ..., halves_64_8   rows x tokens of a tile: a warp fetches, groups of four multiply by `multiply_rows`, each unit from zero. Bound by
 //                                      tensor cores and what a multiprocessor gets of the second-level cache; with few tokens by memory
 //   product_tensor_8                   32 rows x 8 tokens, a unit a warp
 #include "gemm.h"
@@ -235,11 +235,11 @@ DEVICE void many_tokens(const ProductArgs& a) {
 
 KERNEL(product_tensor_8, ProductArgs, 256) { few_tokens<SixteenBits, 1, 8>(a); }
 KERNEL(product_tensor_8_small, ProductArgs, 128) { few_tokens<SixteenBits, 1, 4>(a); }  // where eight units do not fit
-CROWDED(floats_128_128, ProductArgs, 384, 1) { many_tokens<16, 2, 1>(a); }
-CROWDED(floats_128_64, ProductArgs, 384, 1) { many_tokens<8, 2, 1>(a); }
-CROWDED(floats_64_64, ProductArgs, 256, 1) { many_tokens<8, 1, 2>(a); }
-CROWDED(floats_64_32, ProductArgs, 256, 1) { many_tokens<4, 1, 2>(a); }
-CROWDED(floats_64_16, ProductArgs, 256, 1) { many_tokens<2, 1, 2>(a); }
-CROWDED(floats_64_8, ProductArgs, 256, 1) { many_tokens<1, 1, 2>(a); }
+CROWDED(halves_128_128, ProductArgs, 384, 1) { many_tokens<16, 2, 1>(a); }
+CROWDED(halves_128_64, ProductArgs, 384, 1) { many_tokens<8, 2, 1>(a); }
+CROWDED(halves_64_64, ProductArgs, 256, 1) { many_tokens<8, 1, 2>(a); }
+CROWDED(halves_64_32, ProductArgs, 256, 1) { many_tokens<4, 1, 2>(a); }
+CROWDED(halves_64_16, ProductArgs, 256, 1) { many_tokens<2, 1, 2>(a); }
+CROWDED(halves_64_8, ProductArgs, 256, 1) { many_tokens<1, 1, 2>(a); }
 
 }  // namespace assay

@@ -8,6 +8,7 @@
 #include "attention_tensor.cu"
 #include "best.cu"
 #include "gemm_few.cu"
+#include "gemm_floats.cu"
 #include "gemm_halves.cu"
 #include "gemm_many.cu"
 #include "gemm_tensor.cu"

@@ -21,7 +21,7 @@ _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
 TENSOR_TILES = tuple(structs.TENSOR_TILES)  # kernels of gemm_tensor.cu
-FLOAT_TILES = tuple(structs.FLOAT_TILES)  # those of gemm_halves.cu
+HALF_TILES = tuple(structs.HALF_TILES)  # those of gemm_halves.cu
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 _ROWS = 32768  # most blocks of threads along the second axis of a grid
 
@@ -88,6 +88,29 @@ class ProductSteps(FewWalks):
         self._step([x, out], make)
         return out
 
+    def _norm(self, node: Node) -> None:
+        domain, shape = self._domain(node.name), self.graph.shapes[node.inputs[0]]
+        parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
+        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
+        each = width // parts
+        whole = bool(node.weights) and math.prod(int(n) for n in self.graph.weights[node.weights[0]]) == width
+
+        def make() -> Launch:
+            w, b = (*(self.tensors.vector(name) for name in node.weights), 0, 0)[:2]
+            args = structs.RowArgs(
+                x=self._at(x),
+                w=w,
+                b=b,
+                out=self._at(out),
+                width=width,
+                parts=parts,
+                eps=float(node.attr("eps")),
+                w_step=each if whole else 0,
+            )
+            return Launch(node.op, (self._rows(domain) * parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
+
+        self._step([x, out], make)
+
     def _products(self, group: Products) -> None:
         first = group.products[0].linear
         domain = self._domain(first.name)
@@ -122,7 +145,7 @@ class ProductSteps(FewWalks):
             p.out = self._new_read(p.name, form.name if form.floats else "half") if halves else self._new(p.name)
         if self.tensors.tensor(form):
             acts = self._halved(linear.inputs[0], norm, domain, parts[0].matrix), None, None
-            tiles = self._float_tiles if form.floats else self._tensor_tiles
+            tiles = self._half_tiles if form.floats else self._tensor_tiles
             for i in range(0, len(parts), 4):
                 self._many(acts, rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
             return
@@ -132,7 +155,8 @@ class ProductSteps(FewWalks):
             return
         if form.floats:
             for i in range(0, len(parts), 4):
-                self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
+                if not self._float_products(linear.inputs[0], norm, domain, parts[i : i + 4]):
+                    self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
             return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
@@ -191,6 +215,33 @@ class ProductSteps(FewWalks):
         else:
             self._step(used, make)
 
+    def _float_products(self, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> bool:
+        """Float weights by the tiles of gemm_floats.cu, for more than eight tokens where there is room."""
+        rows, matrix = self._rows(domain), parts[0].matrix
+        fitting: list[Tiles] = []
+        for kernel, (tile, tokens, groups) in structs.FLOAT_TILES.items():
+            sums, step = 4 * tokens * (tile + 4), 4 * 16 * (tile + 4 + tokens + 4)
+            shared = sums * (groups + 1 if groups > 1 else 1) + 2 * groups * step
+            if shared <= self.shared - 1024 and (tokens < 2 * rows or tokens == 32):
+                fitting.append((kernel, tile, tokens, 256, 0, shared))
+        if rows <= 8 or not fitting:
+            return False
+        if norm and (norm, domain) not in self.values:
+            self._norm(self.graph[norm])
+        x = self._get(norm or name, domain)
+        kernel, tile, tokens, threads, _, shared = self._largest(rows, parts, fitting)
+
+        def make() -> Launch:
+            array, tiles = self._part_structs(parts, lambda m: _tiles(m, tile))
+            args = structs.ProductArgs(
+                parts=array, x=self._at(x), n_parts=len(parts), groups=tiles, tokens=rows, columns=matrix.columns,
+                x_stride=matrix.columns, prologue=_PLAIN,
+            )  # fmt: skip
+            return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
+
+        self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+        return True
+
     def _one(self, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
         """product_one: one row of x for each of `rest` blocks."""
         processors = max(1, self._processors() // (rest[0] * rest[1]))
@@ -231,7 +282,7 @@ class ProductSteps(FewWalks):
                 stages=stages,
                 share=room(rows) if id(parts[0].out) in self.as_halves else 0,
             )
-            if kernel in structs.FLOAT_TILES:  # blocks of threads take tiles in turn
+            if kernel in structs.HALF_TILES:  # blocks of threads take tiles in turn
                 return Launch(kernel, (min(math.prod(grid), self._processors()), 1, 1), threads, args, shared)
             if made:
                 args = structs.TensorArgs(
@@ -325,17 +376,17 @@ class ProductSteps(FewWalks):
                 return kernel, 64, tokens, 128 * groups, 0, shared
         return None
 
-    def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
+    def _half_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for 16-bit floats, by kernels of gemm_halves.cu: what a multiprocessor reads decides."""
         most, found = self.shared - 1024, []
-        for kernel in FLOAT_TILES:
+        for kernel in HALF_TILES:
             tile, tokens = (int(n) for n in kernel.split("_")[1:])
             step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 16
             beside = 0 if tokens == 128 else 16384  # room for a launch that halves
             ring = max(3, min(12, (most - beside) // step))
             turns = -(-sum(_tiles(p.matrix, tile) for p in parts) * -(-rows // tokens) // self._processors())
             if tokens <= room(rows) and ring * step <= most:
-                launch = kernel, tile, tokens, structs.FLOAT_TILES[kernel], ring, ring * step
+                launch = kernel, tile, tokens, structs.HALF_TILES[kernel], ring, ring * step
                 found.append((turns * (tile + tokens), launch))
         if rows <= 8 and (not found or sum(_tiles(p.matrix, 64) for p in parts) < self._processors()):
             size = 8 * 528 + 32 * 512  # a unit of 8 tokens and 32 rows

@@ -154,14 +154,17 @@ NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of s
 TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
     f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
 }
-# Of gemm_halves.cu, rows and tokens: most threads.
-FLOAT_TILES = {"floats_128_128": 384, "floats_128_64": 384} | {f"floats_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
+# Of gemm_halves.cu, rows and tokens of a tile: most threads.
+HALF_TILES = {"halves_128_128": 384, "halves_128_64": 384} | {f"halves_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
+# Of gemm_floats.cu: rows and tokens of a tile, groups of warps that share the units.
+FLOAT_TILES = {"floats_128_64": (128, 64, 1), "floats_32_64": (32, 64, 4), "floats_32_32": (32, 32, 8)}
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
     "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS if names[0] not in NOT_FEW},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
+    "gemm_floats": dict.fromkeys(FLOAT_TILES, (ProductArgs, 256)),
     "gemm_few": {f"product_{name}": (ProductArgs, 256) for name in ("8", "16", "16_8", "16_16")},
     "gemm_many": {
         "product_128_128": (ProductArgs, 512),
@@ -173,7 +176,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
         "product_tensor_8_small": (ProductArgs, 128),
-        **{name: (ProductArgs, most) for name, most in FLOAT_TILES.items()},
+        **{name: (ProductArgs, most) for name, most in HALF_TILES.items()},
     },
     "gemm_tensor": {
         **{name: (TensorArgs, most) for name, most in TENSOR_TILES.items()},
