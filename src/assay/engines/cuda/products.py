@@ -144,10 +144,10 @@ class ProductSteps(FewWalks):
         for p in parts:
             p.out = self._new_read(p.name, form.name if form.floats else "half") if halves else self._new(p.name)
         if self.tensors.tensor(form):
-            acts = self._halved(linear.inputs[0], norm, domain, parts[0].matrix), None, None
+            halved = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
             tiles = self._half_tiles if form.floats else self._tensor_tiles
             for i in range(0, len(parts), 4):
-                self._many(acts, rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
+                self._many((halved, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
             return
         if rows == 1:
             for kernel, chosen in by_kernel(parts):

@@ -55,7 +55,7 @@ Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (
 
 
 COPIES = 4  # of one row that all blocks of a product read
-HALVED = ("half", "f16", "bf16")  # what products on tensor cores read, by their weights: of gemm_tensor.cu, of gemm_halves.cu
+HALVED = ("half", "f16", "bf16")  # what products on tensor cores read: those of gemm_tensor.cu, and of gemm_halves.cu
 
 
 def quantised(rows: int, stride: int) -> Quantised:
