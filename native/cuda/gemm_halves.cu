@@ -170,8 +170,6 @@ DEVICE void share_tiles(const ProductArgs& a) {
         return;
     }
     if constexpr (J == 16) more_registers();
-    constexpr bool apart = J == 16;  // by a step: who adds up leaves the tensor cores to the others. A ring of three steps at least
-    if (apart && warp >= 4) sync_some(1, 256);
     wait_for_previous();
     for (int tile = block_x(); tile < a.groups * columns; tile += grid_x()) {
         const Product& p = a.parts[part_of(a, tile / columns)];
@@ -216,7 +214,6 @@ DEVICE void share_tiles(const ProductArgs& a) {
 #pragma unroll
             for (int i = 0; i < steps; i += 2) {
                 step(i, false, now, next);
-                if (apart && i == 0 && u == 0 && warp < 4 && tile == block_x()) arrive_some(1, 256);
                 step(i + 1, i + 2 == steps && u + 1 == p.w.units, next, now);
             }
 #pragma unroll
@@ -224,7 +221,19 @@ DEVICE void share_tiles(const ProductArgs& a) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) total[j][e] = total[j][e] + part[j][e];
         }
-        store_rows<Type, J>(p, a.share, total, (tile / columns - p.first_group) * 64 * R + mine, second, tile % columns * tokens, a.tokens);
+        constexpr int some = J < 8 ? J : 8;  // 64 tokens at a time, in a loop: 2,000 instructions in a row come from afar
+#pragma unroll 1
+        for (int j0 = 0; j0 < J; j0 += some) {
+            float y[some][4];
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    if (j < some) y[j][e] = total[j][e];
+                    else total[j - some][e] = total[j][e];
+                }
+            store_rows<Type, some>(p, a.share, y, (tile / columns - p.first_group) * 64 * R + mine, second, tile % columns * tokens + 8 * j0, a.tokens);
+        }
     }
 }
 template <int J, int R, int S>

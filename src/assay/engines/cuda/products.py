@@ -377,7 +377,8 @@ class ProductSteps(FewWalks):
         return None
 
     def _half_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
-        """The same for 16-bit floats, by kernels of gemm_halves.cu: what a multiprocessor reads decides."""
+        """The same for 16-bit floats, by kernels of gemm_halves.cu: what a multiprocessor reads decides, of tiles that
+        have half of the tokens, or 64: weights are read again for every tile of tokens."""
         most, found = self.shared - 1024, []
         for kernel in HALF_TILES:
             tile, tokens = (int(n) for n in kernel.split("_")[1:])
@@ -387,14 +388,14 @@ class ProductSteps(FewWalks):
             turns = -(-sum(_tiles(p.matrix, tile) for p in parts) * -(-rows // tokens) // self._processors())
             if tokens <= room(rows) and ring * step <= most:
                 launch = kernel, tile, tokens, structs.HALF_TILES[kernel], ring, ring * step
-                found.append((turns * (tile + tokens), launch))
+                found.append((2 * tokens < min(128, room(rows)), turns * (tile + tokens), launch))
         if rows <= 8 and (not found or sum(_tiles(p.matrix, 64) for p in parts) < self._processors()):
             size = 8 * 528 + 32 * 512  # a unit of 8 tokens and 32 rows
             for name, splits in (("product_tensor_8", 8), ("product_tensor_8_small", 4)):
                 shared = splits * (size + 2 * 32 * 8 * 4)
                 if shared <= most:
                     return name, 32, 8, 32 * splits, size, shared
-        return min(found)[1]
+        return min(found)[2]
 
     def _expert_linear(self, node: Node) -> None:
         """A matrix a chosen expert, or a head: heads lie side by side in a row, and matrix h takes head h."""
