@@ -221,19 +221,7 @@ DEVICE void share_tiles(const ProductArgs& a) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) total[j][e] = total[j][e] + part[j][e];
         }
-        constexpr int some = J < 8 ? J : 8;  // 64 tokens at a time, in a loop: 2,000 instructions in a row come from afar
-#pragma unroll 1
-        for (int j0 = 0; j0 < J; j0 += some) {
-            float y[some][4];
-#pragma unroll
-            for (int j = 0; j < J; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    if (j < some) y[j][e] = total[j][e];
-                    else total[j - some][e] = total[j][e];
-                }
-            store_rows<Type, some>(p, a.share, y, (tile / columns - p.first_group) * 64 * R + mine, second, tile % columns * tokens + 8 * j0, a.tokens);
-        }
+        store_rows<Type, J>(p, a.share, total, (tile / columns - p.first_group) * 64 * R + mine, second, tile % columns * tokens, a.tokens);
     }
 }
 template <int J, int R, int S>
