@@ -29,7 +29,8 @@ struct ProductArgs {
     float eps;
     int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are;
                                      // one matrix, of product_one: copies of the quantised row
-    int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more
+    int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more;
+                                     // share of gemm_halves.cu: room for rows of `out` where results are stored as 16-bit floats, else 0
     int32_t shift;                   // the group is 1 << shift rows
     int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one; of product_one: bytes of a piece;
                                      // of a walk: from a warp's tile to its second one, in groups, where these have the same columns

@@ -21,6 +21,7 @@ _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
 TENSOR_TILES = tuple(structs.TENSOR_TILES)  # kernels of gemm_tensor.cu
+HALF_TILES = tuple(structs.HALF_TILES)  # those of gemm_halves.cu
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
 
 
@@ -97,13 +98,13 @@ class ProductSteps(FewWalks):
             args = structs.RowArgs(
                 x=self._at(x),
                 w=self.tensors.vector(node.weights[0]) if node else 0,
-                acts=structs.Acts(self._at(out), 0, 0, stride),
+                acts=structs.Acts(self._at(out), 0, 0, stride, room(rows)),
                 width=width,
                 parts=1,
                 eps=float(node.attr("eps")) if node else 0.0,
                 w_step=int(matrix.format.name == "bf16"),
             )
-            return Launch("halve_rows", (rows, 1, 1), 256, args, 16 + 4 * width)
+            return Launch("halve_rows", (rows, 1, 1), min(512, stride // 8), args, 48 + 4 * width)
 
         self._step([x, out], make)
         return out
@@ -160,13 +161,14 @@ class ProductSteps(FewWalks):
     def _multiply(self, linear: Node, domain: str, parts: list[Part]) -> None:
         rows, norm = self._rows(domain), self.fused_norms.get(linear.name)
         form = parts[0].matrix.format
+        halves = len(parts) == 1 and self.tensors.tensor(form) and (rows > 8 or not form.floats)
         for p in parts:
-            p.out = self._new_read(p.name) if len(parts) == 1 and self.tensors.made(form) else self._new(p.name)
+            p.out = self._new_read(p.name, form.name if form.floats else "half") if halves else self._new(p.name)
         if self.tensors.tensor(form):
-            halves = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
-            tiles = self._float_tiles if form.floats else self._tensor_tiles
+            halved = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
+            tiles = self._half_tiles if form.floats else self._tensor_tiles
             for i in range(0, len(parts), 4):
-                self._many((halves, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
+                self._many((halved, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
             return
         if rows == 1:
             for kernel, chosen in by_kernel(parts):
@@ -299,7 +301,10 @@ class ProductSteps(FewWalks):
                 columns=matrix.columns,
                 prologue=_GIVEN,
                 stages=stages,
+                share=room(rows) if id(parts[0].out) in self.as_halves else 0,
             )
+            if kernel in structs.HALF_TILES:  # blocks of threads take tiles in turn
+                return Launch(kernel, (min(math.prod(grid), self._processors()), 1, 1), threads, args, shared)
             if made:
                 args = structs.TensorArgs(
                     product=args,
@@ -384,15 +389,23 @@ class ProductSteps(FewWalks):
                 return kernel, 64, tokens, 128 * groups, 0, shared
         return None
 
-    def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
-        """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""
-        total = sum(p.matrix.groups * p.matrix.group for p in parts)
-        size = 8 * 528 + 32 * 512
-        if rows <= 64 or -(-total // 128) * -(-rows // 64) < self._processors():
+    def _half_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
+        """The same for 16-bit floats, by kernels of gemm_halves.cu: what a multiprocessor reads decides, of tiles that
+        have half of the tokens, or 64: weights are read again for every tile of tokens."""
+        most, found = self.shared - 1024, []
+        for kernel in HALF_TILES:
+            tile, tokens = (int(n) for n in kernel.split("_")[1:])
+            step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 16
+            beside = 0 if tokens == 128 else 16384  # room for a launch that halves
+            ring = max(3, min(12, (most - beside) // step))
+            turns = -(-sum(_tiles(p.matrix, tile) for p in parts) * -(-rows // tokens) // self._processors())
+            if tokens <= room(rows) and ring * step <= most:
+                launch = kernel, tile, tokens, structs.HALF_TILES[kernel], ring, ring * step
+                found.append((2 * tokens < min(128, room(rows)), turns * (tile + tokens), launch))
+        if rows <= 8 and (not found or sum(_tiles(p.matrix, 64) for p in parts) < self._processors()):
+            size = 8 * 528 + 32 * 512  # a unit of 8 tokens and 32 rows
             for name, splits in (("product_tensor_8", 8), ("product_tensor_8_small", 4)):
                 shared = splits * (size + 2 * 32 * 8 * 4)
-                if shared <= self.shared - 1024:
+                if shared <= most:
                     return name, 32, 8, 32 * splits, size, shared
-        size = 64 * 528 + 128 * 512
-        stages = 2 if 2 * size <= self.shared - 1024 else 1
-        return "product_tensor_many", 128, 64, 256, stages, stages * size
+        return min(found)[2]

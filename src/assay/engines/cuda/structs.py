@@ -157,6 +157,8 @@ NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of s
 TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
     f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
 }
+# Of gemm_halves.cu, rows and tokens of a tile: most threads.
+HALF_TILES = {"halves_128_128": 384, "halves_128_64": 384} | {f"halves_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
 # Of gemm_floats.cu: rows and tokens of a tile, groups of warps that share the units.
 FLOAT_TILES = {"floats_128_64": (128, 64, 1), "floats_32_64": (32, 64, 4), "floats_32_32": (32, 32, 8)}
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
@@ -184,7 +186,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
         "product_tensor_8_small": (ProductArgs, 128),
-        "product_tensor_many": (ProductArgs, 256),
+        **{name: (ProductArgs, most) for name, most in HALF_TILES.items()},
     },
     "gemm_tensor": {
         **{name: (TensorArgs, most) for name, most in TENSOR_TILES.items()},
@@ -210,7 +212,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
         "quantise_rows": (RowArgs, 1024),
-        "halve_rows": (RowArgs, 256),
+        "halve_rows": (RowArgs, 512),
         "softmax": (RowArgs, 32),
         "argsort": (RowArgs, 256),
         "group_mask": (RowArgs, 256),
