@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
+from assay.engines.cuda.arrange import Part, arrange, by_kernel, by_layouts, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Format, Matrix
 from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
@@ -167,8 +167,11 @@ class ProductSteps(FewWalks):
         if self.tensors.tensor(form):
             halved = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
             tiles = self._half_tiles if form.floats else self._tensor_tiles
-            for i in range(0, len(parts), 4):
-                self._many((halved, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
+            for layouts, some in by_layouts(parts):
+                found = tiles(rows, some)
+                if f"{found[0]}_{layouts}" in structs.KERNELS:
+                    found = (f"{found[0]}_{layouts}", *found[1:])
+                self._many((halved, None, None), rows, some, found)
             return
         if rows == 1:
             for kernel, chosen in by_kernel(parts):
@@ -351,7 +354,7 @@ class ProductSteps(FewWalks):
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for quantised weights as halves, by kernels of gemm_tensor.cu."""
-        fitting = {t[0]: t for t in (self._tensor_tile(name, rows, parts) for name in TENSOR_TILES) if t}
+        fitting = {name: t for name in TENSOR_TILES if (t := self._tensor_tile(name, rows, parts))}
         few = max(8, 1 << (rows - 1).bit_length())
         tiles, processors = self._chains_of(parts), self._processors()
         full = few >= 32 and -(-rows // 32) * tiles > 3 * processors
@@ -380,10 +383,12 @@ class ProductSteps(FewWalks):
                 shared = ring * (stage + 16) + 64 * groups * row + 8
                 at_once = groups * self._processors() * min(4 // groups, most // (shared + 1024))
                 if shared <= most and (at_once >= work or groups != 2 or tokens > 64):
-                    return kernel, 64 * groups, tokens, 128 * groups, 0, shared
+                    name = f"{kernel}_alone" if (groups, tokens) == (1, 64) else kernel  # it has registers for two
+                    return name, 64 * groups, tokens, 128 * groups, 0, shared
             return None
         alone = work <= self._processors()  # else two blocks a multiprocessor
-        for groups, limit in ((4, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
+        first = structs.TENSOR_TILES[kernel] // 128
+        for groups, limit in ((first, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
             shared = groups * (512 * tokens + 64 * row + 8) + 256 * tokens + 8
             if shared <= limit:
                 return kernel, 64, tokens, 128 * groups, 0, shared

@@ -153,10 +153,12 @@ WALKS: tuple[tuple[str, ...], ...] = (
     ("q4_1", "q8_0"),
 )  # fmt: skip
 NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of several tokens
-# Of gemm_tensor.cu: most threads.
-TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
-    f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
-}
+# Of gemm_tensor.cu: the most threads of a tile. Those of up to 64 tokens have a kernel for each layout or pair of them.
+TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256, "tensor_64": 512, "tensor_32": 512}
+TENSOR_TILES |= {"turns_64": 384, "turns_32": 512, "turns_16": 512, "turns_8": 512}
+_LARGE = ("tensor_256", "tensor_128")
+_SMALL = TENSOR_TILES.keys() - _LARGE | {"tensor_64_alone"}
+_QUANTISED = (*_LAYOUTS[3:], "q4_k", "q5_k", "q6_k")
 # Of gemm_halves.cu, rows and tokens of a tile: most threads.
 HALF_TILES = {"halves_128_128": 384, "halves_128_64": 384} | {f"halves_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
 # Of gemm_floats.cu: rows and tokens of a tile, groups of warps that share the units.
@@ -189,7 +191,8 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         **{name: (ProductArgs, most) for name, most in HALF_TILES.items()},
     },
     "gemm_tensor": {
-        **{name: (TensorArgs, most) for name, most in TENSOR_TILES.items()},
+        **{name: (TensorArgs, TENSOR_TILES[name]) for name in _LARGE},
+        **{f"{tile}_{name}": (TensorArgs, TENSOR_TILES.get(tile, 128)) for tile in _SMALL for name in _QUANTISED},
         "halve_columns": (HalveArgs, 512),
         "make_factors": (FactorArgs, 256),
     },
