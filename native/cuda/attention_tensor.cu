@@ -172,13 +172,12 @@ struct Sight {
 
 struct TensorAttentionArgs {
     AttentionArgs of;
-    int32_t halved, padding;  // where `out` is halves, as halve_columns (gemm_tensor.cu) would make them: room for rows; else 0
+    int32_t halved, padding;  // where products on tensor cores read `out`, as store_halved says; else 0
 };
 
 template <int D, int C>
 DEVICE void store_results(const AttentionArgs& a, int halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
     float* const out = a.out + row * D + 8 * first + lane() % 4 * 2;
-    uint16_t* const halves = reinterpret_cast<uint16_t*>(a.out);
 #pragma unroll
     for (int c = 0; c < C; c++) {
         float y[2];
@@ -190,7 +189,7 @@ DEVICE void store_results(const AttentionArgs& a, int halved, const RowSums<C>& 
         }
         if (halved)
 #pragma unroll
-            for (int e = 0; e < 2; e++) halves[half_at(row / a.heads, head * D + 8 * (first + c) + lane() % 4 * 2 + e, halved)] = float_to_half(y[e]);
+            for (int e = 0; e < 2; e++) store_halved(a.out, halved, row / a.heads, head * D + 8 * (first + c) + lane() % 4 * 2 + e, y[e]);
         else *reinterpret_cast<float2*>(out + 8 * c) = {y[0], y[1]};
     }
 }

@@ -201,26 +201,6 @@ struct Residual {
     }
 };
 
-// gate(SILU, x) of all gates of a warp's sums, times up: side by side, where none is so large or small that a division needs its checks.
-template <int J>
-DEVICE bool silu_pairs(float (&sum)[J][4]) {
-    bool usual = true;
-    float y[J][2];
-#pragma unroll
-    for (int j = 0; j < J; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const float x = sum[j][e];
-            const uint32_t size = bits(x) & 0x7fffffffu;
-            usual = usual && size - 0x21800000u < 0x20800000u;  // from 2^-60 to 2^5
-            y[j][e] = divide_near(x, 1.0f + exponential(-x)) * sum[j][2 + e];
-        }
-    if (any_lane(!usual)) return false;
-#pragma unroll
-    for (int j = 0; j < J; j++) sum[j][0] = y[j][0], sum[j][1] = y[j][1];
-    return true;
-}
-
 // What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
 // Everything is read before anything is written.
 template <int J>

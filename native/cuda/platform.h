@@ -105,6 +105,8 @@ DEVICE uint32_t reduce_max(uint32_t x) { return __reduce_max_sync(~0u, x); }
 DEVICE int reduce_add(int x) { return __reduce_add_sync(~0u, x); }
 DEVICE uint32_t reduce_min(uint32_t x) { return __reduce_min_sync(~0u, x); }
 DEVICE int fetch_add(int* p, int x) { return atomicAdd(p, x); }
+DEVICE uint32_t lanes_where(bool x) { return __ballot_sync(~0u, x); }  // a bit each
+DEVICE int count_bits(uint32_t x) { return __popc(x); }
 
 DEVICE float half_to_float(uint16_t h) {
     float f;

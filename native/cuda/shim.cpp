@@ -242,7 +242,7 @@ bool land(uint64_t* arrival) {
         now->bulk.erase(now->bulk.begin() + long(i));
         for (int n = 0; n < one.count; n++)
             std::memcpy(static_cast<uint8_t*>(one.to) + size_t(n) * one.bytes, static_cast<const uint8_t*>(one.from) + n * one.step, one.bytes);
-        ++*arrival;
+        arrive(arrival);
         return true;
     }
     return false;

@@ -175,15 +175,40 @@ def test_every_tensor_tile_gives_the_same_bits(make: Make, monkeypatch: pytest.M
     assert np.array_equal(found[0][:6], expected)
 
 
+@pytest.mark.parametrize("type_name", ["F16", "BF16"])
+@pytest.mark.parametrize("tile", products.HALF_TILES)
+def test_every_tile_of_halves_gives_the_same_bits(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tile: str, type_name: str
+) -> None:
+    """Those of one token, which another kernel multiplies; biases, and more tiles than blocks of threads."""
+    model = make(type=type_name, n_layer=1, n_embd=96, n_ff=1120, bias=True)
+    one = CudaEngine(model, precision="tensor", n_pages=4, device=device())
+    expected = [one.forward([Chunk(IDS[i : i + 1], i, pages(0, 6))])[0].logits[0] for i in range(6)]
+    monkeypatch.setattr(products, "HALF_TILES", (tile,))
+    cuda = CudaEngine(model, precision="tensor", n_pages=20, device=device())
+    texts = [Chunk(IDS[:n], 0, pages(4 * i, n), "all") for i, n in enumerate((70, 71, 6))]
+    found = [o.logits for o in cuda.forward(texts)]
+    assert tile in {launch.kernel for program in cuda._programs.values() for launch in program.launches}
+    assert np.array_equal(found[2], expected) and np.array_equal(found[1][:70], found[0])
+    assert np.array_equal(found[0][:6], expected)
+    names = [n.name for n in model.graph]  # gate and up are kept, and down's input is no longer in 16 bits
+    traced = cuda.forward(texts, names)
+    assert all(np.array_equal(a.logits, b) for a, b in zip(traced, found, strict=True))
+
+
 @pytest.mark.skipif(ON_GPU, reason="weather is the shim's")
 @pytest.mark.parametrize("weather", [1, 2, 3])
-@pytest.mark.parametrize("tile", ["", "tensor_128", "tensor_64", "tensor_32", "turns_64", "turns_16"])
+@pytest.mark.parametrize(
+    "tile", ["", "tensor_128", "tensor_64", "tensor_32", "turns_64", "turns_16", "halves_128_128", "halves_64_16"]
+)
 def test_nothing_is_right_by_luck(make: Make, monkeypatch: pytest.MonkeyPatch, tile: str, weather: int) -> None:
     """Copies and products as late as may be, warps that lag, other garbage, other orders (shim.cpp): the same bits."""
     precision = "tensor" if tile else "fast"
-    monkeypatch.setattr(products, "TENSOR_TILES", (tile,) if tile else products.TENSOR_TILES)
+    floats = tile.startswith("halves")
+    if tile:
+        monkeypatch.setattr(products, "HALF_TILES" if floats else "TENSOR_TILES", (tile,))
     monkeypatch.setattr(layout, "CHAIN", 1)
-    model = make(n_layer=1, n_head=4, n_head_kv=2, type=VARIANTS["mix"]["type"], **WIDE)
+    model = make(n_layer=1, n_head=4, n_head_kv=2, type="F16" if floats else VARIANTS["mix"]["type"], **WIDE)
     found = []
     for shim in (Shim(), Shim(weather)):
         cuda = CudaEngine(model, precision=precision, n_pages=20, device=shim)

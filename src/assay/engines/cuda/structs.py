@@ -49,6 +49,9 @@ TensorArgs = _struct(
     *_all(_POINTER, "partial arrived"),
     *_all(_I32, "room chains split padding"),
 )
+SortArgs = _struct("SortArgs", *_all(_POINTER, "experts pairs matrices"), *_all(_I32, "count n tile tiles"))
+PairArgs = _struct("PairArgs", *_all(_POINTER, "x pairs"), ("acts", Acts), *_all(_I32, "width share"))
+SortedArgs = _struct("SortedArgs", ("product", ProductArgs), *_all(_POINTER, "pairs matrices"))
 FactorArgs = _struct("FactorArgs", ("w", Matrix), ("out", _POINTER), ("tiles", _I64), *_all(_I32, "chunks padding"))
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes columns first padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
@@ -156,6 +159,8 @@ TENSOR_TILES |= {"turns_64": 384, "turns_32": 512, "turns_16": 512, "turns_8": 5
 _LARGE = ("tensor_256", "tensor_128")
 _SMALL = TENSOR_TILES.keys() - _LARGE | {"tensor_64_alone"}
 _QUANTISED = (*_LAYOUTS[3:], "q4_k", "q5_k", "q6_k")
+# Of gemm_halves.cu, rows and tokens of a tile: most threads.
+HALF_TILES = {"halves_128_128": 384, "halves_128_64": 384} | {f"halves_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
 # Of gemm_floats.cu: rows and tokens of a tile, groups of warps that share the units.
 FLOAT_TILES = {"floats_128_64": (128, 64, 1), "floats_32_64": (32, 64, 4), "floats_32_32": (32, 32, 8)}
 # Each file of kernels under native/cuda: their arguments, and the most threads a block.
@@ -173,10 +178,17 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_32_64": (ProductArgs, 512),
         "product_32_32": (ProductArgs, 128),
     },
+    "experts": {
+        "sort_pairs": (SortArgs, 1024),
+        "quantise_pairs": (PairArgs, 256),
+        "experts_32_8": (SortedArgs, 128),
+        "experts_32_32": (SortedArgs, 128),
+        "experts_64_64": (SortedArgs, 256),
+    },
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
         "product_tensor_8_small": (ProductArgs, 128),
-        "product_tensor_many": (ProductArgs, 256),
+        **{name: (ProductArgs, most) for name, most in HALF_TILES.items()},
     },
     "gemm_tensor": {
         **{name: (TensorArgs, TENSOR_TILES[name]) for name in _LARGE},
@@ -203,7 +215,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
         "quantise_rows": (RowArgs, 1024),
-        "halve_rows": (RowArgs, 256),
+        "halve_rows": (RowArgs, 512),
         "softmax": (RowArgs, 32),
         "argsort": (RowArgs, 256),
         "group_mask": (RowArgs, 256),
