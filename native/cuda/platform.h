@@ -189,6 +189,17 @@ DEVICE uint4 load_fresh4(const void* p) {
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
     return v;
 }
+// A count of what others have written, and then what they have written, by loads or by copies of pieces.
+DEVICE int load_acquire(const int* p) {
+    int v;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+DEVICE void copies_may_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
 // For other blocks that look for it: what is there before is `kNotYet`, which no result is.
 constexpr uint32_t kNotYet = 0xffffffffu;
 DEVICE void store_fresh(uint32_t* p, uint32_t v) { asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(p), "r"(v) : "memory"); }
@@ -252,6 +263,17 @@ DEVICE void leave_place(Arrival* place, bool by_two = false) {
     const auto leave = [&] { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared_address(place)) : "memory"); };
     if (!kRacecheck && (threadIdx.x & 31) == 0) leave();
     for (int times = by_two ? 1 : 2; kRacecheck && times; times--) leave();
+}
+// A warp says, behind a barrier of its own, that it is done with something: as if so many had. An `Arrival` of make_places that expects
+// `kTold` for each.
+constexpr int kTold = kRacecheck ? 32 : 1;
+DEVICE void tell(Arrival* of, int times = 1) {
+    if (kRacecheck || (threadIdx.x & 31) == 0)
+#if __CUDA_ARCH__ >= 900
+        asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" :: "r"(shared_address(of)), "r"(times) : "memory");
+#else
+        for (; times; times--) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared_address(of)) : "memory");
+#endif
 }
 DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
 #if __CUDA_ARCH__ >= 900

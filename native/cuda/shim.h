@@ -204,6 +204,8 @@ inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
+inline int load_acquire(const int* p) { return *p; }
+inline void copies_may_begin() {}
 constexpr uint32_t kNotYet = 0xffffffffu;
 inline void store_fresh(uint32_t* p, uint32_t v) { *p = v; }
 inline void store_fresh(float* p, float y) { *p = bits(y) == kNotYet ? as_float(0x7fffffffu) : y; }
@@ -236,6 +238,10 @@ inline void leave_place(Arrival* place, bool = false) {
     if (lane()) return;
     if ((*place >> 32 & 0xffff) < *place >> 48) *place += uint64_t(1) << 32;
     else *place = (*place & ~(uint64_t(0xffff) << 32)) + 1;
+}
+constexpr int kTold = 1;
+inline void tell(Arrival* of, int times = 1) {
+    for (; times; times--) leave_place(of);
 }
 inline void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
     if (lane() == 0) shim::bulk(to, from, bytes, arrival);

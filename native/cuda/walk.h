@@ -8,8 +8,8 @@ namespace assay {
 
 enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE };
 // Of a step: x and the residual are written by a step of this run; x, or the result of attention, are codes; of a product, two
-// lanes have an item, and a tile is two pieces.
-enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16 };
+// lanes have an item, and a tile is two pieces; codes of several rows lie as they are, and are counted.
+enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16, COUNTED = 32 };
 
 struct WalkStep {
     int32_t kind, fresh;
@@ -98,8 +98,8 @@ DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
     if (lane() < 2) store_fresh(scale_at(to, row, column) + lane(), lane() ? scale.d * float(all) : scale.d);
 }
 
-// The warps that compute; the last one of the block fetches.
-DEVICE int team() { return threads() - 32; }
+// The warps that compute; the next one fetches.
+DEVICE int team() { return 384; }
 DEVICE void sync_team() { sync_some(1, team()); }
 
 // Blocks of threads are counted from the one that begins.

@@ -11,7 +11,8 @@ DEVICE void walk_few(const WalkArgs& a) {
     ring.gone = ring.here + a.slots;
     WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two
     int* const slots = reinterpret_cast<int*>(steps + 2);                      // [kRows]
-    uint8_t* const work = reinterpret_cast<uint8_t*>(slots + kRows);
+    Desk desk{reinterpret_cast<Arrival*>(slots + kRows)};
+    uint8_t* const work = reinterpret_cast<uint8_t*>(desk.first + kDesk);
     constexpr int vectors = sizeof(WalkStep) / 16;
     const auto bring = [&](int s) {
         if (s < a.n_steps && thread() < vectors)
@@ -19,11 +20,22 @@ DEVICE void walk_few(const WalkArgs& a) {
         copy_group();
     };
     next_may_start();
-    if (thread() >= team()) make_ring(ring.here, a.slots);
+    const int role = (thread() - team()) >> 5;  // of the warps that do not compute
+    if (role == 0) make_ring(ring.here, a.slots);
+    if (role == 1) desk.make();
     wait_for_previous();
     if (thread() < kRows) slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();
-    if (thread() >= team()) {
+    if (role > 0) {
+#pragma unroll 1
+        for (int s = 0; s < a.n_steps; s++) {
+            if (a.steps[s].kind != PRODUCT) continue;
+            if (role == 1) bring_parts(a.steps[s], desk, work);
+            else add_up_step(a.steps[s], desk, work);
+        }
+        return;
+    }
+    if (role == 0) {
         Fetch fetch{a, ring.places, ring.here, ring.gone};
 #pragma unroll 1
         for (int s = 0; s < a.n_steps; s++) {
@@ -40,8 +52,9 @@ DEVICE void walk_few(const WalkArgs& a) {
         sync_team();
         bring(s + 1);
         const WalkStep& step = steps[s % 2];
+        desk.all_added();  // they lie where other steps work
         int pieces = 0;
-        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, ring, work);
+        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, ring, desk, work);
         else if (step.kind == ATTEND) pieces = attend_step<true>(step, slots, ring, work);
         else if (step.kind == FOLD) fold_step<true>(step, slots);
         else quantise_rows_step(step, work);
@@ -50,7 +63,7 @@ DEVICE void walk_few(const WalkArgs& a) {
 }
 
 #define WALK_FEW(name, A, B) \
-    TOGETHER(walk_few_##name, WalkArgs, 416) { walk_few<Codes<A>, Codes<B>>(a); }
+    TOGETHER(walk_few_##name, WalkArgs, 512) { walk_few<Codes<A>, Codes<B>>(a); }
 WALK_FEW(q5_0, Q5_0, Q5_0)
 WALK_FEW(q5_1, Q5_1, Q5_1)
 WALK_FEW(q8_0, Q8_0, Q8_0)

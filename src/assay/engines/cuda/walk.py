@@ -17,11 +17,12 @@ from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
 PRODUCT, _ATTEND, _FOLD, QUANTISE = range(4)
-X, RESIDUAL, _CODES, _BY_TWO, _CUT = 1, 2, 4, 8, 16  # walk.h, How
+X, RESIDUAL, _CODES, _BY_TWO, _CUT, COUNTED = 1, 2, 4, 8, 16, 32  # walk.h, How
 ANY: frozenset[str] = frozenset()  # a step that every kernel has
-WARPS = 12  # that compute; one more fetches
+WARPS, _MORE, _MORE_FEW = 12, 1, 4  # that compute; others: one fetches, of several tokens one brings x and two add up
 ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
 _FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need
+_DESK = 576  # more of it for several tokens: walk_few.h, Desk
 _AHEAD, _AHEAD_FEW = 52 << 10, 36 << 10  # bytes that a multiprocessor has asked for at a time: one token, several
 _PART = 2 + 128  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
@@ -64,6 +65,13 @@ class Walks(Steps):
     """Steps that can be those of a walk, and walks made of them."""
 
     runs: Sequence[_Run] = ()
+
+    def _walk_fixed(self) -> int:
+        return _FIXED if self.shape.tokens == 1 else _FIXED + _DESK
+
+    def _few_whole(self, columns: int) -> bool:
+        """Whether several rows of so many columns are taken at once, so that attention may leave them quantised."""
+        raise NotImplementedError
 
     def _attention_args(
         self, values: tuple[Value | None, ...], k_pool: Any, v_pool: Any, splits: int, fields: dict[str, Any]
@@ -135,7 +143,7 @@ class Walks(Steps):
         at_once = 4 if group % 4 == 0 and all_heads * blocks > self._processors() else 1
         if self.shape.tokens > 1 and group % 2 == 0 and dim > 32 and all_heads * blocks <= 2 * self._processors():
             at_once = min(at_once, 2)
-        codes = codes and (self.shape.tokens == 1 or heads * dim % UNIT == 0)
+        codes = codes and (self.shape.tokens == 1 or self._few_whole(heads * dim))
         if codes:
             self.as_codes.add(id(values[-1]))
             values[-1].size = max(values[-1].size, heads * dim * COLUMN)
@@ -229,13 +237,13 @@ class Walks(Steps):
     def _places(self, run: _Run) -> tuple[int, int]:
         """How many pieces there is room for (0: too few), and the bytes of each: of the first layout, if it has any."""
         room, fewest = _least(run.layouts, run.piece)
-        found = min(60, (self.shared - 1024 - run.work - _FIXED) // (room + 16))
+        found = min(60, (self.shared - 1024 - run.work - self._walk_fixed()) // (room + 16))
         return found if found >= fewest else 0, room
 
     def _walk_free(self, layouts: frozenset[str]) -> int:
         """Shared memory that steps may have beside the fewest pieces of such weights."""
         room, fewest = _least(layouts)
-        return self.shared - 1024 - _FIXED - fewest * (room + 16)
+        return self.shared - 1024 - self._walk_fixed() - fewest * (room + 16)
 
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
@@ -259,9 +267,10 @@ class Walks(Steps):
         table = (structs.WalkStep * len(steps))(*steps)
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
-        shared = slots * (room + 16) + _FIXED + run.work
+        shared = slots * (room + 16) + self._walk_fixed() + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
         name = "_".join(("few",) * (self.shape.tokens > 1) + tuple(form.name for form in formats))
-        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1)
+        more = _MORE if self.shape.tokens == 1 else _MORE_FEW
+        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + more)
         launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))

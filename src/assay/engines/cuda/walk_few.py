@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
-from assay.engines.cuda.layout import UNIT, Matrix
+from assay.engines.cuda.layout import UNIT, Matrix, rows_per_group
 from assay.engines.cuda.program import Value
-from assay.engines.cuda.walk import ANY, COLUMN, PRODUCT, QUANTISE, RESIDUAL, ROWS, WARPS, Walks, X, has_walk
+from assay.engines.cuda.walk import ANY, COLUMN, COUNTED, PRODUCT, QUANTISE, RESIDUAL, ROWS, Walks, X, has_walk
 from assay.graph import Node
 
-_ALL, _SOME = 24, (12, 8, 6, 4)  # most units of x in shared memory at a time; where there are more, so many
+_ALL, _SOME = 24, (12, 10, 8, 6, 4)  # most units of x in shared memory at a time; where there are more, so many
+_PLACES = 4, 2, 1  # of sums
 
 
 class FewWalks(Walks):
@@ -27,19 +29,20 @@ class FewWalks(Walks):
         self.layouts = frozenset(names)
         return not self.tensors.halves and has_walk(self.layouts) and not names & {*structs.NOT_FEW}
 
-    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix) -> Value:
+    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix, counted: bool) -> Value:
         if id(x) in self.as_codes:
             return x
-        key = id(x), matrix.columns, -1, norm.name if norm else ""
+        key = id(x), matrix.columns, -1 - counted, norm.name if norm else ""
         if key not in self.prepared:
-            codes, processors = Value(matrix.units * UNIT * COLUMN), self._processors()
+            codes, processors = Value(matrix.units * (UNIT * COLUMN + 4 * counted)), self._processors()
 
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns, tokens=self.shape.tokens)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
                 if norm:
                     args.norm, args.eps = self.tensors.vector(norm.weights[0]), float(norm.attr("eps"))
-                step = self._walk_step(QUANTISE, X * bool(x.inside), x, codes, structs.StepUnion(product=args))
+                fresh = X * bool(x.inside) + COUNTED * counted
+                step = self._walk_step(QUANTISE, fresh, x, codes, structs.StepUnion(product=args))
                 rows = min(self.shape.tokens, processors)
                 step.first = rows * min(processors // rows, matrix.units) if norm else self.shape.tokens * matrix.units
                 return step
@@ -48,29 +51,27 @@ class FewWalks(Walks):
             self.prepared[key] = codes, codes, codes
         return self.prepared[key][0]
 
+    def _few_whole(self, columns: int) -> bool:
+        units, rest = divmod(columns, UNIT)
+        return not rest and self._few_fit(units, rows_per_group(units, False), self._walk_free(self.layouts)) > 0
+
+    def _few_fit(self, units: int, group: int, free: int) -> int:
+        """Places of sums beside x, if all of it is taken at once."""
+        return (free - units * UNIT * COLUMN) // (units * 4 * ROWS * group) if units <= _ALL else 0
+
     def _few_cut(self, parts: Sequence[Part], free: int) -> tuple[int, int, int] | None:
-        """Units of x that are taken at a time, groups of rows of a block of threads, and their shared memory: a thread
-        has one result."""
+        """Units of x that are taken at a time, places of sums of a group of rows, and the shared memory of both."""
         matrix = parts[0].matrix
         groups = -(-sum(p.matrix.groups for p in parts) // self._processors())
-        x, sums = UNIT * COLUMN, 4 * ROWS * matrix.group  # of a unit
-        most = 32 * WARPS // (ROWS * (matrix.group // 2 if matrix.paired else matrix.group))
-
-        def turns(batch: int) -> float:
-            """Tiles that a warp has, one after the other, and what a batch costs."""
-            whole, rest = divmod(groups, batch)
-            tiles = whole * -(-batch * matrix.tiles // WARPS) + -(-rest * matrix.tiles // WARPS)
-            return tiles + 0.3 * -(-groups // batch)
-
-        units = matrix.units
-        fit = min(groups, most, (free - units * x) // (units * sums))
-        if units <= _ALL and fit > 0:
-            batch = min(range(1, 1 + fit), key=turns)
-            return units, batch, units * (x + batch * sums)
-        for units in _SOME:  # the next part is on its way
-            size = units * (2 * x + groups * sums)
-            if units < matrix.units and groups <= most and len(parts) == 1 and size <= free:
-                return units, groups, size
+        x, sums, units = UNIT * COLUMN, 4 * ROWS * matrix.group, matrix.units  # bytes of a unit
+        fit = self._few_fit(units, matrix.group, free)
+        for places in _PLACES:
+            if places <= fit and places < 2 * groups:
+                return units, places, units * (x + places * sums)
+        for places, some in itertools.product(_PLACES, _SOME):  # the next part is on its way
+            size = some * (2 * x + places * sums) + groups * sums
+            if fit <= 0 and some < units and len(parts) == 1 and size <= free:
+                return some, places, size
         return None
 
     def _few_product(self, x: Value, norm: Node | None, parts: Sequence[Part]) -> None:
@@ -79,7 +80,7 @@ class FewWalks(Walks):
         if cut is None:
             self.fits = False
             return
-        codes = self._few_codes(x, norm, matrix)
+        codes = self._few_codes(x, norm, matrix, cut[0] < matrix.units)
 
         def make() -> Any:
             array, groups = self._part_structs(parts, lambda m: m.groups)
