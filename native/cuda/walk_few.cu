@@ -12,7 +12,8 @@ DEVICE void walk_few(const WalkArgs& a) {
     WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two
     int* const slots = reinterpret_cast<int*>(steps + 2);                      // [kRows]
     Desk desk{reinterpret_cast<Arrival*>(slots + kRows)};
-    uint8_t* const work = reinterpret_cast<uint8_t*>(desk.first + kDesk);
+    int* const kept = reinterpret_cast<int*>(desk.first + kDesk) + (thread() / 32 & 15) * 8;
+    uint8_t* const work = reinterpret_cast<uint8_t*>(desk.first + kDesk) + 16 * 32;
     constexpr int vectors = sizeof(WalkStep) / 16;
     const auto bring = [&](int s) {
         if (s < a.n_steps && thread() < vectors)
@@ -46,12 +47,16 @@ DEVICE void walk_few(const WalkArgs& a) {
         return;
     }
     bring(0);
+    if (lane() == 0) kept[0] = kept[1] = kept[2] = kept[3] = kept[4] = 0;
 #pragma unroll 1
-    for (int s = 0; s < a.n_steps; s++) {
+    for (;;) {
         copies_done<0>();
         sync_team();
+        const int s = kept[4];
+        if (s >= a.n_steps) return;
         bring(s + 1);
         const WalkStep& step = steps[s % 2];
+        ring.slot = kept[0], ring.fill = kept[1], desk.sums = kept[2], desk.parts = kept[3];
         desk.all_added();  // they lie where other steps work
         int pieces = 0;
         if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, ring, desk, work);
@@ -59,6 +64,8 @@ DEVICE void walk_few(const WalkArgs& a) {
         else if (step.kind == FOLD) fold_step<true>(step, slots);
         else quantise_rows_step(step, work);
         ring.skip(pieces);
+        sync_warp();
+        if (lane() == 0) kept[0] = ring.slot, kept[1] = ring.fill, kept[2] = desk.sums, kept[3] = desk.parts, kept[4]++;
     }
 }
 

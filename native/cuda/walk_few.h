@@ -248,8 +248,8 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Desk& desk, uint8
     const Share my(step);
     if (!my.groups) return 0;
     const Plan plan(p, work);
-    const int shift = p.shift, places = p.slots, warps = team() / 32, cut = step.fresh & CUT ? 1 : 0, begin = desk.sums;
-    int tile = thread() / 32, before = 0;  // the warp's next tile, from the part's first; tiles of the parts before
+    const int shift = p.shift, places = p.slots, warps = team() / 32, cut = step.fresh & CUT ? 1 : 0;
+    int tile = thread() / 32;  // the warp's next one, from the part's first
     ring.skip(tile << cut);
     if (plan.in_parts) {
         sync_warp();
@@ -272,8 +272,8 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Desk& desk, uint8
 #pragma unroll 1
             for (; tile >= tiles; tile -= tiles) group++;
             if (group >= my.groups) break;
-            const int use = desk.sums + group, nth = use - begin;
-            float* const sums = plan.sums + (nth & (places - 1)) * plan.each;
+            const int use = desk.sums + group;
+            float* const sums = plan.sums + (use & (places - 1)) * plan.each;
             const uint8_t* const piece = ring.take();
             const uint8_t* rest = piece;
             if (cut) {
@@ -289,7 +289,7 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Desk& desk, uint8
                 const uint4* const of = x + unit * (kColumns / 16);
                 if (A::number == B::number || my.begin + group < step.second) multiply_rows<A>(piece, rest, half, of, part);
                 else multiply_rows<B>(piece, rest, half, of, part);
-                if (nth >= places) desk.wait_added(use - places);
+                if (use >= places) desk.wait_added(use - places);
                 float* const to = sums + ((unit << shift) + row) * kRows + lane() % 4 * 2;
                 *reinterpret_cast<float2*>(to) = {part[0], part[1]};
                 *reinterpret_cast<float2*>(to + 8 * kRows) = {part[2], part[3]};
@@ -299,13 +299,13 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Desk& desk, uint8
             if (cut) ring.leave(1);
             ring.leave((warps << cut) - cut);
         }
-        tile += (group - my.groups) * tiles, before += my.groups * tiles, desk.sums += my.groups;
+        tile += (group - my.groups) * tiles, desk.sums += my.groups;
         if (!plan.in_parts) continue;
         sync_warp();
         if (u0 + 2 * plan.some < plan.units) tell(desk.room(desk.parts));
         desk.parts++;
     }
-    return before << cut;
+    return my.groups * my.tiles << cut;
 }
 
 // Parts of x, by one warp, when all who quantise have left theirs and there is room.
@@ -333,7 +333,7 @@ DEVICE void add_up_step(const WalkStep& step, Desk& desk, uint8_t* work) {
     const Share my(step);
     if (!my.groups) return;
     const Plan plan(p, work);
-    const int shift = p.shift, places = p.slots, begin = desk.sums, me = thread() & (32 * kAdd - 1), token = me >> 3;
+    const int shift = p.shift, places = p.slots, me = thread() & (32 * kAdd - 1), token = me >> 3;
     const bool paired = p.parts[0].paired;
     const int row_shift = paired ? shift - 1 : shift, apart = paired ? 1 << row_shift : 8, turn = paired ? 8 : 16;
     float* const so_far = plan.sums + places * plan.each;  // [group][row][token]
@@ -343,7 +343,7 @@ DEVICE void add_up_step(const WalkStep& step, Desk& desk, uint8_t* work) {
         const bool last = u0 + plan.some >= plan.units;
 #pragma unroll 1
         for (int group = 0; group < my.groups; group++, desk.sums++) {
-            const float* const sums = plan.sums + ((desk.sums - begin) & (places - 1)) * plan.each;
+            const float* const sums = plan.sums + (desk.sums & (places - 1)) * plan.each;
 #pragma unroll 1
             for (int row = me & 7; row < 1 << row_shift; row += turn) {
                 // What follows the sum of a row is looked up before it is there.
