@@ -41,6 +41,11 @@ extern __shared__ __align__(1024) uint8_t shared_memory[];
 
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int threads() { return blockDim.x; }
+// x, of which a compiler knows nothing: what is computed from it stands behind this and takes no registers before.
+DEVICE int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 DEVICE int lane() { return threadIdx.x & 31; }
 DEVICE int block_x() { return blockIdx.x; }
 DEVICE int block_y() { return blockIdx.y; }

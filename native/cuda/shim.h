@@ -93,6 +93,7 @@ T exchange(T x, int from) {
 }  // namespace shim
 
 inline int thread() { return shim::state.thread; }
+inline int opaque(int x) { return x; }
 inline int threads() { return shim::state.threads; }
 inline int lane() { return shim::state.thread & 31; }
 inline int block_x() { return shim::state.block[0]; }

@@ -102,6 +102,12 @@ DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
 DEVICE int team() { return 384; }
 DEVICE void sync_team() { sync_some(1, team()); }
 
+// In a function: its own thread and lane, so that what it makes of them is not kept from step to step.
+#define OWN_THREAD                                   \
+    const int own_thread = opaque(::thread());       \
+    const auto thread = [=] { return own_thread; };  \
+    const auto lane = [=] { return own_thread & 31; }
+
 // Blocks of threads are counted from the one that begins.
 DEVICE int block_of(const WalkStep& step) {
     const int at = int(block_x()) - step.first;

@@ -4,68 +4,99 @@
 
 namespace assay {
 
+// Shared memory: places of the ring and their arrivals, the desk, descriptions of steps, slots, what a warp keeps between steps, and the room
+// of a step. It is made anew for every step: kept in registers, all of it would leave too few for products.
+struct Room {
+    Ring ring;
+    Desk desk;
+    WalkStep* steps;  // two of who computes, two of who adds up
+    int *slots, *kept;
+    uint8_t* work;
+    DEVICE Room(const WalkArgs& a, uint8_t* shared) {
+        ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
+        ring.gone = ring.here + a.slots;
+        desk.first = ring.gone + a.slots;
+        steps = reinterpret_cast<WalkStep*>(desk.first + kDesk);
+        slots = reinterpret_cast<int*>(steps + 4);
+        kept = slots + kRows;
+        work = reinterpret_cast<uint8_t*>(kept + 8 * 12);
+    }
+};
+
 template <class A, class B>
 DEVICE void walk_few(const WalkArgs& a) {
     SHARED;
-    Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
-    ring.gone = ring.here + a.slots;
-    WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two
-    int* const slots = reinterpret_cast<int*>(steps + 2);                      // [kRows]
-    Desk desk{reinterpret_cast<Arrival*>(slots + kRows)};
-    int* const kept = reinterpret_cast<int*>(desk.first + kDesk) + (thread() / 32 & 15) * 8;
-    uint8_t* const work = reinterpret_cast<uint8_t*>(desk.first + kDesk) + 16 * 32;
     constexpr int vectors = sizeof(WalkStep) / 16;
-    const auto bring = [&](int s) {
-        if (s < a.n_steps && thread() < vectors)
-            copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
+    const auto bring = [&](int s, WalkStep* to, int me) {
+        if (s < a.n_steps && me < vectors) copy_async(reinterpret_cast<uint4*>(to + s % 2) + me, reinterpret_cast<const uint4*>(a.steps + s) + me);
         copy_group();
     };
-    next_may_start();
     const int role = (thread() - team()) >> 5;  // of the warps that do not compute
-    if (role == 0) make_ring(ring.here, a.slots);
-    if (role == 1) desk.make();
-    wait_for_previous();
-    if (thread() < kRows) slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
-    sync_block();
-    if (role > 0) {
-#pragma unroll 1
-        for (int s = 0; s < a.n_steps; s++) {
-            if (a.steps[s].kind != PRODUCT) continue;
-            if (role == 1) bring_parts(a.steps[s], desk, work);
-            else add_up_step(a.steps[s], desk, work);
-        }
-        return;
+    next_may_start();
+    {
+        const Room at(a, shared);
+        if (role == 0) make_ring(at.ring.here, a.slots);
+        if (role == 1) at.desk.make();
+        wait_for_previous();
+        if (thread() < kRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     }
+    sync_block();
     if (role == 0) {
-        Fetch fetch{a, ring.places, ring.here, ring.gone};
+        const Room at(a, shared);
+        Fetch fetch{a, at.ring.places, at.ring.here, at.ring.gone};
 #pragma unroll 1
         for (int s = 0; s < a.n_steps; s++) {
             fetch.ahead = a.steps[s].ahead;
             if (a.steps[s].kind == PRODUCT) fetch_parts<A, B>(a.steps[s], fetch);
-            else if (a.steps[s].kind == ATTEND) fetch_cache<true>(a.steps[s], slots, fetch);
+            else if (a.steps[s].kind == ATTEND) fetch_cache<true>(a.steps[s], at.slots, fetch);
         }
         return;
     }
-    bring(0);
-    if (lane() == 0) kept[0] = kept[1] = kept[2] = kept[3] = kept[4] = 0;
+    if (role == 1) {
+        Room at(a, shared);
+#pragma unroll 1
+        for (int s = 0; s < a.n_steps; s++)
+            if (a.steps[s].kind == PRODUCT) bring_parts(a.steps[s], at.desk, at.work);
+        return;
+    }
+    if (role > 1) {
+        Room at(a, shared);
+        bring(0, at.steps + 2, thread() & (32 * kAdd - 1));
+#pragma unroll 1
+        for (int s = 0; s < a.n_steps; s++) {
+            copies_done<0>();
+            sync_some(3, 32 * kAdd);
+            bring(s + 1, at.steps + 2, thread() & (32 * kAdd - 1));
+            if (at.steps[2 + s % 2].kind == PRODUCT) add_up_step(at.steps[2 + s % 2], at.desk, at.work);
+        }
+        return;
+    }
+    {
+        const Room at(a, shared);
+        bring(0, at.steps, thread());
+        if (lane() < 8) at.kept[thread() / 32 * 8 + lane()] = 0;
+    }
 #pragma unroll 1
     for (;;) {
+        OWN_THREAD;
+        Room at(a, shared + opaque(0));
+        int* const kept = at.kept + (thread() >> 5) * 8;
         copies_done<0>();
         sync_team();
         const int s = kept[4];
         if (s >= a.n_steps) return;
-        bring(s + 1);
-        const WalkStep& step = steps[s % 2];
-        ring.slot = kept[0], ring.fill = kept[1], desk.sums = kept[2], desk.parts = kept[3];
-        desk.all_added();  // they lie where other steps work
+        bring(s + 1, at.steps, thread());
+        const WalkStep& step = at.steps[s % 2];
+        at.ring.slot = kept[0], at.ring.fill = kept[1], at.desk.sums = kept[2], at.desk.parts = kept[3];
+        at.desk.all_added();  // they lie where other steps work
         int pieces = 0;
-        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, ring, desk, work);
-        else if (step.kind == ATTEND) pieces = attend_step<true>(step, slots, ring, work);
-        else if (step.kind == FOLD) fold_step<true>(step, slots);
-        else quantise_rows_step(step, work);
-        ring.skip(pieces);
+        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, at.ring, at.desk, at.work);
+        else if (step.kind == ATTEND) pieces = attend_step<true>(step, at.slots, at.ring, at.work);
+        else if (step.kind == FOLD) fold_step<true>(step, at.slots);
+        else quantise_rows_step(step, at.work);
+        at.ring.skip(pieces);
         sync_warp();
-        if (lane() == 0) kept[0] = ring.slot, kept[1] = ring.fill, kept[2] = desk.sums, kept[3] = desk.parts, kept[4]++;
+        if (lane() == 0) kept[0] = at.ring.slot, kept[1] = at.ring.fill, kept[2] = at.desk.sums, kept[3] = at.desk.parts, kept[4] = s + 1;
     }
 }
 

@@ -48,6 +48,7 @@ DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8], int*
 // Rows quantised for all who multiply them. With a norm a block of threads has a row, adds up its squares, and shares its columns with
 // others that have the same row; without one a warp has 256 columns of a row.
 DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
+    OWN_THREAD;
     const ProductArgs& p = step.product;
     const bool fresh = step.fresh & X_IS;
     const int units = p.parts[0].w.units, columns = p.columns, rows = p.tokens, me = block_of(step);
@@ -111,6 +112,7 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
 
 // x into shared memory, as it lies. Nobody writes rows behind the last token; there must be numbers.
 DEVICE void take_rows(const WalkStep& step, int units, uint4* x) {
+    OWN_THREAD;
     const uint4* const from = reinterpret_cast<const uint4*>(step.product.x);
     const int vectors = units * (kColumns / 16), tokens = step.product.tokens;
 #pragma unroll 1
@@ -213,7 +215,7 @@ constexpr int kAdd = 2, kPlaces = 4, kMost = 64;  // warps that add up; places o
 constexpr int kAdded = 64;  // who looks for sums that were added up must not find those of so many before: more than there are pieces
 constexpr int kDesk = kPlaces + kAdded + 4;
 struct Desk {
-    Arrival* first;
+    Arrival* first = nullptr;
     int sums = 0, parts = 0;
     DEVICE Arrival* full(int n) const { return first + n % kPlaces; }
     DEVICE Arrival* added(int n) const { return first + kPlaces + n % kAdded; }
@@ -247,6 +249,7 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Desk& desk, uint8
     const ProductArgs& p = step.product;
     const Share my(step);
     if (!my.groups) return 0;
+    OWN_THREAD;
     const Plan plan(p, work);
     const int shift = p.shift, places = p.slots, warps = team() / 32, cut = step.fresh & CUT ? 1 : 0;
     int tile = thread() / 32;  // the warp's next one, from the part's first
