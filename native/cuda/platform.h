@@ -269,17 +269,6 @@ DEVICE void leave_place(Arrival* place, bool by_two = false) {
     if (!kRacecheck && (threadIdx.x & 31) == 0) leave();
     for (int times = by_two ? 1 : 2; kRacecheck && times; times--) leave();
 }
-// A warp says, behind a barrier of its own, that it is done with something: as if so many had. An `Arrival` of make_places that expects
-// `kTold` for each.
-constexpr int kTold = kRacecheck ? 32 : 1;
-DEVICE void tell(Arrival* of, int times = 1) {
-    if (kRacecheck || (threadIdx.x & 31) == 0)
-#if __CUDA_ARCH__ >= 900
-        asm volatile("mbarrier.arrive.shared.b64 _, [%0], %1;" :: "r"(shared_address(of)), "r"(times) : "memory");
-#else
-        for (; times; times--) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" :: "r"(shared_address(of)) : "memory");
-#endif
-}
 DEVICE void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
 #if __CUDA_ARCH__ >= 900
     if ((threadIdx.x & 31) == 0) {

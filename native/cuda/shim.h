@@ -240,10 +240,6 @@ inline void leave_place(Arrival* place, bool = false) {
     if ((*place >> 32 & 0xffff) < *place >> 48) *place += uint64_t(1) << 32;
     else *place = (*place & ~(uint64_t(0xffff) << 32)) + 1;
 }
-constexpr int kTold = 1;
-inline void tell(Arrival* of, int times = 1) {
-    for (; times; times--) leave_place(of);
-}
 inline void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
     if (lane() == 0) shim::bulk(to, from, bytes, arrival);
 }

@@ -270,7 +270,9 @@ struct Ring {  // where pieces lie, and the place of the one that a step begins 
 #pragma unroll 1
         for (slot += pieces; slot >= slots; slot -= slots) fill++;
     }
-    DEVICE const uint8_t* take() const {
+    // `late`: the piece that has this place now may not be there yet.
+    DEVICE const uint8_t* take(bool late = false) const {
+        if (late && fill) piece_here(gone + slot, (fill - 1) & 1);
         piece_here(here + slot, fill & 1);
         return places + slot * room;
     }

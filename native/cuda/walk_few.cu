@@ -4,22 +4,21 @@
 
 namespace assay {
 
-// Shared memory: places of the ring and their arrivals, the desk, descriptions of steps, slots, what a warp keeps between steps, and the room
-// of a step. It is made anew for every step: kept in registers, all of it would leave too few for products.
+// Shared memory: places of the ring and their arrivals, those of parts of x, steps, slots, and room for a step. It is looked up anew for
+// every step: what is kept in registers from step to step, products do not have.
 struct Room {
     Ring ring;
-    Desk desk;
-    WalkStep* steps;  // two of who computes, two of who adds up
-    int *slots, *kept;
+    Parts parts;
+    WalkStep* steps;  // two
+    int* slots;       // [kRows]
     uint8_t* work;
     DEVICE Room(const WalkArgs& a, uint8_t* shared) {
         ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
         ring.gone = ring.here + a.slots;
-        desk.first = ring.gone + a.slots;
-        steps = reinterpret_cast<WalkStep*>(desk.first + kDesk);
-        slots = reinterpret_cast<int*>(steps + 4);
-        kept = slots + kRows;
-        work = reinterpret_cast<uint8_t*>(kept + 8 * 12);
+        parts.first = ring.gone + a.slots;
+        steps = reinterpret_cast<WalkStep*>(parts.first + 4);
+        slots = reinterpret_cast<int*>(steps + 2);
+        work = reinterpret_cast<uint8_t*>(slots + kRows);
     }
 };
 
@@ -27,22 +26,19 @@ template <class A, class B>
 DEVICE void walk_few(const WalkArgs& a) {
     SHARED;
     constexpr int vectors = sizeof(WalkStep) / 16;
-    const auto bring = [&](int s, WalkStep* to, int me) {
-        if (s < a.n_steps && me < vectors) copy_async(reinterpret_cast<uint4*>(to + s % 2) + me, reinterpret_cast<const uint4*>(a.steps + s) + me);
+    const auto bring = [&](int s, WalkStep* steps) {
+        if (s < a.n_steps && thread() < vectors)
+            copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
         copy_group();
     };
-    const int role = (thread() - team()) >> 5;  // of the warps that do not compute
+    Room at(a, shared);
+    const bool fetches = thread() >= team() && thread() < team() + 32, brings = thread() >= team() + 32;
     next_may_start();
-    {
-        const Room at(a, shared);
-        if (role == 0) make_ring(at.ring.here, a.slots);
-        if (role == 1) at.desk.make();
-        wait_for_previous();
-        if (thread() < kRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
-    }
+    if (fetches) make_ring(at.ring.here, a.slots), at.parts.make();
+    wait_for_previous();
+    if (thread() < kRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();
-    if (role == 0) {
-        const Room at(a, shared);
+    if (fetches) {
         Fetch fetch{a, at.ring.places, at.ring.here, at.ring.gone};
 #pragma unroll 1
         for (int s = 0; s < a.n_steps; s++) {
@@ -52,56 +48,34 @@ DEVICE void walk_few(const WalkArgs& a) {
         }
         return;
     }
-    if (role == 1) {
-        Room at(a, shared);
+    if (brings) {
 #pragma unroll 1
         for (int s = 0; s < a.n_steps; s++)
-            if (a.steps[s].kind == PRODUCT) bring_parts(a.steps[s], at.desk, at.work);
+            if (a.steps[s].kind == PRODUCT) bring_parts(a.steps[s], at.parts, at.work);
         return;
     }
-    if (role > 1) {
-        Room at(a, shared);
-        bring(0, at.steps + 2, thread() & (32 * kAdd - 1));
+    bring(0, at.steps);
+    int slot = 0, fill = 0, parts = 0;
 #pragma unroll 1
-        for (int s = 0; s < a.n_steps; s++) {
-            copies_done<0>();
-            sync_some(3, 32 * kAdd);
-            bring(s + 1, at.steps + 2, thread() & (32 * kAdd - 1));
-            if (at.steps[2 + s % 2].kind == PRODUCT) add_up_step(at.steps[2 + s % 2], at.desk, at.work);
-        }
-        return;
-    }
-    {
-        const Room at(a, shared);
-        bring(0, at.steps, thread());
-        if (lane() < 8) at.kept[thread() / 32 * 8 + lane()] = 0;
-    }
-#pragma unroll 1
-    for (;;) {
-        OWN_THREAD;
+    for (int s = 0; s < a.n_steps; s++) {
         Room at(a, shared + opaque(0));
-        int* const kept = at.kept + (thread() >> 5) * 8;
+        at.ring.slot = slot, at.ring.fill = fill, at.parts.count = parts;
         copies_done<0>();
         sync_team();
-        const int s = kept[4];
-        if (s >= a.n_steps) return;
-        bring(s + 1, at.steps, thread());
+        bring(s + 1, at.steps);
         const WalkStep& step = at.steps[s % 2];
-        at.ring.slot = kept[0], at.ring.fill = kept[1], at.desk.sums = kept[2], at.desk.parts = kept[3];
-        at.desk.all_added();  // they lie where other steps work
         int pieces = 0;
-        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, at.ring, at.desk, at.work);
+        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, at.ring, at.parts, at.work);
         else if (step.kind == ATTEND) pieces = attend_step<true>(step, at.slots, at.ring, at.work);
         else if (step.kind == FOLD) fold_step<true>(step, at.slots);
         else quantise_rows_step(step, at.work);
         at.ring.skip(pieces);
-        sync_warp();
-        if (lane() == 0) kept[0] = at.ring.slot, kept[1] = at.ring.fill, kept[2] = at.desk.sums, kept[3] = at.desk.parts, kept[4] = s + 1;
+        slot = at.ring.slot, fill = at.ring.fill, parts = at.parts.count;
     }
 }
 
 #define WALK_FEW(name, A, B) \
-    TOGETHER(walk_few_##name, WalkArgs, 512) { walk_few<Codes<A>, Codes<B>>(a); }
+    TOGETHER(walk_few_##name, WalkArgs, 448) { walk_few<Codes<A>, Codes<B>>(a); }
 WALK_FEW(q5_0, Q5_0, Q5_0)
 WALK_FEW(q5_1, Q5_1, Q5_1)
 WALK_FEW(q8_0, Q8_0, Q8_0)

@@ -2,7 +2,7 @@
 //
 // It computes docs/arithmetic.md. Eight tokens are the columns of a fragment of 16 rows x 8 x 32; rows of x behind the last token are
 // zeros. Integer sums are exact; behind each comes the float chain. A partial sum of 256 columns goes to shared memory, and a thread adds up
-// those of two results, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu.md).
+// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu.md).
 #pragma once
 #include "gemm.h"
 #include "walk_attention.h"
@@ -130,6 +130,34 @@ DEVICE void take_rows(const WalkStep& step, int units, uint4* x) {
     }
 }
 
+// Parts of x, two in shared memory at a time, counted from the kernel's beginning on by who brings them, a warp of its own, and by who uses
+// them. A part is brought when all who quantise have left theirs, and everybody who multiplies has left its room.
+struct Parts {
+    Arrival* first = nullptr;
+    int count = 0;
+    DEVICE Arrival* here() const { return first + count % 2; }
+    DEVICE Arrival* room() const { return first + 2 + count % 2; }
+    DEVICE int phase() const { return count / 2 & 1; }
+    DEVICE void make() const { make_places(first, 2), make_places(first + 2, 2, team() / 32 * kLeavers); }
+};
+DEVICE void bring_parts(const WalkStep& step, Parts& parts, uint8_t* work) {
+    const ProductArgs& p = step.product;
+    const int units = p.parts[0].w.units, some = p.stages;
+    if (some >= units || !Share(step).groups) return;
+    const uint8_t* const from = reinterpret_cast<const uint8_t*>(p.x);
+    const int* const counted = reinterpret_cast<const int*>(from + units * kColumns);
+#pragma unroll 1
+    for (int u0 = 0; u0 < units; u0 += some, parts.count++) {
+        const int here = units - u0 < some ? units - u0 : some;
+        piece_here(parts.room(), parts.phase());
+        const bool mine = lane() < here && step.fresh & X_IS;
+        Patience patience;
+        while (any_lane(mine && load_acquire(counted + u0 + lane()) < p.tokens - 1)) patience.lose();
+        copies_may_begin();
+        copy_strips(work + parts.count % 2 * some * kColumns, from + u0 * kColumns, here * kColumns, 1, 0, parts.here());
+    }
+}
+
 // ---- products ---------------------------------------------------------------------------------------------------------
 // A row of a tile: the words of this lane of a block's codes, scales in registers, the rest in shared memory.
 template <class L>
@@ -207,197 +235,113 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
     }
 }
 
-// ---- who does what ------------------------------------------------------------------------------------------------------
-// Twelve warps multiply, one fetches weights; of a product one more brings x, where it is taken in parts, and two add up. Sums of a group of
-// rows over a part of x (all of it, or `stages` units) have one of `slots` places; they and parts of x are counted from the kernel's beginning on,
-// by everybody for himself.
-constexpr int kAdd = 2, kPlaces = 4, kMost = 64;  // warps that add up; places of sums, and tiles of one, at most
-constexpr int kAdded = 64;  // who looks for sums that were added up must not find those of so many before: more than there are pieces
-constexpr int kDesk = kPlaces + kAdded + 4;
-struct Desk {
-    Arrival* first = nullptr;
-    int sums = 0, parts = 0;
-    DEVICE Arrival* full(int n) const { return first + n % kPlaces; }
-    DEVICE Arrival* added(int n) const { return first + kPlaces + n % kAdded; }
-    DEVICE Arrival* here(int n) const { return first + kPlaces + kAdded + n % 2; }
-    DEVICE Arrival* room(int n) const { return first + kPlaces + kAdded + 2 + n % 2; }
-    DEVICE void make() const {
-        make_places(full(0), kPlaces, kMost * kTold), make_places(added(0), kAdded, kAdd * kTold);
-        make_places(here(0), 2), make_places(room(0), 2, team() / 32 * kTold);
-    }
-    DEVICE void wait_full(int n) const { piece_here(full(n), n / kPlaces & 1); }
-    DEVICE void wait_added(int n) const { piece_here(added(n), n / kAdded & 1); }
-    DEVICE void all_added() const {
-        if (sums) wait_added(sums - 1);
-    }
-};
-// Where things lie: x, or two parts of it; places of sums, [units][rows][tokens]; of a product in parts, sums so far.
-struct Plan {
-    int units, some, each;  // floats of a place of sums
-    bool in_parts;
-    uint8_t* x;
-    float* sums;
-    DEVICE Plan(const ProductArgs& p, uint8_t* work) : units(p.parts[0].w.units), some(p.stages), x(work) {
-        in_parts = some < units, each = (some << p.shift) * kRows;
-        sums = reinterpret_cast<float*>(work + (in_parts ? 2 * some : some) * kColumns);
-    }
-    DEVICE int here(int u0) const { return units - u0 < some ? units - u0 : some; }
-};
-
+// A block of threads has its groups of rows some at a time (`slots` of ProductArgs), and of x some units at a time (`stages`): all of them,
+// or its groups are all taken together, and the next part of x is on its way meanwhile (bring_parts). A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
 template <class A, class B>
-DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Desk& desk, uint8_t* work) {
+DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uint8_t* work) {
+    OWN_THREAD;
     const ProductArgs& p = step.product;
     const Share my(step);
     if (!my.groups) return 0;
-    OWN_THREAD;
-    const Plan plan(p, work);
-    const int shift = p.shift, places = p.slots, warps = team() / 32, cut = step.fresh & CUT ? 1 : 0;
-    int tile = thread() / 32;  // the warp's next one, from the part's first
-    ring.skip(tile << cut);
-    if (plan.in_parts) {
-        sync_warp();
-        tell(desk.room(0)), tell(desk.room(1));
-    } else {
-        take_rows(step, plan.units, reinterpret_cast<uint4*>(work));
-        sync_team();
-    }
-#pragma unroll 1
-    for (int u0 = 0; u0 < plan.units; u0 += plan.some) {
-        const int here = plan.here(u0), tiles = ((here << shift) + 31) >> 5;
-        const uint4* x = reinterpret_cast<const uint4*>(work);
-        if (plan.in_parts) {
-            x += desk.parts % 2 * plan.some * (kColumns / 16);
-            piece_here(desk.here(desk.parts), desk.parts / 2 & 1);
-        }
-        int group = 0;
-#pragma unroll 1
-        for (;; tile += warps) {
-#pragma unroll 1
-            for (; tile >= tiles; tile -= tiles) group++;
-            if (group >= my.groups) break;
-            const int use = desk.sums + group;
-            float* const sums = plan.sums + (use & (places - 1)) * plan.each;
-            const uint8_t* const piece = ring.take();
-            const uint8_t* rest = piece;
-            if (cut) {
-                Ring then = ring;
-                then.skip(1);
-                rest = then.take() - kCut;
-            }
-#pragma unroll 1
-            for (int half = 0; half < 32; half += 16) {
-                const int item = tile * 32 + half, unit = item >> shift, row = (item & ((1 << shift) - 1)) + lane() / 4;
-                if (unit >= here) break;
-                float part[4];
-                const uint4* const of = x + unit * (kColumns / 16);
-                if (A::number == B::number || my.begin + group < step.second) multiply_rows<A>(piece, rest, half, of, part);
-                else multiply_rows<B>(piece, rest, half, of, part);
-                if (use >= places) desk.wait_added(use - places);
-                float* const to = sums + ((unit << shift) + row) * kRows + lane() % 4 * 2;
-                *reinterpret_cast<float2*>(to) = {part[0], part[1]};
-                *reinterpret_cast<float2*>(to + 8 * kRows) = {part[2], part[3]};
-            }
-            sync_warp();
-            tell(desk.full(use), tile ? 1 : kMost + 1 - tiles);
-            if (cut) ring.leave(1);
-            ring.leave((warps << cut) - cut);
-        }
-        tile += (group - my.groups) * tiles, desk.sums += my.groups;
-        if (!plan.in_parts) continue;
-        sync_warp();
-        if (u0 + 2 * plan.some < plan.units) tell(desk.room(desk.parts));
-        desk.parts++;
-    }
-    return my.groups * my.tiles << cut;
-}
-
-// Parts of x, by one warp, when all who quantise have left theirs and there is room.
-DEVICE void bring_parts(const WalkStep& step, Desk& desk, uint8_t* work) {
-    const ProductArgs& p = step.product;
-    const Plan plan(p, work);
-    if (!plan.in_parts || !Share(step).groups) return;
-    const uint8_t* const from = reinterpret_cast<const uint8_t*>(p.x);
-    const int* const counted = reinterpret_cast<const int*>(from + plan.units * kColumns);
-#pragma unroll 1
-    for (int u0 = 0; u0 < plan.units; u0 += plan.some, desk.parts++) {
-        const int here = plan.here(u0);
-        piece_here(desk.room(desk.parts), desk.parts / 2 & 1);
-        Patience patience;
-        const bool mine = lane() < here && step.fresh & X_IS;
-        while (any_lane(mine && load_acquire(counted + u0 + lane()) < p.tokens - 1)) patience.lose();
-        copies_may_begin();
-        copy_strips(work + desk.parts % 2 * plan.some * kColumns, from + u0 * kColumns, here * kColumns, 1, 0, desk.here(desk.parts));
-    }
-}
-
-// Sums in order, and what follows them, by two warps: a thread has two rows of a token, eight apart, or a gate and its up.
-DEVICE void add_up_step(const WalkStep& step, Desk& desk, uint8_t* work) {
-    const ProductArgs& p = step.product;
-    const Share my(step);
-    if (!my.groups) return;
-    const Plan plan(p, work);
-    const int shift = p.shift, places = p.slots, me = thread() & (32 * kAdd - 1), token = me >> 3;
+    const int units = p.parts[0].w.units, some = p.stages, batch = p.slots, shift = p.shift, warp = thread() / 32, warps = team() / 32;
+    const int cut = step.fresh & CUT ? 1 : 0;
     const bool paired = p.parts[0].paired;
-    const int row_shift = paired ? shift - 1 : shift, apart = paired ? 1 << row_shift : 8, turn = paired ? 8 : 16;
-    float* const so_far = plan.sums + places * plan.each;  // [group][row][token]
+    const int row_shift = paired ? shift - 1 : shift, in_group = 1 << row_shift;
+    const bool in_parts = some < units;
+    uint4* const x = reinterpret_cast<uint4*>(work);
+    float* const sums = reinterpret_cast<float*>(x + (in_parts ? 2 * some : some) * (kColumns / 16));  // [units][rows][tokens]
+    const int my_row = (thread() & 7) | thread() >> 6 << 3, token = thread() >> 3 & 7;
+    int next = warp, before = 0;  // the warp's next tile; tiles of the rounds before
+    ring.skip(warp << cut);
+    if (in_parts) leave_place(parts.first + 2), leave_place(parts.first + 3);
 #pragma unroll 1
-    for (int u0 = 0; u0 < plan.units; u0 += plan.some) {
-        const int here = plan.here(u0);
-        const bool last = u0 + plan.some >= plan.units;
+    for (int g0 = 0; g0 < my.groups; g0 += batch) {
+        const int groups = my.groups - g0 < batch ? my.groups - g0 : batch, rows = groups << shift;
+        // What follows the sum of a row is looked up before x is there.
+        float *out = nullptr, residual = -0.0f, bias = -0.0f;
+        const float* residual_at = nullptr;
+        if (my_row < groups << row_shift && token < p.tokens) {
+            int at = ((my.begin + g0) << row_shift) + my_row;
+            const Product* of = p.parts;
 #pragma unroll 1
-        for (int group = 0; group < my.groups; group++, desk.sums++) {
-            const float* const sums = plan.sums + (desk.sums & (places - 1)) * plan.each;
-#pragma unroll 1
-            for (int row = me & 7; row < 1 << row_shift; row += turn) {
-                // What follows the sum of a row is looked up before it is there.
-                float *out[2] = {}, residual[2] = {-0.0f, -0.0f}, bias[2] = {-0.0f, -0.0f};
-                const float* residual_at[2] = {};
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    int at = ((my.begin + group) << row_shift) + row + 8 * k;
-                    const Product* of = p.parts;
-#pragma unroll 1
-                    while (of + 1 < p.parts + p.n_parts && at >= of[1].first_group << row_shift) of++;
-                    at -= of->first_group << row_shift;
-                    if (!last || token >= p.tokens || at >= of->w.rows || (paired && k)) continue;
-                    const int64_t place = int64_t(token) * of->out_stride + at;
-                    out[k] = of->out + place;
-                    if (of->residual) residual_at[k] = of->residual + place, residual[k] = load_fresh(residual_at[k]);
-                    if (of->bias) bias[k] = of->bias[at];
-                }
-                float* const mine = so_far + ((group << shift) + row) * kRows + token;
-                const float* at = sums + row * kRows + token;
-                float y[2] = {-0.0f, -0.0f};
-                if (u0) y[0] = mine[0], y[1] = mine[apart * kRows];
-                desk.wait_full(desk.sums);
-#pragma unroll 1
-                for (int u = 0; u < here; u += 8, at += 8 * kRows << shift) {  // eight on their way; what is behind the last changes nothing
-                    float v[2][8];
-#pragma unroll
-                    for (int k = 0; k < 8; k++)
-#pragma unroll
-                        for (int r = 0; r < 2; r++) v[r][k] = u + k < here ? at[((k << shift) + r * apart) * kRows] : -0.0f;
-#pragma unroll
-                    for (int k = 0; k < 8; k++) y[0] = y[0] + v[0][k], y[1] = y[1] + v[1][k];
-                }
-                if (!last) mine[0] = y[0], mine[apart * kRows] = y[1];
-                if (paired && out[0]) {
-                    const int act = p.parts[0].act;
-                    const float size = as_float(bits(y[0]) & 0x7fffffffu);
-                    if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y[0] = divide_near(y[0], 1.0f + exponential(-y[0])) * y[1];
-                    else y[0] = gate(act, y[0]) * y[1];
-                }
-#pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    if (!out[k]) continue;
-                    if (bits(residual[k]) == kNotYet && residual_at[k]) residual[k] = await(residual_at[k], step.fresh & RESIDUAL_IS);
-                    store_fresh(out[k], (y[k] + bias[k]) + residual[k]);
-                }
+            while (of + 1 < p.parts + p.n_parts && at >= of[1].first_group << row_shift) of++;
+            at -= of->first_group << row_shift;
+            if (at < of->w.rows) {
+                const int64_t place = int64_t(token) * of->out_stride + at;
+                out = of->out + place;
+                if (of->residual) residual_at = of->residual + place, residual = load_fresh(residual_at);
+                if (of->bias) bias = of->bias[at];
             }
-            sync_warp();
-            tell(desk.added(desk.sums));
         }
+        const int from = (((my_row >> row_shift) << shift) + (my_row & (in_group - 1))) * kRows + token;
+        float y = -0.0f, up = -0.0f;
+#pragma unroll 1
+        for (int u0 = 0; u0 < units; u0 += some) {
+            const int here = units - u0 < some ? units - u0 : some, tiles = ((here << shift) + 31) >> 5;
+            const uint4* const part_of_x = x + (in_parts ? parts.count % 2 * some * (kColumns / 16) : 0);
+            if (in_parts) piece_here(parts.here(), parts.phase());
+            else if (!g0) take_rows(step, units, x);
+            sync_team();  // who adds up sums of the turn before is done, too
+#pragma unroll 1
+            for (; next < before + groups * tiles; next += warps) {
+                int group = 0, tile = next - before;
+#pragma unroll 1
+                for (; tile >= tiles; tile -= tiles) group++;
+                const uint8_t* const piece = ring.take(cut);
+                const uint8_t* rest = piece;
+                if (cut) {
+                    Ring then = ring;
+                    then.skip(1);
+                    rest = then.take(true) - kCut;
+                }
+#pragma unroll 1
+                for (int half = 0; half < 32; half += 16) {
+                    const int item = tile * 32 + half, unit = item >> shift, row = (group << shift) + (item & ((1 << shift) - 1)) + lane() / 4;
+                    if (unit >= here) break;
+                    float part[4];
+                    const uint4* const of = part_of_x + unit * (kColumns / 16);
+                    if (A::number == B::number || my.begin + g0 + group < step.second) multiply_rows<A>(piece, rest, half, of, part);
+                    else multiply_rows<B>(piece, rest, half, of, part);
+                    float* const to = sums + (unit * rows + row) * kRows + lane() % 4 * 2;
+                    *reinterpret_cast<float2*>(to) = {part[0], part[1]};
+                    *reinterpret_cast<float2*>(to + 8 * kRows) = {part[2], part[3]};
+                }
+                if (cut) ring.leave(1);
+                ring.leave((warps << cut) - cut);
+            }
+            before += groups * tiles;
+            sync_team();
+            if (in_parts) {
+                if (u0 + 2 * some < units) leave_place(parts.room());
+                parts.count++;
+            }
+            if (out) {
+                const auto add = [&](const float* at, float sum) {  // eight on their way together; what comes behind the last changes nothing
+#pragma unroll 1
+                    for (int u = 0; u < here; u += 8, at += 8 * rows * kRows) {
+                        float v[8];
+#pragma unroll
+                        for (int k = 0; k < 8; k++) v[k] = u + k < here ? at[k * rows * kRows] : -0.0f;
+#pragma unroll
+                        for (int k = 0; k < 8; k++) sum = sum + v[k];
+                    }
+                    return sum;
+                };
+                y = add(sums + from, y);
+                if (paired) up = add(sums + from + in_group * kRows, up);
+            }
+        }
+        if (!out) continue;
+        if (paired) {
+            const int act = p.parts[0].act;
+            const float size = as_float(bits(y) & 0x7fffffffu);
+            if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
+            else y = gate(act, y) * up;
+        }
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        store_fresh(out, (y + bias) + residual);
     }
+    return before << cut;
 }
 
 // ---- what is fetched --------------------------------------------------------------------------------------------------

@@ -19,11 +19,10 @@ from assay.engines.cuda.shapes import BLOCK
 PRODUCT, _ATTEND, _FOLD, QUANTISE = range(4)
 X, RESIDUAL, _CODES, _BY_TWO, _CUT, COUNTED = 1, 2, 4, 8, 16, 32  # walk.h, How
 ANY: frozenset[str] = frozenset()  # a step that every kernel has
-WARPS, _MORE, _MORE_FEW = 12, 1, 4  # that compute; others: one fetches, of several tokens one brings x and two add up
+WARPS = 12  # that compute; one more fetches, and of several tokens another one
 ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
-_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need
-_DESK = 576 + 384 + 2 * ctypes.sizeof(structs.WalkStep)  # more of it for several tokens: walk_few.h, Desk
-_AHEAD, _AHEAD_FEW = 52 << 10, 36 << 10  # bytes that a multiprocessor has asked for at a time: one token, several
+_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS + 32  # shared memory beside pieces and what steps need
+_AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
 _PART = 2 + 128  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
@@ -65,9 +64,6 @@ class Walks(Steps):
     """Steps that can be those of a walk, and walks made of them."""
 
     runs: Sequence[_Run] = ()
-
-    def _walk_fixed(self) -> int:
-        return _FIXED if self.shape.tokens == 1 else _FIXED + _DESK
 
     def _few_whole(self, columns: int) -> bool:
         """Whether several rows of so many columns are taken at once, so that attention may leave them quantised."""
@@ -237,18 +233,17 @@ class Walks(Steps):
     def _places(self, run: _Run) -> tuple[int, int]:
         """How many pieces there is room for (0: too few), and the bytes of each: of the first layout, if it has any."""
         room, fewest = _least(run.layouts, run.piece)
-        found = min(60, (self.shared - 1024 - run.work - self._walk_fixed()) // (room + 16))
+        found = min(60, (self.shared - 1024 - run.work - _FIXED) // (room + 16))
         return found if found >= fewest else 0, room
 
     def _walk_free(self, layouts: frozenset[str]) -> int:
         """Shared memory that steps may have beside the fewest pieces of such weights."""
         room, fewest = _least(layouts)
-        return self.shared - 1024 - self._walk_fixed() - fewest * (room + 16)
+        return self.shared - 1024 - _FIXED - fewest * (room + 16)
 
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
         (slots, room), formats = self._places(run), _formats(run.layouts)
-        ahead = _AHEAD if self.shape.tokens == 1 else _AHEAD_FEW
         first = 0
         for step in steps:
             piece, turn = step.ahead, WARPS
@@ -262,15 +257,15 @@ class Walks(Steps):
                 if seconds and last and last.tile_bytes > room:
                     step.fresh |= _CUT
                     piece, turn = piece // 2, 2 * WARPS
-            # A warp knows its next piece by its turn: the one that has that place now must be there.
-            step.ahead = max(4, min(slots - turn - 4, ahead // piece if piece else 0))
+            # A warp knows its next piece by its turn: the one that has that place now must be there, or it looks twice.
+            most = slots - 4 if step.fresh & _CUT and self.shape.tokens > 1 else slots - turn - 4
+            step.ahead = max(4, min(most, _AHEAD // piece if piece else 0))
         table = (structs.WalkStep * len(steps))(*steps)
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
-        shared = slots * (room + 16) + self._walk_fixed() + run.work
+        shared = slots * (room + 16) + _FIXED + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
         name = "_".join(("few",) * (self.shape.tokens > 1) + tuple(form.name for form in formats))
-        more = _MORE if self.shape.tokens == 1 else _MORE_FEW
-        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + more)
+        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1 + (self.shape.tokens > 1))
         launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +9,10 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.layout import UNIT, Matrix, rows_per_group
 from assay.engines.cuda.program import Value
-from assay.engines.cuda.walk import ANY, COLUMN, COUNTED, PRODUCT, QUANTISE, RESIDUAL, ROWS, Walks, X, has_walk
+from assay.engines.cuda.walk import ANY, COLUMN, COUNTED, PRODUCT, QUANTISE, RESIDUAL, ROWS, WARPS, Walks, X, has_walk
 from assay.graph import Node
 
-_ALL, _SOME = 24, (12, 10, 8, 6, 4)  # most units of x in shared memory at a time; where there are more, so many
-_PLACES = 4, 2, 1  # of sums
+_ALL, _SOME = 24, (12, 8, 6, 4)  # most units of x in shared memory at a time; where there are more, so many
 
 
 class FewWalks(Walks):
@@ -53,25 +51,32 @@ class FewWalks(Walks):
 
     def _few_whole(self, columns: int) -> bool:
         units, rest = divmod(columns, UNIT)
-        return not rest and self._few_fit(units, rows_per_group(units, False), self._walk_free(self.layouts)) > 0
-
-    def _few_fit(self, units: int, group: int, free: int) -> int:
-        """Places of sums beside x, if all of it is taken at once."""
-        return (free - units * UNIT * COLUMN) // (units * 4 * ROWS * group) if units <= _ALL else 0
+        least = units * (UNIT * COLUMN + 4 * ROWS * rows_per_group(units, False))
+        return not rest and units <= _ALL and least <= self._walk_free(self.layouts)
 
     def _few_cut(self, parts: Sequence[Part], free: int) -> tuple[int, int, int] | None:
-        """Units of x that are taken at a time, places of sums of a group of rows, and the shared memory of both."""
+        """Units of x that are taken at a time, groups of rows of a block of threads, and their shared memory: a thread
+        has one result."""
         matrix = parts[0].matrix
         groups = -(-sum(p.matrix.groups for p in parts) // self._processors())
-        x, sums, units = UNIT * COLUMN, 4 * ROWS * matrix.group, matrix.units  # bytes of a unit
-        fit = self._few_fit(units, matrix.group, free)
-        for places in _PLACES:
-            if places <= fit and places < 2 * groups:
-                return units, places, units * (x + places * sums)
-        for places, some in itertools.product(_PLACES, _SOME):  # the next part is on its way
-            size = some * (2 * x + places * sums) + groups * sums
-            if fit <= 0 and some < units and len(parts) == 1 and size <= free:
-                return some, places, size
+        x, sums = UNIT * COLUMN, 4 * ROWS * matrix.group  # of a unit
+        most = 32 * WARPS // (ROWS * (matrix.group // 2 if matrix.paired else matrix.group))
+
+        def turns(batch: int) -> float:
+            """Tiles that a warp has, one after the other, and what a batch costs."""
+            whole, rest = divmod(groups, batch)
+            tiles = whole * -(-batch * matrix.tiles // WARPS) + -(-rest * matrix.tiles // WARPS)
+            return tiles + 0.3 * -(-groups // batch)
+
+        units = matrix.units
+        fit = min(groups, most, (free - units * x) // (units * sums))
+        if units <= _ALL and fit > 0:
+            batch = min(range(1, 1 + fit), key=turns)
+            return units, batch, units * (x + batch * sums)
+        for units in _SOME:  # the next part is on its way
+            size = units * (2 * x + groups * sums)
+            if units < matrix.units and groups <= most and len(parts) == 1 and size <= free:
+                return units, groups, size
         return None
 
     def _few_product(self, x: Value, norm: Node | None, parts: Sequence[Part]) -> None:
