@@ -50,9 +50,10 @@ class FewWalks(Walks):
         return self.prepared[key][0]
 
     def _few_whole(self, columns: int) -> bool:
-        units, rest = divmod(columns, UNIT)
-        least = units * (UNIT * COLUMN + 4 * ROWS * rows_per_group(units, False))
-        return not rest and units <= _ALL and least <= self._walk_free(self.layouts)
+        if columns % UNIT or columns > _ALL * UNIT:
+            return False
+        least = columns * COLUMN + columns // UNIT * 4 * ROWS * rows_per_group(columns // UNIT, False)
+        return least <= self._walk_free(self.layouts)
 
     def _few_cut(self, parts: Sequence[Part], free: int) -> tuple[int, int, int] | None:
         """Units of x that are taken at a time, groups of rows of a block of threads, and their shared memory: a thread
