@@ -24,6 +24,7 @@
     static void body_##name(const Args& a)
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
+#define TEAM 384  // of walks, whose sources are one here
 #define TOGETHER(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, true)
 
 // Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.

@@ -98,15 +98,18 @@ DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
     if (lane() < 2) store_fresh(scale_at(to, row, column) + lane(), lane() ? scale.d * float(all) : scale.d);
 }
 
-// The warps that compute; the next one fetches.
-DEVICE int team() { return 384; }
+// The warps that compute; the next one fetches, and is the last one but in walk_few.cu.
+#ifndef TEAM
+#define TEAM (threads() - 32)
+#endif
+DEVICE int team() { return TEAM; }
 DEVICE void sync_team() { sync_some(1, team()); }
 
-// In a function: its own thread and lane, so that what it makes of them is not kept from step to step.
-#define OWN_THREAD                                   \
-    const int own_thread = opaque(::thread());       \
-    const auto thread = [=] { return own_thread; };  \
-    const auto lane = [=] { return own_thread & 31; }
+// In a function: its own thread and lane. What a compiler makes of the usual ones it keeps in registers from step to step.
+#define OWN_THREAD(is)                                                                      \
+    [[maybe_unused]] const int own_thread = (is) ? opaque(::thread()) : 0;                  \
+    [[maybe_unused]] const auto thread = [=] { return (is) ? own_thread : ::thread(); };    \
+    [[maybe_unused]] const auto lane = [=] { return (is) ? own_thread & 31 : ::lane(); }
 
 // Blocks of threads are counted from the one that begins.
 DEVICE int block_of(const WalkStep& step) {

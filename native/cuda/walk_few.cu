@@ -1,5 +1,8 @@
 // Two to eight tokens, of a sequence each, through a run of products and attentions by one kernel (walk.cu): the same ring, the same steps
 // and the same way from block to block. Products are those of tensor cores, and what they read is quantised once, by a step of its own.
+#ifndef TEAM
+#define TEAM 384  // and two more warps
+#endif
 #include "walk_few.h"
 
 namespace assay {

@@ -48,7 +48,7 @@ DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8], int*
 // Rows quantised for all who multiply them. With a norm a block of threads has a row, adds up its squares, and shares its columns with
 // others that have the same row; without one a warp has 256 columns of a row.
 DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
-    OWN_THREAD;
+    OWN_THREAD(true);
     const ProductArgs& p = step.product;
     const bool fresh = step.fresh & X_IS;
     const int units = p.parts[0].w.units, columns = p.columns, rows = p.tokens, me = block_of(step);
@@ -112,7 +112,7 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
 
 // x into shared memory, as it lies. Nobody writes rows behind the last token; there must be numbers.
 DEVICE void take_rows(const WalkStep& step, int units, uint4* x) {
-    OWN_THREAD;
+    OWN_THREAD(true);
     const uint4* const from = reinterpret_cast<const uint4*>(step.product.x);
     const int vectors = units * (kColumns / 16), tokens = step.product.tokens;
 #pragma unroll 1
@@ -190,20 +190,17 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
     constexpr bool wide = L::kind == N8;  // two chunks a block
 #pragma unroll
     for (int e = 0; e < 4; e++) part[e] = 0.0f;
-    // Two blocks at a time; the products of the next two are under way while the sums of these become floats.
-    uint32_t codes[wide ? 2 : 1][4];
-    uint4 b;
-    int sums[2][2][4], more[2][L::sub16 ? 2 : 1][4];
-    const auto ask = [&](int first) {
+#pragma unroll
+    for (int first = 0; first < 8; first += 2) {  // two blocks
+        uint32_t codes[wide ? 2 : 1][4];
 #pragma unroll
         for (int k = 0; k < (wide ? 2 : 1); k++) {
             const int chunk = wide ? 2 * (first + k) : first;
             load_matrices(codes[k], (chunk < 8 ? tile : rest) + chunk * 512 + mine);
         }
-        b = x[first / 2 * 32 + lane()];
-    };
-    const auto products = [&](int first) {
-        const int at = first / 2 % 2;
+        const uint4 b = x[first / 2 * 32 + lane()];
+        const float4 s[2] = {scales[first * 4], scales[first * 4 + 4]};
+        int sums[2][4], more[L::sub16 ? 2 : 1][4];
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             uint32_t a[4];
@@ -217,30 +214,20 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
             }
             const uint32_t b0 = k ? b.z : b.x, b1 = k ? b.w : b.y;
             if constexpr (L::sub16) {
-                mma_k16(sums[at][k], a[0], a[1], b0, int(kMagicBits));
-                mma_k16(more[at][k], a[2], a[3], b1, int(kMagicBits));
+                mma_k16(sums[k], a[0], a[1], b0, int(kMagicBits));
+                mma_k16(more[k], a[2], a[3], b1, int(kMagicBits));
             } else {
-                mma_k32(sums[at][k], a, b0, b1, int(kMagicBits));
+                mma_k32(sums[k], a, b0, b1, int(kMagicBits));
             }
         }
-    };
-    ask(0);
-    products(0);
-    ask(2);
-#pragma unroll
-    for (int first = 0; first < 8; first += 2) {
-        const int at = first / 2 % 2;
-        const float4 s[2] = {scales[first * 4], scales[first * 4 + 4]};
-        if (first < 6) products(first + 2);
-        if (first < 4) ask(first + 4);
 #pragma unroll
         for (int k = 0; k < 2; k++) {
             const typename L::Values f[2] = {L::factors(rows[0], rows[0].super, first + k), L::factors(rows[1], rows[1].super, first + k)};
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const typename L::Values& v = f[e / 2];
-                float y = fma(as_float(uint32_t(sums[at][k][e])), v.d[0], -kMagic * v.d[0]);
-                if constexpr (L::sub16) y = fma(as_float(uint32_t(more[at][k][e])) - kMagic, v.d[1], y);
+                float y = fma(as_float(uint32_t(sums[k][e])), v.d[0], -kMagic * v.d[0]);
+                if constexpr (L::sub16) y = fma(as_float(uint32_t(more[k][e])) - kMagic, v.d[1], y);
                 part[e] = fma(y, e % 2 ? s[k].z : s[k].x, part[e]);
                 if constexpr (L::min) part[e] = fma(v.m[0], e % 2 ? s[k].w : s[k].y, part[e]);
             }
@@ -252,7 +239,7 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
 // or its groups are all taken together, and the next part of x is on its way meanwhile (bring_parts). A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
 template <class A, class B>
 DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uint8_t* work) {
-    OWN_THREAD;
+    OWN_THREAD(true);
     const ProductArgs& p = step.product;
     const Share my(step);
     if (!my.groups) return 0;
