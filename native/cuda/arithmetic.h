@@ -152,5 +152,15 @@ DEVICE int64_t half_at(int64_t row, int c, int room) {
     const int piece = (c >> 3 & 6) | (c & 1);
     return ((int64_t(c >> 6) * room + row) << 6) + ((piece ^ int(row & 7)) << 3) + (c >> 1 & 7);
 }
+// The same for gemm_halves.cu: columns are in order.
+DEVICE int64_t float_at(int64_t row, int c, int room) {
+    return ((int64_t(c >> 6) * room + row) << 6) + (((c >> 3 & 7) ^ int(row & 7)) << 3) + (c & 7);
+}
+// A value that products on tensor cores read. `halved`: room for rows; from bit 28 on whose they are: 0 of gemm_tensor.cu, of gemm_halves.cu 1 with
+// F16 and 2 with BF16 weights.
+DEVICE void store_halved(void* out, int halved, int64_t row, int c, float y) {
+    const int of = halved >> 28, room = halved & 0xfffffff;
+    static_cast<uint16_t*>(out)[of ? float_at(row, c, room) : half_at(row, c, room)] = of == 2 ? float_to_brain(y) : float_to_half(y);
+}
 
 }  // namespace assay

@@ -116,7 +116,7 @@ OUTLINED void fold_blocks(const AttentionArgs& a, int row, int first, int count,
         add_sink(a.mask, first + h, m, l, acc);
         const float y = acc * (1.0f / l);
         const int column = (first + h) * v_dim + d;  // of the token's row
-        if (halved) reinterpret_cast<uint16_t*>(a.out)[half_at(row, column, halved)] = float_to_half(y);
+        if (halved) store_halved(a.out, halved, row, column, y);
         else a.out[head * v_dim + d] = y;
     }
     if (thread() == 0) *counter = 0;

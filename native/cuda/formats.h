@@ -33,15 +33,17 @@ DEVICE uint32_t book_word(int book, int i) {
     const uint32_t mx4[4] = {pack4(0, 1, 2, 3), pack4(4, 6, 8, 12), pack4(0, -1, -2, -3), pack4(-4, -6, -8, -12)};
     return book == IQ4 ? iq4[i] : mx4[i];
 }
-// Four codes of 4 bits, a byte each, to the book's values.
+// Eight codes of 4 bits to the book's values: those of the low nibbles, and of the high ones. A nibble is a selector of `permute` but for its
+// top bit, which chooses between the halves of the book.
 template <int BOOK>
-DEVICE uint32_t look_up(uint32_t codes) {
-    const uint32_t index = codes & 0x07070707u;
-    const uint32_t selector = (index & 15) | (index >> 4 & 0xf0) | (index >> 8 & 0xf00) | (index >> 12 & 0xf000);
-    const uint32_t low = permute(book_word(BOOK, 0), book_word(BOOK, 1), selector);
-    const uint32_t high = permute(book_word(BOOK, 2), book_word(BOOK, 3), selector);
-    const uint32_t upper = (codes >> 3 & 0x01010101u) * 255u;  // bytes of ones where bit 3 is set
-    return (low & ~upper) | (high & upper);
+DEVICE void look_up(uint32_t codes, uint32_t& low, uint32_t& high) {
+    const uint32_t index = codes & 0x77777777u, half = (codes >> 1 & 0x44444444u) | 0x32103210u;
+    const auto four = [&](int shift) {
+        return permute(permute(book_word(BOOK, 0), book_word(BOOK, 1), index >> shift), permute(book_word(BOOK, 2), book_word(BOOK, 3), index >> shift),
+                       half >> shift);
+    };
+    const uint32_t first = four(0), second = four(16);
+    low = permute(first, second, 0x6420), high = permute(first, second, 0x7531);
 }
 
 // Sub16: a scale per 16 columns. Min: has minima. Offset: what to subtract from the codes; with minima the codes are
@@ -68,6 +70,7 @@ struct Layout {
             return;
         }
         const uint32_t v = chunk(i, t);
+        if constexpr (BOOK != PLAIN) return look_up<BOOK>(v, low, high);
         low = v & 0x0f0f0f0fu;
         high = v >> 4 & 0x0f0f0f0fu;
         if constexpr (KIND == N5) {
@@ -79,10 +82,6 @@ struct Layout {
             const uint32_t x = chunk(8 + i / 2, i % 2 * 2), y = chunk(8 + i / 2, i % 2 * 2 + 1);
             low |= x >> 2 * t << 4 & 0x30303030u;
             high |= y >> 2 * t << 4 & 0x30303030u;
-        }
-        if constexpr (BOOK != PLAIN) {
-            low = look_up<BOOK>(low);
-            high = look_up<BOOK>(high);
         }
     }
 

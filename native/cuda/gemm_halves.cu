@@ -1,28 +1,30 @@
 // Products of F16 and BF16 weights on tensor cores, for precision `tensor`: activations rounded to the weights' type, products
 // exact, sums in float32 in the order of the hardware within a unit of 256 columns, units added ascending. The order is the
 // same for any number of tokens, so batches, chunks and cached prefixes give the same bits; they are not the cpu engine's.
+//
+// Matrices lie in groups of 32 rows here, activations as float_at says: what a tile wants of either is one piece of memory for each 32 rows, or 64 columns.
+//   halves_128_128, ..., halves_64_8   rows x tokens of a tile: a warp fetches, groups of four multiply by `multiply_rows`, each unit from zero. Bound by
+//                                      tensor cores and what a multiprocessor gets of the second-level cache; with few tokens by memory
+//   product_tensor_8                   32 rows x 8 tokens, a unit a warp
 #include "gemm.h"
+#include "warpgroup.h"
 
 namespace assay {
 
-template <int FORMAT, int WR, int WT, int J>
+// A unit of 32 rows and 8 J tokens of one warp, for `few_tokens`.
+template <int FORMAT, int J>
 struct HalfStage {
-    static constexpr int rows = 32 * WR, tile_tokens = 8 * J * WT, chunks = 32;
+    static constexpr int rows = 32, tokens = 8 * J, chunks = 32;
     static constexpr int token_bytes = 528;  // spreads tokens over the banks
-    static constexpr int weights_at = tile_tokens * token_bytes, bytes = weights_at + chunks * rows * 16;
-
-    // By one warp, or by the warps of a block.
-    static DEVICE int me() { return WR * WT == 1 ? lane() : thread(); }
-    static DEVICE int count() { return WR * WT == 1 ? 32 : threads(); }
+    static constexpr int weights_at = tokens * token_bytes;
 
     static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int u) {
-        const uint16_t* x = reinterpret_cast<const uint16_t*>(acts.q) + int64_t(token) * acts.stride + u * 256;
-        for (int i = me(); i < tile_tokens * chunks; i += count())
-            copy_async(to + i / chunks * token_bytes + i % chunks * 16, x + i / chunks * acts.stride + i % chunks * 8);
+        const uint16_t* x = reinterpret_cast<const uint16_t*>(acts.q);
+        for (int i = lane(); i < tokens * chunks; i += 32)
+            copy_async(to + i / chunks * token_bytes + i % chunks * 16, x + float_at(token + i / chunks, u * 256 + i % chunks * 8, acts.step));
     }
     static DEVICE void multiply(const uint8_t* stage, float (&part)[2][J][4]) {
-        const int warp = WR * WT == 1 ? 0 : thread() / 32;
-        const int g = lane() / 4, t = lane() % 4, row = warp / WT * 32 + g, token = warp % WT * 8 * J + g;
+        const int g = lane() / 4, t = lane() % 4;
         const auto weight = [&](int r, int c) {
             return *reinterpret_cast<const uint32_t*>(stage + weights_at + (c * rows + r) * 16 + t * 4);
         };
@@ -38,10 +40,10 @@ struct HalfStage {
 #pragma unroll
             for (int f = 0; f < 2; f++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) a[f][e] = weight(row + 16 * f + 8 * (e % 2), i + e / 2);
+                for (int e = 0; e < 4; e++) a[f][e] = weight(g + 16 * f + 8 * (e % 2), i + e / 2);
 #pragma unroll
             for (int j = 0; j < J; j++) {
-                const uint8_t* x = stage + (token + 8 * j) * token_bytes + i * 16 + t * 4;
+                const uint8_t* x = stage + (g + 8 * j) * token_bytes + i * 16 + t * 4;
                 const uint32_t b0 = *reinterpret_cast<const uint32_t*>(x), b1 = *reinterpret_cast<const uint32_t*>(x + 16);
 #pragma unroll
                 for (int f = 0; f < 2; f++) {
@@ -64,51 +66,177 @@ struct SixteenBits {
         else f(Halved<BF16>{});
     }
     template <class L, int J, int ROWS>
-    using Of = HalfStage<L::number, 1, 1, J>;
+    using Of = HalfStage<L::number, J>;
 };
 
-// The warps of a block share 32 WR rows and 8 J WT tokens.
-template <int WR, int WT, int J>
-DEVICE void many_tokens(const ProductArgs& a) {
+// What follows the sums of a warp: rows g of 8 from `row` and g of 8 from `row + second`, tokens 8 j + 2 t and the next from `token`.
+// Everything is read before anything is written; residuals are asked for together, those of rows and tokens that are not there are another's.
+template <class Type, int J>
+DEVICE void store_rows(const Product& p, int room, float (&sum)[J][4], int row, int second, int token, int tokens) {
+    int out[2];
+    bool wanted[2];
+    token += lane() % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int at = row + lane() / 4 + r * second;
+        out[r] = p.paired ? at / 32 * 16 + at % 32 : at;
+        wanted[r] = out[r] < p.w.rows && !(p.paired && r);  // of a pair the second row is the first one's up
+        if (out[r] >= p.w.rows) out[r] = p.w.rows - 1;
+    }
+    const auto each = [&](auto&& f) {
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) f(sum[j][2 * r + e], sum[j][2 + e], r, j, e);
+    };
+    const auto here = [&](int r, int j, int e) { return wanted[r] && token + 8 * j + e < tokens; };
+    const auto at = [&](int r, int of) { return int64_t(of) * p.out_stride + out[r]; };
+    if (p.paired && (p.act != SILU || p.gate_out || p.up_out || !silu_pairs<J>(sum)))
+        each([&](float& y, float up, int r, int j, int e) {
+            if (!here(r, j, e)) return;
+            if (p.gate_out) p.gate_out[at(r, token + 8 * j + e)] = y;
+            if (p.up_out) p.up_out[at(r, token + 8 * j + e)] = up;
+            y = gate(p.act, y) * up;
+        });
+    if (p.bias) each([&](float& y, float, int r, int, int) { y = y + p.bias[out[r]]; });
+    if (p.residual)
+        each([&](float& y, float, int r, int j, int e) { y = y + p.residual[at(r, token + 8 * j + e < tokens ? token + 8 * j + e : tokens - 1)]; });
+    if (room) {  // eight tokens further lie 512 values further
+        uint16_t* const to = reinterpret_cast<uint16_t*>(p.out);
+        const int64_t first[2][2] = {{float_at(token, out[0], room), float_at(token + 1, out[0], room)}, {float_at(token, out[1], room), float_at(token + 1, out[1], room)}};
+        each([&](float& y, float, int r, int j, int e) {
+            if (here(r, j, e)) to[first[r][e] + 512 * j] = Type::brain ? float_to_brain(y) : float_to_half(y);
+        });
+    } else {
+        each([&](float& y, float, int r, int j, int e) {
+            if (here(r, j, e)) p.out[at(r, token + 8 * j + e)] = y;
+        });
+    }
+}
+
+// Groups of four warps have 64 rows each, R of them, and the same 8 J tokens; one group more fetches, for all, steps of 64 S columns into a ring of `stages`:
+// a warp a quarter of the weights and of the activations, as a lane takes 150 cycles and more to ask for a piece. A step in shared memory: activations
+// [S][tokens][128 bytes], weights [2 R][8 S chunks][32 rows][16]; behind the ring, arrivals. A block of threads takes tiles in turn: the next one's
+// weights are on their way while what follows the sums is done. Tiles of the same rows are neighbours.
+template <class Type, int J, int R, int S>
+DEVICE void share_tiles(const ProductArgs& a) {
     SHARED;
-    const int tile = block_y(), first_token = block_x() * 8 * J * WT;
+    constexpr int tokens = 8 * J, strip = 128 * tokens, stage_bytes = S * (strip + 128 * 64 * R), steps = 4 / S;  // of a unit
+    const int warp = shuffle(thread() / 32, 0), ring = a.stages, columns = (a.tokens + tokens - 1) / tokens;
+    Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes);
+    Arrival* const gone = here + ring;
     next_may_start();
-    const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
-    const int first = (tile - p.first_group) * 32 * WR, warp = thread() / 32;
-    float total[2][J][4];
-    clear_sums<2, J>(total);
-    wait_for_previous();
-    SixteenBits::with(p.w.format, [&](auto layout) {
-        using S = HalfStage<decltype(layout)::number, WR, WT, J>;
-        const Source source(p.w, first, S::rows, S::chunks, thread());
-        const int stages = a.stages;  // 2, or 1 where shared memory has no room for more
-        for (int u = 1 - stages; u < p.w.units; u++) {
-            const int next = u + stages - 1;
-            if (next < p.w.units) {
-                S::fetch_acts(shared + next % stages * S::bytes, a.acts, first_token, next);
-                source.fetch(shared + next % stages * S::bytes + S::weights_at, S::rows, next, thread(), threads());
+    if (warp == 0) {
+        make_places(here, ring, 8 * kPieceLanes);
+        make_places(gone, ring, 4 * R * kLeavers);
+    }
+    sync_block();
+    int slot = 0, phase = 0;  // of the step at hand
+    const auto advance = [&] {
+        if (++slot == ring) slot = 0, phase ^= 1;
+    };
+    if (warp >= 4 * R) {
+        if constexpr (J == 16) fewer_registers();
+        static_assert(R * S == 2, "a quarter of the weights is half a group of 32 rows, or a whole one");
+        constexpr int w_parts = 4 / (2 * R), x_parts = 4 / S, w_bytes = 4096, x_bytes = strip / x_parts;  // pieces of a group, of a strip; their bytes
+        const int mine = warp - 4 * R;
+        const int64_t strips = int64_t(a.acts.step) * 128;
+        uint8_t* const to_x = shared + mine * x_bytes;
+        uint8_t* const to_w = shared + S * strip + mine * w_bytes;
+        for (int tile = block_x(); tile < a.groups * columns; tile += grid_x()) {
+            const Product& p = a.parts[part_of(a, tile / columns)];
+            const int last = p.w.all_rows / 32 - 1, wanted = (tile / columns - p.first_group) * 2 * R + mine / w_parts;
+            // A group that is not there is another: nobody stores its sums.
+            const uint8_t* const w = p.w.tile(wanted < last ? wanted : last, 0) + mine % w_parts * w_bytes;
+            const uint8_t* const x = reinterpret_cast<const uint8_t*>(a.acts.q) + mine / x_parts * strips + tile % columns * strip + mine % x_parts * x_bytes;
+            const bool first = tile == block_x();
+            const int n = p.w.units * steps, ahead = !first ? 0 : n < ring ? n : ring;  // steps whose weights do not wait for the kernel before
+            const auto weights = [&](int i) { copy_strips(to_w + slot * stage_bytes, w + i * (S * 4096), w_bytes, 1, 0, here + slot); };
+            if (first) {
+                for (; slot < ahead; slot++) weights(slot);
+                slot = 0;
+                wait_for_previous();
             }
-            copy_group();
-            if (u < 0) continue;
-            if (stages == 2) copies_done<1>();
-            else copies_done<0>();
-            sync_block();
-            float part[2][J][4];
-            S::multiply(shared + u % stages * S::bytes, part);
-#pragma unroll
-            for (int f = 0; f < 2; f++)
-#pragma unroll
-                for (int j = 0; j < J; j++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) total[f][j][e] = total[f][j][e] + part[f][j][e];
-            sync_block();  // everybody is done with this unit
+            for (int i = 0; i < n; i++, advance()) {
+                if (i >= ahead) {
+                    piece_here(gone + slot, phase ^ 1);  // at once where nobody has been
+                    weights(i);
+                }
+                copy_strips(to_x + slot * stage_bytes, x + i * (S * strips), x_bytes, 1, 0, here + slot);
+            }
         }
-    });
-    store_sums<J>(p, total, first + warp / WT * 32, first_token + warp % WT * 8 * J, a.tokens);
+        return;
+    }
+    if constexpr (J == 16) more_registers();
+    wait_for_previous();
+    for (int tile = block_x(); tile < a.groups * columns; tile += grid_x()) {
+        const Product& p = a.parts[part_of(a, tile / columns)];
+        const int second = p.paired ? 16 : 8, mine = warp / 4 * 64 + (p.paired ? warp % 4 / 2 * 32 + warp % 2 * 8 : warp % 4 * 16);
+        // What a lane says of a fragment for `ldmatrix`: rows l % 8 of the first and of the second eight, chunk 0 of them, then chunk 1.
+        const int from = mine + lane() % 8 + lane() / 8 % 2 * second;
+        const uint8_t* const fragments = shared + S * strip + from / 32 * (S * 4096) + lane() / 16 * 512 + from % 32 * 16;
+        const auto load = [&](uint32_t (&to)[4 * S][4]) {
+            piece_here(here + slot, phase);
+#pragma unroll
+            for (int k = 0; k < 4 * S; k++) load_matrices(to[k], fragments + slot * stage_bytes + k * 1024);
+        };
+        float total[J][4], part[J][4];
+#pragma unroll
+        for (int j = 0; j < J; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) total[j][e] = -0.0f;  // the first partial sum added to it is itself
+        uint32_t now[4 * S][4], next[4 * S][4];
+        load(now);
+        // Fragments of the next step are read while this one is multiplied.
+        const auto step = [&](int i, bool last, uint32_t (&now)[4 * S][4], uint32_t (&next)[4 * S][4]) {
+            const int at = slot, before = slot ? slot - 1 : ring - 1;
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < 4 * S; k++) multiply_rows<J, Type>(part, now[k], shared + at * stage_bytes + k / 4 * strip, k % 4);
+            products_sent();
+            advance();
+            if (i) {
+                products_done<1>();
+                leave_place(gone + before);
+            }
+            if (!last) load(next);
+            if (i < steps - 1) return;
+            products_over<J>(part);
+            leave_place(gone + at);
+        };
+        for (int u = 0; u < p.w.units; u++) {
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) part[j][e] = 0.0f;
+#pragma unroll
+            for (int i = 0; i < steps; i += 2) {
+                step(i, false, now, next);
+                step(i + 1, i + 2 == steps && u + 1 == p.w.units, next, now);
+            }
+#pragma unroll
+            for (int j = 0; j < J; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) total[j][e] = total[j][e] + part[j][e];
+        }
+        store_rows<Type, J>(p, a.share, total, (tile / columns - p.first_group) * 64 * R + mine, second, tile % columns * tokens, a.tokens);
+    }
+}
+template <int J, int R, int S>
+DEVICE void many_tokens(const ProductArgs& a) {
+    if (a.parts[0].w.format == F16) share_tiles<AsHalf, J, R, S>(a);
+    else share_tiles<AsBrain, J, R, S>(a);
 }
 
 KERNEL(product_tensor_8, ProductArgs, 256) { few_tokens<SixteenBits, 1, 8>(a); }
 KERNEL(product_tensor_8_small, ProductArgs, 128) { few_tokens<SixteenBits, 1, 4>(a); }  // where eight units do not fit
-KERNEL(product_tensor_many, ProductArgs, 256) { many_tokens<4, 2, 4>(a); }
+CROWDED(halves_128_128, ProductArgs, 384, 1) { many_tokens<16, 2, 1>(a); }
+CROWDED(halves_128_64, ProductArgs, 384, 1) { many_tokens<8, 2, 1>(a); }
+CROWDED(halves_64_64, ProductArgs, 256, 1) { many_tokens<8, 1, 2>(a); }
+CROWDED(halves_64_32, ProductArgs, 256, 1) { many_tokens<4, 1, 2>(a); }
+CROWDED(halves_64_16, ProductArgs, 256, 1) { many_tokens<2, 1, 2>(a); }
+CROWDED(halves_64_8, ProductArgs, 256, 1) { many_tokens<1, 1, 2>(a); }
 
 }  // namespace assay

@@ -29,7 +29,8 @@ struct ProductArgs {
     float eps;
     int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are;
                                      // one matrix, of product_one: copies of the quantised row
-    int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more
+    int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more;
+                                     // share of gemm_halves.cu: room for rows of `out` where results are stored as 16-bit floats, else 0
     int32_t shift;                   // the group is 1 << shift rows
     int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one; of product_one: bytes of a piece;
                                      // of a walk: from a warp's tile to its second one, in groups, where these have the same columns
@@ -88,6 +89,13 @@ DEVICE float2 totals_of(const Matrix& w, const float* parts, int pair) {
     return total;
 }
 
+// The matrix of a pair (token, choice) as the graph says it; without a list, each token has all of them in turn.
+DEVICE int matrix_of(const float* experts, int pair, int n) {
+    if (!experts) return pair % n;
+    const float id = experts[pair];
+    return id >= 0.0f && id < float(n) ? int(id) : 0;
+}
+
 // With several matrices, the pair of this block of threads: its row of x, its matrix, its row of the result.
 struct Pair {
     int row = 0, row_of_x = 0, matrix = 0;
@@ -97,10 +105,7 @@ struct Pair {
         row = block_z() * grid_y() + block_y();
         row_of_x = row / a.rows_of_x;
         x = a.x + int64_t(row_of_x) * a.x_stride;
-        matrix = row % a.n_experts;
-        if (!a.experts) return;
-        const float id = a.experts[row];
-        matrix = id >= 0.0f && id < float(a.n_experts) ? int(id) : 0;
+        matrix = matrix_of(a.experts, row, a.n_experts);
     }
 };
 DEVICE bool no_pair(const ProductArgs& a) { return a.n_experts && block_z() * grid_y() + block_y() >= a.tokens; }

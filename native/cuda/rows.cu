@@ -191,20 +191,44 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     }
 }
 
-// The row, normed if there are weights, rounded to 16-bit floats and padded with zeros to the stride; w_step: to bf16
-KERNEL(halve_rows, RowArgs, 256) {
+// The row, normed if there are weights, rounded to 16-bit floats as float_at says, zeros up to the stride; acts.step: room for rows;
+// w_step: to bf16. A thread has 8 columns at a time.
+KERNEL(halve_rows, RowArgs, 512) {
     SHARED;
-    next_may_start();
-    wait_for_previous();
-    float* row = reinterpret_cast<float*>(shared) + 4;
+    float* const row = reinterpret_cast<float*>(shared) + 4;
     const float* x = a.x + int64_t(block_x()) * a.width;
-    for (int i = thread(); i < a.width; i += threads()) row[i] = x[i];
-    sync_block();
-    const float f = a.w ? norm_factor(row, a.width, a.eps, row - 4) : 0.0f;
-    uint16_t* to = reinterpret_cast<uint16_t*>(a.acts.q) + int64_t(block_x()) * a.acts.stride;
-    for (int i = thread(); i < a.acts.stride; i += threads()) {
-        const float y = i >= a.width ? 0.0f : a.w ? (row[i] * f) * a.w[i] : row[i];
-        to[i] = a.w_step ? float_to_brain(y) : float_to_half(y);
+    const bool even = a.width % 8 == 0;  // else a row does not begin where eight floats may be read at once
+    const auto load = [&](const float* from, int i, float (&v)[8]) {
+        if (even && 8 * i < a.width) return load_eight(from + 8 * i, v);
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = 8 * i + j < a.width ? from[8 * i + j] : 0.0f;
+    };
+    float v[8], w[8], f = 0.0f;
+    next_may_start();
+    touch(a);
+    if (a.w) load(a.w, thread(), w);
+    wait_for_previous();
+    load(x, thread(), v);
+    if (a.w) {
+        for (int i = thread(); 8 * i < a.width; i += threads()) {
+            if (i != thread()) load(x, i, v);
+#pragma unroll
+            for (int j = 0; j < 8; j += 4) reinterpret_cast<float4*>(row)[2 * i + j / 4] = {v[j], v[j + 1], v[j + 2], v[j + 3]};
+        }
+        sync_block();
+        f = norm_factor(row, a.width, a.eps, row - 4);
+    }
+    for (int i = thread(); i < a.acts.stride / 8; i += threads()) {
+        if (a.w || i != thread()) load(a.w ? row : x, i, v);
+        if (a.w && i != thread()) load(a.w, i, w);
+        uint32_t h[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float y = a.w ? (v[j] * f) * w[j] : v[j];
+            h[j] = 8 * i + j >= a.width ? 0 : a.w_step ? float_to_brain(y) : float_to_half(y);
+        }
+        uint16_t* const to = reinterpret_cast<uint16_t*>(a.acts.q) + float_at(block_x(), 8 * i, a.acts.step);
+        *reinterpret_cast<uint4*>(to) = {h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16};
     }
 }
 

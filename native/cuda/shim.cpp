@@ -142,7 +142,7 @@ Block* now;  // the one whose thread runs
 void* scheduler;
 void (*body)(void*);
 void* context;
-long idle;  // looks since the last barrier of a block, or copy
+long idle;  // looks since the last barrier of a block
 
 void leave() { shim_switch(&now->fibers[state.thread].at, scheduler); }
 
@@ -242,7 +242,7 @@ bool land(uint64_t* arrival) {
         now->bulk.erase(now->bulk.begin() + long(i));
         for (int n = 0; n < one.count; n++)
             std::memcpy(static_cast<uint8_t*>(one.to) + size_t(n) * one.bytes, static_cast<const uint8_t*>(one.from) + n * one.step, one.bytes);
-        ++*arrival, idle = 0;
+        arrive(arrival);
         return true;
     }
     return false;

@@ -74,6 +74,10 @@ Queue& products();
 // A copy that an arrival tells of; `land` does it where it is late, if there is one.
 void bulk(void* to, const void* from, int bytes, uint64_t* arrival, int count = 1, int64_t step = 0);
 bool land(uint64_t* arrival);
+inline void arrive(uint64_t* place) {  // make_places says what it counts
+    if ((*place >> 32 & 0xffff) < *place >> 48) *place += uint64_t(1) << 32;
+    else *place = (*place & ~(uint64_t(0xffff) << 32)) + 1;
+}
 
 template <class F>
 void launch(const int* grid, int threads, int shared_bytes, int most_threads, bool together, F body) {
@@ -168,6 +172,8 @@ inline int reduce_add(int x) {
     return x;
 }
 inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
+inline uint32_t lanes_where(bool x) { return uint32_t(reduce_add(int(uint32_t(x) << lane()))); }
+inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
 inline int fetch_add(int* p, int x) {
     const int old = *p;
     *p += x;
@@ -204,6 +210,7 @@ template <class Args>
 inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
+inline uint32_t load_once(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
 inline int load_acquire(const int* p) { return *p; }
@@ -221,6 +228,7 @@ inline void copy_later(void* to, const void* from) {
 }
 }  // namespace shim
 inline void copy_async(void* to, const void* from) { shim::copy_later<uint4>(to, from); }
+inline void copy_once(void* to, const void* from) { copy_async(to, from); }
 inline void copy_async4(void* to, const void* from) { shim::copy_later<uint32_t>(to, from); }
 inline void copy_async8(void* to, const void* from) { shim::copy_later<uint2>(to, from); }
 inline void copy_group() { shim::copies().send(); }
@@ -237,9 +245,7 @@ inline void make_places(Arrival* first, int count, int leavers = 1) {
     shim::barrier_warp();
 }
 inline void leave_place(Arrival* place, bool = false) {
-    if (lane()) return;
-    if ((*place >> 32 & 0xffff) < *place >> 48) *place += uint64_t(1) << 32;
-    else *place = (*place & ~(uint64_t(0xffff) << 32)) + 1;
+    if (lane() == 0) shim::arrive(place);
 }
 inline void copy_piece(void* to, const void* from, int bytes, Arrival* arrival) {
     if (lane() == 0) shim::bulk(to, from, bytes, arrival);

@@ -36,11 +36,12 @@ def test_what_is_too_early_is_found() -> None:
     assert too_early("\n".join((product, part, use, wait))) == [use]
 
 
-def test_no_sum_is_used_before_its_products_are_over() -> None:
+@pytest.mark.parametrize("module", ["gemm_tensor", "gemm_halves"])
+def test_no_sum_is_used_before_its_products_are_over(module: str) -> None:
     """NVRTC 13.0 divided the last sums of a tile before the wait, which said nothing of them: right in most runs."""
     if not find_spec("cuda") or not find_spec("cuda.bindings.nvrtc"):
         pytest.skip("NVRTC is not installed: the extra `cuda` brings it")
-    ptx = sources.compile_for("gemm_tensor", "sm_90", ptx=True).decode()
+    ptx = sources.compile_for(module, "sm_90", ptx=True).decode()
     assert ptx.count("wgmma.mma_async") > 6
     assert too_early(ptx) == []
     for rest in ptx.split("wgmma.wait_group.sync.aligned 0;")[1:]:  # what the wait says does not hang on one compiler

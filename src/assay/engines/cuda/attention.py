@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
+from assay.engines.cuda.program import COPIES, HALVED, Quantised, Value, quantised
 from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, TENSOR_ROWS, prompt_rows, tensor_room, tile_rows
 from assay.engines.cuda.walk import Walks
 from assay.engines.functions import alibi_slopes
@@ -48,7 +48,7 @@ class AttentionSteps(Walks):
             turn, q_name = self._turn(key, domain), q_node.inputs[0]
             fields |= {"n_rot": len(key[1]) // 4, "neox": int(key[0]), "turn_k": 1}
         halves = self.tensors.halves and tensor_room(k_pool, v_pool) is not None
-        q, out = self._get(q_name, domain), self._new_read(kqv.name) if halves else self._new(kqv.name)
+        q, out = self._get(q_name, domain), self._new_read(kqv.name, *HALVED) if halves else self._new(kqv.name)
         if domain == "tokens" and self.shape.one and not (self.keep & group.inner):
             k = v = None
             if k_name in folded:
@@ -131,7 +131,7 @@ class AttentionSteps(Walks):
 
         def make() -> Launch:
             args = self._attention_args((q, k, v, turn, out, partial), k_pool, v_pool, splits, fields)
-            args = structs.TensorAttentionArgs(args, room(rows) if id(out) in self.as_halves else 0)
+            args = structs.TensorAttentionArgs(args, self._room_of(out, rows))
             grid = (blocks, k_pool.heads * splits, rows)
             return Launch(f"attend_tensor_one_{k_pool.dim}", grid, 128, args, shared)
 
@@ -219,8 +219,7 @@ class AttentionSteps(Walks):
                 **fields,
             )
             if bytes_of:
-                halved = room(self._rows(domain)) if id(out) in self.as_halves else 0
-                args = structs.TensorAttentionArgs(args, halved)
+                args = structs.TensorAttentionArgs(args, self._room_of(out, self._rows(domain)))
             threads = structs.KERNELS[kernel][1]
             return Launch(kernel, (self.shape.tiles, k_pool.heads, 1), threads, args, shared)
 

@@ -12,7 +12,6 @@ Beside the groups of engines/fuse.py, three things are folded where nobody else 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +19,8 @@ from assay.engines.batch import External
 from assay.engines.cuda import structs
 from assay.engines.cuda.attention import AttentionSteps
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.experts import ExpertSteps
 from assay.engines.cuda.layout import Tensors
-from assay.engines.cuda.products import ProductSteps
 from assay.engines.cuda.program import MAP, Memory, Program, Value
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.cuda.walk import ROWS
@@ -52,7 +51,7 @@ def compile_program(
     return program
 
 
-class _Compiler(ProductSteps, AttentionSteps):
+class _Compiler(ExpertSteps, AttentionSteps):
     def compile(self, place: Callable[[int], Memory]) -> Program | None:
         """The program; none where walks were asked for and do not fit the graph."""
         if self.walks and self.shape.tokens > 1 and not self._few_possible():
@@ -221,28 +220,5 @@ class _Compiler(ProductSteps, AttentionSteps):
         def make() -> Launch:
             args = structs.RowArgs(x=self._at(x), out=self._at(out), width=width, parts=groups, w_step=used)
             return Launch(node.op, (self._rows(domain), 1, 1), threads, args)
-
-        self._step([x, out], make)
-
-    def _norm(self, node: Node) -> None:
-        domain, shape = self._domain(node.name), self.graph.shapes[node.inputs[0]]
-        parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
-        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
-        each = width // parts
-        whole = bool(node.weights) and math.prod(int(n) for n in self.graph.weights[node.weights[0]]) == width
-
-        def make() -> Launch:
-            w, b = (*(self.tensors.vector(name) for name in node.weights), 0, 0)[:2]
-            args = structs.RowArgs(
-                x=self._at(x),
-                w=w,
-                b=b,
-                out=self._at(out),
-                width=width,
-                parts=parts,
-                eps=float(node.attr("eps")),
-                w_step=each if whole else 0,
-            )
-            return Launch(node.op, (self._rows(domain) * parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
 
         self._step([x, out], make)

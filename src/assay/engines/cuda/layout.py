@@ -211,7 +211,9 @@ class Tensors:
         shape, form = self.file.tensors[names[0]].shape, self.layout(names[0])
         count, rows, columns = (*(1,) * (3 - len(shape)), *shape)  # one axis: one row
         units, paired = -(-columns // UNIT), len(names) == 2
-        return Matrix(form, rows, columns, units, rows_per_group(units, paired), 0, count, paired)
+        # 32: gemm_halves.cu
+        group = 32 if form.floats and self.tensor(form) else rows_per_group(units, paired)
+        return Matrix(form, rows, columns, units, group, 0, count, paired)
 
     def _load(self, names: tuple[str, ...]) -> Matrix:
         empty = self._empty(names)

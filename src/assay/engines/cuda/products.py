@@ -1,4 +1,4 @@
-"""Matrix products as launches: one token, a few, many, and experts."""
+"""Matrix products as launches: one token, a few, many. Those of several matrices are in experts.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
+from assay.engines.cuda.arrange import Part, arrange, by_kernel, by_layouts, warps_for
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.layout import LANES, UNIT, Matrix
+from assay.engines.cuda.layout import LANES, UNIT, Format, Matrix
 from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
 from assay.engines.cuda.walk import LONG
 from assay.engines.cuda.walk_few import FewWalks
@@ -21,8 +21,8 @@ _GIVEN, _PLAIN, _NORMED = range(3)
 # Tiles of gemm_many.cu: rows, tokens, groups of warps that share the units, most stages.
 TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32, 32, 1, 2))
 TENSOR_TILES = tuple(structs.TENSOR_TILES)  # kernels of gemm_tensor.cu
+HALF_TILES = tuple(structs.HALF_TILES)  # those of gemm_halves.cu
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
-_ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
 def _tiles(matrix: Matrix, rows: int) -> int:
@@ -30,8 +30,30 @@ def _tiles(matrix: Matrix, rows: int) -> int:
     return -(-matrix.groups * matrix.group // rows)
 
 
+def _weights(formats: Sequence[Format], tile: int) -> int:
+    return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
+
+
+def few_room(formats: Sequence[Format], tile: int, tokens: int, warps: int) -> tuple[int, int]:
+    """Of gemm.h: bytes of a stage, and shared memory."""
+    more = max(64 * tile + (64 * tile + 32 * tokens) * f.sums for f in formats)
+    size = tokens * 336 + _weights(formats, tile) + more
+    return size, warps * (size + 8 * tile * (tokens if tokens == 8 else tokens + 8))
+
+
+def tile_room(
+    formats: Sequence[Format], tile: int, tokens: int, groups: int, most_stages: int, room: int
+) -> tuple[int, int]:
+    """Of gemm_tiles.h: stages that fit, and shared memory."""
+    sums = any(f.sums for f in formats)
+    fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + _weights(formats, tile)
+    sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
+    stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
+    return stages, groups * (fixed + stages * stage) + sent
+
+
 class ProductSteps(FewWalks):
-    """Those of a group of linears, of a gate with its up, and of experts."""
+    """Those of a group of linears, and of a gate with its up."""
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -76,16 +98,39 @@ class ProductSteps(FewWalks):
             args = structs.RowArgs(
                 x=self._at(x),
                 w=self.tensors.vector(node.weights[0]) if node else 0,
-                acts=structs.Acts(self._at(out), 0, 0, stride),
+                acts=structs.Acts(self._at(out), 0, 0, stride, room(rows)),
                 width=width,
                 parts=1,
                 eps=float(node.attr("eps")) if node else 0.0,
                 w_step=int(matrix.format.name == "bf16"),
             )
-            return Launch("halve_rows", (rows, 1, 1), 256, args, 16 + 4 * width)
+            return Launch("halve_rows", (rows, 1, 1), min(512, stride // 8), args, 48 + 4 * width)
 
         self._step([x, out], make)
         return out
+
+    def _norm(self, node: Node) -> None:
+        domain, shape = self._domain(node.name), self.graph.shapes[node.inputs[0]]
+        parts = int(shape[1]) if len(shape) == 3 else node.attr("n_head") or 1
+        x, out, width = self._get(node.inputs[0], domain), self._new(node.name), self._width(node.name)
+        each = width // parts
+        whole = bool(node.weights) and math.prod(int(n) for n in self.graph.weights[node.weights[0]]) == width
+
+        def make() -> Launch:
+            w, b = (*(self.tensors.vector(name) for name in node.weights), 0, 0)[:2]
+            args = structs.RowArgs(
+                x=self._at(x),
+                w=w,
+                b=b,
+                out=self._at(out),
+                width=width,
+                parts=parts,
+                eps=float(node.attr("eps")),
+                w_step=each if whole else 0,
+            )
+            return Launch(node.op, (self._rows(domain) * parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
+
+        self._step([x, out], make)
 
     def _products(self, group: Products) -> None:
         first = group.products[0].linear
@@ -116,13 +161,17 @@ class ProductSteps(FewWalks):
     def _multiply(self, linear: Node, domain: str, parts: list[Part]) -> None:
         rows, norm = self._rows(domain), self.fused_norms.get(linear.name)
         form = parts[0].matrix.format
+        halves = len(parts) == 1 and self.tensors.tensor(form) and (rows > 8 or not form.floats)
         for p in parts:
-            p.out = self._new_read(p.name) if len(parts) == 1 and self.tensors.made(form) else self._new(p.name)
+            p.out = self._new_read(p.name, form.name if form.floats else "half") if halves else self._new(p.name)
         if self.tensors.tensor(form):
-            halves = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
-            tiles = self._float_tiles if form.floats else self._tensor_tiles
-            for i in range(0, len(parts), 4):
-                self._many((halves, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
+            halved = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
+            tiles = self._half_tiles if form.floats else self._tensor_tiles
+            for layouts, some in by_layouts(parts):
+                found = tiles(rows, some)
+                if f"{found[0]}_{layouts}" in structs.KERNELS:
+                    found = (f"{found[0]}_{layouts}", *found[1:])
+                self._many((halved, None, None), rows, some, found)
             return
         if rows == 1:
             for kernel, chosen in by_kernel(parts):
@@ -130,7 +179,8 @@ class ProductSteps(FewWalks):
             return
         if form.floats:
             for i in range(0, len(parts), 4):
-                self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
+                if not self._float_products(linear.inputs[0], norm, domain, parts[i : i + 4]):
+                    self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
             return
         node = self.graph[norm] if norm else None
         x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
@@ -189,6 +239,33 @@ class ProductSteps(FewWalks):
         else:
             self._step(used, make)
 
+    def _float_products(self, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> bool:
+        """Float weights by the tiles of gemm_floats.cu, for more than eight tokens where there is room."""
+        rows, matrix = self._rows(domain), parts[0].matrix
+        fitting: list[Tiles] = []
+        for kernel, (tile, tokens, groups) in structs.FLOAT_TILES.items():
+            sums, step = 4 * tokens * (tile + 4), 4 * 16 * (tile + 4 + tokens + 4)
+            shared = sums * (groups + 1 if groups > 1 else 1) + 2 * groups * step
+            if shared <= self.shared - 1024 and (tokens < 2 * rows or tokens == 32):
+                fitting.append((kernel, tile, tokens, 256, 0, shared))
+        if rows <= 8 or not fitting:
+            return False
+        if norm and (norm, domain) not in self.values:
+            self._norm(self.graph[norm])
+        x = self._get(norm or name, domain)
+        kernel, tile, tokens, threads, _, shared = self._largest(rows, parts, fitting)
+
+        def make() -> Launch:
+            array, tiles = self._part_structs(parts, lambda m: _tiles(m, tile))
+            args = structs.ProductArgs(
+                parts=array, x=self._at(x), n_parts=len(parts), groups=tiles, tokens=rows, columns=matrix.columns,
+                x_stride=matrix.columns, prologue=_PLAIN,
+            )  # fmt: skip
+            return Launch(kernel, (-(-rows // tokens), tiles, 1), threads, args, shared)
+
+        self._step([x, *(v for p in parts for v in (p.out, p.residual, *p.kept))], make)
+        return True
+
     def _one(self, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
         """product_one: one row of x for each of `rest` blocks."""
         processors = max(1, self._processors() // (rest[0] * rest[1]))
@@ -227,7 +304,10 @@ class ProductSteps(FewWalks):
                 columns=matrix.columns,
                 prologue=_GIVEN,
                 stages=stages,
+                share=room(rows) if id(parts[0].out) in self.as_halves else 0,
             )
+            if kernel in structs.HALF_TILES:  # blocks of threads take tiles in turn
+                return Launch(kernel, (min(math.prod(grid), self._processors()), 1, 1), threads, args, shared)
             if made:
                 args = structs.TensorArgs(
                     product=args,
@@ -247,25 +327,17 @@ class ProductSteps(FewWalks):
     def _tiles_for(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
         formats, room = [p.matrix.format for p in parts], self.shared - 1024
-
-        def weights(tile: int) -> int:
-            return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
-
         few = sum(_tiles(p.matrix, 32) for p in parts) <= self._processors() and not parts[0].matrix.paired
         tile, name = (16, "product_16_") if few else (32, "product_")
         for tokens in (8, 16):
-            size = tokens * 336 + weights(tile) + max(64 * tile + (64 * tile + 32 * tokens) * f.sums for f in formats)
-            shared = 8 * (size + 8 * tile * (tokens if tokens == 8 else tokens + 8))
+            size, shared = few_room(formats, tile, tokens, 8)
             if rows <= tokens and shared <= room:
                 return f"{name}{tokens}", tile, tokens, 256, size, shared
-        sums = any(f.sums for f in formats)
         fitting = []
         for tile, tokens, groups, most_stages in TILES:
-            fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + weights(tile)
-            sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
-            stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
+            stages, shared = tile_room(formats, tile, tokens, groups, most_stages, room)
             if stages >= 2:
-                name, shared = f"product_{tile}_{tokens}", groups * (fixed + stages * stage) + sent
+                name = f"product_{tile}_{tokens}"
                 fitting.append((name, tile, tokens, structs.KERNELS[name][1], stages, shared))
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
         if rows > 32 and len(fitting) > 1:
@@ -282,7 +354,7 @@ class ProductSteps(FewWalks):
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for quantised weights as halves, by kernels of gemm_tensor.cu."""
-        fitting = {t[0]: t for t in (self._tensor_tile(name, rows, parts) for name in TENSOR_TILES) if t}
+        fitting = {name: t for name in TENSOR_TILES if (t := self._tensor_tile(name, rows, parts))}
         few = max(8, 1 << (rows - 1).bit_length())
         tiles, processors = self._chains_of(parts), self._processors()
         full = few >= 32 and -(-rows // 32) * tiles > 3 * processors
@@ -311,58 +383,34 @@ class ProductSteps(FewWalks):
                 shared = ring * (stage + 16) + 64 * groups * row + 8
                 at_once = groups * self._processors() * min(4 // groups, most // (shared + 1024))
                 if shared <= most and (at_once >= work or groups != 2 or tokens > 64):
-                    return kernel, 64 * groups, tokens, 128 * groups, 0, shared
+                    name = f"{kernel}_alone" if (groups, tokens) == (1, 64) else kernel  # it has registers for two
+                    return name, 64 * groups, tokens, 128 * groups, 0, shared
             return None
         alone = work <= self._processors()  # else two blocks a multiprocessor
-        for groups, limit in ((4, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
+        first = structs.TENSOR_TILES[kernel] // 128
+        for groups, limit in ((first, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
             shared = groups * (512 * tokens + 64 * row + 8) + 256 * tokens + 8
             if shared <= limit:
                 return kernel, 64, tokens, 128 * groups, 0, shared
         return None
 
-    def _float_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
-        """The same for 16-bit floats: a unit has 528 bytes of a token and 512 of a row (gemm_halves.cu)."""
-        total = sum(p.matrix.groups * p.matrix.group for p in parts)
-        size = 8 * 528 + 32 * 512
-        if rows <= 64 or -(-total // 128) * -(-rows // 64) < self._processors():
+    def _half_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
+        """The same for 16-bit floats, by kernels of gemm_halves.cu: what a multiprocessor reads decides, of tiles that
+        have half of the tokens, or 64: weights are read again for every tile of tokens."""
+        most, found = self.shared - 1024, []
+        for kernel in HALF_TILES:
+            tile, tokens = (int(n) for n in kernel.split("_")[1:])
+            step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 16
+            beside = 0 if tokens == 128 else 16384  # room for a launch that halves
+            ring = max(3, min(12, (most - beside) // step))
+            turns = -(-sum(_tiles(p.matrix, tile) for p in parts) * -(-rows // tokens) // self._processors())
+            if tokens <= room(rows) and ring * step <= most:
+                launch = kernel, tile, tokens, structs.HALF_TILES[kernel], ring, ring * step
+                found.append((2 * tokens < min(128, room(rows)), turns * (tile + tokens), launch))
+        if rows <= 8 and (not found or sum(_tiles(p.matrix, 64) for p in parts) < self._processors()):
+            size = 8 * 528 + 32 * 512  # a unit of 8 tokens and 32 rows
             for name, splits in (("product_tensor_8", 8), ("product_tensor_8_small", 4)):
                 shared = splits * (size + 2 * 32 * 8 * 4)
-                if shared <= self.shared - 1024:
+                if shared <= most:
                     return name, 32, 8, 32 * splits, size, shared
-        size = 64 * 528 + 128 * 512
-        stages = 2 if 2 * size <= self.shared - 1024 else 1
-        return "product_tensor_many", 128, 64, 256, stages, stages * size
-
-    def _expert_linear(self, node: Node) -> None:
-        """A matrix a chosen expert, or a head: heads lie side by side in a row, and matrix h takes head h."""
-        domain = self._domain(node.name)
-        x, idx = (*(self._get(name, domain) for name in node.inputs), None)[:2]
-        assert x
-        matrix, out = self.tensors.matrix(node.weights[0]), self._new(node.name)
-        choices = self._width(node.inputs[1]) if idx else matrix.count
-        pairs = self._rows(domain) * choices
-        shared_rows = choices if idx and self._width(node.inputs[0]) == matrix.columns else 1
-        rest = (min(pairs, _ROWS), -(-pairs // _ROWS))
-        given = None if matrix.format.floats else self._prepare(x, pairs // shared_rows, None, matrix)
-
-        def make() -> Launch:
-            array_parts = [Part(matrix, node.name, out=out)]
-            array, groups = self._part_structs(array_parts, lambda m: m.groups)
-            args = structs.ProductArgs(
-                parts=array,
-                acts=self._acts(given, matrix.units * UNIT),
-                x=self._at(x),
-                experts=self._at(idx),
-                expert_bytes=matrix.size,
-                n_parts=1,
-                groups=groups,
-                tokens=pairs,
-                columns=matrix.columns,
-                x_stride=matrix.columns,
-                prologue=_PLAIN,
-                rows_of_x=shared_rows,
-                n_experts=matrix.count,
-            )
-            return self._one(by_kernel(array_parts)[0][0], args, array_parts, groups, rest)
-
-        self._step([*(given or [x]), idx, out], make)
+        return min(found)[2]

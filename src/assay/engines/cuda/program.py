@@ -55,6 +55,7 @@ Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (
 
 
 COPIES = 4  # of one row that all blocks of a product read
+HALVED = ("half", "f16", "bf16")  # what products on tensor cores read: those of gemm_tensor.cu, and of gemm_halves.cu
 
 
 def quantised(rows: int, stride: int) -> Quantised:
@@ -110,7 +111,7 @@ class Steps:
     walks: bool = False  # whether steps of one token are those of a walk, where they can be
     steps: list[tuple[list[Value], Callable[[], Any]]] = field(default_factory=list)
     as_codes: set[int] = field(default_factory=set)  # values that a walk leaves quantised
-    as_halves: set[int] = field(default_factory=set)  # values that are halves, as products on tensor cores read them
+    as_halves: dict[int, int] = field(default_factory=dict)  # values as products on tensor cores read them: whose
     read_by_all: set[int] = field(default_factory=set)  # x of its products
     side_by_side: set[int] = field(default_factory=set)  # results of one step
     of_products: set[int] = field(default_factory=set)
@@ -121,6 +122,7 @@ class Steps:
     plan: Plan = field(init=False)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
     prepared: dict[tuple[int, int, int, str], Quantised] = field(default_factory=dict)  # by value, columns, step, norm
+    sorted_pairs: dict[tuple[int, ...], tuple[Value, Value]] = field(default_factory=dict)  # by choices, shape and tile
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -182,14 +184,19 @@ class Steps:
             self.results.append((External(name, self.plan.domains[name], width), value))
         return value
 
-    def _new_read(self, name: str) -> Value:
-        """A new value as those who read it want it: as halves, if all of them multiply it on tensor cores."""
+    def _new_read(self, name: str, *forms: str) -> Value:
+        """A new value as those who read it want it: in 16 bits, if all of them multiply it so on tensor cores."""
         domain, width = self._domain(name), self._width(name)
-        if name == self.graph.output or name in self.keep or width % UNIT or not self._read_as("half", name, domain):
+        form = next((f for f in forms if self._read_as(f, name, domain)), "")
+        if name == self.graph.output or name in self.keep or width % UNIT or not form:
             return self._new(name)
         value = self.values[name, domain] = Value(2 * room(self._rows(domain)) * width)
-        self.as_halves.add(id(value))
+        self.as_halves[id(value)] = HALVED.index(form)
         return value
+
+    def _room_of(self, value: Value, rows: int) -> int:
+        """What a kernel is told of a value that it may have to leave in 16 bits (arithmetic.h, store_halved)."""
+        return room(rows) | self.as_halves[id(value)] << 28 if id(value) in self.as_halves else 0
 
     def _read_as(self, form: str, name: str, domain: str = "") -> bool:
         """Whether every reader of a value multiplies it in this form, in this domain, and wants nothing else of it."""
