@@ -24,13 +24,14 @@ test-fast: $(VENV)/.test-installed
 
 # The cuda engine's tests on a real card, then its memory accesses and races under compute-sanitizer. Racecheck has kernels of its own,
 # whose orders it can follow: docs/gpu.md.
-MEMCHECKED := every_type and (Q4_K or Q8_0) or variant and window or kept or usual_attention and walk or several_tokens and Q4_K or tensor_tile
+MEMCHECKED := every_type and (Q4_K or Q8_0) or variant and window or kept or usual_attention and walk or several_tokens and Q4_K or tensor_tile \
+    or expert_tile
 RACECHECKED := every_type and (Q4_K or Q8_0) or variant and window or walk-four and not 128 or several_tokens and Q8_0 and (eight or parts) \
     or tensor_tile and (tensor_128 or tensor_32 or turns_32 or turns_16)
 test-gpu: $(VENV)/.test-installed
 	$(BIN)/pip install -q -e ".[cuda]" --no-build-isolation
-	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_serving.py -q
-	ASSAY_TEST_GPU=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest tests/engines/test_cuda.py -q -k "$(MEMCHECKED)"
+	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py tests/engines/test_cuda_serving.py -q
+	ASSAY_TEST_GPU=1 compute-sanitizer --tool memcheck --error-exitcode 1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py -q -k "$(MEMCHECKED)"
 	ASSAY_TEST_GPU=1 ASSAY_RACECHECK=1 \
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(BIN)/python -m pytest tests/engines/test_cuda.py -q -k "$(RACECHECKED)"
 
@@ -54,7 +55,7 @@ sanitize: $(VENV)/.test-installed
 	PYTHONPATH=build/sanitize/package:$$($(BIN)/python -c 'import numpy, os; print(os.path.dirname(os.path.dirname(numpy.__file__)))') \
 	$(BIN)/python -S -m pytest tests/engines/test_cpu.py tests/engines/test_extremes.py tests/engines/test_masks.py tests/engines/test_architectures.py tests/native -m "not slow" -q -p no:xdist
 	ASSAY_SHIM_SANITIZE=1 LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so) $$(c++ -print-file-name=libstdc++.so)" \
-	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_serving.py -m "not slow" -q -p no:xdist
+	ASAN_OPTIONS=detect_leaks=0 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py tests/engines/test_cuda_serving.py -m "not slow" -q -p no:xdist
 
 # The native self-checks built for a processor and run by an emulator that has what it can: on Arm NEON, i8mm and
 # portable code, on x86 AVX2 and portable code (qemu has no AVX-512).

@@ -62,10 +62,12 @@ class Blocks:
         return encode(kind, values).reshape(POOL, kind.type_size)
 
     def _codes(self, kind: GGMLType) -> NDArray[np.uint8]:
-        """Without the top bits, so that a scale is finite; MXFP4's, an exponent, large enough for normal numbers."""
+        """Without the top bits, so that a scale is finite. MXFP4's is an exponent, large enough for normal numbers; its
+        codes have both signs: else all tokens are alike, and choose the same experts."""
         codes = self.rng.integers(0, 64, (POOL, kind.type_size)).astype(np.uint8)
         if kind.name == "MXFP4":
             codes[:, 0] = 118 + codes[:, 0] % 8
+            codes[:, 1:] = self.rng.integers(0, 256, codes[:, 1:].shape)
         return codes
 
 

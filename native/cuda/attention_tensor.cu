@@ -26,7 +26,8 @@ struct HalfBlock {
     DEVICE HalfBlock(uint8_t* k, uint8_t* v) : k(k), v(v) {}
     DEVICE static int value_at(int key, int piece) { return key * D * 2 + (piece ^ key % 8) * 16; }
 
-    // Keys from `base` to `end`, whole pages of them, then values; what is behind is zero, as it is multiplied, too.
+    // Keys from `base` to `end`, whole pages of them, then values; what is behind is zero, as it is multiplied, too. once: this block alone reads them.
+    template <bool once = false>
     DEVICE void fetch(const AttentionArgs& a, const int32_t* pages, int kv, int base, int end, bool values) const {
         constexpr int each = D / 8;
         const Pool& pool = values ? a.values : a.keys;
@@ -40,7 +41,7 @@ struct HalfBlock {
 #pragma unroll 4
             for (int i = thread(); i < kPage * each; i += threads()) {
                 uint8_t* const to = values ? v + value_at(p * kPage + i / each, i % each) : k + (p * kPage * each + i) * 16;
-                if (values ? base + p * kPage + i / each < end : page[p] >= 0) copy_async(to, from + i * 16);
+                if (values ? base + p * kPage + i / each < end : page[p] >= 0) once ? copy_once(to, from + i * 16) : copy_async(to, from + i * 16);
                 else *reinterpret_cast<uint4*>(to) = {0, 0, 0, 0};
             }
         }
@@ -294,6 +295,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
     constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
+    constexpr bool once = D == 128;  // heads of 64 gain nothing by it
     uint8_t* const q = shared;
     const HalfBlock<D> stage(nullptr, shared + 16 * line);
     float* const scores = reinterpret_cast<float*>(stage.v + kHalf * D * 2);
@@ -314,9 +316,11 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
-                for (int h = 0; h < 2; h++)
-                    keys[i][j][h] = page < 0 ? 0 : *reinterpret_cast<const uint32_t*>(from + ((2 * i + h) * kPage + 8 * j) * 16);
-        stage.fetch(a, at.pages, at.kv, base, end, true);
+                for (int h = 0; h < 2; h++) {
+                    const auto* const word = reinterpret_cast<const uint32_t*>(from + ((2 * i + h) * kPage + 8 * j) * 16);
+                    keys[i][j][h] = page < 0 ? 0 : once ? load_once(word) : *word;
+                }
+        stage.template fetch<once>(a, at.pages, at.kv, base, end, true);
         copy_group();
     };
     fetch(at.base);

@@ -166,13 +166,17 @@ DEVICE void clear_sums(float (&sums)[F][J][4]) {
 }
 
 // What follows the sums of a warp: rows g + 8 r of 32 from `row`, tokens 8 j + 2 t and the next from `token`. A pair lies 8 or 16
-// rows apart, in this lane. Everything is read before anything is written.
-template <int J>
-DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, int tokens) {
+// rows apart, in this lane. Everything is read before anything is written. SORTED: `pairs` has the row of the result of each token,
+// or -1.
+template <int J, bool SORTED = false>
+DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, int tokens, const int32_t* pairs = nullptr) {
     const int half = p.paired ? p.w.group / 2 : p.w.group, g = lane() / 4;
     token += lane() % 4 * 2;
-    int out[4];
+    int out[4], to[J][2];
     float bias[4];
+    if constexpr (SORTED)
+#pragma unroll
+        for (int n = 0; n < 2 * J; n++) to[n / 2][n % 2] = pairs[token + 8 * (n / 2) + n % 2];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
         const int at = row + 8 * r + g, in_group = at % p.w.group;
@@ -185,9 +189,10 @@ DEVICE void store_sums(const Product& p, float (*y)[J][4], int row, int token, i
 #pragma unroll
             for (int j = 0; j < J; j++)
 #pragma unroll
-                for (int e = 0; e < 2; e++)
-                    if (out[r] < p.w.rows && token + 8 * j + e < tokens)
-                        f(r, j, 2 * (r % 2) + e, int64_t(token + 8 * j + e) * p.out_stride + out[r]);
+                for (int e = 0; e < 2; e++) {
+                    const int at = SORTED ? to[j][e] : token + 8 * j + e;
+                    if (out[r] < p.w.rows && (SORTED ? at >= 0 : at < tokens)) f(r, j, 2 * (r % 2) + e, int64_t(at) * p.out_stride + out[r]);
+                }
     };
     if (p.paired)
         each([&](int r, int j, int e, int64_t at) {
@@ -229,9 +234,9 @@ struct Integers {
 };
 
 // block_x: tile of tokens; block_y: tile of rows. After every round each thread adds the partial sums of its results in order. Weights are on their way
-// before the kernel waits.
-template <class Kind, int J, int SPLITS, int ROWS = 32>
-DEVICE void few_tokens(const ProductArgs& a) {
+// before the kernel waits. SORTED: tokens are slots of experts.cu, `pairs` the rows of their results, `from` where the matrix begins.
+template <class Kind, int J, int SPLITS, int ROWS = 32, bool SORTED = false>
+DEVICE void few_tokens(const ProductArgs& a, const int32_t* pairs = nullptr, int64_t from = 0) {
     SHARED;
     constexpr int tokens = 8 * J, results = ROWS * tokens, each = (results + 32 * SPLITS - 1) / (32 * SPLITS), line = J == 1 ? 8 : tokens + 8;  // strides that spread rows over the banks
     const int tile = block_y(), first_token = block_x() * tokens, split = thread() / 32;
@@ -244,14 +249,16 @@ DEVICE void few_tokens(const ProductArgs& a) {
     Tail tails[each];  // element k: row i / tokens, token i % tokens of i = thread + 32 SPLITS k
 #pragma unroll
     for (int k = 0; k < each; k++) {
-        const int i = thread() + k * 32 * SPLITS, row = first + i / tokens, token = first_token + i % tokens;
-        if (i < results && token < a.tokens && row < p.w.all_rows) tails[k] = Tail(p, row / p.w.group, row % p.w.group, token);
+        const int i = thread() + k * 32 * SPLITS, row = first + i / tokens, slot = first_token + i % tokens;
+        const int token = SORTED ? pairs[slot] : slot;
+        if (i < results && (SORTED ? token >= 0 : token < a.tokens) && row < p.w.all_rows) tails[k] = Tail(p, row / p.w.group, row % p.w.group, token);
         total[k] = -0.0f;  // the first partial sum added to it is itself
     }
     next_may_start();
     Kind::with(p.w.format, [&](auto layout) {
         using S = typename Kind::template Of<decltype(layout), J, ROWS>;
-        const Source source(p.w, first, ROWS, S::chunks, lane());
+        Source source(p.w, first, ROWS, S::chunks, lane());
+        if constexpr (SORTED) source.group += from;
         if (split < units) source.fetch(stage + S::weights_at, ROWS, split, lane(), 32);
         wait_for_previous();
         if (split < units) S::fetch_acts(stage, a.acts, first_token, split);

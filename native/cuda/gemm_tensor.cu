@@ -11,7 +11,7 @@
 // Four warps take 64 rows, a warp 16 of them. A warp copies its weights, as they lie in memory, to shared memory some units ahead,
 // and makes fragments in registers. Activations lie in memory as they are multiplied (half_at): a copy engine brings a step of 64
 // columns of all tokens of a tile, for all warps of a block, as each block reads all of them through the second-level cache.
-//   tensor_256, ..., tensor_8   groups of four warps have 64 rows each; fragments of 64 columns are made while the 64 before are
+//   tensor_256, ..., tensor_32  groups of four warps have 64 rows each; fragments of 64 columns are made while the 64 before are
 //                               multiplied. Bound by tensor cores, with few tokens by unpacking
 //   turns_64, ..., turns_8      64 rows; groups of four warps take the units of 256 columns in turn: each makes the fragments of its
 //                               own unit, then gets the sums from the group before. Bound by unpacking and the chain of products
@@ -106,6 +106,21 @@ DEVICE void unpack_step(const uint8_t* raw, int first, uint32_t (&a)[S][4]) {
         }
 }
 
+// The layouts that a kernel has code for: all, or A and B.
+struct AnyLayout {
+    template <class F>
+    static DEVICE void with(int format, F&& f) { with_layout(format, f); }
+};
+template <int A, int B>
+struct LayoutsOf {
+    template <class F>
+    static DEVICE void with(int format, F&& f) {
+        if constexpr (A != B)
+            if (format == B) return f(LayoutOf<B>{});
+        f(LayoutOf<A>{});
+    }
+};
+
 struct TensorArgs {
     ProductArgs product;         // first_group counts tiles of rows here
     const uint8_t* factors[4];   // of each part, as make_factors left them
@@ -135,17 +150,19 @@ struct WarpRows {
         from = p.w.tile(at / p.w.group, 0);
         factors = a.factors[part] + int64_t(at / p.w.group) * p.w.tiles * a.pairs[part] * 512;
     }
-    template <class L>
+    // once: nobody else will read it, but for blocks that do so now.
+    template <class L, bool once>
     DEVICE void fetch(uint8_t* to, int u) const {
         constexpr int pairs = L::sub16 && L::min ? 4 : 2;
+        const auto copy = [](uint8_t* to, const uint8_t* from) { once ? copy_once(to, from) : copy_async(to, from); };
         const int at = u * per + item, tile = at >> 5, first = lane() / 16;
         const uint8_t* x = from + int64_t(tile) * tile_bytes + (at & 31) * 16 + first * 512;
         const uint8_t* y = factors + int64_t(tile) * (pairs * 512) + (at & 31) * 16 + first * 512;
         to += lane() % 16 * 16 + first * 256;
 #pragma unroll
-        for (int c = 0; c < L::codes; c += 2) copy_async(to + c * 256, x + c * 512);
+        for (int c = 0; c < L::codes; c += 2) copy(to + c * 256, x + c * 512);
 #pragma unroll
-        for (int c = 0; c < pairs; c += 2) copy_async(to + (L::codes + c) * 256, y + c * 512);
+        for (int c = 0; c < pairs; c += 2) copy(to + (L::codes + c) * 256, y + c * 512);
     }
 };
 
@@ -236,12 +253,14 @@ DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int cou
     float4* const from = a.partial + (int64_t(tile) * a.chains * J) * count + me;
 #pragma unroll
     for (int j = 0; j < J; j++) from[int64_t(block_z() * J + j) * count] = {sum[j][0], sum[j][1], sum[j][2], sum[j][3]};
-    fence();
     sync();
-    if (me == 0) *last = fetch_add(a.arrived + tile, 1) == a.chains - 1;
+    if (me == 0) {  // a fence is for what it knows of, too
+        fence();
+        *last = fetch_add(a.arrived + tile, 1) == a.chains - 1;
+        fence();
+    }
     sync();
     if (!*last) return false;
-    fence();
 #pragma unroll
     for (int j0 = 0; j0 < J; j0 += some)
         for (int c0 = 0; c0 < a.chains; c0 += at_once) {  // as many on their way: another block's results are far away
@@ -267,7 +286,7 @@ DEVICE bool fold_chains(const TensorArgs& a, float (&sum)[J][4], int me, int cou
 
 // Shared memory: a ring of steps of activations, [16 S columns / 64][tokens][128 bytes], two units of weights of each warp, [chunks][16 rows][16]
 // and words, and arrivals. Warps fetch activations for all in turn. block_x: tile of tokens; block_y: tile of rows.
-template <int J, int S>
+template <class Layouts, int J, int S>
 DEVICE void tensor_tile(const TensorArgs& all) {
     const ProductArgs& a = all.product;
     SHARED;
@@ -294,11 +313,11 @@ DEVICE void tensor_tile(const TensorArgs& all) {
     }
     float sum[J][4];
     clear_rows<J>(sum);
-    with_layout(p.w.format, [&](auto layout) {
+    Layouts::with(p.w.format, [&](auto layout) {
         using L = decltype(layout);
         constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
         for (int u = 0; u < 2; u++) {
-            if (u < units) of.fetch<L>(raw + u * unit_bytes, first + u);
+            if (u < units) of.template fetch<L, J <= 8>(raw + u * unit_bytes, first + u);
             copy_group();
         }
         sync_block();
@@ -312,7 +331,7 @@ DEVICE void tensor_tile(const TensorArgs& all) {
             unpack_step<L, S>(at, which * (S / 2), to);
             if (which + 1 < parts) return;
             sync_warp();
-            if (unit + 2 < units) of.fetch<L>(at, first + unit + 2);
+            if (unit + 2 < units) of.template fetch<L, J <= 8>(at, first + unit + 2);
             copy_group();
             unit++;
         };
@@ -371,7 +390,7 @@ DEVICE void tensor_tile(const TensorArgs& all) {
 
 // Shared memory: activations of a unit of each group, [4][tokens][128 bytes], sums on their way, [J][128 lanes], two units of weights of each
 // warp, and arrivals. Barriers: 1 + group for sums, 8 + group for the group alone.
-template <int J>
+template <class Layouts, int J>
 DEVICE void tensor_turns(const TensorArgs& all) {
     const ProductArgs& a = all.product;
     SHARED;
@@ -394,11 +413,11 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     if (me < 32) make_arrivals(here, 1);
     float sum[J][4];
     bool last = false;
-    with_layout(p.w.format, [&](auto layout) {
+    Layouts::with(p.w.format, [&](auto layout) {
         using L = decltype(layout);
         constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
         for (int i = 0, u = first + group; i < 2; i++, u += groups) {
-            if (u < units) of.fetch<L>(raw + i * unit_bytes, u);
+            if (u < units) of.template fetch<L, J <= 8>(raw + i * unit_bytes, u);
             copy_group();
         }
         sync_some(8 + group, 128);
@@ -412,7 +431,7 @@ DEVICE void tensor_turns(const TensorArgs& all) {
             sync_warp();
             unpack_step<L, S>(at, 0, fragments);
             sync_warp();
-            if (u + 2 * groups < units) of.fetch<L>(at, u + 2 * groups);
+            if (u + 2 * groups < units) of.template fetch<L, J <= 8>(at, u + 2 * groups);
             copy_group();
             at = phase ? raw : raw + unit_bytes;
             clear_rows<J>(sum);
@@ -446,16 +465,33 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     store_rows<J>(p, all.room, sum, residual, of.row, of.second, first_token, a.tokens);
 }
 
-CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<32, 4>(a); }
-CROWDED(tensor_128, TensorArgs, 256, 1) { tensor_tile<16, 4>(a); }
-CROWDED(tensor_64, TensorArgs, 512, 1) { tensor_tile<8, 8>(a); }
-CROWDED(tensor_32, TensorArgs, 512, 1) { tensor_tile<4, 8>(a); }
-CROWDED(tensor_16, TensorArgs, 512, 1) { tensor_tile<2, 8>(a); }
-CROWDED(tensor_8, TensorArgs, 512, 1) { tensor_tile<1, 8>(a); }
-CROWDED(turns_64, TensorArgs, 512, 1) { tensor_turns<8>(a); }
-CROWDED(turns_32, TensorArgs, 512, 1) { tensor_turns<4>(a); }
-CROWDED(turns_16, TensorArgs, 512, 1) { tensor_turns<2>(a); }
-CROWDED(turns_8, TensorArgs, 512, 1) { tensor_turns<1>(a); }
+CROWDED(tensor_256, TensorArgs, 256, 1) { tensor_tile<AnyLayout, 32, 4>(a); }
+CROWDED(tensor_128, TensorArgs, 256, 1) { tensor_tile<AnyLayout, 16, 4>(a); }
+// Of up to 64 tokens, kernels of one layout, or of two that the usual mixes put side by side: a step of 64 took up to a tenth longer with all of them in
+// each. turns_64 has 384 threads, and registers as for 512: so that a block of attention fits beside it.
+#define TENSOR(name, A, B)                                                                                      \
+    CROWDED(tensor_64_##name, TensorArgs, 512, 1) { tensor_tile<LayoutsOf<A, B>, 8, 8>(a); }                    \
+    CROWDED(tensor_64_alone_##name, TensorArgs, 128, 2) { tensor_tile<LayoutsOf<A, B>, 8, 8>(a); }              \
+    CROWDED(tensor_32_##name, TensorArgs, 512, 1) { tensor_tile<LayoutsOf<A, B>, 4, 8>(a); }                    \
+    CROWDED(turns_64_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 8>(a); }                       \
+    CROWDED(turns_32_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 4>(a); }                       \
+    CROWDED(turns_16_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 2>(a); }                       \
+    CROWDED(turns_8_##name, TensorArgs, 512, 1) { tensor_turns<LayoutsOf<A, B>, 1>(a); }
+TENSOR(q4_0, Q4_0, Q4_0)
+TENSOR(q4_1, Q4_1, Q4_1)
+TENSOR(q5_0, Q5_0, Q5_0)
+TENSOR(q5_1, Q5_1, Q5_1)
+TENSOR(q8_0, Q8_0, Q8_0)
+TENSOR(q4_k, Q4_K, Q4_K)
+TENSOR(q5_k, Q5_K, Q5_K)
+TENSOR(q6_k, Q6_K, Q6_K)
+TENSOR(iq4_nl, IQ4_NL, IQ4_NL)
+TENSOR(iq4_xs, IQ4_XS, IQ4_XS)
+TENSOR(mxfp4, MXFP4, MXFP4)
+TENSOR(wide16, WIDE16, WIDE16)
+TENSOR(wide16_min, WIDE16_MIN, WIDE16_MIN)
+TENSOR(q4_k_q6_k, Q4_K, Q6_K)
+TENSOR(q5_k_q6_k, Q5_K, Q6_K)
 
 struct HalveArgs {
     const float* x;

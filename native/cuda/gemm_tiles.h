@@ -134,8 +134,9 @@ struct Tile {
 };
 
 // S groups of warps take the units in turn, each with shared memory of its own; the first adds the partial sums of all, in order.
-template <bool SUB16, bool MIN, int WR, int WT, int F, int J, int S>
-DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int first_token) {
+// SORTED: tokens are slots of experts.cu, `pairs` the rows of their results, `from` where the matrix begins.
+template <bool SUB16, bool MIN, int WR, int WT, int F, int J, int S, bool SORTED>
+DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int first_token, const int32_t* pairs, int64_t from) {
     SHARED;
     using T = Tile<SUB16, MIN, WR, WT, F, J>;
     const Matrix& w = p.w;
@@ -149,7 +150,8 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
         if constexpr (S > 1) sync_some(1 + group, T::count);
         else sync_block();
     };
-    const Source source(w, first, T::rows, chunks, me);
+    Source source(w, first, T::rows, chunks, me);
+    if constexpr (SORTED) source.group += from;
     const auto fetch_rows = [&](int n, int u) {
         if (u < units) source.fetch(stage(n) + T::weights_at, T::rows, u, me, T::count);
     };
@@ -213,22 +215,22 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
     if (group > 0) return;
 #pragma unroll
     for (int f = 0; f < F; f += 2)
-        store_sums<J>(p, &total[f], first + (warp / WT * F + f) * 16, first_token + warp % WT * 8 * J, a.tokens);
+        store_sums<J, SORTED>(p, &total[f], first + (warp / WT * F + f) * 16, first_token + warp % WT * 8 * J, a.tokens, pairs);
 }
 
 // block_x: tile of tokens; block_y: tile of rows. Blocks that run together share weights.
-template <int WR, int WT, int F, int J, int S = 1>
-DEVICE void product_tile(const ProductArgs& a) {
+template <int WR, int WT, int F, int J, int S = 1, bool SORTED = false>
+DEVICE void product_tile(const ProductArgs& a, const int32_t* pairs = nullptr, int64_t from = 0) {
     next_may_start();
     const int tile = block_y(), first_token = block_x() * 8 * J * WT;
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
     const int first = (tile - p.first_group) * 16 * F * WR;
     bool sub16 = false, min = false;
     with_layout(p.w.format, [&](auto layout) { sub16 = decltype(layout)::sub16, min = decltype(layout)::min; });
-    if (sub16 && min) multiply_tile<true, true, WR, WT, F, J, S>(a, p, first, first_token);
-    else if (sub16) multiply_tile<true, false, WR, WT, F, J, S>(a, p, first, first_token);
-    else if (min) multiply_tile<false, true, WR, WT, F, J, S>(a, p, first, first_token);
-    else multiply_tile<false, false, WR, WT, F, J, S>(a, p, first, first_token);
+    if (sub16 && min) multiply_tile<true, true, WR, WT, F, J, S, SORTED>(a, p, first, first_token, pairs, from);
+    else if (sub16) multiply_tile<true, false, WR, WT, F, J, S, SORTED>(a, p, first, first_token, pairs, from);
+    else if (min) multiply_tile<false, true, WR, WT, F, J, S, SORTED>(a, p, first, first_token, pairs, from);
+    else multiply_tile<false, false, WR, WT, F, J, S, SORTED>(a, p, first, first_token, pairs, from);
 }
 
 }  // namespace assay

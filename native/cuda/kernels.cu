@@ -7,6 +7,7 @@
 #include "attention_short.cu"
 #include "attention_tensor.cu"
 #include "best.cu"
+#include "experts.cu"
 #include "gemm_few.cu"
 #include "gemm_floats.cu"
 #include "gemm_halves.cu"

@@ -105,6 +105,8 @@ DEVICE uint32_t reduce_max(uint32_t x) { return __reduce_max_sync(~0u, x); }
 DEVICE int reduce_add(int x) { return __reduce_add_sync(~0u, x); }
 DEVICE uint32_t reduce_min(uint32_t x) { return __reduce_min_sync(~0u, x); }
 DEVICE int fetch_add(int* p, int x) { return atomicAdd(p, x); }
+DEVICE uint32_t lanes_where(bool x) { return __ballot_sync(~0u, x); }  // a bit each
+DEVICE int count_bits(uint32_t x) { return __popc(x); }
 
 DEVICE float half_to_float(uint16_t h) {
     float f;
@@ -176,6 +178,17 @@ DEVICE uint32_t load_stream(const uint32_t* p) {
     asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
     return v;
 }
+DEVICE uint32_t load_once(const uint32_t* p) {  // as copy_once
+    uint32_t v;
+#if __CUDA_ARCH__ >= 900
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v) : "l"(p), "l"(policy));
+#else
+    v = *p;
+#endif
+    return v;
+}
 // What another block has just written.
 DEVICE float load_fresh(const float* p) {
     float v;
@@ -207,6 +220,17 @@ struct Patience {
 DEVICE void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                  :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+// The same of what is read once: what else is in the second-level cache stays there.
+DEVICE void copy_once(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 900
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
+                 :: "r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))), "l"(from), "l"(policy) : "memory");
+#else
+    copy_async(to, from);
+#endif
 }
 DEVICE void copy_async4(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"

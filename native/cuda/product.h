@@ -89,6 +89,13 @@ DEVICE float2 totals_of(const Matrix& w, const float* parts, int pair) {
     return total;
 }
 
+// The matrix of a pair (token, choice) as the graph says it; without a list, each token has all of them in turn.
+DEVICE int matrix_of(const float* experts, int pair, int n) {
+    if (!experts) return pair % n;
+    const float id = experts[pair];
+    return id >= 0.0f && id < float(n) ? int(id) : 0;
+}
+
 // With several matrices, the pair of this block of threads: its row of x, its matrix, its row of the result.
 struct Pair {
     int row = 0, row_of_x = 0, matrix = 0;
@@ -98,10 +105,7 @@ struct Pair {
         row = block_z() * grid_y() + block_y();
         row_of_x = row / a.rows_of_x;
         x = a.x + int64_t(row_of_x) * a.x_stride;
-        matrix = row % a.n_experts;
-        if (!a.experts) return;
-        const float id = a.experts[row];
-        matrix = id >= 0.0f && id < float(a.n_experts) ? int(id) : 0;
+        matrix = matrix_of(a.experts, row, a.n_experts);
     }
 };
 DEVICE bool no_pair(const ProductArgs& a) { return a.n_experts && block_z() * grid_y() + block_y() >= a.tokens; }

@@ -170,6 +170,8 @@ inline int reduce_add(int x) {
     return x;
 }
 inline uint32_t reduce_min(uint32_t x) { return ~reduce_max(~x); }
+inline uint32_t lanes_where(bool x) { return uint32_t(reduce_add(int(uint32_t(x) << lane()))); }
+inline int count_bits(uint32_t x) { return __builtin_popcount(x); }
 inline int fetch_add(int* p, int x) {
     const int old = *p;
     *p += x;
@@ -206,6 +208,7 @@ template <class Args>
 inline void touch(const Args&) {}
 inline uint4 load_stream(const uint4* p) { return *p; }
 inline uint32_t load_stream(const uint32_t* p) { return *p; }
+inline uint32_t load_once(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
 constexpr uint32_t kNotYet = 0xffffffffu;
@@ -221,6 +224,7 @@ inline void copy_later(void* to, const void* from) {
 }
 }  // namespace shim
 inline void copy_async(void* to, const void* from) { shim::copy_later<uint4>(to, from); }
+inline void copy_once(void* to, const void* from) { copy_async(to, from); }
 inline void copy_async4(void* to, const void* from) { shim::copy_later<uint32_t>(to, from); }
 inline void copy_async8(void* to, const void* from) { shim::copy_later<uint2>(to, from); }
 inline void copy_group() { shim::copies().send(); }

@@ -199,7 +199,7 @@ def test_every_tile_of_halves_gives_the_same_bits(
 @pytest.mark.skipif(ON_GPU, reason="weather is the shim's")
 @pytest.mark.parametrize("weather", [1, 2, 3])
 @pytest.mark.parametrize(
-    "tile", ["", "tensor_128", "tensor_64", "tensor_16", "turns_64", "turns_16", "halves_128_128", "halves_64_16"]
+    "tile", ["", "tensor_128", "tensor_64", "tensor_32", "turns_64", "turns_16", "halves_128_128", "halves_64_16"]
 )
 def test_nothing_is_right_by_luck(make: Make, monkeypatch: pytest.MonkeyPatch, tile: str, weather: int) -> None:
     """Copies and products as late as may be, warps that lag, other garbage, other orders (shim.cpp): the same bits."""

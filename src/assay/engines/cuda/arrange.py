@@ -76,15 +76,20 @@ def arrange(parts: Sequence[Part], groups: int, *, processors: int, most: int) -
     return None
 
 
-def by_kernel(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
-    """The launches that multiply one token by these matrices: the kernel's name, and their parts."""
+def by_layouts(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
+    """These matrices as launches of at most four: of one layout, or of two that there are kernels for; and its name."""
     found: dict[str, list[Part]] = {}
     for p in parts:
         found.setdefault(p.matrix.format.name, []).append(p)
     mixed = "_".join(sorted(found))
     if mixed in _MIXED and len(parts) <= 4:
         return [(mixed, list(parts))]
-    return [(_KERNELS.get(n, n), some[i : i + 4]) for n, some in found.items() for i in range(0, len(some), 4)]
+    return [(name, some[i : i + 4]) for name, some in found.items() for i in range(0, len(some), 4)]
+
+
+def by_kernel(parts: Sequence[Part]) -> list[tuple[str, list[Part]]]:
+    """The launches that multiply one token by these matrices: the kernel's name, and their parts."""
+    return [(_KERNELS.get(name, name), some) for name, some in by_layouts(parts)]
 
 
 def warps_for(tiles: int) -> int:

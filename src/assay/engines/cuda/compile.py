@@ -19,8 +19,8 @@ from assay.engines.batch import External
 from assay.engines.cuda import structs
 from assay.engines.cuda.attention import AttentionSteps
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.experts import ExpertSteps
 from assay.engines.cuda.layout import Tensors
-from assay.engines.cuda.products import ProductSteps
 from assay.engines.cuda.program import MAP, Memory, Program, Value
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.cuda.walk import ROWS
@@ -51,7 +51,7 @@ def compile_program(
     return program
 
 
-class _Compiler(ProductSteps, AttentionSteps):
+class _Compiler(ExpertSteps, AttentionSteps):
     def compile(self, place: Callable[[int], Memory]) -> Program | None:
         """The program; none where walks were asked for and do not fit the graph."""
         if self.walks and self.shape.tokens > 1 and not self._few_possible():

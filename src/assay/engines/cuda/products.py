@@ -1,4 +1,4 @@
-"""Matrix products as launches: one token, a few, many, and experts."""
+"""Matrix products as launches: one token, a few, many. Those of several matrices are in experts.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.cuda.arrange import Part, arrange, by_kernel, warps_for
+from assay.engines.cuda.arrange import Part, arrange, by_kernel, by_layouts, warps_for
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.layout import LANES, UNIT, Matrix
+from assay.engines.cuda.layout import LANES, UNIT, Format, Matrix
 from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
 from assay.engines.cuda.walk import LONG
 from assay.engines.cuda.walk_few import FewWalks
@@ -23,7 +23,6 @@ TILES = ((128, 128, 1, 2), (128, 64, 1, 2), (64, 64, 1, 2), (32, 64, 2, 3), (32,
 TENSOR_TILES = tuple(structs.TENSOR_TILES)  # kernels of gemm_tensor.cu
 HALF_TILES = tuple(structs.HALF_TILES)  # those of gemm_halves.cu
 Tiles = tuple[str, int, int, int, int, int]  # a kernel, its rows and tokens a tile, threads, stages, shared memory
-_ROWS = 32768  # most blocks of threads along the second axis of a grid
 
 
 def _tiles(matrix: Matrix, rows: int) -> int:
@@ -31,8 +30,30 @@ def _tiles(matrix: Matrix, rows: int) -> int:
     return -(-matrix.groups * matrix.group // rows)
 
 
+def _weights(formats: Sequence[Format], tile: int) -> int:
+    return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
+
+
+def few_room(formats: Sequence[Format], tile: int, tokens: int, warps: int) -> tuple[int, int]:
+    """Of gemm.h: bytes of a stage, and shared memory."""
+    more = max(64 * tile + (64 * tile + 32 * tokens) * f.sums for f in formats)
+    size = tokens * 336 + _weights(formats, tile) + more
+    return size, warps * (size + 8 * tile * (tokens if tokens == 8 else tokens + 8))
+
+
+def tile_room(
+    formats: Sequence[Format], tile: int, tokens: int, groups: int, most_stages: int, room: int
+) -> tuple[int, int]:
+    """Of gemm_tiles.h: stages that fit, and shared memory."""
+    sums = any(f.sums for f in formats)
+    fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + _weights(formats, tile)
+    sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
+    stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
+    return stages, groups * (fixed + stages * stage) + sent
+
+
 class ProductSteps(FewWalks):
-    """Those of a group of linears, of a gate with its up, and of experts."""
+    """Those of a group of linears, and of a gate with its up."""
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -146,8 +167,11 @@ class ProductSteps(FewWalks):
         if self.tensors.tensor(form):
             halved = self._halved(linear.inputs[0], norm, domain, parts[0].matrix)
             tiles = self._half_tiles if form.floats else self._tensor_tiles
-            for i in range(0, len(parts), 4):
-                self._many((halved, None, None), rows, parts[i : i + 4], tiles(rows, parts[i : i + 4]))
+            for layouts, some in by_layouts(parts):
+                found = tiles(rows, some)
+                if f"{found[0]}_{layouts}" in structs.KERNELS:
+                    found = (f"{found[0]}_{layouts}", *found[1:])
+                self._many((halved, None, None), rows, some, found)
             return
         if rows == 1:
             for kernel, chosen in by_kernel(parts):
@@ -303,25 +327,17 @@ class ProductSteps(FewWalks):
     def _tiles_for(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """A kernel, its rows and tokens a tile, threads, stages (or the bytes of one) and shared memory."""
         formats, room = [p.matrix.format for p in parts], self.shared - 1024
-
-        def weights(tile: int) -> int:
-            return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
-
         few = sum(_tiles(p.matrix, 32) for p in parts) <= self._processors() and not parts[0].matrix.paired
         tile, name = (16, "product_16_") if few else (32, "product_")
         for tokens in (8, 16):
-            size = tokens * 336 + weights(tile) + max(64 * tile + (64 * tile + 32 * tokens) * f.sums for f in formats)
-            shared = 8 * (size + 8 * tile * (tokens if tokens == 8 else tokens + 8))
+            size, shared = few_room(formats, tile, tokens, 8)
             if rows <= tokens and shared <= room:
                 return f"{name}{tokens}", tile, tokens, 256, size, shared
-        sums = any(f.sums for f in formats)
         fitting = []
         for tile, tokens, groups, most_stages in TILES:
-            fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + weights(tile)
-            sent = 8 * (groups - 1) * tile * tokens  # partial sums on their way from one group of warps to another
-            stages = min(most_stages, ((room - sent) // groups - fixed) // stage)
+            stages, shared = tile_room(formats, tile, tokens, groups, most_stages, room)
             if stages >= 2:
-                name, shared = f"product_{tile}_{tokens}", groups * (fixed + stages * stage) + sent
+                name = f"product_{tile}_{tokens}"
                 fitting.append((name, tile, tokens, structs.KERNELS[name][1], stages, shared))
         fitting = [t for t in fitting if t[2] < 2 * rows] or fitting[-1:]
         if rows > 32 and len(fitting) > 1:
@@ -338,7 +354,7 @@ class ProductSteps(FewWalks):
 
     def _tensor_tiles(self, rows: int, parts: Sequence[Part]) -> Tiles:
         """The same for quantised weights as halves, by kernels of gemm_tensor.cu."""
-        fitting = {t[0]: t for t in (self._tensor_tile(name, rows, parts) for name in TENSOR_TILES) if t}
+        fitting = {name: t for name in TENSOR_TILES if (t := self._tensor_tile(name, rows, parts))}
         few = max(8, 1 << (rows - 1).bit_length())
         tiles, processors = self._chains_of(parts), self._processors()
         full = few >= 32 and -(-rows // 32) * tiles > 3 * processors
@@ -367,10 +383,12 @@ class ProductSteps(FewWalks):
                 shared = ring * (stage + 16) + 64 * groups * row + 8
                 at_once = groups * self._processors() * min(4 // groups, most // (shared + 1024))
                 if shared <= most and (at_once >= work or groups != 2 or tokens > 64):
-                    return kernel, 64 * groups, tokens, 128 * groups, 0, shared
+                    name = f"{kernel}_alone" if (groups, tokens) == (1, 64) else kernel  # it has registers for two
+                    return name, 64 * groups, tokens, 128 * groups, 0, shared
             return None
         alone = work <= self._processors()  # else two blocks a multiprocessor
-        for groups, limit in ((4, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
+        first = structs.TENSOR_TILES[kernel] // 128
+        for groups, limit in ((first, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
             shared = groups * (512 * tokens + 64 * row + 8) + 256 * tokens + 8
             if shared <= limit:
                 return kernel, 64, tokens, 128 * groups, 0, shared
@@ -396,37 +414,3 @@ class ProductSteps(FewWalks):
                 if shared <= most:
                     return name, 32, 8, 32 * splits, size, shared
         return min(found)[2]
-
-    def _expert_linear(self, node: Node) -> None:
-        """A matrix a chosen expert, or a head: heads lie side by side in a row, and matrix h takes head h."""
-        domain = self._domain(node.name)
-        x, idx = (*(self._get(name, domain) for name in node.inputs), None)[:2]
-        assert x
-        matrix, out = self.tensors.matrix(node.weights[0]), self._new(node.name)
-        choices = self._width(node.inputs[1]) if idx else matrix.count
-        pairs = self._rows(domain) * choices
-        shared_rows = choices if idx and self._width(node.inputs[0]) == matrix.columns else 1
-        rest = (min(pairs, _ROWS), -(-pairs // _ROWS))
-        given = None if matrix.format.floats else self._prepare(x, pairs // shared_rows, None, matrix)
-
-        def make() -> Launch:
-            array_parts = [Part(matrix, node.name, out=out)]
-            array, groups = self._part_structs(array_parts, lambda m: m.groups)
-            args = structs.ProductArgs(
-                parts=array,
-                acts=self._acts(given, matrix.units * UNIT),
-                x=self._at(x),
-                experts=self._at(idx),
-                expert_bytes=matrix.size,
-                n_parts=1,
-                groups=groups,
-                tokens=pairs,
-                columns=matrix.columns,
-                x_stride=matrix.columns,
-                prologue=_PLAIN,
-                rows_of_x=shared_rows,
-                n_experts=matrix.count,
-            )
-            return self._one(by_kernel(array_parts)[0][0], args, array_parts, groups, rest)
-
-        self._step([*(given or [x]), idx, out], make)

@@ -122,6 +122,7 @@ class Steps:
     plan: Plan = field(init=False)
     values: dict[tuple[str, str], Value] = field(default_factory=dict)
     prepared: dict[tuple[int, int, int, str], Quantised] = field(default_factory=dict)  # by value, columns, step, norm
+    sorted_pairs: dict[tuple[int, ...], tuple[Value, Value]] = field(default_factory=dict)  # by choices, shape and tile
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)

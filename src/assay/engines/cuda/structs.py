@@ -49,6 +49,9 @@ TensorArgs = _struct(
     *_all(_POINTER, "partial arrived"),
     *_all(_I32, "room chains split padding"),
 )
+SortArgs = _struct("SortArgs", *_all(_POINTER, "experts pairs matrices"), *_all(_I32, "count n tile tiles"))
+PairArgs = _struct("PairArgs", *_all(_POINTER, "x pairs"), ("acts", Acts), *_all(_I32, "width share"))
+SortedArgs = _struct("SortedArgs", ("product", ProductArgs), *_all(_POINTER, "pairs matrices"))
 FactorArgs = _struct("FactorArgs", ("w", Matrix), ("out", _POINTER), ("tiles", _I64), *_all(_I32, "chunks padding"))
 Pool = _struct("Pool", ("offset", _I64), *_all(_I32, "type keys heads dim head_bytes columns first padding"))
 Cache = _struct("Cache", ("pages", _POINTER), *_all(_I64, "page_bytes positions_at"))
@@ -150,10 +153,12 @@ WALKS: tuple[tuple[str, ...], ...] = (
     ("q4_1", "q8_0"),
 )  # fmt: skip
 NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of several tokens
-# Of gemm_tensor.cu: most threads.
-TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256} | {
-    f"{kind}_{tokens}": 512 for kind in ("tensor", "turns") for tokens in (64, 32, 16, 8)
-}
+# Of gemm_tensor.cu: the most threads of a tile. Those of up to 64 tokens have a kernel for each layout or pair of them.
+TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256, "tensor_64": 512, "tensor_32": 512}
+TENSOR_TILES |= {"turns_64": 384, "turns_32": 512, "turns_16": 512, "turns_8": 512}
+_LARGE = ("tensor_256", "tensor_128")
+_SMALL = TENSOR_TILES.keys() - _LARGE | {"tensor_64_alone"}
+_QUANTISED = (*_LAYOUTS[3:], "q4_k", "q5_k", "q6_k")
 # Of gemm_halves.cu, rows and tokens of a tile: most threads.
 HALF_TILES = {"halves_128_128": 384, "halves_128_64": 384} | {f"halves_64_{tokens}": 256 for tokens in (64, 32, 16, 8)}
 # Of gemm_floats.cu: rows and tokens of a tile, groups of warps that share the units.
@@ -173,13 +178,21 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "product_32_64": (ProductArgs, 512),
         "product_32_32": (ProductArgs, 128),
     },
+    "experts": {
+        "sort_pairs": (SortArgs, 1024),
+        "quantise_pairs": (PairArgs, 256),
+        "experts_32_8": (SortedArgs, 128),
+        "experts_32_32": (SortedArgs, 128),
+        "experts_64_64": (SortedArgs, 256),
+    },
     "gemm_halves": {
         "product_tensor_8": (ProductArgs, 256),
         "product_tensor_8_small": (ProductArgs, 128),
         **{name: (ProductArgs, most) for name, most in HALF_TILES.items()},
     },
     "gemm_tensor": {
-        **{name: (TensorArgs, most) for name, most in TENSOR_TILES.items()},
+        **{name: (TensorArgs, TENSOR_TILES[name]) for name in _LARGE},
+        **{f"{tile}_{name}": (TensorArgs, TENSOR_TILES.get(tile, 128)) for tile in _SMALL for name in _QUANTISED},
         "halve_columns": (HalveArgs, 512),
         "make_factors": (FactorArgs, 256),
     },
