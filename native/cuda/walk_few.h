@@ -2,7 +2,7 @@
 //
 // It computes docs/arithmetic.md. Eight tokens are the columns of a fragment of 16 rows x 8 x 32; rows of x behind the last token are
 // zeros. Integer sums are exact; behind each comes the float chain. A partial sum of 256 columns goes to shared memory, and a thread adds up
-// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu.md).
+// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu-measured.md).
 #pragma once
 #include "gemm.h"
 #include "walk_attention.h"
