@@ -5,7 +5,7 @@
 // No contraction, no flushing of subnormals: the compiler is told so, and every fused operation is written `fma`.
 #pragma once
 
-// For racecheck, which does not follow an order over two steps: who has read a place says so itself (docs/gpu.md).
+// For racecheck, which does not follow an order over two steps: who has read a place says so itself (docs/gpu-measured.md).
 #ifdef ASSAY_RACECHECK
 constexpr bool kRacecheck = true;
 #else
@@ -41,6 +41,11 @@ extern __shared__ __align__(1024) uint8_t shared_memory[];
 
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int threads() { return blockDim.x; }
+// x, of which a compiler knows nothing: what is computed from it stands behind this and takes no registers before.
+DEVICE int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 DEVICE int lane() { return threadIdx.x & 31; }
 DEVICE int block_x() { return blockIdx.x; }
 DEVICE int block_y() { return blockIdx.y; }
@@ -201,6 +206,17 @@ DEVICE uint4 load_fresh4(const void* p) {
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p) : "memory");
     return v;
+}
+// A count of what others have written, and then what they have written, by loads or by copies of pieces.
+DEVICE int load_acquire(const int* p) {
+    int v;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+DEVICE void copies_may_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
 }
 // For other blocks that look for it: what is there before is `kNotYet`, which no result is.
 constexpr uint32_t kNotYet = 0xffffffffu;

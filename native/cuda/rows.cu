@@ -191,9 +191,18 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     }
 }
 
-// The row, normed if there are weights, rounded to 16-bit floats as float_at says, zeros up to the stride; acts.step: room for rows;
-// w_step: to bf16. A thread has 8 columns at a time.
-KERNEL(halve_rows, RowArgs, 512) {
+struct HalveArgs {
+    const float* x;
+    const float* norm;  // weights of a norm before, or null
+    uint16_t* out;
+    int32_t width, stride, room;  // room: for rows
+    float eps;
+    int32_t kind, padding;  // as store_halved: f16 by half_at, f16 by float_at, bf16 by float_at
+};
+
+// The row, normed if there are weights, rounded to 16-bit floats as products on tensor cores read them, zeros up to the stride; block_x: row.
+// A thread has 8 columns at a time.
+KERNEL(halve_rows, HalveArgs, 512) {
     SHARED;
     float* const row = reinterpret_cast<float*>(shared) + 4;
     const float* x = a.x + int64_t(block_x()) * a.width;
@@ -206,10 +215,10 @@ KERNEL(halve_rows, RowArgs, 512) {
     float v[8], w[8], f = 0.0f;
     next_may_start();
     touch(a);
-    if (a.w) load(a.w, thread(), w);
+    if (a.norm) load(a.norm, thread(), w);
     wait_for_previous();
     load(x, thread(), v);
-    if (a.w) {
+    if (a.norm) {
         for (int i = thread(); 8 * i < a.width; i += threads()) {
             if (i != thread()) load(x, i, v);
 #pragma unroll
@@ -218,17 +227,21 @@ KERNEL(halve_rows, RowArgs, 512) {
         sync_block();
         f = norm_factor(row, a.width, a.eps, row - 4);
     }
-    for (int i = thread(); i < a.acts.stride / 8; i += threads()) {
-        if (a.w || i != thread()) load(a.w ? row : x, i, v);
-        if (a.w && i != thread()) load(a.w, i, w);
+    for (int i = thread(); i < a.stride / 8; i += threads()) {
+        if (a.norm || i != thread()) load(a.norm ? row : x, i, v);
+        if (a.norm && i != thread()) load(a.norm, i, w);
         uint32_t h[8];
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            const float y = a.w ? (v[j] * f) * w[j] : v[j];
-            h[j] = 8 * i + j >= a.width ? 0 : a.w_step ? float_to_brain(y) : float_to_half(y);
+            const float y = a.norm ? (v[j] * f) * w[j] : v[j];
+            h[j] = 8 * i + j >= a.width ? 0 : a.kind == 2 ? float_to_brain(y) : float_to_half(y);
         }
-        uint16_t* const to = reinterpret_cast<uint16_t*>(a.acts.q) + float_at(block_x(), 8 * i, a.acts.step);
-        *reinterpret_cast<uint4*>(to) = {h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16};
+        if (a.kind)
+            *reinterpret_cast<uint4*>(a.out + float_at(block_x(), 8 * i, a.room)) = {h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16};
+        else
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                *reinterpret_cast<uint2*>(a.out + half_at(block_x(), 8 * i + j, a.room)) = {h[j] | h[2 + j] << 16, h[4 + j] | h[6 + j] << 16};
     }
 }
 

@@ -328,5 +328,3 @@ void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads
 }
 
 }  // namespace shim
-
-#include "kernels.cu"

@@ -24,6 +24,7 @@
     static void body_##name(const Args& a)
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
+#define TEAM 384  // of walks, whose sources are one here
 #define TOGETHER(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, true)
 
 // Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.
@@ -97,6 +98,7 @@ T exchange(T x, int from) {
 }  // namespace shim
 
 inline int thread() { return shim::state.thread; }
+inline int opaque(int x) { return x; }
 inline int threads() { return shim::state.threads; }
 inline int lane() { return shim::state.thread & 31; }
 inline int block_x() { return shim::state.block[0]; }
@@ -211,6 +213,8 @@ inline uint32_t load_stream(const uint32_t* p) { return *p; }
 inline uint32_t load_once(const uint32_t* p) { return *p; }
 inline float load_fresh(const float* p) { return *p; }
 inline uint4 load_fresh4(const void* p) { return *static_cast<const uint4*>(p); }
+inline int load_acquire(const int* p) { return *p; }
+inline void copies_may_begin() {}
 constexpr uint32_t kNotYet = 0xffffffffu;
 inline void store_fresh(uint32_t* p, uint32_t v) { *p = v; }
 inline void store_fresh(float* p, float y) { *p = bits(y) == kNotYet ? as_float(0x7fffffffu) : y; }

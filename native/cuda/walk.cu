@@ -7,7 +7,7 @@
 //
 // There is no barrier between steps. What one step leaves for another is `kNotYet` before (kernel `clear`) and never after:
 // readers look until it is something else. So all blocks must run at the same time (`together`), and a value is written once.
-// Bound by memory at 7B; a small model by latency: the way of x from block to block, and every instruction behind it (docs/gpu.md).
+// Bound by memory at 7B; a small model by latency: the way of x from block to block, and every instruction behind it (docs/gpu-measured.md).
 #include "walk_attention.h"
 #include "walk_products.h"
 

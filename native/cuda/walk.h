@@ -8,8 +8,8 @@ namespace assay {
 
 enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE };
 // Of a step: x and the residual are written by a step of this run; x, or the result of attention, are codes; of a product, two
-// lanes have an item, and a tile is two pieces.
-enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16 };
+// lanes have an item, and a tile is two pieces; codes of several rows lie as they are, and are counted.
+enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16, COUNTED = 32 };
 
 struct WalkStep {
     int32_t kind, fresh;
@@ -98,9 +98,18 @@ DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
     if (lane() < 2) store_fresh(scale_at(to, row, column) + lane(), lane() ? scale.d * float(all) : scale.d);
 }
 
-// The warps that compute; the last one of the block fetches.
-DEVICE int team() { return threads() - 32; }
+// The warps that compute; the next one fetches, and is the last one but in walk_few.cu.
+#ifndef TEAM
+#define TEAM (threads() - 32)
+#endif
+DEVICE int team() { return TEAM; }
 DEVICE void sync_team() { sync_some(1, team()); }
+
+// In a function: its own thread and lane. What a compiler makes of the usual ones it keeps in registers from step to step.
+#define OWN_THREAD(is)                                                                      \
+    [[maybe_unused]] const int own_thread = (is) ? opaque(::thread()) : 0;                  \
+    [[maybe_unused]] const auto thread = [=] { return (is) ? own_thread : ::thread(); };    \
+    [[maybe_unused]] const auto lane = [=] { return (is) ? own_thread & 31 : ::lane(); }
 
 // Blocks of threads are counted from the one that begins.
 DEVICE int block_of(const WalkStep& step) {
@@ -264,7 +273,9 @@ struct Ring {  // where pieces lie, and the place of the one that a step begins 
 #pragma unroll 1
         for (slot += pieces; slot >= slots; slot -= slots) fill++;
     }
-    DEVICE const uint8_t* take() const {
+    // `late`: the piece that has this place now may not be there yet.
+    DEVICE const uint8_t* take(bool late = false) const {
+        if (late && fill) piece_here(gone + slot, (fill - 1) & 1);
         piece_here(here + slot, fill & 1);
         return places + slot * room;
     }

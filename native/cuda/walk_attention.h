@@ -21,6 +21,7 @@ constexpr int kPart = 2 + 128;
 // weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
 template <int DIM, int H, bool MANY>
 DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* work) {
+    OWN_THREAD(MANY);
     constexpr int PIECES = DIM > 64 ? 2 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, WIDE = DIM > 64 ? 4 : 2, STEP = H == 1 ? 8 : 4;
     const AttentionArgs& t = step.attention;
     const bool fresh = step.fresh & X_IS;

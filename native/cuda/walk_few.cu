@@ -1,56 +1,84 @@
 // Two to eight tokens, of a sequence each, through a run of products and attentions by one kernel (walk.cu): the same ring, the same steps
 // and the same way from block to block. Products are those of tensor cores, and what they read is quantised once, by a step of its own.
+#ifndef TEAM
+#define TEAM 384  // and two more warps
+#endif
 #include "walk_few.h"
 
 namespace assay {
 
+// Shared memory: places of the ring and their arrivals, those of parts of x, steps, slots, and room for a step. It is looked up anew for
+// every step: what is kept in registers from step to step, products do not have.
+struct Room {
+    Ring ring;
+    Parts parts;
+    WalkStep* steps;  // two
+    int* slots;       // [kRows]
+    uint8_t* work;
+    DEVICE Room(const WalkArgs& a, uint8_t* shared) {
+        ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
+        ring.gone = ring.here + a.slots;
+        parts.first = ring.gone + a.slots;
+        steps = reinterpret_cast<WalkStep*>(parts.first + 4);
+        slots = reinterpret_cast<int*>(steps + 2);
+        work = reinterpret_cast<uint8_t*>(slots + kRows);
+    }
+};
+
 template <class A, class B>
 DEVICE void walk_few(const WalkArgs& a) {
     SHARED;
-    Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
-    ring.gone = ring.here + a.slots;
-    WalkStep* const steps = reinterpret_cast<WalkStep*>(ring.gone + a.slots);  // two
-    int* const slots = reinterpret_cast<int*>(steps + 2);                      // [kRows]
-    uint8_t* const work = reinterpret_cast<uint8_t*>(slots + kRows);
     constexpr int vectors = sizeof(WalkStep) / 16;
-    const auto bring = [&](int s) {
+    const auto bring = [&](int s, WalkStep* steps) {
         if (s < a.n_steps && thread() < vectors)
             copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
         copy_group();
     };
+    Room at(a, shared);
+    const bool fetches = thread() >= team() && thread() < team() + 32, brings = thread() >= team() + 32;
     next_may_start();
-    if (thread() >= team()) make_ring(ring.here, a.slots);
+    if (fetches) make_ring(at.ring.here, a.slots), at.parts.make();
     wait_for_previous();
-    if (thread() < kRows) slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
+    if (thread() < kRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();
-    if (thread() >= team()) {
-        Fetch fetch{a, ring.places, ring.here, ring.gone};
+    if (fetches) {
+        Fetch fetch{a, at.ring.places, at.ring.here, at.ring.gone};
 #pragma unroll 1
         for (int s = 0; s < a.n_steps; s++) {
             fetch.ahead = a.steps[s].ahead;
             if (a.steps[s].kind == PRODUCT) fetch_parts<A, B>(a.steps[s], fetch);
-            else if (a.steps[s].kind == ATTEND) fetch_cache<true>(a.steps[s], slots, fetch);
+            else if (a.steps[s].kind == ATTEND) fetch_cache<true>(a.steps[s], at.slots, fetch);
         }
         return;
     }
-    bring(0);
+    if (brings) {
+#pragma unroll 1
+        for (int s = 0; s < a.n_steps; s++)
+            if (a.steps[s].kind == PRODUCT) bring_parts(a.steps[s], at.parts, at.work);
+        return;
+    }
+    bring(0, at.steps);
+    int slot = 0, fill = 0, parts = 0;
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
+        Room at(a, shared + opaque(0));
+        at.ring.slot = slot, at.ring.fill = fill, at.parts.count = parts;
         copies_done<0>();
         sync_team();
-        bring(s + 1);
-        const WalkStep& step = steps[s % 2];
+        bring(s + 1, at.steps);
+        const WalkStep& step = at.steps[s % 2];
         int pieces = 0;
-        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, ring, work);
-        else if (step.kind == ATTEND) pieces = attend_step<true>(step, slots, ring, work);
-        else if (step.kind == FOLD) fold_step<true>(step, slots);
-        else quantise_rows_step(step, work);
-        ring.skip(pieces);
+        if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, at.ring, at.parts, at.work);
+        else if (step.kind == ATTEND) pieces = attend_step<true>(step, at.slots, at.ring, at.work);
+        else if (step.kind == FOLD) fold_step<true>(step, at.slots);
+        else quantise_rows_step(step, at.work);
+        at.ring.skip(pieces);
+        slot = at.ring.slot, fill = at.ring.fill, parts = at.parts.count;
     }
 }
 
 #define WALK_FEW(name, A, B) \
-    TOGETHER(walk_few_##name, WalkArgs, 416) { walk_few<Codes<A>, Codes<B>>(a); }
+    TOGETHER(walk_few_##name, WalkArgs, 448) { walk_few<Codes<A>, Codes<B>>(a); }
 WALK_FEW(q5_0, Q5_0, Q5_0)
 WALK_FEW(q5_1, Q5_1, Q5_1)
 WALK_FEW(q8_0, Q8_0, Q8_0)

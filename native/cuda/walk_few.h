@@ -2,7 +2,7 @@
 //
 // It computes docs/arithmetic.md. Eight tokens are the columns of a fragment of 16 rows x 8 x 32; rows of x behind the last token are
 // zeros. Integer sums are exact; behind each comes the float chain. A partial sum of 256 columns goes to shared memory, and a thread adds up
-// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu.md).
+// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu-measured.md).
 #pragma once
 #include "gemm.h"
 #include "walk_attention.h"
@@ -30,23 +30,31 @@ DEVICE void await_vectors(const void* first, int step, bool fresh, uint4 (&v)[N]
     }
 }
 
-// 256 columns of a row by a warp, a lane has eight of them.
-DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8]) {
+// 256 columns of a row by a warp, a lane has eight of them. Who looks for them tells them from what was there before, or, where x is taken
+// in parts, from a count of the rows that are there, which lies behind all units: less one, as it begins with what clears memory.
+DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8], int* counted) {
     const EightCodes of = codes_of(y);
     const int column = 256 * unit + 8 * lane();
-    store_fresh(code_at(to, row, column), of.low ^ kCodes);
-    store_fresh(code_at(to, row, column + 4), of.high ^ kCodes);
+    const uint32_t turned = counted ? 0 : kCodes;
+    store_fresh(code_at(to, row, column), of.low ^ turned);
+    store_fresh(code_at(to, row, column + 4), of.high ^ turned);
     if (lane() % 4 < 2) store_fresh(scale_at(to, row, column) + lane() % 4, lane() % 4 ? of.ds.y : of.ds.x);
+    if (!counted) return;
+    fence();
+    sync_warp();
+    if (lane() == 0) fetch_add(counted + unit, 1);
 }
 
 // Rows quantised for all who multiply them. With a norm a block of threads has a row, adds up its squares, and shares its columns with
 // others that have the same row; without one a warp has 256 columns of a row.
 DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
+    OWN_THREAD(true);
     const ProductArgs& p = step.product;
     const bool fresh = step.fresh & X_IS;
     const int units = p.parts[0].w.units, columns = p.columns, rows = p.tokens, me = block_of(step);
     const int warp = thread() / 32, warps = team() / 32;
     uint8_t* const to = reinterpret_cast<uint8_t*>(p.parts[0].out);
+    int* const counted = step.fresh & COUNTED ? reinterpret_cast<int*>(to + units * kColumns) : nullptr;
     if (!p.norm) {
 #pragma unroll 1
         for (int i = warp * grid_x() + me; i < units * rows; i += warps * grid_x()) {
@@ -55,7 +63,7 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
             await_vectors(p.x + int64_t(row) * columns + at, 16, fresh, v, [&](int) { return at < columns; });
             sync_warp();
             leave_unit(to, row, unit, {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x),
-                                       as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)});
+                                       as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)}, counted);
         }
         return;
     }
@@ -97,22 +105,15 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
                 for (int k = 0; k < 8; k++) y[k] = (y[k] * f) * w[k];
             }
             sync_warp();
-            leave_unit(to, row, unit, y);
+            leave_unit(to, row, unit, y, counted);
         }
     }
 }
 
-// Some columns of x into shared memory, as they lie. Nobody writes rows behind the last token; there must be numbers. `asked`: they have
-// been asked for before (ask_rows), and are there if they were then.
-DEVICE void ask_rows(const WalkStep& step, int first, int units, uint4* x) {
-    const uint4* const from = reinterpret_cast<const uint4*>(step.product.x) + first * (kColumns / 16);
-#pragma unroll 1
-    for (int i = thread(); i < units * (kColumns / 16); i += team()) copy_async(x + i, from + i);
-    copy_group();
-}
-DEVICE void take_rows(const WalkStep& step, int first, int units, uint4* x, bool asked) {
-    const uint4* const from = reinterpret_cast<const uint4*>(step.product.x) + first * (kColumns / 16);
-    if (asked) copies_done<0>();
+// x into shared memory, as it lies. Nobody writes rows behind the last token; there must be numbers.
+DEVICE void take_rows(const WalkStep& step, int units, uint4* x) {
+    OWN_THREAD(true);
+    const uint4* const from = reinterpret_cast<const uint4*>(step.product.x);
     const int vectors = units * (kColumns / 16), tokens = step.product.tokens;
 #pragma unroll 1
     for (int i = thread(); i < vectors; i += 4 * team()) {
@@ -120,17 +121,40 @@ DEVICE void take_rows(const WalkStep& step, int first, int units, uint4* x, bool
         const auto codes = [&](int k) { return (i + k * team()) % (kColumns / 16) < kOfCodes / 16; };
         const int row = (i & 31) >> 2, pair = (i & 3) * 2;  // the same for all four: so many threads are whole warps
         const auto is = [&](int k) { return i + k * team() < vectors && (codes(k) ? row : pair) < tokens; };
-        bool all = asked;
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (asked && is(k)) v[k] = x[i + k * team()], all &= there(v[k]);
-            else v[k] = {};
-        if (!all) await_vectors(from + i, 16 * team(), step.fresh & X_IS, v, is);
+        await_vectors(from + i, 16 * team(), step.fresh & X_IS, v, is);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             if (codes(k)) v[k] = {v[k].x ^ kCodes, v[k].y ^ kCodes, v[k].z ^ kCodes, v[k].w ^ kCodes};
             if (i + k * team() < vectors) x[i + k * team()] = v[k];
         }
+    }
+}
+
+// Parts of x, two in shared memory at a time, counted from the kernel's beginning on by who brings them, a warp of its own, and by who uses
+// them. A part is brought when all who quantise have left theirs, and everybody who multiplies has left its room.
+struct Parts {
+    Arrival* first = nullptr;
+    int count = 0;
+    DEVICE Arrival* here() const { return first + count % 2; }
+    DEVICE Arrival* room() const { return first + 2 + count % 2; }
+    DEVICE int phase() const { return count / 2 & 1; }
+    DEVICE void make() const { make_places(first, 2), make_places(first + 2, 2, team() / 32 * kLeavers); }
+};
+DEVICE void bring_parts(const WalkStep& step, Parts& parts, uint8_t* work) {
+    const ProductArgs& p = step.product;
+    const int units = p.parts[0].w.units, some = p.stages;
+    if (some >= units || !Share(step).groups) return;
+    const uint8_t* const from = reinterpret_cast<const uint8_t*>(p.x);
+    const int* const counted = reinterpret_cast<const int*>(from + units * kColumns);
+#pragma unroll 1
+    for (int u0 = 0; u0 < units; u0 += some, parts.count++) {
+        const int here = units - u0 < some ? units - u0 : some;
+        piece_here(parts.room(), parts.phase());
+        const bool mine = lane() < here && step.fresh & X_IS;
+        Patience patience;
+        while (any_lane(mine && load_acquire(counted + u0 + lane()) < p.tokens - 1)) patience.lose();
+        copies_may_begin();
+        copy_strips(work + parts.count % 2 * some * kColumns, from + u0 * kColumns, here * kColumns, 1, 0, parts.here());
     }
 }
 
@@ -212,9 +236,10 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
 }
 
 // A block of threads has its groups of rows some at a time (`slots` of ProductArgs), and of x some units at a time (`stages`): all of them,
-// or its groups are all taken together, and the next part of x is on its way meanwhile. A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
+// or its groups are all taken together, and the next part of x is on its way meanwhile (bring_parts). A thread has one result of these, row (i & 7) | i >> 6 << 3 and token i >> 3 & 7.
 template <class A, class B>
-DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
+DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uint8_t* work) {
+    OWN_THREAD(true);
     const ProductArgs& p = step.product;
     const Share my(step);
     if (!my.groups) return 0;
@@ -222,12 +247,13 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const int cut = step.fresh & CUT ? 1 : 0;
     const bool paired = p.parts[0].paired;
     const int row_shift = paired ? shift - 1 : shift, in_group = 1 << row_shift;
-    uint4* x = reinterpret_cast<uint4*>(work);
-    uint4* then = some < units ? x + some * (kColumns / 16) : x;
-    float* const sums = reinterpret_cast<float*>(then + some * (kColumns / 16));  // [units][rows][tokens]
+    const bool in_parts = some < units;
+    uint4* const x = reinterpret_cast<uint4*>(work);
+    float* const sums = reinterpret_cast<float*>(x + (in_parts ? 2 * some : some) * (kColumns / 16));  // [units][rows][tokens]
     const int my_row = (thread() & 7) | thread() >> 6 << 3, token = thread() >> 3 & 7;
     int next = warp, before = 0;  // the warp's next tile; tiles of the rounds before
     ring.skip(warp << cut);
+    if (in_parts) leave_place(parts.first + 2), leave_place(parts.first + 3);
 #pragma unroll 1
     for (int g0 = 0; g0 < my.groups; g0 += batch) {
         const int groups = my.groups - g0 < batch ? my.groups - g0 : batch, rows = groups << shift;
@@ -252,27 +278,28 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
 #pragma unroll 1
         for (int u0 = 0; u0 < units; u0 += some) {
             const int here = units - u0 < some ? units - u0 : some, tiles = ((here << shift) + 31) >> 5;
-            if (!g0) take_rows(step, u0, here, x, u0);
+            const uint4* const part_of_x = x + (in_parts ? parts.count % 2 * some * (kColumns / 16) : 0);
+            if (in_parts) piece_here(parts.here(), parts.phase());
+            else if (!g0) take_rows(step, units, x);
             sync_team();  // who adds up sums of the turn before is done, too
-            if (u0 + some < units) ask_rows(step, u0 + some, units - u0 - some < some ? units - u0 - some : some, then);
 #pragma unroll 1
             for (; next < before + groups * tiles; next += warps) {
                 int group = 0, tile = next - before;
 #pragma unroll 1
                 for (; tile >= tiles; tile -= tiles) group++;
-                const uint8_t* const piece = ring.take();
+                const uint8_t* const piece = ring.take(cut);
                 const uint8_t* rest = piece;
                 if (cut) {
                     Ring then = ring;
                     then.skip(1);
-                    rest = then.take() - kCut;
+                    rest = then.take(true) - kCut;
                 }
 #pragma unroll 1
                 for (int half = 0; half < 32; half += 16) {
                     const int item = tile * 32 + half, unit = item >> shift, row = (group << shift) + (item & ((1 << shift) - 1)) + lane() / 4;
                     if (unit >= here) break;
                     float part[4];
-                    const uint4* const of = x + unit * (kColumns / 16);
+                    const uint4* const of = part_of_x + unit * (kColumns / 16);
                     if (A::number == B::number || my.begin + g0 + group < step.second) multiply_rows<A>(piece, rest, half, of, part);
                     else multiply_rows<B>(piece, rest, half, of, part);
                     float* const to = sums + (unit * rows + row) * kRows + lane() % 4 * 2;
@@ -284,6 +311,10 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
             }
             before += groups * tiles;
             sync_team();
+            if (in_parts) {
+                if (u0 + 2 * some < units) leave_place(parts.room());
+                parts.count++;
+            }
             if (out) {
                 const auto add = [&](const float* at, float sum) {  // eight on their way together; what comes behind the last changes nothing
 #pragma unroll 1
@@ -299,8 +330,6 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, uint8_t* work) {
                 y = add(sums + from, y);
                 if (paired) up = add(sums + from + in_group * kRows, up);
             }
-            uint4* const other = x;
-            x = then, then = other;
         }
         if (!out) continue;
         if (paired) {

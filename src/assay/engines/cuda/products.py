@@ -10,7 +10,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part, arrange, by_kernel, by_layouts, warps_for
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import LANES, UNIT, Format, Matrix
-from assay.engines.cuda.program import COPIES, Quantised, Value, quantised, room
+from assay.engines.cuda.program import COPIES, HALVED, Quantised, Value, quantised, room
 from assay.engines.cuda.walk import LONG
 from assay.engines.cuda.walk_few import FewWalks
 from assay.engines.fuse import Gated, Products
@@ -91,19 +91,9 @@ class ProductSteps(FewWalks):
         out, width = Value(2 * room(rows) * stride), matrix.columns
 
         def make() -> Launch:
-            if not matrix.format.floats:
-                weights, eps = (self.tensors.vector(node.weights[0]), float(node.attr("eps"))) if node else (0, 0.0)
-                half = structs.HalveArgs(self._at(x), weights, self._at(out), width, stride, room(rows), eps)
-                return Launch("halve_columns", (rows, 1, 1), min(512, stride // 8), half, 48 + 4 * width)
-            args = structs.RowArgs(
-                x=self._at(x),
-                w=self.tensors.vector(node.weights[0]) if node else 0,
-                acts=structs.Acts(self._at(out), 0, 0, stride, room(rows)),
-                width=width,
-                parts=1,
-                eps=float(node.attr("eps")) if node else 0.0,
-                w_step=int(matrix.format.name == "bf16"),
-            )
+            weights, eps = (self.tensors.vector(node.weights[0]), float(node.attr("eps"))) if node else (0, 0.0)
+            kind = HALVED.index(matrix.format.name if matrix.format.floats else "half")
+            args = structs.HalveArgs(self._at(x), weights, self._at(out), width, stride, room(rows), eps, kind)
             return Launch("halve_rows", (rows, 1, 1), min(512, stride // 8), args, 48 + 4 * width)
 
         self._step([x, out], make)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,27 +19,47 @@ from numpy.typing import NDArray
 
 from assay.engines.cuda.device import Launch, Played
 from assay.engines.cuda.sources import folder, read_sources
-from assay.engines.cuda.structs import KERNELS
+from assay.engines.cuda.structs import KERNELS, MODULES
 from assay.errors import AssayError
 
 
 def build(sanitize: bool = False) -> Path:
-    """The shared library of all kernels, compiled once for each state of the sources."""
+    """The shared library of all kernels, compiled once for each state of the sources: who comes meanwhile waits."""
     key = hashlib.sha256(read_sources()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"assay-shim-{os.getuid()}-{key}{'-sanitize' * sanitize}.so"
     if not path.exists():
-        made = path.with_suffix(f".{os.getpid()}.so")
-        flags = ["-O1", "-std=c++20", "-ffp-contract=off", "-shared", "-fPIC", "-DASSAY_SHIM", "-w"]
-        if sanitize:
-            flags += ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
-        if os.uname().machine == "x86_64":
-            flags += ["-mfma", "-mf16c"]
-        command = [os.environ.get("CXX", "c++"), *flags, str(folder() / "shim.cpp"), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise AssayError(f"shim: the host's compiler failed: {done.stderr.strip().splitlines()[0]}")
-        made.rename(path)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _compile(path, sanitize)
     return path
+
+
+def _compile(path: Path, sanitize: bool) -> None:
+    compiler, flags = os.environ.get("CXX", "c++"), ["-O1", "-std=c++20", "-ffp-contract=off", "-fPIC", "-w"]
+    if sanitize:
+        flags += ["-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+    if os.uname().machine == "x86_64":
+        flags += ["-mfma", "-mf16c"]
+    with tempfile.TemporaryDirectory() as work:
+
+        def run(*arguments: str) -> None:
+            done = subprocess.run([compiler, *flags, *arguments], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise AssayError(f"shim: the host's compiler failed: {done.stderr.strip().splitlines()[0]}")
+
+        def compiled(source: Path) -> str:
+            to = f"{work}/{source.stem}.o"
+            run("-DASSAY_SHIM", "-x", "c++", "-c", str(source), "-o", to)
+            return to
+
+        sources = [folder() / "shim.cpp", *(folder() / f"{module}.cu" for module in MODULES)]
+        sources.sort(key=lambda source: source.stem != "gemm_tensor")  # the longest first
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = list(pool.map(compiled, sources))
+        made = path.with_suffix(".part")
+        run("-shared", *objects, "-o", str(made))
+        made.rename(path)
 
 
 class Shim:

@@ -31,7 +31,7 @@ _CHECKED = ("-DASSAY_RACECHECK", "-lineinfo") if os.environ.get("ASSAY_RACECHECK
 def folder() -> Path:
     """Where the sources lie: in the checkout."""
     found = Path(__file__).resolve().parents[4] / "native" / "cuda"
-    if not (found / "kernels.cu").is_file():
+    if not (found / "shim.cpp").is_file():
         raise AssayError("engine cuda: this package has no cubin for this GPU, and no kernel sources to compile")
     return found
 

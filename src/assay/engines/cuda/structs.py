@@ -102,7 +102,13 @@ RowArgs = _struct(
     ("eps", _F32),
     ("w_step", _I32),
 )
-HalveArgs = _struct("HalveArgs", *_all(_POINTER, "x norm out"), *_all(_I32, "width stride room"), ("eps", _F32))
+HalveArgs = _struct(
+    "HalveArgs",
+    *_all(_POINTER, "x norm out"),
+    *_all(_I32, "width stride room"),
+    ("eps", _F32),
+    *_all(_I32, "kind padding"),
+)
 StepArgs = _struct(
     "StepArgs",
     ("rows", Rows),
@@ -167,7 +173,7 @@ FLOAT_TILES = {"floats_128_64": (128, 64, 1), "floats_32_64": (32, 64, 4), "floa
 MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
-    "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS if names[0] not in NOT_FEW},
+    "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 448) for names in WALKS if names[0] not in NOT_FEW},
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_floats": dict.fromkeys(FLOAT_TILES, (ProductArgs, 256)),
     "gemm_few": {f"product_{name}": (ProductArgs, 256) for name in ("8", "16", "16_8", "16_16")},
@@ -193,7 +199,6 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "gemm_tensor": {
         **{name: (TensorArgs, TENSOR_TILES[name]) for name in _LARGE},
         **{f"{tile}_{name}": (TensorArgs, TENSOR_TILES.get(tile, 128)) for tile in _SMALL for name in _QUANTISED},
-        "halve_columns": (HalveArgs, 512),
         "make_factors": (FactorArgs, 256),
     },
     "attention_one": {f"attend_one_{heads}": (AttentionArgs, 256) for heads in (1, 4)},
@@ -215,7 +220,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
         "rms_norm": (RowArgs, 256),
         "layer_norm": (RowArgs, 256),
         "quantise_rows": (RowArgs, 1024),
-        "halve_rows": (RowArgs, 512),
+        "halve_rows": (HalveArgs, 512),
         "softmax": (RowArgs, 32),
         "argsort": (RowArgs, 256),
         "group_mask": (RowArgs, 256),

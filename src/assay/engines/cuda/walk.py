@@ -17,12 +17,12 @@ from assay.engines.cuda.program import Steps, Value
 from assay.engines.cuda.shapes import BLOCK
 
 PRODUCT, _ATTEND, _FOLD, QUANTISE = range(4)
-X, RESIDUAL, _CODES, _BY_TWO, _CUT = 1, 2, 4, 8, 16  # walk.h, How
+X, RESIDUAL, _CODES, _BY_TWO, _CUT, COUNTED = 1, 2, 4, 8, 16, 32  # walk.h, How
 ANY: frozenset[str] = frozenset()  # a step that every kernel has
-WARPS = 12  # that compute; one more fetches
+WARPS = 12  # that compute; one more fetches, and of several tokens another one
 ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
-_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need
-_AHEAD, _AHEAD_FEW = 52 << 10, 36 << 10  # bytes that a multiprocessor has asked for at a time: one token, several
+_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS + 32  # shared memory beside pieces and what steps need
+_AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
 _PART = 2 + 128  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
@@ -64,6 +64,10 @@ class Walks(Steps):
     """Steps that can be those of a walk, and walks made of them."""
 
     runs: Sequence[_Run] = ()
+
+    def _few_whole(self, columns: int) -> bool:
+        """Whether several rows of so many columns are taken at once, so that attention may leave them quantised."""
+        raise NotImplementedError
 
     def _attention_args(
         self, values: tuple[Value | None, ...], k_pool: Any, v_pool: Any, splits: int, fields: dict[str, Any]
@@ -135,7 +139,7 @@ class Walks(Steps):
         at_once = 4 if group % 4 == 0 and all_heads * blocks > self._processors() else 1
         if self.shape.tokens > 1 and group % 2 == 0 and dim > 32 and all_heads * blocks <= 2 * self._processors():
             at_once = min(at_once, 2)
-        codes = codes and (self.shape.tokens == 1 or heads * dim % UNIT == 0)
+        codes = codes and (self.shape.tokens == 1 or self._few_whole(heads * dim))
         if codes:
             self.as_codes.add(id(values[-1]))
             values[-1].size = max(values[-1].size, heads * dim * COLUMN)
@@ -240,7 +244,6 @@ class Walks(Steps):
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
         (slots, room), formats = self._places(run), _formats(run.layouts)
-        ahead = _AHEAD if self.shape.tokens == 1 else _AHEAD_FEW
         first = 0
         for step in steps:
             piece, turn = step.ahead, WARPS
@@ -254,14 +257,15 @@ class Walks(Steps):
                 if seconds and last and last.tile_bytes > room:
                     step.fresh |= _CUT
                     piece, turn = piece // 2, 2 * WARPS
-            # A warp knows its next piece by its turn: the one that has that place now must be there.
-            step.ahead = max(4, min(slots - turn - 4, ahead // piece if piece else 0))
+            # A warp knows its next piece by its turn: the one that has that place now must be there, or it looks twice.
+            most = slots - 4 if step.fresh & _CUT and self.shape.tokens > 1 else slots - turn - 4
+            step.ahead = max(4, min(most, _AHEAD // piece if piece else 0))
         table = (structs.WalkStep * len(steps))(*steps)
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
         shared = slots * (room + 16) + _FIXED + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
         name = "_".join(("few",) * (self.shape.tokens > 1) + tuple(form.name for form in formats))
-        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1)
+        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1 + (self.shape.tokens > 1))
         launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))

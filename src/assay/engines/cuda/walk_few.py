@@ -7,9 +7,9 @@ from typing import Any
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
-from assay.engines.cuda.layout import UNIT, Matrix
+from assay.engines.cuda.layout import UNIT, Matrix, rows_per_group
 from assay.engines.cuda.program import Value
-from assay.engines.cuda.walk import ANY, COLUMN, PRODUCT, QUANTISE, RESIDUAL, ROWS, WARPS, Walks, X, has_walk
+from assay.engines.cuda.walk import ANY, COLUMN, COUNTED, PRODUCT, QUANTISE, RESIDUAL, ROWS, WARPS, Walks, X, has_walk
 from assay.graph import Node
 
 _ALL, _SOME = 24, (12, 8, 6, 4)  # most units of x in shared memory at a time; where there are more, so many
@@ -27,19 +27,20 @@ class FewWalks(Walks):
         self.layouts = frozenset(names)
         return not self.tensors.halves and has_walk(self.layouts) and not names & {*structs.NOT_FEW}
 
-    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix) -> Value:
+    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix, counted: bool) -> Value:
         if id(x) in self.as_codes:
             return x
-        key = id(x), matrix.columns, -1, norm.name if norm else ""
+        key = id(x), matrix.columns, -1 - counted, norm.name if norm else ""
         if key not in self.prepared:
-            codes, processors = Value(matrix.units * UNIT * COLUMN), self._processors()
+            codes, processors = Value(matrix.units * (UNIT * COLUMN + 4 * counted)), self._processors()
 
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns, tokens=self.shape.tokens)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
                 if norm:
                     args.norm, args.eps = self.tensors.vector(norm.weights[0]), float(norm.attr("eps"))
-                step = self._walk_step(QUANTISE, X * bool(x.inside), x, codes, structs.StepUnion(product=args))
+                fresh = X * bool(x.inside) + COUNTED * counted
+                step = self._walk_step(QUANTISE, fresh, x, codes, structs.StepUnion(product=args))
                 rows = min(self.shape.tokens, processors)
                 step.first = rows * min(processors // rows, matrix.units) if norm else self.shape.tokens * matrix.units
                 return step
@@ -47,6 +48,12 @@ class FewWalks(Walks):
             self._step([x, codes], make, ANY, 16 + 4 * matrix.columns if norm else 0)
             self.prepared[key] = codes, codes, codes
         return self.prepared[key][0]
+
+    def _few_whole(self, columns: int) -> bool:
+        if columns % UNIT or columns > _ALL * UNIT:
+            return False
+        least = columns * COLUMN + columns // UNIT * 4 * ROWS * rows_per_group(columns // UNIT, False)
+        return least <= self._walk_free(self.layouts)
 
     def _few_cut(self, parts: Sequence[Part], free: int) -> tuple[int, int, int] | None:
         """Units of x that are taken at a time, groups of rows of a block of threads, and their shared memory: a thread
@@ -79,7 +86,7 @@ class FewWalks(Walks):
         if cut is None:
             self.fits = False
             return
-        codes = self._few_codes(x, norm, matrix)
+        codes = self._few_codes(x, norm, matrix, cut[0] < matrix.units)
 
         def make() -> Any:
             array, groups = self._part_structs(parts, lambda m: m.groups)
