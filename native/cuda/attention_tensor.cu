@@ -308,6 +308,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const int end = at.base + at.keys();
     const bool both = at.count > 8;
     uint32_t keys[D / 16][4][2];
+    const auto word = [](const uint8_t* at) { return once ? load_once(reinterpret_cast<const uint32_t*>(at)) : *reinterpret_cast<const uint32_t*>(at); };
     const auto fetch = [&](int base) {
         const int page = base + warp * kPage < end ? at.pages[base / kPage + warp] : -1;
         const uint8_t* from = head_of(a.cache, a.keys, page, at.kv) + g * 16 + t * 4;
@@ -316,10 +317,7 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
 #pragma unroll
             for (int j = 0; j < 4; j++)
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const auto* const word = reinterpret_cast<const uint32_t*>(from + ((2 * i + h) * kPage + 8 * j) * 16);
-                    keys[i][j][h] = page < 0 ? 0 : once ? load_once(word) : *word;
-                }
+                for (int h = 0; h < 2; h++) keys[i][j][h] = page < 0 ? 0 : word(from + ((2 * i + h) * kPage + 8 * j) * 16);
         stage.template fetch<once>(a, at.pages, at.kv, base, end, true);
         copy_group();
     };
