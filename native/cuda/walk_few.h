@@ -153,6 +153,7 @@ DEVICE void bring_parts(const WalkStep& step, Parts& parts, uint8_t* work) {
         const bool mine = lane() < here && step.fresh & X_IS;
         Patience patience;
         while (any_lane(mine && load_acquire(counted + u0 + lane()) < p.tokens - 1)) patience.lose();
+        sync_warp();  // what a lane has seen, the one that asks has, too
         copies_may_begin();
         copy_strips(work + parts.count % 2 * some * kColumns, from + u0 * kColumns, here * kColumns, 1, 0, parts.here());
     }

@@ -21,7 +21,8 @@ X, RESIDUAL, _CODES, _BY_TWO, _CUT, COUNTED = 1, 2, 4, 8, 16, 32  # walk.h, How
 ANY: frozenset[str] = frozenset()  # a step that every kernel has
 WARPS = 12  # that compute; one more fetches, and of several tokens another one
 ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
-_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS + 32  # shared memory beside pieces and what steps need
+_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need, and
+_PARTS = 32  # of several tokens, for parts of x
 _AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
 _PART = 2 + 128  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
@@ -233,13 +234,16 @@ class Walks(Steps):
     def _places(self, run: _Run) -> tuple[int, int]:
         """How many pieces there is room for (0: too few), and the bytes of each: of the first layout, if it has any."""
         room, fewest = _least(run.layouts, run.piece)
-        found = min(60, (self.shared - 1024 - run.work - _FIXED) // (room + 16))
+        found = min(60, (self.shared - 1024 - run.work - self._fixed()) // (room + 16))
         return found if found >= fewest else 0, room
+
+    def _fixed(self) -> int:
+        return _FIXED + (_PARTS if self.shape.tokens > 1 else 0)
 
     def _walk_free(self, layouts: frozenset[str]) -> int:
         """Shared memory that steps may have beside the fewest pieces of such weights."""
         room, fewest = _least(layouts)
-        return self.shared - 1024 - _FIXED - fewest * (room + 16)
+        return self.shared - 1024 - self._fixed() - fewest * (room + 16)
 
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
@@ -263,7 +267,7 @@ class Walks(Steps):
         table = (structs.WalkStep * len(steps))(*steps)
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
-        shared = slots * (room + 16) + _FIXED + run.work
+        shared = slots * (room + 16) + self._fixed() + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
         name = "_".join(("few",) * (self.shape.tokens > 1) + tuple(form.name for form in formats))
         grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1 + (self.shape.tokens > 1))
