@@ -57,7 +57,8 @@ def row(path: Path, name: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--only", nargs="*", default=[*TYPES, *FAMILIES], metavar="NAME")
+    every = [*TYPES, *FAMILIES]
+    parser.add_argument("--only", nargs="*", default=every, choices=every, metavar="NAME")
     args = parser.parse_args()
     print(" " * 9 + "".join(f"{title:>9}" for title in ("1", "8", "64", "2,048", "tensor:64", "2,048")))
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
 // same for any number of tokens, so batches, chunks and cached prefixes give the same bits; they are not the cpu engine's.
 //
 // Matrices lie in groups of 32 rows here, activations as float_at says: what a tile wants of either is one piece of memory for each 32 rows, or 64 columns.
-//   halves_128_128, ..., halves_64_8   rows x tokens of a tile: a warp fetches, groups of four multiply by `multiply_rows`, each unit from zero. Bound by
+//   halves_128_128, ..., halves_64_8   rows x tokens of a tile: four warps fetch, groups of four multiply by `multiply_rows`, each unit from zero. Bound by
 //                                      tensor cores and what a multiprocessor gets of the second-level cache; with few tokens by memory
 //   product_tensor_8                   32 rows x 8 tokens, a unit a warp
 #include "gemm.h"
