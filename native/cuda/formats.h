@@ -85,6 +85,14 @@ struct Layout {
         }
     }
 
+    // The same of N6, four times the signed codes: a byte's sign is then all that is left of the offset.
+    template <class Chunk>
+    static DEVICE void words_by_four(const Chunk& chunk, int i, int t, uint32_t& low, uint32_t& high) {
+        const uint32_t v = chunk(i, t), x = chunk(8 + i / 2, i % 2 * 2), y = chunk(8 + i / 2, i % 2 * 2 + 1);
+        low = masked_or(v << 2, 0x3c3c3c3cu, (x << (6 - 2 * t) & 0xc0c0c0c0u) ^ 0x80808080u);
+        high = masked_or(v >> 2, 0x3c3c3c3cu, (y << (6 - 2 * t) & 0xc0c0c0c0u) ^ 0x80808080u);
+    }
+
     // Whether high nibbles can be multiplied where they stand: sixteen times the codes, in one sum with nothing else.
     static constexpr bool high_in_place = KIND == N4 && BOOK == PLAIN && !SUB16;
 
@@ -98,9 +106,10 @@ struct Layout {
     static DEVICE float signed_float(uint32_t word, int j) {
         return as_float(permute(word ^ 0x80808080u, 0x4b000000u, 0x7540u | uint32_t(j))) - 8388736.0f;
     }
-    // Scales and minima of the halves of block i, as the file has them; `super` is the lane's word of a SUPER layout.
+    // Scales and minima of the halves of block i, as the file has them; `super` is the lane's word of a SUPER layout. `by`: of one with SUB16,
+    // a power of two that they are multiplied with.
     template <class Chunk>
-    static DEVICE Values scales(const Chunk& chunk, uint32_t super, int i) {
+    static DEVICE Values scales(const Chunk& chunk, uint32_t super, int i, float by = 1.0f) {
         Values v;
         if constexpr (SCALES == HALVES) {
             v.d[0] = v.d[1] = half_to_float(uint16_t(chunk(codes, i / 2) >> 16 * (i % 2)));
@@ -108,8 +117,9 @@ struct Layout {
         } else if constexpr (SCALES == BRAINS) {
             v.d[0] = v.d[1] = brain_to_float(uint16_t(chunk(codes, i / 2) >> 16 * (i % 2)));
         } else if constexpr (SCALES == SUPER) {
-            const float d = half_to_float(uint16_t(super));
+            float d = half_to_float(uint16_t(super));
             if constexpr (SUB16) {
+                d = d * by;
                 v.d[0] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2), 0.0f);
                 v.d[1] = fma(d, signed_float(chunk(codes, i / 2), i % 2 * 2 + 1), 0.0f);
             } else {
@@ -130,8 +140,8 @@ struct Layout {
     }
     // Those of a product.
     template <class Chunk>
-    static DEVICE Values factors(const Chunk& chunk, uint32_t super, int i) {
-        Values v = scales(chunk, super, i);
+    static DEVICE Values factors(const Chunk& chunk, uint32_t super, int i, float by = 1.0f) {
+        Values v = scales(chunk, super, i, by);
         if constexpr (MIN && OFFSET != 0)
             for (int h = 0; h < 2; h++) v.m[h] = fma(float(OFFSET), v.d[h], v.m[h]);
         return v;

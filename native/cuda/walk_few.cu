@@ -35,26 +35,26 @@ DEVICE void walk_few(const WalkArgs& a) {
         copy_group();
     };
     Room at(a, shared);
-    const bool fetches = thread() >= team() && thread() < team() + 32, brings = thread() >= team() + 32;
+    const bool fetches = thread() >= team() && thread() < team() + 32;
     next_may_start();
     if (fetches) make_ring(at.ring.here, a.slots), at.parts.make();
     wait_for_previous();
     if (thread() < kRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();
-    if (fetches) {
-        Fetch fetch{a, at.ring.places, at.ring.here, at.ring.gone};
+    if (thread() >= team()) {
+        if (fetches) {
+            Fetch fetch{a, at.ring.places, at.ring.here, at.ring.gone};
 #pragma unroll 1
-        for (int s = 0; s < a.n_steps; s++) {
-            fetch.ahead = a.steps[s].ahead;
-            if (a.steps[s].kind == PRODUCT) fetch_parts<A, B>(a.steps[s], fetch);
-            else if (a.steps[s].kind == ATTEND) fetch_cache<true>(a.steps[s], at.slots, fetch);
+            for (int s = 0; s < a.n_steps; s++) {
+                fetch.ahead = a.steps[s].ahead;
+                if (a.steps[s].kind == PRODUCT) fetch_parts<A, B>(a.steps[s], fetch);
+                else if (a.steps[s].kind == ATTEND) fetch_cache<true>(a.steps[s], at.slots, fetch);
+            }
+        } else {
+#pragma unroll 1
+            for (int s = 0; s < a.n_steps; s++)
+                if (a.steps[s].kind == PRODUCT) bring_parts(a.steps[s], at.parts, at.work);
         }
-        return;
-    }
-    if (brings) {
-#pragma unroll 1
-        for (int s = 0; s < a.n_steps; s++)
-            if (a.steps[s].kind == PRODUCT) bring_parts(a.steps[s], at.parts, at.work);
         return;
     }
     bring(0, at.steps);

@@ -165,6 +165,7 @@ template <class L>
 struct TileRow {
     const uint8_t* rest;
     uint4 scales = {}, minima = {};
+    uint2 high = {};  // bits of a block of N6
     uint32_t super = 0, own[2] = {};
     int first = 0;  // chunk of the own words
     DEVICE TileRow(const uint8_t* rest, int item) : rest(rest + item * 16) {
@@ -175,6 +176,7 @@ struct TileRow {
     }
     DEVICE uint32_t operator()(int c, int w) const {
         if (c < (L::kind == N8 ? 16 : 8)) return own[c - first];
+        if (L::kind == N6 && c < 12) return w % 2 ? high.y : high.x;
         if (L::scales_kind != FLOATS && c >= L::codes) return Half<L>::word(c == L::codes ? scales : minima, w);
         return *reinterpret_cast<const uint32_t*>(rest + c * 512 + w * 4);
     }
@@ -188,7 +190,8 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
     TileRow<L> rows[2] = {{rest, base + g}, {rest, base + g + 8}};
     const float4* const scales = reinterpret_cast<const float4*>(x + kOfCodes / 16) + t;
     const uint32_t mine = (lane() / 16) * 512 + (base + lane() % 16) * 16;
-    constexpr bool wide = L::kind == N8;  // two chunks a block
+    constexpr bool wide = L::kind == N8;     // two chunks a block
+    constexpr bool by_four = L::kind == N6;  // codes are four times what they are
 #pragma unroll
     for (int e = 0; e < 4; e++) part[e] = 0.0f;
 #pragma unroll
@@ -210,8 +213,9 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
                 rows[r].first = wide ? 2 * (first + k) : first + k;
                 rows[r].own[0] = codes[wide ? k : 0][wide ? r : 2 * k + r], rows[r].own[1] = codes[wide ? k : 0][2 + r];
                 uint32_t low, high;
-                L::words(rows[r], first + k, t, low, high);
-                a[r] = signed_codes<L>(low), a[2 + r] = signed_codes<L>(high);
+                if constexpr (by_four) rows[r].high = *reinterpret_cast<const uint2*>(rows[r].rest + (8 + first / 2) * 512 + k * 8);
+                if constexpr (by_four) L::words_by_four(rows[r], first + k, t, a[r], a[2 + r]);
+                else L::words(rows[r], first + k, t, low, high), a[r] = signed_codes<L>(low), a[2 + r] = signed_codes<L>(high);
             }
             const uint32_t b0 = k ? b.z : b.x, b1 = k ? b.w : b.y;
             if constexpr (L::sub16) {
@@ -223,7 +227,9 @@ DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, co
         }
 #pragma unroll
         for (int k = 0; k < 2; k++) {
-            const typename L::Values f[2] = {L::factors(rows[0], rows[0].super, first + k), L::factors(rows[1], rows[1].super, first + k)};
+            typename L::Values f[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) f[r] = L::factors(rows[r], rows[r].super, first + k, by_four ? 0.25f : 1.0f);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const typename L::Values& v = f[e / 2];
