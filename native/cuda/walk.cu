@@ -55,6 +55,7 @@ DEVICE void walk(const WalkArgs& a) {
         if (step.kind == PRODUCT) pieces = multiply_step<A, B>(step, ring, work);
         else if (step.kind == ATTEND) pieces = attend_step<false>(step, &slot, ring, work);
         else if (step.kind == FOLD) fold_step<false>(step, &slot);
+        else if (step.kind == NORM) norm_step<false>(step, work);
         else quantise_step(step);
         ring.skip(pieces);
     }

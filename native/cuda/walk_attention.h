@@ -17,13 +17,51 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
 // What 256 keys give a head: the largest score, the sum of exponentials, the sum of values, of 128 at most.
 constexpr int kPart = 2 + 128;
 
+// A head of q, or the new key, normed and turned by a warp: `q` floats or `k` halves.
+template <int DIM>
+OUTLINED void take_normed(const WalkAttention& t, const float* x, const float* turn, bool fresh, float* work, float* q, uint16_t* k) {
+    constexpr int PAIRS = DIM > 64 ? DIM / 64 : 1;
+    const float* const weights = q ? t.q_norm : t.k_norm;
+    float y[PAIRS][2], w[PAIRS][2];
+    const bool mine = 2 * lane() < DIM;
+    const int at = mine ? 2 * lane() : 0;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) w[i][0] = weights[at + 64 * i], w[i][1] = weights[at + 64 * i + 1];
+    Patience patience;
+    for (bool more = true; more; patience.lose()) {
+        more = false;
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) y[i][0] = load_fresh(x + at + 64 * i), y[i][1] = load_fresh(x + at + 64 * i + 1);
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) more |= fresh && (bits(y[i][0]) == kNotYet || bits(y[i][1]) == kNotYet);
+    }
+    sync_warp();
+    float s[2] = {};  // as sum_of_squares
+    if (mine)
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) s[0] = fma(y[i][0], y[i][0], s[0]), s[1] = fma(y[i][1], y[i][1], s[1]);
+#pragma unroll
+    for (int h = 16; h; h /= 2) s[0] = s[0] + shuffle_down(s[0], h), s[1] = s[1] + shuffle_down(s[1], h);
+    const float f = 1.0f / square_root(shuffle(s[0] + s[1], 0) * (1.0f / DIM) + t.eps);
+    if (mine)
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) work[at + 64 * i] = (y[i][0] * f) * w[i][0], work[at + 64 * i + 1] = (y[i][1] * f) * w[i][1];
+    sync_warp();
+#pragma unroll 1
+    for (int d = lane(); d < DIM; d += 32) {
+        const float z = turned(work, turn, d, t.n_rot, t.neox);
+        if (q) q[d] = z * t.factor;
+        else k[d] = float_to_half(z);
+    }
+}
+
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
-// weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
+// weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it, or the last ones (attention.py).
 template <int DIM, int H, bool MANY>
 DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* work) {
     OWN_THREAD(MANY);
     constexpr int PIECES = DIM > 64 ? 2 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, WIDE = DIM > 64 ? 4 : 2, STEP = H == 1 ? 8 : 4;
-    const AttentionArgs& t = step.attention;
+    const WalkAttention& t = step.attention;
     const bool fresh = step.fresh & X_IS;
     const int warp = thread() / 32, max_blocks = t.max_blocks;
     float* const q = reinterpret_cast<float*>(work);                   // [H][DIM]
@@ -36,31 +74,39 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
     int pieces = 0;
 #pragma unroll 1
     for (Item<MANY> item(step, slots); item.more(step); item.next(step)) {
-        const int slot = item.slot, head = item.head(step), kv = item.kv(step), newest = slot - item.block * kBlock, used = item.used();
+        const int slot = item.slot, head = item.head(step), kv = item.kv(step), newest = slot - item.begin();
+        const int low = item.low(), first = item.first(), end = item.used(), used = end - first;  // pages: from, up to, how many
         const float* const turn = t.turn + item.row * t.n_rot;
         const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
-        const bool here = newest < kBlock && (!MANY || newest >= 0), busy = warp < used;
+        const bool seen = lane() < mine && thread() >= low;
+        const bool here = newest < kBlock && (!MANY || newest >= 0), busy = warp >= first && warp < end;
         Ring keys = ring, values = ring;
-        if (busy) keys.skip(pieces + warp), values.skip(pieces + used * PIECES + warp);
+        if (busy) keys.skip(pieces + warp - first), values.skip(pieces + used * PIECES + warp - first);
         else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
-        // Two elements a thread: of q, of the new key, of the new value.
+        // Two elements a thread: of q, of the new key, of the new value. Where heads are normed, a warp has one, and others the new value.
+        const bool normed = t.q_norm;
+        if (normed && warp < (here ? H + 1 : H)) {
+            const bool is_k = warp == H;
+            const float* const x = is_k ? t.k + kv * DIM : t.q + (head + warp) * DIM;
+            take_normed<DIM>(t, x, turn, fresh, scores + warp * DIM, is_k ? nullptr : q + warp * DIM, new_k);
+        }
 #pragma unroll 1
-        for (int i = thread(); i < (here ? H + 2 : H) * (DIM / 2); i += team()) {
+        for (int i = normed ? (H + 1) * (DIM / 2) + team() - 1 - thread() : thread(); i < (here ? H + 2 : H) * (DIM / 2); i += team()) {
             const int which = i / (DIM / 2), j = i % (DIM / 2), half = t.n_rot >> 1;
             const float* const x = which < H ? t.q + (head + which) * DIM : (which == H ? t.k : t.v) + kv * DIM;
             const bool turned = which <= H && j < half;
-            const int first = turned && t.neox ? j : 2 * j, second = turned && t.neox ? j + half : first + 1;
+            const int one = turned && t.neox ? j : 2 * j, two = turned && t.neox ? j + half : one + 1;
             float c = 1.0f, s = 0.0f;
             if (turned) c = turn[j], s = turn[half + j];
-            float y = load_fresh(x + first), z = load_fresh(x + second);
+            float y = load_fresh(x + one), z = load_fresh(x + two);
             Patience patience;
-            while (fresh && (bits(y) == kNotYet || bits(z) == kNotYet)) patience.lose(), y = load_fresh(x + first), z = load_fresh(x + second);
+            while (fresh && (bits(y) == kNotYet || bits(z) == kNotYet)) patience.lose(), y = load_fresh(x + one), z = load_fresh(x + two);
             if (turned) {
                 const float y2 = y * c - z * s;
                 z = y * s + z * c, y = y2;
             }
-            if (which < H) q[which * DIM + first] = y, q[which * DIM + second] = z;
-            else new_k[(which - H) * DIM + first] = float_to_half(y), new_k[(which - H) * DIM + second] = float_to_half(z);
+            if (which < H) q[which * DIM + one] = y * t.factor, q[which * DIM + two] = z * t.factor;
+            else new_k[(which - H) * DIM + one] = float_to_half(y), new_k[(which - H) * DIM + two] = float_to_half(z);
         }
         sync_team();
         float s[H] = {};
@@ -79,9 +125,11 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             }
             // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
             const float scale = t.mask.scale;
-            const bool seen = lane() < mine;
             bool odd = false;
             float top[H];
+            if (t.mask.cap != 0.0f)
+#pragma unroll
+                for (int h = 0; h < H; h++) s[h] = softcap(s[h], t.mask.cap);
 #pragma unroll
             for (int h = 0; h < H; h++) {
                 s[h] = s[h] * scale, odd |= s[h] != s[h];
@@ -106,7 +154,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
             for (int h = 0; h < H; h++) s[h] = exponential(s[h] - top_of(h));  // without a branch: all at the same time
 #pragma unroll
-            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine ? s[h] : 0.0f;
+            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = seen ? s[h] : 0.0f;
             sync_warp();
             // From the new one on it is the new value: what comes behind it has no weight.
             const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;
@@ -114,7 +162,16 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             float sum[H][WIDE] = {};
 #pragma unroll 1
             for (int i = 0; i < PIECES; i++) {
-                const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take()) + at;
+                const uint8_t* const piece = values.take();
+                const uint16_t* value = reinterpret_cast<const uint16_t*>(piece) + at;
+                // Values that are not seen may be no numbers: zeros in their place.
+                const int unseen = (low - warp * kPage - i * ROWS) * (DIM / 8), room = ROWS * (DIM / 8);
+                if (unseen > 0) {
+#pragma unroll 1
+                    for (int v = lane(); v < unseen && v < room; v += 32) reinterpret_cast<uint4*>(const_cast<uint8_t*>(piece))[v] = {};
+                    copies_may_begin();
+                    sync_warp();
+                }
 #pragma unroll 1
                 for (int j = i * ROWS; j < (i + 1) * ROWS && j < in_page; j += STEP) {
                     float by[H][STEP];
@@ -153,7 +210,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             const float m = top_of(h);
             float l = 0.0f;
 #pragma unroll 1
-            for (int j = lane(); j < used * kPage; j += kPage) l = l + (j <= newest ? exponential(scores[h * kBlock + j] - m) : 0.0f);
+            for (int j = lane(); j < end * kPage; j += kPage) l = l + (j >= low && j <= newest ? exponential(scores[h * kBlock + j] - m) : 0.0f);
 #pragma unroll
             for (int x = 16; x; x /= 2) l = l + shuffle_xor(l, x);
             const float inverse = l > 0x1p-10f && l < 0x1p+10f ? divide_near(1.0f, l) : 1.0f / l;
@@ -188,7 +245,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                 for (int p = 0; p < kPages; p++) add(p);
             } else {
 #pragma unroll 1
-                for (int p = 0; p < used; p++) add(p);
+                for (int p = first; p < end; p++) add(p);
             }
 #pragma unroll
             for (int k = 0; k < EACH; k++) {
@@ -212,7 +269,7 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
 #pragma unroll 1
     for (int task = thread() / 32 * grid_x() + block_x(); task < heads << of_head; task += team() / 32 * grid_x()) {
         const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
-        const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0, blocks = slots[row] / kBlock + 1;
+        const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0, blocks = slots[row] / kBlock + 1 - first_seen(step, slots[row]) / kBlock;
         const float* from = t.partial + int64_t(head) * t.max_blocks * kPart;
         float m = minus_infinity(), l = -0.0f, acc = -0.0f;
 #pragma unroll 1

@@ -71,6 +71,7 @@ DEVICE void walk_few(const WalkArgs& a) {
         if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, at.ring, at.parts, at.work);
         else if (step.kind == ATTEND) pieces = attend_step<true>(step, at.slots, at.ring, at.work);
         else if (step.kind == FOLD) fold_step<true>(step, at.slots);
+        else if (step.kind == NORM) norm_step<true>(step, at.work);
         else quantise_rows_step(step, at.work);
         at.ring.skip(pieces);
         slot = at.ring.slot, fill = at.ring.fill, parts = at.parts.count;

@@ -51,6 +51,20 @@ class Value:
     copies: int = 1  # side by side, of a row that every block of threads reads
 
 
+@dataclass(frozen=True)
+class Folded:
+    """What attention does itself: cache writes, RoPE of q and k; in a walk also norms of their heads before that, and a
+    factor of q behind it."""
+
+    names: frozenset[str]
+    q: str  # what it reads
+    k: str
+    v: str
+    rope: Node | None = None
+    norms: tuple[Node, Node] | None = None  # of q, of k
+    factor: float = 1.0
+
+
 Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
 
 
@@ -125,7 +139,10 @@ class Steps:
     sorted_pairs: dict[tuple[int, ...], tuple[Value, Value]] = field(default_factory=dict)  # by choices, shape and tile
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
-    fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fused_attention: dict[str, Folded] = field(default_factory=dict)
+    walk_norms: dict[str, list[tuple[Node, Node | None]]] = field(
+        default_factory=dict
+    )  # by the first: a step of a walk
 
     @property
     def table_at(self) -> dict[str, tuple[int, int]]:

@@ -13,10 +13,11 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, Matrix
-from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.program import Folded, Steps, Value
 from assay.engines.cuda.shapes import BLOCK
+from assay.graph import Node
 
-PRODUCT, _ATTEND, _FOLD, QUANTISE = range(4)
+PRODUCT, _ATTEND, _FOLD, QUANTISE, _NORM = range(5)
 X, RESIDUAL, _CODES, _BY_TWO, _CUT, COUNTED = 1, 2, 4, 8, 16, 32  # walk.h, How
 ANY: frozenset[str] = frozenset()  # a step that every kernel has
 WARPS = 12  # that compute; one more fetches, and of several tokens another one
@@ -65,6 +66,7 @@ class Walks(Steps):
     """Steps that can be those of a walk, and walks made of them."""
 
     runs: Sequence[_Run] = ()
+    fits = True  # whether walks have all that the graph needs, and shared memory room for it
 
     def _few_whole(self, columns: int) -> bool:
         """Whether several rows of so many columns are taken at once, so that attention may leave them quantised."""
@@ -132,10 +134,22 @@ class Walks(Steps):
         return step
 
     def _walk_attention(
-        self, values: tuple[Value, ...], heads: int, k_pool: Any, v_pool: Any, fields: dict[str, Any], codes: bool
+        self,
+        values: tuple[Value, Value, Value, Value | None, Value],
+        heads: int,
+        k_pool: Any,
+        v_pool: Any,
+        fields: dict[str, Any],
+        folded: Folded,
+        codes: bool,
     ) -> None:
-        """Attention, then the fold of its blocks; `codes`: the result is wanted quantised and by nobody else."""
+        """Attention, then the fold of its blocks; values: q, k, v, turn, out; `codes`: the result is wanted quantised
+        and by nobody else."""
         dim, blocks, group = k_pool.dim, self.shape.blocks, heads // k_pool.heads
+        window = fields["mask"].window
+        if window:
+            blocks = min(blocks, (window + BLOCK - 2) // BLOCK + 1)
+            fields = {**fields, "max_blocks": blocks}
         all_heads = heads * self.shape.tokens
         at_once = 4 if group % 4 == 0 and all_heads * blocks > self._processors() else 1
         if self.shape.tokens > 1 and group % 2 == 0 and dim > 32 and all_heads * blocks <= 2 * self._processors():
@@ -147,7 +161,11 @@ class Walks(Steps):
         partial = Value(4 * all_heads * blocks * _PART) if blocks > 1 else None
 
         def make(kind: int) -> Any:
-            args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
+            args = structs.WalkAttention(self._attention_args((*values, partial), k_pool, v_pool, group, fields))
+            args.factor = folded.factor
+            if folded.norms:
+                args.q_norm, args.k_norm = (self.tensors.vector(n.weights[0]) for n in folded.norms)
+                args.eps = float(folded.norms[0].attr("eps"))
             fresh = X * any(v.inside for v in values[:3]) + _CODES * codes
             of_heads = at_once, all_heads // at_once, dim.bit_length() - 1, -(-65536 // group)
             step = self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
@@ -160,6 +178,34 @@ class Walks(Steps):
         self._step([*values, partial], lambda: make(_ATTEND), ANY, work, piece)
         if partial:
             self._step([*values, partial], lambda: make(_FOLD), ANY)
+
+    def _walk_norm(self, norms: Sequence[tuple[Node, Node | None]]) -> None:
+        """One norm or two, of rows that are there at the same time, each with the add behind it."""
+        rows, parts, tasks, first = self.shape.tokens, [], 0, [0]
+        for norm, add in norms:
+            x, residual = self._get(norm.inputs[0], "tokens"), None
+            if add:
+                (other,) = (name for name in add.inputs if name != norm.name)
+                residual = self._get(other, "tokens")
+            parts.append((norm, x, residual, self._new((add or norm).name), self._width(norm.name)))
+            tasks += rows * -(-parts[-1][-1] // UNIT)
+            first.append(tasks)
+        used = [v for _, *values, _ in parts for v in values]
+        self.of_products |= {id(out) for *_, out, _ in parts if len(parts) == 1}
+
+        def make() -> Any:
+            args = structs.NormArgs(n_parts=len(parts), tokens=rows, tasks=tasks)
+            for i, (norm, x, residual, out, width) in enumerate(parts):
+                w, b = (*(self.tensors.vector(name) for name in norm.weights), 0)[:2]
+                at = map(self._at, (residual, out))
+                centred, eps = int(norm.op == "layer_norm"), float(norm.attr("eps"))
+                args.parts[i] = structs.Norm(self._at(x), w, b, *at, width, first[i], centred, eps)
+            fresh = X * any(x.inside for _, x, *_ in parts) + RESIDUAL * any(r and r.inside for _, _, r, *_ in parts)
+            step = self._walk_step(_NORM, fresh, parts[0][1], parts[0][3], structs.StepUnion(norm=args))
+            step.first = tasks
+            return step
+
+        self._step(used, make, ANY, 16 + 4 * max(width for *_, width in parts))
 
     def _walk_codes(self, x: Value, matrix: Matrix) -> Value:
         """A long row, quantised by a step of its own."""

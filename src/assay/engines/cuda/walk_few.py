@@ -18,7 +18,6 @@ _ALL, _SOME = 24, (12, 8, 6, 4)  # most units of x in shared memory at a time; w
 class FewWalks(Walks):
     """Rows quantised for all blocks of threads, and products of them."""
 
-    fits = True  # whether shared memory has room for every product
     layouts: frozenset[str] = ANY  # of all products of the graph
 
     def _few_possible(self) -> bool:
