@@ -18,6 +18,8 @@ struct WalkAttention : AttentionArgs {
 struct Norm {  // (x f) w, then + b, + residual; centred: of x less its mean
     const float *x, *w, *b, *residual;
     float* out;
+    const float* more;  // null, or what is added to x first
+    float* sum;         // where that goes
     int32_t columns, first, centred;  // first: of its tasks, of 256 columns of a row each
     float eps;
 };
@@ -91,6 +93,9 @@ DEVICE void leave_codes(uint8_t* to, float y) {
     uint32_t* const at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
     if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16)) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
 }
+
+// What is done before a row is quantised, by `paired` of a step's first part: nothing; act(x) y, y being the second half of the row; act(x).
+enum Gating { AS_IT_IS, SPLIT, ALONE };
 
 // Quantised values of eight rows (walk_few.h): 256 columns are `kColumns` bytes. Codes lie as a lane of `mma` m16n8k32 wants them as its
 // second operand, [two blocks][lane][16 bytes], its two words of the first block and of the second; then (d, d * sum), [block][row].

@@ -58,12 +58,25 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
     if (!p.norm) {
 #pragma unroll 1
         for (int i = warp * grid_x() + me; i < units * rows; i += warps * grid_x()) {
-            const int unit = i / rows, row = i - unit * rows, at = 256 * unit + 8 * lane();
+            const int unit = i / rows, row = i - unit * rows, at = 256 * unit + 8 * lane(), gating = p.parts[0].paired;
+            const float* const x = p.x + int64_t(row) * (gating == SPLIT ? 2 * columns : columns) + at;
+            const auto is = [&](int) { return at < columns; };
             uint4 v[2];
-            await_vectors(p.x + int64_t(row) * columns + at, 16, fresh, v, [&](int) { return at < columns; });
+            await_vectors(x, 16, fresh, v, is);
+            float y[8] = {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x),
+                          as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)};
+            if (gating != AS_IT_IS)
+#pragma unroll
+                for (int k = 0; k < 8; k++) y[k] = gate(p.parts[0].act, y[k]);
+            if (gating == SPLIT) {
+                await_vectors(x + columns, 16, fresh, v, is);
+                const float u[8] = {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x),
+                                    as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)};
+#pragma unroll
+                for (int k = 0; k < 8; k++) y[k] = y[k] * u[k];
+            }
             sync_warp();
-            leave_unit(to, row, unit, {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x),
-                                       as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)}, counted);
+            leave_unit(to, row, unit, y, counted);
         }
         return;
     }

@@ -300,6 +300,9 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     return A::floats ? tiles * A::pieces : tiles << cut;
 }
 
+DEVICE float4 as_floats(const uint4& v) { return {as_float(v.x), as_float(v.y), as_float(v.z), as_float(v.w)}; }
+DEVICE float4 sum_of(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
 // Norms that are no product's own: a block of threads leaves 256 columns of a row.
 template <bool MANY>
 OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
@@ -315,17 +318,24 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
         const bool mine = thread() < 256 && at < columns, add = mine && p.residual;
         const float w = mine ? p.w[at] : 0.0f, b = mine && p.b ? p.b[at] : -0.0f;
         float residual = add ? load_fresh(p.residual + begin + at) : -0.0f;
-        const float* const x = reinterpret_cast<const float*>(copy_of(step, p.x)) + begin;
+        const float* const x = p.x + begin;
         sync_team();  // others still read the row before
 #pragma unroll 1
         for (int i = thread(); 8 * i < columns; i += team()) {
             Eight v;
             v.ask(x + 8 * i);
             v.await(x + 8 * i, step.fresh & X_IS);
-            reinterpret_cast<uint4*>(row)[2 * i] = v.a, reinterpret_cast<uint4*>(row)[2 * i + 1] = v.b;
+            float4* const to = reinterpret_cast<float4*>(row) + 2 * i;
+            to[0] = as_floats(v.a), to[1] = as_floats(v.b);
+            if (!p.more) continue;
+            v.ask(p.more + begin + 8 * i);
+            v.await(p.more + begin + 8 * i, step.fresh & X_IS);
+            to[0] = sum_of(to[0], as_floats(v.a)), to[1] = sum_of(to[1], as_floats(v.b));
         }
         sync_team();
+        if (mine && p.sum) store_fresh(p.sum + begin + at, row[at]);
         if (p.centred) {
+            sync_team();
             if (thread() < 32) {
                 float s = 0.0f, t = 0.0f;  // sum64
 #pragma unroll 4
@@ -350,13 +360,21 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
     }
 }
 
-// A row that is too long for every block to quantise: 32 values a warp.
+// A row that is too long for every block to quantise, or that is gated: 32 values a warp.
 DEVICE void quantise_step(const WalkStep& step) {
     const ProductArgs& p = step.product;
+    const int gating = p.parts[0].paired;
 #pragma unroll 1
     for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
         const int at = 32 * i + lane();
-        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? await(p.x + at, step.fresh & X_IS) : 0.0f);
+        const bool fresh = step.fresh & X_IS;
+        float y = 0.0f;
+        if (at < p.columns) {
+            y = await(p.x + at, fresh);
+            if (gating != AS_IT_IS) y = gate(p.parts[0].act, y);
+            if (gating == SPLIT) y = y * await(p.x + p.columns + at, fresh);
+        }
+        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, y);
     }
 }
 

@@ -585,29 +585,34 @@ def one_walk(cuda: CudaEngine) -> bool:
 
 
 _WIDTHS = ("n_embd_head", "n_embd_head_v")
-# Two sequences that a window of 300 keys leaves blocks of, and shorter ones.
-LENGTHS = [254, 570, 0, 31, 555]
 _OF_64 = {"n_vocab": 320, "n_embd": 256, "n_ff": 512, "n_head": 4, "n_head_kv": 2} | dict.fromkeys(_WIDTHS, 64)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", _OF_64),
     "qwen3, heads of 32": ("qwen3", {**_OF_64, "n_head": 8, "n_head_kv": 1, **dict.fromkeys(_WIDTHS, 32)}),
     "qwen3, heads of 128": ("qwen3", {**_OF_64, "n_head": 8, **dict.fromkeys(_WIDTHS, 128)}),
-    "gemma2": ("gemma2", {**_OF_64, "metadata": {"gemma2.attention.sliding_window": 300}}),
+    "gemma2": ("gemma2", {**_OF_64, "metadata": {"gemma2.attention.sliding_window": 40}}),
     "gemma3": ("gemma3", {**_OF_64, "n_layer": 2, "metadata": {"gemma3.attention.sliding_window": 20}}),
     "olmo2": ("olmo2", {**_OF_64, "n_layer": 2, "n_embd": 320}),
+    "glm4": ("glm4", {**_OF_64, "n_rot": 32}),
+    "phi3": ("phi3", {**_OF_64, "n_ff": 544}),
+    "command-r": ("command-r", _OF_64),
+    "gpt2": ("gpt2", {**_OF_64, "n_head_kv": 4}),
+    "falcon": ("falcon", {**_OF_64, "n_head_kv": 1}),
+    "stablelm": ("stablelm", {**_OF_64, "n_rot": 16}),
 }
 
 
 @pytest.mark.parametrize("several", [False, True], ids=("a token", "several"))
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_one_walk(tmp_path: Path, name: str, several: bool) -> None:
-    """Norms of heads, of whole rows, behind products; windows, caps, factors; over the edge of a block of keys."""
+    """Norms of heads, of whole rows, behind products and of a sum; windows, caps, factors; q, k and v of one matrix,
+    gates of halves of a row, activations alone; over the edge of a block of keys."""
     arch, options = FAMILIES[name]
     model, gpu = bits.make(bits.Case(options, arch=arch), tmp_path / "model.gguf"), device()
     if not ON_GPU:
         gpu.multiprocessors = 7
     cuda, cpu = CudaEngine(model, n_pages=95, device=gpu), CpuEngine(model, threads=1, n_pages=95)
-    for slots in (LENGTHS,) if several else ([255], [570]):
+    for slots in ([254, 294, 0, 31],) if several else ([255], [294]):
         expected = streams(cpu, slots, 2, max(slots) + 4)
         assert all(map(np.array_equal, streams(cuda, slots, 2, max(slots) + 4), expected))
     assert one_walk(cuda) == gpu.together
@@ -616,6 +621,7 @@ def test_a_family_is_one_walk(tmp_path: Path, name: str, several: bool) -> None:
 @pytest.mark.parametrize("window", [1, 40, 257, 300])
 @pytest.mark.parametrize("heads", [(8, 2, 256), (4, 2, 256), (4, 1, 512)], ids=("32", "64", "128"))
 def test_a_walk_with_a_window_and_a_cap(make: Make, heads: tuple[int, int, int], window: int) -> None:
+    """Sequences of which a window leaves some blocks of keys, or all."""
     model = make(type="Q8_0", n_layer=1, n_ff=256, n_head=heads[0], n_head_kv=heads[1], n_embd=heads[2])
     graph = model.graph.rewrite(_masked(window=window)).rewrite(MASKS["cap"]).check()
     gpu = device()
@@ -623,7 +629,7 @@ def test_a_walk_with_a_window_and_a_cap(make: Make, heads: tuple[int, int, int],
         gpu.multiprocessors = 7
     cuda = CudaEngine(model, n_pages=95, graph=graph, device=gpu)
     cpu = CpuEngine(model, threads=1, n_pages=95, graph=graph)
-    for slots in (LENGTHS, [511], [570]):
+    for slots in ([254, 570, 0, 31, 555], [511], [570]):
         expected = streams(cpu, slots, 2, max(slots) + 4)
         assert all(map(np.array_equal, streams(cuda, slots, 2, max(slots) + 4), expected))
     assert one_walk(cuda) == gpu.together

@@ -14,7 +14,7 @@ Beside the groups of engines/fuse.py, three things are folded where nobody else 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from assay.engines.cuda.attention import AttentionSteps
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.experts import ExpertSteps
 from assay.engines.cuda.layout import Tensors
-from assay.engines.cuda.program import MAP, Folded, Memory, Program, Value
+from assay.engines.cuda.program import ACTS, MAP, Folded, Memory, Program, Value, WalkNorm
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.cuda.walk import ROWS
 from assay.engines.fuse import Attention, Gated, Products, Single, fuse
@@ -63,8 +63,11 @@ class _Compiler(ExpertSteps, AttentionSteps):
         self.fused_norms = self._norms()
         self.fused_attention = self._attentions() if self.shape.one else {}
         skip = set(self.fused_norms.values()).union(*(f.names for f in self.fused_attention.values()))
-        self.walk_norms = self._single_norms(skip) if self.walks else {}
-        skip |= {n.name for norms in self.walk_norms.values() for pair in norms for n in pair if n}
+        if self.walks:
+            self.sliced, self.gatings = self._slices(), self._gated_codes()
+            skip |= {n.name for nodes in self.sliced.values() for n in nodes} | self.gatings.keys()
+            self.walk_norms = self._single_norms(skip)
+            skip |= {name for norms in self.walk_norms.values() for n in norms for name in n.folded}
         for name in self.graph.given:
             self._bring(name)
         if self.walks:  # tables come first, so that no walk ends for them
@@ -185,23 +188,48 @@ class _Compiler(ExpertSteps, AttentionSteps):
         names = folded.names | {q.name, k.name}
         return replace(folded, names=names, q=q.inputs[0], k=k.inputs[0], norms=(q, k))
 
-    def _single_norms(self, skip: Collection[str]) -> dict[str, list[tuple[Node, Node | None]]]:
-        """Norms that are a step of a walk, with the add behind each; two that follow each other are one step."""
-        found: dict[str, list[tuple[Node, Node | None]]] = {}
-        last: list[tuple[Node, Node | None]] = []
+    def _single_norms(self, skip: set[str]) -> dict[str, list[WalkNorm]]:
+        """Norms that are a step of a walk; two that follow each other are one step."""
+        found: dict[str, list[WalkNorm]] = {}
+        last: list[WalkNorm] = []
+        before: Node | None = None  # an add that the norm reads next
         for group in self.plan.groups:
-            norm = group.node if isinstance(group, Single) else None
-            if norm and norm.name in skip:
+            node = group.node if isinstance(group, Single) else None
+            if node and node.name in skip | {n for norms in found.values() for w in norms for n in w.folded}:
                 continue
-            if not norm or not self._is_walk_norm(norm):
-                last = []
+            if not node or not self._is_walk_norm(node):
+                last, before = [], node if node and node.op == "add" and len(set(node.inputs)) == 2 else None
                 continue
-            add = self._add_behind(norm)
-            if len(last) == 1 and not last[0][1] and not add and last[0][0].name not in norm.inputs:
-                last.append((norm, None))
+            norm = WalkNorm(node, before if before and before.name == node.inputs[0] else None, self._add_behind(node))
+            alone = len(norm.folded) == 1 and node.inputs[0] != (last[0].norm.name if last else "")
+            if alone and len(last) == 1 and len(last[0].folded) == 1:
+                last.append(norm)
             else:
-                last = found[norm.name] = [(norm, add)]
+                last = found[node.name] = [norm]
+            before = None
         return found
+
+    def _slices(self) -> dict[str, list[Node]]:
+        """Of products that only slices read: these, if each begins with a group of the matrix's rows."""
+        found = {}
+        for p in (p for group in self.plan.groups if isinstance(group, Products) for p in group.products):
+            readers = [self.graph[n] for n in self._readers(p.last.name)]
+            group = self.tensors.matrix(p.linear.weights[0]).group
+            if not p.add and readers and all(
+                n.op == "slice" and not n.attr("n_head") and n.attr("start") % group == 0 for n in readers
+            ):  # fmt: skip
+                found[p.last.name] = readers
+        return found
+
+    def _gated_codes(self) -> dict[str, Node]:
+        """Activations and gates of halves of a row that only products with quantised weights read."""
+        nodes = [g.node for g in self.plan.groups if isinstance(g, Single) and g.node.op in ("act", "glu_split")]
+        return {
+            n.name: n
+            for n in nodes
+            if len(self.graph.shapes[n.name]) == 2 and self._readers(n.name) and self._read_as("q8", n.name)
+            and str(n.attr("act")) in ACTS
+        }  # fmt: skip
 
     def _is_walk_norm(self, node: Node) -> bool:
         if node.op not in ("rms_norm", "layer_norm") or node.attr("n_head") or not node.weights:

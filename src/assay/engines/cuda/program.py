@@ -65,6 +65,19 @@ class Folded:
     factor: float = 1.0
 
 
+@dataclass(frozen=True)
+class WalkNorm:
+    """A norm that is a step of a walk, with the add of its input, and of its result."""
+
+    norm: Node
+    before: Node | None = None
+    behind: Node | None = None
+
+    @property
+    def folded(self) -> set[str]:
+        return {n.name for n in (self.norm, self.before, self.behind) if n}
+
+
 Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
 
 
@@ -140,9 +153,9 @@ class Steps:
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
     fused_attention: dict[str, Folded] = field(default_factory=dict)
-    walk_norms: dict[str, list[tuple[Node, Node | None]]] = field(
-        default_factory=dict
-    )  # by the first: a step of a walk
+    walk_norms: dict[str, list[WalkNorm]] = field(default_factory=dict)  # a step each: walk.py
+    sliced: dict[str, list[Node]] = field(default_factory=dict)  # of a product in a walk: parts that it leaves apart
+    gatings: dict[str, Node] = field(default_factory=dict)  # nodes that who quantises them computes
 
     @property
     def table_at(self) -> dict[str, tuple[int, int]]:

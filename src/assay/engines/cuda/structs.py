@@ -77,7 +77,9 @@ TensorAttentionArgs = _struct("TensorAttentionArgs", ("of", AttentionArgs), *_al
 WalkAttention = _struct(
     "WalkAttention", ("of", AttentionArgs), *_all(_POINTER, "q_norm k_norm"), *_all(_F32, "eps factor")
 )
-Norm = _struct("Norm", *_all(_POINTER, "x w b residual out"), *_all(_I32, "columns first centred"), ("eps", _F32))
+Norm = _struct(
+    "Norm", *_all(_POINTER, "x w b residual out more sum"), *_all(_I32, "columns first centred"), ("eps", _F32)
+)
 NormArgs = _struct("NormArgs", ("parts", Norm * 2), *_all(_I32, "n_parts tokens tasks padding"))
 
 

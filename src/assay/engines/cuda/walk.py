@@ -13,7 +13,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, Matrix
-from assay.engines.cuda.program import Folded, Steps, Value
+from assay.engines.cuda.program import ACTS, Folded, Steps, Value, WalkNorm
 from assay.engines.cuda.shapes import BLOCK
 from assay.graph import Node
 
@@ -89,7 +89,7 @@ class Walks(Steps):
             array[i] = structs.Product(
                 p.matrix.struct(),
                 self._at(p.out),
-                self.tensors.vector(p.bias) if p.bias else 0,
+                self.tensors.vector(p.bias) + 4 * p.first if p.bias else 0,
                 self._at(p.residual),
                 gate_out,
                 up_out,
@@ -179,36 +179,47 @@ class Walks(Steps):
         if partial:
             self._step([*values, partial], lambda: make(_FOLD), ANY)
 
-    def _walk_norm(self, norms: Sequence[tuple[Node, Node | None]]) -> None:
-        """One norm or two, of rows that are there at the same time, each with the add behind it."""
-        rows, parts, tasks, first = self.shape.tokens, [], 0, [0]
-        for norm, add in norms:
-            x, residual = self._get(norm.inputs[0], "tokens"), None
-            if add:
-                (other,) = (name for name in add.inputs if name != norm.name)
-                residual = self._get(other, "tokens")
-            parts.append((norm, x, residual, self._new((add or norm).name), self._width(norm.name)))
-            tasks += rows * -(-parts[-1][-1] // UNIT)
-            first.append(tasks)
-        used = [v for _, *values, _ in parts for v in values]
-        self.of_products |= {id(out) for *_, out, _ in parts if len(parts) == 1}
+    def _walk_norm(self, norms: Sequence[WalkNorm]) -> None:
+        """One norm or two, of rows that are there at the same time."""
+        rows, parts, tasks = self.shape.tokens, [], 0
+        for n in norms:
+            names = n.before.inputs if n.before else n.norm.inputs
+            x, more = self._get(names[0], "tokens"), self._get(names[1], "tokens") if n.before else None
+            other = [name for name in n.behind.inputs if name != n.norm.name] if n.behind else []
+            residual = self._get(other[0], "tokens") if other else None
+            out, total = self._new((n.behind or n.norm).name), self._new(n.before.name) if n.before else None
+            parts.append((n.norm, (x, more, residual, total, out), self._width(n.norm.name), tasks))
+            tasks += rows * -(-self._width(n.norm.name) // UNIT)
+            if len(norms) == 1:
+                self.of_products.add(id(out))
 
         def make() -> Any:
             args = structs.NormArgs(n_parts=len(parts), tokens=rows, tasks=tasks)
-            for i, (norm, x, residual, out, width) in enumerate(parts):
+            fresh = 0
+            for i, (norm, values, width, first) in enumerate(parts):
+                x, more, residual, total, out = values
                 w, b = (*(self.tensors.vector(name) for name in norm.weights), 0)[:2]
-                at = map(self._at, (residual, out))
-                centred, eps = int(norm.op == "layer_norm"), float(norm.attr("eps"))
-                args.parts[i] = structs.Norm(self._at(x), w, b, *at, width, first[i], centred, eps)
-            fresh = X * any(x.inside for _, x, *_ in parts) + RESIDUAL * any(r and r.inside for _, _, r, *_ in parts)
-            step = self._walk_step(_NORM, fresh, parts[0][1], parts[0][3], structs.StepUnion(norm=args))
+                args.parts[i] = structs.Norm(
+                    x=self._at(x), w=w, b=b, residual=self._at(residual), out=self._at(out), more=self._at(more),
+                    sum=self._at(total), columns=width, first=first, centred=norm.op == "layer_norm",
+                    eps=float(norm.attr("eps")),
+                )  # fmt: skip
+                fresh |= X * any(v and v.inside for v in (x, more)) | RESIDUAL * bool(residual and residual.inside)
+            x, *_, out = parts[0][1]
+            step = self._walk_step(_NORM, fresh, x, out, structs.StepUnion(norm=args))
             step.first = tasks
             return step
 
-        self._step(used, make, ANY, 16 + 4 * max(width for *_, width in parts))
+        work = 16 + 4 * max(width for _, _, width, _ in parts)
+        self._step([v for _, values, *_ in parts for v in values], make, ANY, work)
 
-    def _walk_codes(self, x: Value, matrix: Matrix) -> Value:
-        """A long row, quantised by a step of its own."""
+    def _gating(self, args: Any, gating: Node | None) -> None:
+        """What a step does before it quantises a row (walk.h, Gating)."""
+        if gating:
+            args.parts[0].paired, args.parts[0].act = 1 + (gating.op == "act"), ACTS[str(gating.attr("act"))]
+
+    def _walk_codes(self, x: Value, matrix: Matrix, gating: Node | None = None) -> Value:
+        """A row that is long or gated, quantised by a step of its own."""
         key = id(x), matrix.columns, -1, ""
         if key not in self.prepared:
             codes = Value(matrix.units * UNIT // 32 * 48)
@@ -216,6 +227,7 @@ class Walks(Steps):
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
+                self._gating(args, gating)
                 return self._walk_step(QUANTISE, X * bool(x.inside), x, codes, structs.StepUnion(product=args))
 
             self._step([x, codes], make, ANY)

@@ -26,7 +26,7 @@ class FewWalks(Walks):
         self.layouts = frozenset(names)
         return not self.tensors.halves and has_walk(self.layouts) and not names & {*structs.NOT_FEW}
 
-    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix, counted: bool) -> Value:
+    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix, counted: bool, gating: Node | None) -> Value:
         if id(x) in self.as_codes:
             return x
         key = id(x), matrix.columns, -1 - counted, norm.name if norm else ""
@@ -36,6 +36,7 @@ class FewWalks(Walks):
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns, tokens=self.shape.tokens)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
+                self._gating(args, gating)
                 if norm:
                     args.norm, args.eps = self.tensors.vector(norm.weights[0]), float(norm.attr("eps"))
                 fresh = X * bool(x.inside) + COUNTED * counted
@@ -79,13 +80,13 @@ class FewWalks(Walks):
                 return units, groups, size
         return None
 
-    def _few_product(self, x: Value, norm: Node | None, parts: Sequence[Part]) -> None:
+    def _few_product(self, x: Value, norm: Node | None, parts: Sequence[Part], gating: Node | None) -> None:
         parts, matrix = sorted(parts, key=lambda p: p.matrix.format.tile_bytes), parts[0].matrix
         cut = self._few_cut(parts, self._walk_free(self.layouts))
         if cut is None:
             self.fits = False
             return
-        codes = self._few_codes(x, norm, matrix, cut[0] < matrix.units)
+        codes = self._few_codes(x, norm, matrix, cut[0] < matrix.units, gating)
 
         def make() -> Any:
             array, groups = self._part_structs(parts, lambda m: m.groups)
