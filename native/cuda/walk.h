@@ -223,7 +223,7 @@ DEVICE int first_seen(const WalkStep& step, int slot) {
 }
 
 // The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
-// keys, one or two, and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
+// keys, one, two or four, and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
 // item without keys, as somebody waits for its result.
 template <bool MANY>
 struct Item {
@@ -281,8 +281,8 @@ DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
         for (int n = 0; n < 2 * half; n += kAtOnce) {
             const int left = 2 * half - n < kAtOnce ? 2 * half - n : kAtOnce, mine = n + (lane() < left ? lane() : 0);
             const bool values = mine >= half;
-            const int piece = values ? mine - half : mine, second = piece >= used ? 1 : 0;
-            fetch(item.cached(t, values, pages[piece - second * used], kv) + second * bytes, bytes, left);
+            const int piece = values ? mine - half : mine, turn = (piece >= used) + (piece >= 2 * used) + (piece >= 3 * used);
+            fetch(item.cached(t, values, pages[piece - turn * used], kv) + turn * bytes, bytes, left);
         }
     }
 }

@@ -14,8 +14,8 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
     else leave_codes(codes + at / 32 * 48, y);
 }
 
-// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values, of 128 at most.
-constexpr int kPart = 2 + 128;
+// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values, of 256 at most.
+constexpr int kPart = 2 + 256;
 
 // A head of q, or the new key, normed and turned by a warp: `q` floats or `k` halves.
 template <int DIM>
@@ -60,7 +60,8 @@ OUTLINED void take_normed(const WalkAttention& t, const float* x, const float* t
 template <int DIM, int H, bool MANY>
 DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* work) {
     OWN_THREAD(MANY);
-    constexpr int PIECES = DIM > 64 ? 2 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, WIDE = DIM > 64 ? 4 : 2, STEP = H == 1 ? 8 : 4;
+    constexpr int PIECES = DIM > 64 ? DIM / 64 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, STEP = H == 1 ? 8 : 4;
+    constexpr int WIDE = DIM > 64 ? DIM / 32 : 2;
     const WalkAttention& t = step.attention;
     const bool fresh = step.fresh & X_IS;
     const int warp = thread() / 32, max_blocks = t.max_blocks;
@@ -185,12 +186,19 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
                     for (int k = 0; k < STEP; k++, value += DIM) {
                         const uint16_t* const of = j + k < new_here ? value : new_k + DIM + at;
-                        uint2 words = {};
-                        if constexpr (WIDE == 4) words = *reinterpret_cast<const uint2*>(of);
-                        else words.x = *reinterpret_cast<const uint32_t*>(of);
+                        uint4 words = {};
+                        if constexpr (WIDE == 8) {
+                            words = *reinterpret_cast<const uint4*>(of);
+                        } else if constexpr (WIDE == 4) {
+                            const uint2 two = *reinterpret_cast<const uint2*>(of);
+                            words.x = two.x, words.y = two.y;
+                        } else {
+                            words.x = *reinterpret_cast<const uint32_t*>(of);
+                        }
 #pragma unroll
                         for (int x = 0; x < WIDE; x++) {
-                            const float v = half_to_float(uint16_t((x < 2 ? words.x : words.y) >> 16 * (x % 2)));
+                            const uint32_t word = x < 4 ? (x < 2 ? words.x : words.y) : x < 6 ? words.z : words.w;
+                            const float v = half_to_float(uint16_t(word >> 16 * (x % 2)));
 #pragma unroll
                             for (int h = 0; h < H; h++) sum[h][x] = fma(by[h][k], v, sum[h][x]);
                         }
@@ -322,6 +330,7 @@ DEVICE int attend_step(const WalkStep& step, const int* slots, const Ring& ring,
         if (step.heads == 2 && step.dim_shift == 7) return attend<128, 2, MANY>(step, slots, ring, work);
     }
     if (step.dim_shift == 5) return four ? attend<32, 4, MANY>(step, slots, ring, work) : attend<32, 1, MANY>(step, slots, ring, work);
+    if (step.dim_shift == 8) return attend<256, 1, MANY>(step, slots, ring, work);
     if (step.dim_shift == 6) return four ? attend<64, 4, MANY>(step, slots, ring, work) : attend<64, 1, MANY>(step, slots, ring, work);
     return four ? attend<128, 4, MANY>(step, slots, ring, work) : attend<128, 1, MANY>(step, slots, ring, work);
 }

@@ -592,6 +592,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, heads of 128": ("qwen3", {**_OF_64, "n_head": 8, **dict.fromkeys(_WIDTHS, 128)}),
     "gemma2": ("gemma2", {**_OF_64, "metadata": {"gemma2.attention.sliding_window": 40}}),
     "gemma3": ("gemma3", {**_OF_64, "n_layer": 2, "metadata": {"gemma3.attention.sliding_window": 20}}),
+    "gemma3, heads of 256": (
+        "gemma3",
+        {**_OF_64, "n_layer": 1, "n_head": 2, "n_head_kv": 1, **dict.fromkeys(_WIDTHS, 256)},
+    ),
     "olmo2": ("olmo2", {**_OF_64, "n_layer": 2, "n_embd": 320}),
     "glm4": ("glm4", {**_OF_64, "n_rot": 32}),
     "phi3": ("phi3", {**_OF_64, "n_ff": 544}),

@@ -57,7 +57,7 @@ class AttentionSteps(Walks):
                 return
             mask = fields["mask"]
             usual = self._is_usual(k_pool, v_pool, mask)
-            if k and v and folded and usual and self.walks and k_pool.dim in (32, 64, 128):
+            if k and v and folded and usual and self.walks and k_pool.dim in (32, 64, 128, 256):
                 codes = self._read_as("q8", kqv.name)
                 self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields, folded, codes)
                 return

@@ -25,7 +25,7 @@ ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, 
 _FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need, and
 _PARTS = 32  # of several tokens, for parts of x
 _AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
-_PART = 2 + 128  # floats that 256 keys give a head: walk_attention.h
+_PART = 2 + 256  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
@@ -151,8 +151,13 @@ class Walks(Steps):
             blocks = min(blocks, (window + BLOCK - 2) // BLOCK + 1)
             fields = {**fields, "max_blocks": blocks}
         all_heads = heads * self.shape.tokens
-        at_once = 4 if group % 4 == 0 and all_heads * blocks > self._processors() else 1
-        if self.shape.tokens > 1 and group % 2 == 0 and dim > 32 and all_heads * blocks <= 2 * self._processors():
+        at_once = 4 if group % 4 == 0 and dim <= 128 and all_heads * blocks > self._processors() else 1
+        if (
+            self.shape.tokens > 1
+            and group % 2 == 0
+            and 32 < dim <= 128
+            and all_heads * blocks <= 2 * self._processors()
+        ):
             at_once = min(at_once, 2)
         codes = codes and (self.shape.tokens == 1 or self._few_whole(heads * dim))
         if codes:
