@@ -14,8 +14,9 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
     else leave_codes(codes + at / 32 * 48, y);
 }
 
-// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values, of 256 at most.
-constexpr int kPart = 2 + 256;
+// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values.
+template <bool MORE>
+constexpr int kPart = 2 + (MORE ? 256 : 128);
 
 // A head of q, or the new key, normed and turned by a warp: `q` floats or `k` halves.
 template <int DIM>
@@ -57,7 +58,7 @@ OUTLINED void take_normed(const WalkAttention& t, const float* x, const float* t
 
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
 // weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it, or the last ones (attention.py).
-template <int DIM, int H, bool MANY>
+template <int DIM, int H, bool MANY, bool MORE>
 DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* work) {
     OWN_THREAD(MANY);
     constexpr int PIECES = DIM > 64 ? DIM / 64 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, STEP = H == 1 ? 8 : 4;
@@ -74,18 +75,18 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
     float* const parts = inverses + 4;                                 // [8 pages][H][DIM]
     int pieces = 0;
 #pragma unroll 1
-    for (Item<MANY> item(step, slots); item.more(step); item.next(step)) {
+    for (Item<MANY, MORE> item(step, slots); item.more(step); item.next(step)) {
         const int slot = item.slot, head = item.head(step), kv = item.kv(step), newest = slot - item.begin();
-        const int low = item.low(), first = item.first(), end = item.used(), used = end - first;  // pages: from, up to, how many
+        // Keys that are not seen; pages: the first, the end, how many.
+        const int low = MORE ? item.low() : 0, first = MORE ? item.first() : 0, end = item.used(), used = MORE ? end - first : end;
         const float* const turn = t.turn + item.row * t.n_rot;
         const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
-        const bool seen = lane() < mine && thread() >= low;
-        const bool here = newest < kBlock && (!MANY || newest >= 0), busy = warp >= first && warp < end;
+        const bool here = newest < kBlock && (!MANY || newest >= 0), busy = (!MORE || warp >= first) && warp < end;
         Ring keys = ring, values = ring;
         if (busy) keys.skip(pieces + warp - first), values.skip(pieces + used * PIECES + warp - first);
         else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
         // Two elements a thread: of q, of the new key, of the new value. Where heads are normed, a warp has one, and others the new value.
-        const bool normed = t.q_norm;
+        const bool normed = MORE && t.q_norm;
         if (normed && warp < (here ? H + 1 : H)) {
             const bool is_k = warp == H;
             const float* const x = is_k ? t.k + kv * DIM : t.q + (head + warp) * DIM;
@@ -106,7 +107,9 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                 const float y2 = y * c - z * s;
                 z = y * s + z * c, y = y2;
             }
-            if (which < H) q[which * DIM + one] = y * t.factor, q[which * DIM + two] = z * t.factor;
+            if constexpr (MORE)
+                if (which < H) y = y * t.factor, z = z * t.factor;
+            if (which < H) q[which * DIM + one] = y, q[which * DIM + two] = z;
             else new_k[(which - H) * DIM + one] = float_to_half(y), new_k[(which - H) * DIM + two] = float_to_half(z);
         }
         sync_team();
@@ -126,9 +129,10 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             }
             // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
             const float scale = t.mask.scale;
+            const bool seen = lane() < mine && (!MORE || thread() >= low);
             bool odd = false;
             float top[H];
-            if (t.mask.cap != 0.0f)
+            if (MORE && t.mask.cap != 0.0f)
 #pragma unroll
                 for (int h = 0; h < H; h++) s[h] = softcap(s[h], t.mask.cap);
 #pragma unroll
@@ -155,7 +159,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
             for (int h = 0; h < H; h++) s[h] = exponential(s[h] - top_of(h));  // without a branch: all at the same time
 #pragma unroll
-            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = seen ? s[h] : 0.0f;
+            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine && (!MORE || thread() >= low) ? s[h] : 0.0f;
             sync_warp();
             // From the new one on it is the new value: what comes behind it has no weight.
             const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;
@@ -166,10 +170,10 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                 const uint8_t* const piece = values.take();
                 const uint16_t* value = reinterpret_cast<const uint16_t*>(piece) + at;
                 // Values that are not seen may be no numbers: zeros in their place.
-                const int unseen = (low - warp * kPage - i * ROWS) * (DIM / 8), room = ROWS * (DIM / 8);
-                if (unseen > 0) {
+                const int unseen = MORE ? (low - warp * kPage - i * ROWS) * (DIM / 8) : 0;
+                if (MORE && unseen > 0) {
 #pragma unroll 1
-                    for (int v = lane(); v < unseen && v < room; v += 32) reinterpret_cast<uint4*>(const_cast<uint8_t*>(piece))[v] = {};
+                    for (int v = lane(); v < unseen && v < ROWS * (DIM / 8); v += 32) reinterpret_cast<uint4*>(const_cast<uint8_t*>(piece))[v] = {};
                     copies_may_begin();
                     sync_warp();
                 }
@@ -186,19 +190,14 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
                     for (int k = 0; k < STEP; k++, value += DIM) {
                         const uint16_t* const of = j + k < new_here ? value : new_k + DIM + at;
-                        uint4 words = {};
-                        if constexpr (WIDE == 8) {
-                            words = *reinterpret_cast<const uint4*>(of);
-                        } else if constexpr (WIDE == 4) {
-                            const uint2 two = *reinterpret_cast<const uint2*>(of);
-                            words.x = two.x, words.y = two.y;
-                        } else {
-                            words.x = *reinterpret_cast<const uint32_t*>(of);
-                        }
+                        uint2 words = {}, more = {};
+                        if constexpr (WIDE >= 4) words = *reinterpret_cast<const uint2*>(of);
+                        else words.x = *reinterpret_cast<const uint32_t*>(of);
+                        if constexpr (WIDE == 8) more = *reinterpret_cast<const uint2*>(of + 4);
 #pragma unroll
                         for (int x = 0; x < WIDE; x++) {
-                            const uint32_t word = x < 4 ? (x < 2 ? words.x : words.y) : x < 6 ? words.z : words.w;
-                            const float v = half_to_float(uint16_t(word >> 16 * (x % 2)));
+                            const uint2 four = x < 4 ? words : more;
+                            const float v = half_to_float(uint16_t((x % 4 < 2 ? four.x : four.y) >> 16 * (x % 2)));
 #pragma unroll
                             for (int h = 0; h < H; h++) sum[h][x] = fma(by[h][k], v, sum[h][x]);
                         }
@@ -218,13 +217,13 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             const float m = top_of(h);
             float l = 0.0f;
 #pragma unroll 1
-            for (int j = lane(); j < end * kPage; j += kPage) l = l + (j >= low && j <= newest ? exponential(scores[h * kBlock + j] - m) : 0.0f);
+            for (int j = lane(); j < end * kPage; j += kPage) l = l + ((!MORE || j >= low) && j <= newest ? exponential(scores[h * kBlock + j] - m) : 0.0f);
 #pragma unroll
             for (int x = 16; x; x /= 2) l = l + shuffle_xor(l, x);
             const float inverse = l > 0x1p-10f && l < 0x1p+10f ? divide_near(1.0f, l) : 1.0f / l;
             if (lane() == 0) {
                 inverses[h] = inverse;
-                float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart;
+                float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart<MORE>;
                 if (max_blocks > 1) store_fresh(to, m), store_fresh(to + 1, l);
             }
         }
@@ -259,7 +258,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             for (int k = 0; k < EACH; k++) {
                 const int i = k * STEPS + thread(), h = i / DIM;
                 if (max_blocks == 1) leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc[k] * inverses[h]);
-                else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart + 2 + i % DIM, acc[k]);
+                else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart<MORE> + 2 + i % DIM, acc[k]);
             }
         }
         pieces += 2 * used * PIECES;
@@ -269,7 +268,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 
 // The blocks of 256 keys of a head, ascending; a lane an element. What they are weighed with, a lane computes for a block: of one
 // that is left out, what changes no sum.
-template <bool MANY>
+template <bool MANY, bool MORE>
 DEVICE void fold_step(const WalkStep& step, const int* slots) {
     const AttentionArgs& t = step.attention;
     const int dim = t.values.dim, of_head = step.dim_shift - 5, heads = MANY ? t.heads * t.n_tokens : t.heads;
@@ -277,20 +276,21 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
 #pragma unroll 1
     for (int task = thread() / 32 * grid_x() + block_x(); task < heads << of_head; task += team() / 32 * grid_x()) {
         const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
-        const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0, blocks = slots[row] / kBlock + 1 - first_seen(step, slots[row]) / kBlock;
-        const float* from = t.partial + int64_t(head) * t.max_blocks * kPart;
+        const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0;
+        const int blocks = slots[row] / kBlock + 1 - (MORE ? first_seen<MORE>(step, slots[row]) / kBlock : 0);
+        const float* from = t.partial + int64_t(head) * t.max_blocks * kPart<MORE>;
         float m = minus_infinity(), l = -0.0f, acc = -0.0f;
 #pragma unroll 1
-        for (int left = blocks; left > 0; left -= some, from += some * kPart) {
+        for (int left = blocks; left > 0; left -= some, from += some * kPart<MORE>) {
             // Some blocks on their way together; what is behind the last one is not looked at.
-            const float *const mine = from + (lane() < left ? lane() : left - 1) * kPart, *const element = from + 2 + d;
+            const float *const mine = from + (lane() < left ? lane() : left - 1) * kPart<MORE>, *const element = from + 2 + d;
             float m2, l2, acc2[some] = {};
             Patience patience;
             for (bool more = true; more; patience.lose()) {
                 m2 = load_fresh(mine), l2 = load_fresh(mine + 1);
 #pragma unroll
                 for (int i = 0; i < some; i++)
-                    if (i < left) acc2[i] = load_fresh(element + i * kPart);
+                    if (i < left) acc2[i] = load_fresh(element + i * kPart<MORE>);
                 uint32_t largest = bits(m2) > bits(l2) ? bits(m2) : bits(l2);
 #pragma unroll
                 for (int i = 0; i < some; i++) largest = largest > bits(acc2[i]) ? largest : bits(acc2[i]);
@@ -322,17 +322,18 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
     }
 }
 
-template <bool MANY>
+template <bool MANY, bool MORE>
 DEVICE int attend_step(const WalkStep& step, const int* slots, const Ring& ring, uint8_t* work) {
     const bool four = step.heads == 4;
+    if constexpr (MORE)
+        if (step.dim_shift == 8) return attend<256, 1, MANY, MORE>(step, slots, ring, work);
     if constexpr (MANY) {
-        if (step.heads == 2 && step.dim_shift == 6) return attend<64, 2, MANY>(step, slots, ring, work);
-        if (step.heads == 2 && step.dim_shift == 7) return attend<128, 2, MANY>(step, slots, ring, work);
+        if (step.heads == 2 && step.dim_shift == 6) return attend<64, 2, MANY, MORE>(step, slots, ring, work);
+        if (step.heads == 2 && step.dim_shift == 7) return attend<128, 2, MANY, MORE>(step, slots, ring, work);
     }
-    if (step.dim_shift == 5) return four ? attend<32, 4, MANY>(step, slots, ring, work) : attend<32, 1, MANY>(step, slots, ring, work);
-    if (step.dim_shift == 8) return attend<256, 1, MANY>(step, slots, ring, work);
-    if (step.dim_shift == 6) return four ? attend<64, 4, MANY>(step, slots, ring, work) : attend<64, 1, MANY>(step, slots, ring, work);
-    return four ? attend<128, 4, MANY>(step, slots, ring, work) : attend<128, 1, MANY>(step, slots, ring, work);
+    if (step.dim_shift == 5) return four ? attend<32, 4, MANY, MORE>(step, slots, ring, work) : attend<32, 1, MANY, MORE>(step, slots, ring, work);
+    if (step.dim_shift == 6) return four ? attend<64, 4, MANY, MORE>(step, slots, ring, work) : attend<64, 1, MANY, MORE>(step, slots, ring, work);
+    return four ? attend<128, 4, MANY, MORE>(step, slots, ring, work) : attend<128, 1, MANY, MORE>(step, slots, ring, work);
 }
 
 }  // namespace assay

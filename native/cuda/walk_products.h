@@ -361,21 +361,26 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
 }
 
 // A row that is too long for every block to quantise, or that is gated: 32 values a warp.
+template <bool MORE>
 DEVICE void quantise_step(const WalkStep& step) {
     const ProductArgs& p = step.product;
-    const int gating = p.parts[0].paired;
 #pragma unroll 1
     for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
         const int at = 32 * i + lane();
-        const bool fresh = step.fresh & X_IS;
-        float y = 0.0f;
-        if (at < p.columns) {
-            y = await(p.x + at, fresh);
-            if (gating != AS_IT_IS) y = gate(p.parts[0].act, y);
-            if (gating == SPLIT) y = y * await(p.x + p.columns + at, fresh);
-        }
-        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, y);
+        const auto value = [&] {
+            float y = await(p.x + at, step.fresh & X_IS);
+            if (MORE && p.parts[0].paired != AS_IT_IS) y = gate(p.parts[0].act, y);
+            if (MORE && p.parts[0].paired == SPLIT) y = y * await(p.x + p.columns + at, step.fresh & X_IS);
+            return y;
+        };
+        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? value() : 0.0f);
     }
+}
+template <bool MORE>
+DEVICE void row_step(const WalkStep& step, uint8_t* work) {
+    if constexpr (MORE)
+        if (step.kind == NORM) return norm_step<false>(step, work);
+    quantise_step<MORE>(step);
 }
 
 }  // namespace assay

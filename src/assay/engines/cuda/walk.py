@@ -33,9 +33,10 @@ _FORMATS = {f.name: f for f in (*FORMATS.values(), WIDE, WIDE_MIN)}
 _MOST = 4  # walks of a program; with more there are launches instead, which begin early
 
 
-def _formats(layouts: frozenset[str]) -> list[Format]:
+def _formats(layouts: frozenset[str], more: bool = False) -> list[Format]:
     """Those of the kernel that has all these; none where there is no such kernel."""
-    return [_FORMATS[name] for name in next((names for names in structs.WALKS if layouts <= set(names)), ())]
+    kernels = structs.MORE_WALKS if more else structs.WALKS
+    return [_FORMATS[name] for name in next((names for names in kernels if layouts <= set(names)), ())]
 
 
 def _piece(form: Format) -> int:
@@ -67,6 +68,7 @@ class Walks(Steps):
 
     runs: Sequence[_Run] = ()
     fits = True  # whether walks have all that the graph needs, and shared memory room for it
+    more = False  # whether that is more than most need: walk.h
 
     def _few_whole(self, columns: int) -> bool:
         """Whether several rows of so many columns are taken at once, so that attention may leave them quantised."""
@@ -151,13 +153,10 @@ class Walks(Steps):
             blocks = min(blocks, (window + BLOCK - 2) // BLOCK + 1)
             fields = {**fields, "max_blocks": blocks}
         all_heads = heads * self.shape.tokens
+        self.more |= bool(folded.norms or folded.factor != 1.0 or window or fields["mask"].cap or dim == 256)
         at_once = 4 if group % 4 == 0 and dim <= 128 and all_heads * blocks > self._processors() else 1
-        if (
-            self.shape.tokens > 1
-            and group % 2 == 0
-            and 32 < dim <= 128
-            and all_heads * blocks <= 2 * self._processors()
-        ):
+        twos = self.shape.tokens > 1 and group % 2 == 0 and dim > 32
+        if twos and all_heads * blocks <= 2 * self._processors():
             at_once = min(at_once, 2)
         codes = codes and (self.shape.tokens == 1 or self._few_whole(heads * dim))
         if codes:
@@ -186,6 +185,7 @@ class Walks(Steps):
 
     def _walk_norm(self, norms: Sequence[WalkNorm]) -> None:
         """One norm or two, of rows that are there at the same time."""
+        self.more = True
         rows, parts, tasks = self.shape.tokens, [], 0
         for n in norms:
             names = n.before.inputs if n.before else n.norm.inputs
@@ -225,6 +225,7 @@ class Walks(Steps):
 
     def _walk_codes(self, x: Value, matrix: Matrix, gating: Node | None = None) -> Value:
         """A row that is long or gated, quantised by a step of its own."""
+        self.more |= bool(gating)
         key = id(x), matrix.columns, -1, ""
         if key not in self.prepared:
             codes = Value(matrix.units * UNIT // 32 * 48)
@@ -248,12 +249,14 @@ class Walks(Steps):
         runs: list[_Run] = []
         for i, (layouts, work, piece) in enumerate(self.walked):
             last = runs[-1] if runs and runs[-1].end == i else None
-            if layouts is not None and last and _formats(last.layouts | layouts):
+            if layouts is not None and last and _formats(last.layouts | layouts, self.more):
                 last.layouts, last.end = last.layouts | layouts, i + 1
                 last.work, last.piece = max(last.work, work), max(last.piece, piece)
             elif layouts is not None:
                 runs.append(_Run(layouts, i, i + 1, work, piece, Value(0, 0, i)))
         self.runs = runs
+        if not all(_formats(run.layouts, self.more) for run in runs):
+            return False
         return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._places(run)[0] for run in runs)
 
     def _keep_apart(self, run: _Run) -> bool:
@@ -310,7 +313,7 @@ class Walks(Steps):
 
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
-        (slots, room), formats = self._places(run), _formats(run.layouts)
+        (slots, room), formats = self._places(run), _formats(run.layouts, self.more)
         first = 0
         for step in steps:
             piece, turn = step.ahead, WARPS
@@ -332,7 +335,8 @@ class Walks(Steps):
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
         shared = slots * (room + 16) + self._fixed() + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
-        name = "_".join(("few",) * (self.shape.tokens > 1) + tuple(form.name for form in formats))
+        kind = ("few",) * (self.shape.tokens > 1) + ("more",) * self.more
+        name = "_".join(kind + tuple(form.name for form in formats))
         grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1 + (self.shape.tokens > 1))
         launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))

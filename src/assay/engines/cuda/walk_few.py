@@ -29,6 +29,7 @@ class FewWalks(Walks):
     def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix, counted: bool, gating: Node | None) -> Value:
         if id(x) in self.as_codes:
             return x
+        self.more |= bool(gating)
         key = id(x), matrix.columns, -1 - counted, norm.name if norm else ""
         if key not in self.prepared:
             codes, processors = Value(matrix.units * (UNIT * COLUMN + 4 * counted)), self._processors()
