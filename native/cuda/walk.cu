@@ -13,6 +13,7 @@
 
 namespace assay {
 
+#ifndef WALK_MORE
 struct ClearArgs {
     uint4* at;
     int64_t vectors;
@@ -23,8 +24,9 @@ KERNEL(clear, ClearArgs, 256) {
     for (int64_t i = int64_t(block_x()) * threads() + thread(); i < a.vectors; i += int64_t(grid_x()) * threads())
         a.at[i] = {kNotYet, kNotYet, kNotYet, kNotYet};
 }
+#endif
 
-template <class A, class B>
+template <class A, class B, bool MORE>
 DEVICE void walk(const WalkArgs& a) {
     SHARED;
     Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
@@ -43,7 +45,7 @@ DEVICE void walk(const WalkArgs& a) {
     sync_block();
     wait_for_previous();
     const int slot = *a.slot;
-    if (thread() >= team()) return fetch_all<A, B>(a, slot, Fetch{a, ring.places, ring.here, ring.gone});
+    if (thread() >= team()) return fetch_all<A, B, MORE>(a, slot, Fetch{a, ring.places, ring.here, ring.gone});
     bring(0);
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
@@ -53,15 +55,16 @@ DEVICE void walk(const WalkArgs& a) {
         const WalkStep& step = steps[s % 2];
         int pieces = 0;
         if (step.kind == PRODUCT) pieces = multiply_step<A, B>(step, ring, work);
-        else if (step.kind == ATTEND) pieces = attend_step<false>(step, &slot, ring, work);
-        else if (step.kind == FOLD) fold_step<false>(step, &slot);
-        else quantise_step(step);
+        else if (step.kind == ATTEND) pieces = attend_step<false, MORE>(step, &slot, ring, work);
+        else if (step.kind == FOLD) fold_step<false, MORE>(step, &slot);
+        else row_step<MORE>(step, work);
         ring.skip(pieces);
     }
 }
 
+#ifndef WALK_MORE  // another file has kernels of its own
 #define WALK(name, A, B) \
-    TOGETHER(walk_##name, WalkArgs, 416) { walk<A, B>(a); }
+    TOGETHER(walk_##name, WalkArgs, 416) { walk<A, B, false>(a); }
 #define WALK_OF(name, A) WALK(name, Codes<A>, Codes<A>)
 #define WALK_OF_TWO(name, A, B) WALK(name, Codes<A>, Codes<B>)
 WALK(f32, F32s, F32s)
@@ -81,5 +84,6 @@ WALK_OF_TWO(q4_0_q6_k, Q4_0, Q6_K)
 WALK_OF_TWO(q4_0_q8_0, Q4_0, Q8_0)
 WALK_OF_TWO(q4_1_q6_k, Q4_1, Q6_K)
 WALK_OF_TWO(q4_1_q8_0, Q4_1, Q8_0)
+#endif
 
 }  // namespace assay

@@ -6,11 +6,29 @@
 
 namespace assay {
 
-enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE };
+// Kernels with more (MORE, walk_more.cu) have norms as steps, gates before a row is quantised, and of attention norms of heads, a factor of q,
+// windows, caps and heads of 256. Others do without: what is in a kernel costs, whether it runs or not.
+enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE, NORM };
 // Of a step: x and the residual are written by a step of this run; x, or the result of attention, are codes; of a product, two
 // lanes have an item, and a tile is two pieces; codes of several rows lie as they are, and are counted.
 enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16, COUNTED = 32 };
 
+struct WalkAttention : AttentionArgs {
+    const float *q_norm, *k_norm;  // weights of a norm of every head before it is turned, or null
+    float eps, factor;             // of q, when it has been turned
+};
+struct Norm {  // (x f) w, then + b, + residual; centred: of x less its mean
+    const float *x, *w, *b, *residual;
+    float* out;
+    const float* more;  // null, or what is added to x first
+    float* sum;         // where that goes
+    int32_t columns, first, centred;  // first: of its tasks, of 256 columns of a row each
+    float eps;
+};
+struct NormArgs {
+    Norm parts[2];
+    int32_t n_parts, tokens, tasks, padding;
+};
 struct WalkStep {
     int32_t kind, fresh;
     int32_t heads, of_block, dim_shift, per_group;  // of attention: that a block of threads has at a time, all of them by that,
@@ -22,7 +40,8 @@ struct WalkStep {
                               // up; of the attention of several rows: 65536 / key heads, rounded up
     union {
         ProductArgs product;
-        AttentionArgs attention;
+        WalkAttention attention;
+        NormArgs norm;
     };
 };
 struct WalkArgs {
@@ -76,6 +95,9 @@ DEVICE void leave_codes(uint8_t* to, float y) {
     uint32_t* const at = reinterpret_cast<uint32_t*>(to) + lane() / 4 + (lane() % 4 ? 8 : 0);
     if (lane() % 4 == 0 || (lane() % 4 == 1 && lane() < 16)) store_fresh(at, word == kNotYet ? 0x7fffffffu : word);
 }
+
+// What is done before a row is quantised, by `paired` of a step's first part: nothing; act(x) y, y being the second half of the row; act(x).
+enum Gating { AS_IT_IS, SPLIT, ALONE };
 
 // Quantised values of eight rows (walk_few.h): 256 columns are `kColumns` bytes. Codes lie as a lane of `mma` m16n8k32 wants them as its
 // second operand, [two blocks][lane][16 bytes], its two words of the first block and of the second; then (d, d * sum), [block][row].
@@ -196,15 +218,25 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch& fetch) {
     }
 }
 
+// The first key that a query sees.
+template <bool MORE>
+DEVICE int first_seen(const WalkStep& step, int slot) {
+    if constexpr (!MORE) return 0;
+    const int window = step.attention.mask.window, first = slot + 1 - window;
+    return window && first > 0 ? first : 0;
+}
+
 // The keys of a block of threads: 256 of some heads of one group, all of them items in turn. A page has `pieces` pieces of
-// keys, one or two, and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
+// keys, one, two or four, and as many of values. Heads, of queries and of keys, are counted through all rows. A row of padding has slot -1 and an
 // item without keys, as somebody waits for its result.
-template <bool MANY>
+template <bool MANY, bool MORE>
 struct Item {
     const int* slots;
-    int block, of, pieces, row, slot;  // 256 keys; which heads; whose
+    int block, of, pieces, row, slot;  // 256 keys, counted from the first block that the query sees; which heads; whose
+    int seen;                          // the first key that it sees
     DEVICE Item(const WalkStep& step, const int* slots) : slots(slots), block(0), of(block_of(step)), row(0), slot(*slots) {
         pieces = step.dim_shift <= 6 ? 1 : 1 << (step.dim_shift - 6);
+        seen = first_seen<MORE>(step, slot);
         find(step);
     }
     DEVICE void find(const WalkStep& step) {
@@ -218,50 +250,56 @@ struct Item {
 #pragma unroll 1
             while (of >= step.of_block) of -= step.of_block, block++;
             if (!more(step)) return;
-            row = kv(step) * step.per_row >> 16, slot = slots[row];
-            if (!block || block * kBlock <= slot) return;
+            row = kv(step) * step.per_row >> 16, slot = slots[row], seen = first_seen<MORE>(step, slot);
+            if (!block || begin() <= slot) return;
         }
     }
-    DEVICE bool more(const WalkStep& step) const { return MANY ? block < step.attention.max_blocks : block * kBlock <= slot; }
+    DEVICE int at() const { return MORE ? seen / kBlock + block : block; }  // of all blocks
+    DEVICE int begin() const { return at() * kBlock; }                      // its first key
+    DEVICE bool more(const WalkStep& step) const { return MANY ? block < step.attention.max_blocks : begin() <= slot; }
     DEVICE void next(const WalkStep& step) { of += grid_x(), find(step); }
     DEVICE int head(const WalkStep& step) const { return of * step.heads; }
     DEVICE int kv(const WalkStep& step) const { return head(step) * step.per_group >> 16; }
+    // Keys of the item that are not seen, and the first and the last page that is, and one.
+    DEVICE int low() const { return MORE && seen > begin() ? seen - begin() : 0; }
+    DEVICE int first() const { return low() / kPage; }
     DEVICE int used() const {
-        const int pages = (slot >> 5) + 1 - block * kPages;
+        const int pages = (slot >> 5) + 1 - at() * kPages;
         return pages < kPages ? pages : kPages;
     }
-    DEVICE const int32_t* pages(const AttentionArgs& t) const { return t.rows.pages + t.rows.tables[row] + block * kPages; }
+    DEVICE const int32_t* pages(const AttentionArgs& t) const { return t.rows.pages + t.rows.tables[row] + at() * kPages; }
     DEVICE uint8_t* cached(const AttentionArgs& t, bool values, int page, int kv) const {
         return head_of(t.cache, values ? t.values : t.keys, page, kv - row * t.keys.heads);
     }
 };
 
 // All keys of an item before its values, the first pieces of all pages before the second ones: as they are used.
-template <bool MANY>
+template <bool MANY, bool MORE>
 DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
     const AttentionArgs& t = step.attention;
 #pragma unroll 1
-    for (Item<MANY> item(step, slots); item.more(step); item.next(step)) {
-        const int kv = item.kv(step), used = item.used(), half = used * item.pieces;
+    for (Item<MANY, MORE> item(step, slots); item.more(step); item.next(step)) {
+        const int kv = item.kv(step), used = item.used() - item.first(), half = used * item.pieces;
         const int bytes = item.pieces == 1 ? 64 << step.dim_shift : 4096;
-        const int32_t* pages = item.pages(t);
+        const int32_t* pages = item.pages(t) + item.first();
 #pragma unroll 1
         for (int n = 0; n < 2 * half; n += kAtOnce) {
             const int left = 2 * half - n < kAtOnce ? 2 * half - n : kAtOnce, mine = n + (lane() < left ? lane() : 0);
             const bool values = mine >= half;
-            const int piece = values ? mine - half : mine, second = piece >= used ? 1 : 0;
-            fetch(item.cached(t, values, pages[piece - second * used], kv) + second * bytes, bytes, left);
+            const int piece = values ? mine - half : mine;
+            const int turn = MORE ? (piece >= used) + (piece >= 2 * used) + (piece >= 3 * used) : piece >= used;
+            fetch(item.cached(t, values, pages[piece - turn * used], kv) + turn * bytes, bytes, left);
         }
     }
 }
 
-template <class A, class B>
+template <class A, class B, bool MORE>
 DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch fetch) {
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
         fetch.ahead = a.steps[s].ahead;
         if (a.steps[s].kind == PRODUCT) fetch_weights<A, B>(a.steps[s], fetch);
-        else if (a.steps[s].kind == ATTEND) fetch_cache<false>(a.steps[s], &slot, fetch);
+        else if (a.steps[s].kind == ATTEND) fetch_cache<false, MORE>(a.steps[s], &slot, fetch);
     }
 }
 

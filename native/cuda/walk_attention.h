@@ -14,16 +14,56 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
     else leave_codes(codes + at / 32 * 48, y);
 }
 
-// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values, of 128 at most.
-constexpr int kPart = 2 + 128;
+// What 256 keys give a head: the largest score, the sum of exponentials, the sum of values.
+template <bool MORE>
+constexpr int kPart = 2 + (MORE ? 256 : 128);
+
+// A head of q, or the new key, normed and turned by a warp: `q` floats or `k` halves.
+template <int DIM>
+OUTLINED void take_normed(const WalkAttention& t, const float* x, const float* turn, bool fresh, float* work, float* q, uint16_t* k) {
+    constexpr int PAIRS = DIM > 64 ? DIM / 64 : 1;
+    const float* const weights = q ? t.q_norm : t.k_norm;
+    float y[PAIRS][2], w[PAIRS][2];
+    const bool mine = 2 * lane() < DIM;
+    const int at = mine ? 2 * lane() : 0;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++) w[i][0] = weights[at + 64 * i], w[i][1] = weights[at + 64 * i + 1];
+    Patience patience;
+    for (bool more = true; more; patience.lose()) {
+        more = false;
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) y[i][0] = load_fresh(x + at + 64 * i), y[i][1] = load_fresh(x + at + 64 * i + 1);
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) more |= fresh && (bits(y[i][0]) == kNotYet || bits(y[i][1]) == kNotYet);
+    }
+    sync_warp();
+    float s[2] = {};  // as sum_of_squares
+    if (mine)
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) s[0] = fma(y[i][0], y[i][0], s[0]), s[1] = fma(y[i][1], y[i][1], s[1]);
+#pragma unroll
+    for (int h = 16; h; h /= 2) s[0] = s[0] + shuffle_down(s[0], h), s[1] = s[1] + shuffle_down(s[1], h);
+    const float f = 1.0f / square_root(shuffle(s[0] + s[1], 0) * (1.0f / DIM) + t.eps);
+    if (mine)
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++) work[at + 64 * i] = (y[i][0] * f) * w[i][0], work[at + 64 * i + 1] = (y[i][1] * f) * w[i][1];
+    sync_warp();
+#pragma unroll 1
+    for (int d = lane(); d < DIM; d += 32) {
+        const float z = turned(work, turn, d, t.n_rot, t.neox);
+        if (q) q[d] = z * t.factor;
+        else k[d] = float_to_half(z);
+    }
+}
 
 // A block of threads takes 256 keys of H query heads of one group at a time, a warp a page of 32; a lane scores a key, and
-// weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it (attention.py).
-template <int DIM, int H, bool MANY>
+// weighs WIDE neighbouring elements of values. The cache is in halves and a query sees all keys before it, or the last ones (attention.py).
+template <int DIM, int H, bool MANY, bool MORE>
 DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* work) {
     OWN_THREAD(MANY);
-    constexpr int PIECES = DIM > 64 ? 2 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, WIDE = DIM > 64 ? 4 : 2, STEP = H == 1 ? 8 : 4;
-    const AttentionArgs& t = step.attention;
+    constexpr int PIECES = DIM > 64 ? DIM / 64 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, STEP = H == 1 ? 8 : 4;
+    constexpr int WIDE = DIM > 64 ? DIM / 32 : 2;
+    const WalkAttention& t = step.attention;
     const bool fresh = step.fresh & X_IS;
     const int warp = thread() / 32, max_blocks = t.max_blocks;
     float* const q = reinterpret_cast<float*>(work);                   // [H][DIM]
@@ -35,32 +75,42 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
     float* const parts = inverses + 4;                                 // [8 pages][H][DIM]
     int pieces = 0;
 #pragma unroll 1
-    for (Item<MANY> item(step, slots); item.more(step); item.next(step)) {
-        const int slot = item.slot, head = item.head(step), kv = item.kv(step), newest = slot - item.block * kBlock, used = item.used();
+    for (Item<MANY, MORE> item(step, slots); item.more(step); item.next(step)) {
+        const int slot = item.slot, head = item.head(step), kv = item.kv(step), newest = slot - item.begin();
+        // Keys that are not seen; pages: the first, the end, how many.
+        const int low = MORE ? item.low() : 0, first = MORE ? item.first() : 0, end = item.used(), used = MORE ? end - first : end;
         const float* const turn = t.turn + item.row * t.n_rot;
         const int mine = newest + 1 - warp * kPage;  // keys from the warp's first one on
-        const bool here = newest < kBlock && (!MANY || newest >= 0), busy = warp < used;
+        const bool here = newest < kBlock && (!MANY || newest >= 0), busy = (!MORE || warp >= first) && warp < end;
         Ring keys = ring, values = ring;
-        if (busy) keys.skip(pieces + warp), values.skip(pieces + used * PIECES + warp);
+        if (busy) keys.skip(pieces + warp - first), values.skip(pieces + used * PIECES + warp - first);
         else if (warp < kPages && lane() < H) tops[lane() * kPages + warp] = minus_infinity();
-        // Two elements a thread: of q, of the new key, of the new value.
+        // Two elements a thread: of q, of the new key, of the new value. Where heads are normed, a warp has one, and others the new value.
+        const bool normed = MORE && t.q_norm;
+        if (normed && warp < (here ? H + 1 : H)) {
+            const bool is_k = warp == H;
+            const float* const x = is_k ? t.k + kv * DIM : t.q + (head + warp) * DIM;
+            take_normed<DIM>(t, x, turn, fresh, scores + warp * DIM, is_k ? nullptr : q + warp * DIM, new_k);
+        }
 #pragma unroll 1
-        for (int i = thread(); i < (here ? H + 2 : H) * (DIM / 2); i += team()) {
+        for (int i = normed ? (H + 1) * (DIM / 2) + team() - 1 - thread() : thread(); i < (here ? H + 2 : H) * (DIM / 2); i += team()) {
             const int which = i / (DIM / 2), j = i % (DIM / 2), half = t.n_rot >> 1;
             const float* const x = which < H ? t.q + (head + which) * DIM : (which == H ? t.k : t.v) + kv * DIM;
             const bool turned = which <= H && j < half;
-            const int first = turned && t.neox ? j : 2 * j, second = turned && t.neox ? j + half : first + 1;
+            const int one = turned && t.neox ? j : 2 * j, two = turned && t.neox ? j + half : one + 1;
             float c = 1.0f, s = 0.0f;
             if (turned) c = turn[j], s = turn[half + j];
-            float y = load_fresh(x + first), z = load_fresh(x + second);
+            float y = load_fresh(x + one), z = load_fresh(x + two);
             Patience patience;
-            while (fresh && (bits(y) == kNotYet || bits(z) == kNotYet)) patience.lose(), y = load_fresh(x + first), z = load_fresh(x + second);
+            while (fresh && (bits(y) == kNotYet || bits(z) == kNotYet)) patience.lose(), y = load_fresh(x + one), z = load_fresh(x + two);
             if (turned) {
                 const float y2 = y * c - z * s;
                 z = y * s + z * c, y = y2;
             }
-            if (which < H) q[which * DIM + first] = y, q[which * DIM + second] = z;
-            else new_k[(which - H) * DIM + first] = float_to_half(y), new_k[(which - H) * DIM + second] = float_to_half(z);
+            if constexpr (MORE)
+                if (which < H) y = y * t.factor, z = z * t.factor;
+            if (which < H) q[which * DIM + one] = y, q[which * DIM + two] = z;
+            else new_k[(which - H) * DIM + one] = float_to_half(y), new_k[(which - H) * DIM + two] = float_to_half(z);
         }
         sync_team();
         float s[H] = {};
@@ -79,9 +129,12 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             }
             // The largest of the page, NaN left out; the lowest finite one where there is nothing else.
             const float scale = t.mask.scale;
-            const bool seen = lane() < mine;
+            const bool seen = lane() < mine && (!MORE || thread() >= low);
             bool odd = false;
             float top[H];
+            if (MORE && t.mask.cap != 0.0f)
+#pragma unroll
+                for (int h = 0; h < H; h++) s[h] = softcap(s[h], t.mask.cap);
 #pragma unroll
             for (int h = 0; h < H; h++) {
                 s[h] = s[h] * scale, odd |= s[h] != s[h];
@@ -106,7 +159,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
             for (int h = 0; h < H; h++) s[h] = exponential(s[h] - top_of(h));  // without a branch: all at the same time
 #pragma unroll
-            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine ? s[h] : 0.0f;
+            for (int h = 0; h < H; h++) mine_e[h * kBlock + lane()] = lane() < mine && (!MORE || thread() >= low) ? s[h] : 0.0f;
             sync_warp();
             // From the new one on it is the new value: what comes behind it has no weight.
             const int in_page = mine < kPage ? mine : kPage, new_here = here ? newest - warp * kPage : kPage;
@@ -114,7 +167,16 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             float sum[H][WIDE] = {};
 #pragma unroll 1
             for (int i = 0; i < PIECES; i++) {
-                const uint16_t* value = reinterpret_cast<const uint16_t*>(values.take()) + at;
+                const uint8_t* const piece = values.take();
+                const uint16_t* value = reinterpret_cast<const uint16_t*>(piece) + at;
+                // Values that are not seen may be no numbers: zeros in their place.
+                const int unseen = MORE ? (low - warp * kPage - i * ROWS) * (DIM / 8) : 0;
+                if (MORE && unseen > 0) {
+#pragma unroll 1
+                    for (int v = lane(); v < unseen && v < ROWS * (DIM / 8); v += 32) reinterpret_cast<uint4*>(const_cast<uint8_t*>(piece))[v] = {};
+                    copies_may_begin();
+                    sync_warp();
+                }
 #pragma unroll 1
                 for (int j = i * ROWS; j < (i + 1) * ROWS && j < in_page; j += STEP) {
                     float by[H][STEP];
@@ -128,12 +190,14 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 #pragma unroll
                     for (int k = 0; k < STEP; k++, value += DIM) {
                         const uint16_t* const of = j + k < new_here ? value : new_k + DIM + at;
-                        uint2 words = {};
-                        if constexpr (WIDE == 4) words = *reinterpret_cast<const uint2*>(of);
+                        uint2 words = {}, more = {};
+                        if constexpr (WIDE >= 4) words = *reinterpret_cast<const uint2*>(of);
                         else words.x = *reinterpret_cast<const uint32_t*>(of);
+                        if constexpr (WIDE == 8) more = *reinterpret_cast<const uint2*>(of + 4);
 #pragma unroll
                         for (int x = 0; x < WIDE; x++) {
-                            const float v = half_to_float(uint16_t((x < 2 ? words.x : words.y) >> 16 * (x % 2)));
+                            const uint2 four = x < 4 ? words : more;
+                            const float v = half_to_float(uint16_t((x % 4 < 2 ? four.x : four.y) >> 16 * (x % 2)));
 #pragma unroll
                             for (int h = 0; h < H; h++) sum[h][x] = fma(by[h][k], v, sum[h][x]);
                         }
@@ -153,13 +217,13 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
             const float m = top_of(h);
             float l = 0.0f;
 #pragma unroll 1
-            for (int j = lane(); j < used * kPage; j += kPage) l = l + (j <= newest ? exponential(scores[h * kBlock + j] - m) : 0.0f);
+            for (int j = lane(); j < end * kPage; j += kPage) l = l + ((!MORE || j >= low) && j <= newest ? exponential(scores[h * kBlock + j] - m) : 0.0f);
 #pragma unroll
             for (int x = 16; x; x /= 2) l = l + shuffle_xor(l, x);
             const float inverse = l > 0x1p-10f && l < 0x1p+10f ? divide_near(1.0f, l) : 1.0f / l;
             if (lane() == 0) {
                 inverses[h] = inverse;
-                float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart;
+                float* const to = t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart<MORE>;
                 if (max_blocks > 1) store_fresh(to, m), store_fresh(to + 1, l);
             }
         }
@@ -188,13 +252,13 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
                 for (int p = 0; p < kPages; p++) add(p);
             } else {
 #pragma unroll 1
-                for (int p = 0; p < used; p++) add(p);
+                for (int p = first; p < end; p++) add(p);
             }
 #pragma unroll
             for (int k = 0; k < EACH; k++) {
                 const int i = k * STEPS + thread(), h = i / DIM;
                 if (max_blocks == 1) leave_values<MANY>(step, item.row, head * DIM + i - lane(), acc[k] * inverses[h]);
-                else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart + 2 + i % DIM, acc[k]);
+                else store_fresh(t.partial + (int64_t(head + h) * max_blocks + item.block) * kPart<MORE> + 2 + i % DIM, acc[k]);
             }
         }
         pieces += 2 * used * PIECES;
@@ -204,7 +268,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
 
 // The blocks of 256 keys of a head, ascending; a lane an element. What they are weighed with, a lane computes for a block: of one
 // that is left out, what changes no sum.
-template <bool MANY>
+template <bool MANY, bool MORE>
 DEVICE void fold_step(const WalkStep& step, const int* slots) {
     const AttentionArgs& t = step.attention;
     const int dim = t.values.dim, of_head = step.dim_shift - 5, heads = MANY ? t.heads * t.n_tokens : t.heads;
@@ -212,20 +276,21 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
 #pragma unroll 1
     for (int task = thread() / 32 * grid_x() + block_x(); task < heads << of_head; task += team() / 32 * grid_x()) {
         const int head = task >> of_head, d = (task - (head << of_head)) * 32 + lane();
-        const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0, blocks = slots[row] / kBlock + 1;
-        const float* from = t.partial + int64_t(head) * t.max_blocks * kPart;
+        const int row = MANY ? (head * step.per_group >> 16) * step.per_row >> 16 : 0;
+        const int blocks = slots[row] / kBlock + 1 - (MORE ? first_seen<MORE>(step, slots[row]) / kBlock : 0);
+        const float* from = t.partial + int64_t(head) * t.max_blocks * kPart<MORE>;
         float m = minus_infinity(), l = -0.0f, acc = -0.0f;
 #pragma unroll 1
-        for (int left = blocks; left > 0; left -= some, from += some * kPart) {
+        for (int left = blocks; left > 0; left -= some, from += some * kPart<MORE>) {
             // Some blocks on their way together; what is behind the last one is not looked at.
-            const float *const mine = from + (lane() < left ? lane() : left - 1) * kPart, *const element = from + 2 + d;
+            const float *const mine = from + (lane() < left ? lane() : left - 1) * kPart<MORE>, *const element = from + 2 + d;
             float m2, l2, acc2[some] = {};
             Patience patience;
             for (bool more = true; more; patience.lose()) {
                 m2 = load_fresh(mine), l2 = load_fresh(mine + 1);
 #pragma unroll
                 for (int i = 0; i < some; i++)
-                    if (i < left) acc2[i] = load_fresh(element + i * kPart);
+                    if (i < left) acc2[i] = load_fresh(element + i * kPart<MORE>);
                 uint32_t largest = bits(m2) > bits(l2) ? bits(m2) : bits(l2);
 #pragma unroll
                 for (int i = 0; i < some; i++) largest = largest > bits(acc2[i]) ? largest : bits(acc2[i]);
@@ -257,16 +322,18 @@ DEVICE void fold_step(const WalkStep& step, const int* slots) {
     }
 }
 
-template <bool MANY>
+template <bool MANY, bool MORE>
 DEVICE int attend_step(const WalkStep& step, const int* slots, const Ring& ring, uint8_t* work) {
     const bool four = step.heads == 4;
+    if constexpr (MORE)
+        if (step.dim_shift == 8) return attend<256, 1, MANY, MORE>(step, slots, ring, work);
     if constexpr (MANY) {
-        if (step.heads == 2 && step.dim_shift == 6) return attend<64, 2, MANY>(step, slots, ring, work);
-        if (step.heads == 2 && step.dim_shift == 7) return attend<128, 2, MANY>(step, slots, ring, work);
+        if (step.heads == 2 && step.dim_shift == 6) return attend<64, 2, MANY, MORE>(step, slots, ring, work);
+        if (step.heads == 2 && step.dim_shift == 7) return attend<128, 2, MANY, MORE>(step, slots, ring, work);
     }
-    if (step.dim_shift == 5) return four ? attend<32, 4, MANY>(step, slots, ring, work) : attend<32, 1, MANY>(step, slots, ring, work);
-    if (step.dim_shift == 6) return four ? attend<64, 4, MANY>(step, slots, ring, work) : attend<64, 1, MANY>(step, slots, ring, work);
-    return four ? attend<128, 4, MANY>(step, slots, ring, work) : attend<128, 1, MANY>(step, slots, ring, work);
+    if (step.dim_shift == 5) return four ? attend<32, 4, MANY, MORE>(step, slots, ring, work) : attend<32, 1, MANY, MORE>(step, slots, ring, work);
+    if (step.dim_shift == 6) return four ? attend<64, 4, MANY, MORE>(step, slots, ring, work) : attend<64, 1, MANY, MORE>(step, slots, ring, work);
+    return four ? attend<128, 4, MANY, MORE>(step, slots, ring, work) : attend<128, 1, MANY, MORE>(step, slots, ring, work);
 }
 
 }  // namespace assay

@@ -25,7 +25,7 @@ struct Room {
     }
 };
 
-template <class A, class B>
+template <class A, class B, bool MORE>
 DEVICE void walk_few(const WalkArgs& a) {
     SHARED;
     constexpr int vectors = sizeof(WalkStep) / 16;
@@ -48,7 +48,7 @@ DEVICE void walk_few(const WalkArgs& a) {
             for (int s = 0; s < a.n_steps; s++) {
                 fetch.ahead = a.steps[s].ahead;
                 if (a.steps[s].kind == PRODUCT) fetch_parts<A, B>(a.steps[s], fetch);
-                else if (a.steps[s].kind == ATTEND) fetch_cache<true>(a.steps[s], at.slots, fetch);
+                else if (a.steps[s].kind == ATTEND) fetch_cache<true, MORE>(a.steps[s], at.slots, fetch);
             }
         } else {
 #pragma unroll 1
@@ -69,16 +69,17 @@ DEVICE void walk_few(const WalkArgs& a) {
         const WalkStep& step = at.steps[s % 2];
         int pieces = 0;
         if (step.kind == PRODUCT) pieces = multiply_rows_step<A, B>(step, at.ring, at.parts, at.work);
-        else if (step.kind == ATTEND) pieces = attend_step<true>(step, at.slots, at.ring, at.work);
-        else if (step.kind == FOLD) fold_step<true>(step, at.slots);
-        else quantise_rows_step(step, at.work);
+        else if (step.kind == ATTEND) pieces = attend_step<true, MORE>(step, at.slots, at.ring, at.work);
+        else if (step.kind == FOLD) fold_step<true, MORE>(step, at.slots);
+        else row_step_of<MORE>(step, at.work);
         at.ring.skip(pieces);
         slot = at.ring.slot, fill = at.ring.fill, parts = at.parts.count;
     }
 }
 
+#ifndef WALK_MORE  // another file has kernels of its own
 #define WALK_FEW(name, A, B) \
-    TOGETHER(walk_few_##name, WalkArgs, 448) { walk_few<Codes<A>, Codes<B>>(a); }
+    TOGETHER(walk_few_##name, WalkArgs, 448) { walk_few<Codes<A>, Codes<B>, false>(a); }
 WALK_FEW(q5_0, Q5_0, Q5_0)
 WALK_FEW(q5_1, Q5_1, Q5_1)
 WALK_FEW(q8_0, Q8_0, Q8_0)
@@ -92,5 +93,6 @@ WALK_FEW(q4_0_q6_k, Q4_0, Q6_K)
 WALK_FEW(q4_0_q8_0, Q4_0, Q8_0)
 WALK_FEW(q4_1_q6_k, Q4_1, Q6_K)
 WALK_FEW(q4_1_q8_0, Q4_1, Q8_0)
+#endif
 
 }  // namespace assay

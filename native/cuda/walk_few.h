@@ -45,8 +45,32 @@ DEVICE void leave_unit(uint8_t* to, int row, int unit, const float (&y)[8], int*
     if (lane() == 0) fetch_add(counted + unit, 1);
 }
 
+// The same of values that are gated first. They go round, so that the gate is there once.
+OUTLINED void leave_gated_unit(const WalkStep& step, int row, int unit, uint8_t* to, int* counted) {
+    const ProductArgs& p = step.product;
+    const int columns = p.columns, at = 256 * unit + 8 * lane(), act = p.parts[0].act;
+    const bool split = p.parts[0].paired == SPLIT;
+    const float* const x = p.x + int64_t(row) * (split ? 2 * columns : columns) + at;
+    uint4 v[2], u[2];
+    await_vectors(x, 16, step.fresh & X_IS, v, [&](int) { return at < columns; });
+    await_vectors(x + columns, 16, step.fresh & X_IS, u, [&](int) { return split && at < columns; });
+    sync_warp();
+    float y[8] = {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x), as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)};
+    float z[8] = {as_float(u[0].x), as_float(u[0].y), as_float(u[0].z), as_float(u[0].w), as_float(u[1].x), as_float(u[1].y), as_float(u[1].z), as_float(u[1].w)};
+#pragma unroll 1
+    for (int k = 0; k < 8; k++) {
+        float next = gate(act, y[0]);
+        if (split) next = next * z[0];
+#pragma unroll
+        for (int i = 0; i < 7; i++) y[i] = y[i + 1], z[i] = z[i + 1];
+        y[7] = next;
+    }
+    leave_unit(to, row, unit, y, counted);
+}
+
 // Rows quantised for all who multiply them. With a norm a block of threads has a row, adds up its squares, and shares its columns with
 // others that have the same row; without one a warp has 256 columns of a row.
+template <bool MORE>
 DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
     OWN_THREAD(true);
     const ProductArgs& p = step.product;
@@ -59,6 +83,11 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
 #pragma unroll 1
         for (int i = warp * grid_x() + me; i < units * rows; i += warps * grid_x()) {
             const int unit = i / rows, row = i - unit * rows, at = 256 * unit + 8 * lane();
+            if constexpr (MORE)
+                if (p.parts[0].paired != AS_IT_IS) {
+                    leave_gated_unit(step, row, unit, to, counted);
+                    continue;
+                }
             uint4 v[2];
             await_vectors(p.x + int64_t(row) * columns + at, 16, fresh, v, [&](int) { return at < columns; });
             sync_warp();
@@ -108,6 +137,13 @@ DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
             leave_unit(to, row, unit, y, counted);
         }
     }
+}
+
+template <bool MORE>
+DEVICE void row_step_of(const WalkStep& step, uint8_t* work) {
+    if constexpr (MORE)
+        if (step.kind == NORM) return norm_step<true>(step, work);
+    quantise_rows_step<MORE>(step, work);
 }
 
 // x into shared memory, as it lies. Nobody writes rows behind the last token; there must be numbers.

@@ -300,14 +300,87 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     return A::floats ? tiles * A::pieces : tiles << cut;
 }
 
-// A row that is too long for every block to quantise: 32 values a warp.
+DEVICE float4 as_floats(const uint4& v) { return {as_float(v.x), as_float(v.y), as_float(v.z), as_float(v.w)}; }
+DEVICE float4 sum_of(const float4& a, const float4& b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+
+// Norms that are no product's own: a block of threads leaves 256 columns of a row.
+template <bool MANY>
+OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
+    const NormArgs& a = step.norm;
+    float* const factor = reinterpret_cast<float*>(work);
+    float* const row = factor + 4;
+#pragma unroll 1
+    for (int task = block_of(step); task < a.tasks; task += grid_x()) {
+        const Norm& p = a.parts[a.n_parts > 1 && task >= a.parts[1].first];
+        const int local = task - p.first, unit = MANY ? local / a.tokens : local, columns = p.columns;
+        const int64_t begin = MANY ? int64_t(local - unit * a.tokens) * columns : 0;  // of the row
+        const int at = 256 * unit + thread();
+        const bool mine = thread() < 256 && at < columns, add = mine && p.residual;
+        const float w = mine ? p.w[at] : 0.0f, b = mine && p.b ? p.b[at] : -0.0f;
+        float residual = add ? load_fresh(p.residual + begin + at) : -0.0f;
+        const float* const x = p.x + begin;
+        sync_team();  // others still read the row before
+#pragma unroll 1
+        for (int i = thread(); 8 * i < columns; i += team()) {
+            Eight v;
+            v.ask(x + 8 * i);
+            v.await(x + 8 * i, step.fresh & X_IS);
+            float4* const to = reinterpret_cast<float4*>(row) + 2 * i;
+            to[0] = as_floats(v.a), to[1] = as_floats(v.b);
+            if (!p.more) continue;
+            v.ask(p.more + begin + 8 * i);
+            v.await(p.more + begin + 8 * i, step.fresh & X_IS);
+            to[0] = sum_of(to[0], as_floats(v.a)), to[1] = sum_of(to[1], as_floats(v.b));
+        }
+        sync_team();
+        if (mine && p.sum) store_fresh(p.sum + begin + at, row[at]);
+        if (p.centred) {
+            sync_team();
+            if (thread() < 32) {
+                float s = 0.0f, t = 0.0f;  // sum64
+#pragma unroll 4
+                for (int i = 2 * lane(); i < columns; i += 64) s = s + row[i], t = t + row[i + 1];
+#pragma unroll
+                for (int h = 16; h; h /= 2) s = s + shuffle_down(s, h), t = t + shuffle_down(t, h);
+                if (lane() == 0) factor[1] = (s + t) / float(columns);
+            }
+            sync_team();
+            const float mean = factor[1];
+#pragma unroll 1
+            for (int i = thread(); i < columns; i += team()) row[i] = row[i] - mean;
+            sync_team();
+        }
+        if (thread() < 32) leave_factor(sum_of_squares(row, columns), Divisor{float(columns)}, p.eps, factor);
+        sync_team();
+        if (add && bits(residual) == kNotYet) residual = await(p.residual + begin + at, step.fresh & RESIDUAL_IS);
+        if (mine)
+#pragma unroll 1
+            for (int copy = 0; copy < step.out_copies; copy++)
+                store_fresh(p.out + copy * (step.out_bytes / 4) + begin + at, (row[at] * *factor) * w + b + residual);
+    }
+}
+
+// A row that is too long for every block to quantise, or that is gated: 32 values a warp.
+template <bool MORE>
 DEVICE void quantise_step(const WalkStep& step) {
     const ProductArgs& p = step.product;
 #pragma unroll 1
     for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
         const int at = 32 * i + lane();
-        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? await(p.x + at, step.fresh & X_IS) : 0.0f);
+        const auto value = [&] {
+            float y = await(p.x + at, step.fresh & X_IS);
+            if (MORE && p.parts[0].paired != AS_IT_IS) y = gate(p.parts[0].act, y);
+            if (MORE && p.parts[0].paired == SPLIT) y = y * await(p.x + p.columns + at, step.fresh & X_IS);
+            return y;
+        };
+        leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? value() : 0.0f);
     }
+}
+template <bool MORE>
+DEVICE void row_step(const WalkStep& step, uint8_t* work) {
+    if constexpr (MORE)
+        if (step.kind == NORM) return norm_step<false>(step, work);
+    quantise_step<MORE>(step);
 }
 
 }  // namespace assay

@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,8 @@ TYPES = (*SCALES, "IQ1_M", "MXFP4", "Q8_K", "F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class Case:
-    """A model (a tiny llama, or the catalogue's example of `arch`), the engine's options, the graph's change, and how
-    many tokens are run."""
+    """A model (a tiny llama, or the catalogue's example of `arch`, of whose options are type, metadata and sizes), the
+    engine's options, the graph's change, and how many tokens are run."""
 
     options: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
@@ -169,14 +169,21 @@ def make(case: Case, path: Path) -> Model:
     if not case.arch:
         return load(open_file(tiny.make(path, **{"n_ctx": 1024, **case.options, "tensor": tensor})))
     row = ARCHITECTURES.get(case.arch) or VARIANTS[case.arch]
+    options = {"type": "Q8_0", "metadata": {}, **case.options}
+    type_name, more = options.pop("type"), options.pop("metadata")
+    row = replace(row, sizes=replace(row.sizes, **options))
     rng = np.random.default_rng(1)
 
     def kind(name: str, shape: tuple[int, ...]) -> str:
         plain = "norm" in name or not name.endswith(".weight") or shape[-1] % 32
-        return "F32" if plain else "Q8_0"
+        return "F32" if plain else type_name
 
     tensors = [tensor(name, shape, kind(name, shape), rng) for name, shape in tensor_shapes(row).items()]
-    write(path, {**metadata(row), "tokenizer.ggml.model": "no_vocab", "tokenizer.ggml.token_type_count": 2}, tensors)
+    write(
+        path,
+        {**metadata(row), **more, "tokenizer.ggml.model": "no_vocab", "tokenizer.ggml.token_type_count": 2},
+        tensors,
+    )
     return load(open_file(path))
 
 

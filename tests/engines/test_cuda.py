@@ -578,6 +578,85 @@ def test_a_walk_of_several_tokens(make: Make, name: str, type_name: str) -> None
     assert few and all(any(n.kernel.startswith("walk_few") for n in p.launches) for p in few) == gpu.together
 
 
+def one_walk(cuda: CudaEngine) -> bool:
+    """Whether every program of a token a sequence has one walk, and nothing within it."""
+    kernels = [[n.kernel.split("_")[0] for n in p.launches] for p in cuda._programs.values() if p.shape.one]
+    return bool(kernels) and all(names.count("walk") == 1 and not {"product", "attend"} & {*names} for names in kernels)
+
+
+_WIDTHS = ("n_embd_head", "n_embd_head_v")
+_OF_64 = {"n_vocab": 320, "n_embd": 256, "n_ff": 512, "n_head": 4, "n_head_kv": 2} | dict.fromkeys(_WIDTHS, 64)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", _OF_64),
+    "qwen3, heads of 32": ("qwen3", {**_OF_64, "n_head": 8, "n_head_kv": 1, **dict.fromkeys(_WIDTHS, 32)}),
+    "qwen3, heads of 128": ("qwen3", {**_OF_64, "n_head": 8, **dict.fromkeys(_WIDTHS, 128)}),
+    "gemma2": ("gemma2", {**_OF_64, "metadata": {"gemma2.attention.sliding_window": 40}}),
+    "gemma3": ("gemma3", {**_OF_64, "n_layer": 2, "metadata": {"gemma3.attention.sliding_window": 20}}),
+    "gemma3, heads of 256": (
+        "gemma3",
+        {**_OF_64, "n_layer": 1, "n_head": 2, "n_head_kv": 1, **dict.fromkeys(_WIDTHS, 256)},
+    ),
+    "olmo2": ("olmo2", {**_OF_64, "n_layer": 2, "n_embd": 320}),
+    "glm4": ("glm4", {**_OF_64, "n_rot": 32}),
+    "phi3": ("phi3", {**_OF_64, "n_ff": 544}),
+    "command-r": ("command-r", _OF_64),
+    "gpt2": ("gpt2", {**_OF_64, "n_head_kv": 4}),
+    "falcon": ("falcon", {**_OF_64, "n_head_kv": 1}),
+    "stablelm": ("stablelm", {**_OF_64, "n_rot": 16}),
+}
+
+
+@pytest.mark.parametrize("several", [False, True], ids=("a token", "several"))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_one_walk(tmp_path: Path, name: str, several: bool) -> None:
+    """Norms of heads, of whole rows, behind products and of a sum; windows, caps, factors; q, k and v of one matrix,
+    gates of halves of a row, activations alone; over the edge of a block of keys."""
+    arch, options = FAMILIES[name]
+    model, gpu = bits.make(bits.Case(options, arch=arch), tmp_path / "model.gguf"), device()
+    if not ON_GPU:
+        gpu.multiprocessors = 7
+    cuda, cpu = CudaEngine(model, n_pages=95, device=gpu), CpuEngine(model, threads=1, n_pages=95)
+    for slots in ([254, 294, 0, 31],) if several else ([255], [294]):
+        expected = streams(cpu, slots, 2, max(slots) + 4)
+        assert all(map(np.array_equal, streams(cuda, slots, 2, max(slots) + 4), expected))
+    assert one_walk(cuda) == gpu.together
+
+
+@pytest.mark.parametrize("window", [1, 40, 257, 300])
+@pytest.mark.parametrize("heads", [(8, 2, 256), (4, 2, 256), (4, 1, 512)], ids=("32", "64", "128"))
+def test_a_walk_with_a_window_and_a_cap(make: Make, heads: tuple[int, int, int], window: int) -> None:
+    """Sequences of which a window leaves some blocks of keys, or all."""
+    model = make(type="Q8_0", n_layer=1, n_ff=256, n_head=heads[0], n_head_kv=heads[1], n_embd=heads[2])
+    graph = model.graph.rewrite(_masked(window=window)).rewrite(MASKS["cap"]).check()
+    gpu = device()
+    if not ON_GPU:
+        gpu.multiprocessors = 7
+    cuda = CudaEngine(model, n_pages=95, graph=graph, device=gpu)
+    cpu = CpuEngine(model, threads=1, n_pages=95, graph=graph)
+    for slots in ([254, 570, 0, 31, 555], [511], [570]):
+        expected = streams(cpu, slots, 2, max(slots) + 4)
+        assert all(map(np.array_equal, streams(cuda, slots, 2, max(slots) + 4), expected))
+    assert one_walk(cuda) == gpu.together
+
+
+@pytest.mark.skipif(ON_GPU, reason="weather is the shim's")
+@pytest.mark.parametrize("weather", [1, 2, 3])
+def test_what_a_window_does_not_show_may_be_anything(make: Make, weather: int) -> None:
+    """Keys and values that nobody wrote, in a page of which some are seen."""
+    model = make(type="Q8_0", n_layer=1, n_ff=256, n_head=4, n_head_kv=2, n_embd=256)
+    graph = model.graph.rewrite(_masked(window=20)).check()
+    cpu = CpuEngine(model, threads=1, n_pages=40, graph=graph)
+    cuda = CudaEngine(model, n_pages=40, graph=graph, device=Shim(weather))
+    tables = pages(0, 580), pages(20, 580)
+    for engine in (cpu, cuda):
+        engine.forward([Chunk(IDS[:30], 530, table, "none") for table in tables])
+    for batch in ([0], [0, 1]):
+        chunks = [Chunk(IDS[40:41], 560, tables[i]) for i in batch]
+        for expected, found in zip(cpu.forward(chunks), cuda.forward(chunks), strict=True):
+            assert np.isfinite(found.logits).all() and np.array_equal(found.logits, expected.logits)
+    assert one_walk(cuda)
+
+
 def test_many_blocks_of_keys_are_folded(make: Make) -> None:
     """More than a warp looks at together. Their pages are a choice of those of 480 tokens, a wider one as blocks go
     on, so that larger scores come later."""

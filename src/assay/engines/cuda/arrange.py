@@ -33,6 +33,7 @@ class Part:
     act: int = 0
     kept: tuple[Value | None, ...] = (None, None)
     out: Value | None = None
+    first: int = 0  # value of the bias
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,10 @@ class AttentionSteps(Walks):
         kq, capped, softmax, kqv = group.kq, group.capped, group.softmax, group.kqv
         domain = self._domain(kqv.name)
         heads, _, v_dim = (int(n) if isinstance(n, int) else 0 for n in self.graph.shapes[kqv.name])
-        k_name, v_name = kq.inputs[1], kqv.inputs[1]
         k_pool, v_pool = self.layout.pool(group.keys), self.layout.pool(group.values, group.first, v_dim)
         for name in dict.fromkeys((group.keys, group.values)):
             self._fill(name)
-        folded = self.fused_attention.get(kqv.name, ())
+        folded = self.fused_attention.get(kqv.name)
         fields: dict[str, Any] = {
             "heads": heads,
             "mask": self._mask(softmax, capped),
@@ -41,29 +40,29 @@ class AttentionSteps(Walks):
             "n_tokens": self._rows(domain),
             "max_blocks": self.shape.blocks,
         }
-        q_node, turn = self.graph.by_name.get(kq.inputs[0]), None
-        q_name = kq.inputs[0]
-        if q_node and q_node.name in folded:
-            key = self._turn_key(q_node)
-            turn, q_name = self._turn(key, domain), q_node.inputs[0]
+        turn = None
+        if folded and folded.rope:
+            key = self._turn_key(folded.rope)
+            turn = self._turn(key, domain)
             fields |= {"n_rot": len(key[1]) // 4, "neox": int(key[0]), "turn_k": 1}
         halves = self.tensors.halves and tensor_room(k_pool, v_pool) is not None
-        q, out = self._get(q_name, domain), self._new_read(kqv.name, *HALVED) if halves else self._new(kqv.name)
+        q = self._get(folded.q if folded else kq.inputs[0], domain)
+        out = self._new_read(kqv.name, *HALVED) if halves else self._new(kqv.name)
         if domain == "tokens" and self.shape.one and not (self.keep & group.inner):
             k = v = None
-            if k_name in folded:
-                k_source = self.graph[k_name].inputs[0]
-                if turn:
-                    k_source = self.graph[k_source].inputs[0]
-                k, v = self._get(k_source, domain), self._get(self.graph[v_name].inputs[0], domain)
+            if folded:
+                k, v = self._get(folded.k, domain), self._get(folded.v, domain)
             if halves:
                 self._attend_tensor(q, k, v, turn, out, heads, k_pool, v_pool, fields)
                 return
-            usual = bool(k and v and turn) and self._is_usual(k_pool, v_pool, fields["mask"])
-            if k and v and turn and usual and self.walks and k_pool.dim in (32, 64, 128):
+            mask = fields["mask"]
+            usual = self._is_usual(k_pool, v_pool, mask)
+            if k and v and folded and usual and self.walks and k_pool.dim in (32, 64, 128, 256):
                 codes = self._read_as("q8", kqv.name)
-                self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields, codes)
+                self._walk_attention((q, k, v, turn, out), heads, k_pool, v_pool, fields, folded, codes)
                 return
+            self.fits &= not folded or (not folded.norms and folded.factor == 1.0)
+            usual &= not (mask.window or mask.cap)
             few = self.shape.tokens == 1 and heads * self.shape.blocks <= 2 * self._processors()
             if k and v and turn and usual and few:
                 stride = heads * v_dim
@@ -79,8 +78,8 @@ class AttentionSteps(Walks):
         self._attend_tile(q, out, heads, k_pool, v_pool, fields, domain, kept)
 
     def _is_usual(self, k_pool: Any, v_pool: Any, mask: Any) -> bool:
-        """Whether the kernels for the usual case of one sequence have all that this needs (attention_short.cu)."""
-        usual = not (self.shape.irregular or mask.sinks or mask.slopes or mask.window or mask.chunk or mask.cap)
+        """Whether walks have all that this needs, and without a window and a cap attention_short.cu, too."""
+        usual = not (self.shape.irregular or mask.sinks or mask.slopes or mask.chunk)
         alike = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and k_pool.dim == v_pool.dim == v_pool.columns
         shape = k_pool.dim % 32 == 0 and k_pool.dim <= 256 and not v_pool.keys and k_pool.heads == v_pool.heads
         return bool(usual and mask.causal and alike and shape)

@@ -6,13 +6,16 @@ before each run. So it is made once a shape, and the launches of a small step ar
 Beside the groups of engines/fuse.py, three things are folded where nobody else reads them:
 
     a norm before products            into the quantisation of their input
-    RoPE of q and k, cache writes     into attention, when every sequence has one token
+    RoPE of q and k, cache writes     into attention, when every sequence has one token; in a walk norms of heads
+                                      and a factor of q as well
     take the rows of the outputs      into nothing, when every row is one
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from assay.engines.batch import External
@@ -21,7 +24,7 @@ from assay.engines.cuda.attention import AttentionSteps
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.experts import ExpertSteps
 from assay.engines.cuda.layout import Tensors
-from assay.engines.cuda.program import MAP, Memory, Program, Value
+from assay.engines.cuda.program import ACTS, MAP, Folded, Memory, Program, Value, WalkNorm
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.cuda.walk import ROWS
 from assay.engines.fuse import Attention, Gated, Products, Single, fuse
@@ -59,17 +62,23 @@ class _Compiler(ExpertSteps, AttentionSteps):
         self.plan = fuse(self.graph, self.keep, self.tensors.format)
         self.fused_norms = self._norms()
         self.fused_attention = self._attentions() if self.shape.one else {}
-        skip = set(self.fused_norms.values()) | {n for names in self.fused_attention.values() for n in names}
+        skip = set(self.fused_norms.values()).union(*(f.names for f in self.fused_attention.values()))
+        if self.walks:
+            self.sliced, self.gatings = self._slices(), self._gated_codes()
+            skip |= {n.name for nodes in self.sliced.values() for n in nodes} | self.gatings.keys()
+            self.walk_norms = self._single_norms(skip)
+            skip |= {name for norms in self.walk_norms.values() for n in norms for name in n.folded}
         for name in self.graph.given:
             self._bring(name)
         if self.walks:  # tables come first, so that no walk ends for them
-            for names in self.fused_attention.values():
-                for node in (self.graph[n] for n in names if self.graph[n].op == "rope"):
-                    self._turn(self._turn_key(node), "tokens")
+            for rope in (f.rope for f in self.fused_attention.values() if f.rope):
+                self._turn(self._turn_key(rope), "tokens")
         for group in self.plan.groups:
             match group:
                 case Single(node):
-                    if node.name not in skip and self._wanted(node):
+                    if node.name in self.walk_norms:
+                        self._walk_norm(self.walk_norms[node.name])
+                    elif node.name not in skip and self._wanted(node):
                         self._emit(node)
                 case Products(products):
                     if self._wanted(products[0].linear):
@@ -132,29 +141,108 @@ class _Compiler(ExpertSteps, AttentionSteps):
                 found |= {firsts[name]: norm.name for name in readers}
         return found
 
-    def _attentions(self) -> dict[str, tuple[str, ...]]:
-        """For a kqv: the rope of q and k and the cache writes that attention does itself."""
+    def _attentions(self) -> dict[str, Folded]:
+        """For a kqv: what attention does itself."""
         found = {}
         for group in self.plan.groups:
             if not isinstance(group, Attention) or self.keep & group.inner:
                 continue
             k, v = self.graph[group.kq.inputs[1]], self.graph[group.kqv.inputs[1]]
             q, turned = (self.graph.by_name.get(n) for n in (group.kq.inputs[0], k.inputs[0]))
-            inner = {k.name, v.name}
             if not q or not turned or self.keep & {k.name, v.name} or k.op != "cache" or v.op != "cache":
                 continue
             if self._readers(k.name) != [group.kq.name] or self._readers(v.name) != [group.kqv.name]:
                 continue
-            ropes = [n for n in (q, turned) if n.op == "rope"]
-            from_start = not any(n.attr("offset") for n in ropes)
-            if len(ropes) == 2 and from_start and self._turn_key(q) == self._turn_key(turned):
-                if self._readers(q.name) != [group.kq.name] or self._readers(turned.name) != [k.name]:
+            folded = Folded(frozenset((k.name, v.name)), q.name, turned.name, v.inputs[0])
+            factor, rope = 1.0, q
+            if self.walks and q.op == "scale":
+                factor, rope = float(q.attr("factor")), self._before(q) or q
+            from_start = rope.op == turned.op == "rope" and not (rope.attr("offset") or turned.attr("offset"))
+            if from_start and self._turn_key(rope) == self._turn_key(turned):
+                names = {q.name, rope.name, turned.name}
+                readers = self._readers(q.name), self._readers(turned.name)
+                if self.keep & names or readers != ([group.kq.name], [k.name]):
                     continue
-                if {q.name, turned.name} & self.keep:
-                    continue
-                inner |= {q.name, turned.name}
-            found[group.kqv.name] = tuple(inner)
+                names |= folded.names
+                folded = Folded(frozenset(names), rope.inputs[0], turned.inputs[0], folded.v, rope, None, factor)
+                folded = self._head_norms(folded, turned)
+            found[group.kqv.name] = folded
         return found
+
+    def _before(self, node: Node) -> Node | None:
+        """What a node reads first, if nobody else does."""
+        found = self.graph.by_name.get(node.inputs[0])
+        return found if found and self._readers(found.name) == [node.name] else None
+
+    def _head_norms(self, folded: Folded, k_rope: Node) -> Folded:
+        """With norms of the heads of q and k, which a walk has, too."""
+        assert folded.rope
+        q, k = self._before(folded.rope), self._before(k_rope)
+        if not (self.walks and q and k and q.op == k.op == "rms_norm" and q.attr("eps") == k.attr("eps")):
+            return folded
+        for norm, rope in ((q, folded.rope), (k, k_rope)):
+            each = self._width(norm.name) // int(rope.attr("n_head"))
+            weights = [math.prod(int(n) for n in self.graph.weights[w]) for w in norm.weights]
+            if norm.attr("n_head") != rope.attr("n_head") or weights != [each]:
+                return folded
+        names = folded.names | {q.name, k.name}
+        return replace(folded, names=names, q=q.inputs[0], k=k.inputs[0], norms=(q, k))
+
+    def _single_norms(self, skip: set[str]) -> dict[str, list[WalkNorm]]:
+        """Norms that are a step of a walk; two that follow each other are one step."""
+        found: dict[str, list[WalkNorm]] = {}
+        last: list[WalkNorm] = []
+        before: Node | None = None  # an add that the norm reads next
+        for group in self.plan.groups:
+            node = group.node if isinstance(group, Single) else None
+            if node and node.name in skip | {n for norms in found.values() for w in norms for n in w.folded}:
+                continue
+            if not node or not self._is_walk_norm(node):
+                last, before = [], node if node and node.op == "add" and len(set(node.inputs)) == 2 else None
+                continue
+            norm = WalkNorm(node, before if before and before.name == node.inputs[0] else None, self._add_behind(node))
+            alone = len(norm.folded) == 1 and node.inputs[0] != (last[0].norm.name if last else "")
+            if alone and len(last) == 1 and len(last[0].folded) == 1:
+                last.append(norm)
+            else:
+                last = found[node.name] = [norm]
+            before = None
+        return found
+
+    def _slices(self) -> dict[str, list[Node]]:
+        """Of products that only slices read: these, if each begins with a group of the matrix's rows."""
+        found = {}
+        for p in (p for group in self.plan.groups if isinstance(group, Products) for p in group.products):
+            readers = [self.graph[n] for n in self._readers(p.last.name)]
+            group = self.tensors.matrix(p.linear.weights[0]).group
+            if not p.add and readers and all(
+                n.op == "slice" and not n.attr("n_head") and n.attr("start") % group == 0 for n in readers
+            ):  # fmt: skip
+                found[p.last.name] = readers
+        return found
+
+    def _gated_codes(self) -> dict[str, Node]:
+        """Activations and gates of halves of a row that only products with quantised weights read."""
+        nodes = [g.node for g in self.plan.groups if isinstance(g, Single) and g.node.op in ("act", "glu_split")]
+        return {
+            n.name: n
+            for n in nodes
+            if len(self.graph.shapes[n.name]) == 2 and self._readers(n.name) and self._read_as("q8", n.name)
+            and str(n.attr("act")) in ACTS
+        }  # fmt: skip
+
+    def _is_walk_norm(self, node: Node) -> bool:
+        if node.op not in ("rms_norm", "layer_norm") or node.attr("n_head") or not node.weights:
+            return False
+        return len(self.graph.shapes[node.name]) == 2 and self._width(node.name) % 8 == 0
+
+    def _add_behind(self, norm: Node) -> Node | None:
+        """The add that alone reads a norm, if its other operand is there before."""
+        readers, order = [self.graph[n] for n in self._readers(norm.name)], self.graph.order
+        if len(readers) != 1 or readers[0].op != "add" or len(set(readers[0].inputs)) != 2:
+            return None
+        there = all(order.get(name, -1) <= order[norm.name] for name in readers[0].inputs)
+        return readers[0] if there else None
 
     # -- single nodes --------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from assay.engines.cuda import structs
@@ -129,7 +130,13 @@ class ProductSteps(FewWalks):
         for p in group.products:
             residual = self._get(p.residual, domain) if p.residual else None
             bias = p.bias.weights[0] if p.bias else ""
-            parts.append(Part(self.tensors.matrix(p.linear.weights[0]), p.last.name, bias, residual))
+            matrix = self.tensors.matrix(p.linear.weights[0])
+            for n in self.sliced.get(p.last.name, ()):
+                start, rows = int(n.attr("start")), self._width(n.name)
+                view = replace(matrix, rows=rows, data=matrix.data + start // matrix.group * matrix.group_bytes)
+                parts.append(Part(view, n.name, bias, first=start))
+            if p.last.name not in self.sliced:
+                parts.append(Part(matrix, p.last.name, bias, residual=residual))
         self._multiply(first, domain, parts)
 
     def _gated(self, group: Gated) -> None:
@@ -172,11 +179,12 @@ class ProductSteps(FewWalks):
                 if not self._float_products(linear.inputs[0], norm, domain, parts[i : i + 4]):
                     self._few("", linear.inputs[0], norm, domain, parts[i : i + 4])
             return
-        node = self.graph[norm] if norm else None
-        x = self._get(node.inputs[0] if node else linear.inputs[0], domain)
+        node, gating = self.graph[norm] if norm else None, self.gatings.get(linear.inputs[0])
+        before = node or gating
+        x = self._get(before.inputs[0] if before else linear.inputs[0], domain)
         if self.walks:
             for _, chosen in by_kernel(parts):
-                self._few_product(x, node, chosen)
+                self._few_product(x, node, chosen, gating)
             return
         acts = self._prepare(x, rows, node, parts[0].matrix, room(rows))
         for i in range(0, len(parts), 4):
@@ -184,8 +192,9 @@ class ProductSteps(FewWalks):
 
     def _few(self, kernel: str, name: str, norm: str | None, domain: str, parts: Sequence[Part]) -> None:
         """One token; of floats, a few: a block of threads norms for itself."""
-        node = self.graph[norm] if norm else None
-        x = self._get(node.inputs[0] if node else name, domain)
+        node, gating = self.graph[norm] if norm else None, self.gatings.get(name)
+        before = node or gating
+        x = self._get(before.inputs[0] if before else name, domain)
         matrix, rows = parts[0].matrix, self._rows(domain)
         given = None if matrix.format.floats or self.walks else self._prepare(x, rows, node, matrix)
 
@@ -214,8 +223,9 @@ class ProductSteps(FewWalks):
                 return self._walk_product(args, parts, groups, x)
             return self._one(kernel, args, parts, groups, (1, 1))
 
-        if self.walks and not (node or matrix.format.floats or id(x) in self.as_codes) and matrix.columns >= LONG:
-            x = self._walk_codes(x, matrix)
+        long = not (node or matrix.format.floats or id(x) in self.as_codes) and matrix.columns >= LONG
+        if self.walks and (long or gating):
+            x = self._walk_codes(x, matrix, gating)
         if self.walks:
             # The second layout of a walk is the larger one.
             parts = sorted(parts, key=lambda p: p.matrix.format.tile_bytes)

@@ -51,6 +51,33 @@ class Value:
     copies: int = 1  # side by side, of a row that every block of threads reads
 
 
+@dataclass(frozen=True)
+class Folded:
+    """What attention does itself: cache writes, RoPE of q and k; in a walk also norms of their heads before that, and a
+    factor of q behind it."""
+
+    names: frozenset[str]
+    q: str  # what it reads
+    k: str
+    v: str
+    rope: Node | None = None
+    norms: tuple[Node, Node] | None = None  # of q, of k
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class WalkNorm:
+    """A norm that is a step of a walk, with the add of its input, and of its result."""
+
+    norm: Node
+    before: Node | None = None
+    behind: Node | None = None
+
+    @property
+    def folded(self) -> set[str]:
+        return {n.name for n in (self.norm, self.before, self.behind) if n}
+
+
 Quantised = tuple[Value, Value, Value]  # rows of int8, scales with sums, sums (activations.h, Acts)
 
 
@@ -125,7 +152,10 @@ class Steps:
     sorted_pairs: dict[tuple[int, ...], tuple[Value, Value]] = field(default_factory=dict)  # by choices, shape and tile
     turns: dict[tuple[Any, ...], Value] = field(default_factory=dict)
     fused_norms: dict[str, str] = field(default_factory=dict)
-    fused_attention: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    fused_attention: dict[str, Folded] = field(default_factory=dict)
+    walk_norms: dict[str, list[WalkNorm]] = field(default_factory=dict)  # a step each: walk.py
+    sliced: dict[str, list[Node]] = field(default_factory=dict)  # of a product in a walk: parts that it leaves apart
+    gatings: dict[str, Node] = field(default_factory=dict)  # nodes that who quantises them computes
 
     @property
     def table_at(self) -> dict[str, tuple[int, int]]:

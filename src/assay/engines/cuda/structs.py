@@ -74,8 +74,17 @@ AttentionArgs = _struct(
 TensorAttentionArgs = _struct("TensorAttentionArgs", ("of", AttentionArgs), *_all(_I32, "halved padding"))
 
 
+WalkAttention = _struct(
+    "WalkAttention", ("of", AttentionArgs), *_all(_POINTER, "q_norm k_norm"), *_all(_F32, "eps factor")
+)
+Norm = _struct(
+    "Norm", *_all(_POINTER, "x w b residual out more sum"), *_all(_I32, "columns first centred"), ("eps", _F32)
+)
+NormArgs = _struct("NormArgs", ("parts", Norm * 2), *_all(_I32, "n_parts tokens tasks padding"))
+
+
 class StepUnion(ctypes.Union):
-    _fields_ = (("product", ProductArgs), ("attention", AttentionArgs))
+    _fields_ = (("product", ProductArgs), ("attention", WalkAttention), ("norm", NormArgs))
 
 
 WalkStep = _struct(
@@ -158,6 +167,8 @@ WALKS: tuple[tuple[str, ...], ...] = (
     ("wide16_min",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"), ("q4_0", "q8_0"), ("q4_1", "q6_k"),
     ("q4_1", "q8_0"),
 )  # fmt: skip
+# Those that have a kernel with more, too (walk_more.cu).
+MORE_WALKS = (("f16",), ("bf16",), ("q8_0",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"))
 NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of several tokens
 # Of gemm_tensor.cu: the most threads of a tile. Those of up to 64 tokens have a kernel for each layout or pair of them.
 TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256, "tensor_64": 512, "tensor_32": 512}
@@ -174,6 +185,10 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "products": {f"product_one_{name}": (ProductArgs, 384) for name in _LAYOUTS},
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
     "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 448) for names in WALKS if names[0] not in NOT_FEW},
+    "walk_more": {f"walk_more_{'_'.join(names)}": (WalkArgs, 416) for names in MORE_WALKS},
+    "walk_few_more": {
+        f"walk_few_more_{'_'.join(names)}": (WalkArgs, 448) for names in MORE_WALKS if names[0] not in NOT_FEW
+    },
     "products_floats": {f"product_floats_{n}": (ProductArgs, 512) for n in (1, 2, 4)},
     "gemm_floats": dict.fromkeys(FLOAT_TILES, (ProductArgs, 256)),
     "gemm_few": {f"product_{name}": (ProductArgs, 256) for name in ("8", "16", "16_8", "16_16")},

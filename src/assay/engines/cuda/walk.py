@@ -13,10 +13,11 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.arrange import Part
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, Matrix
-from assay.engines.cuda.program import Steps, Value
+from assay.engines.cuda.program import ACTS, Folded, Steps, Value, WalkNorm
 from assay.engines.cuda.shapes import BLOCK
+from assay.graph import Node
 
-PRODUCT, _ATTEND, _FOLD, QUANTISE = range(4)
+PRODUCT, _ATTEND, _FOLD, QUANTISE, _NORM = range(5)
 X, RESIDUAL, _CODES, _BY_TWO, _CUT, COUNTED = 1, 2, 4, 8, 16, 32  # walk.h, How
 ANY: frozenset[str] = frozenset()  # a step that every kernel has
 WARPS = 12  # that compute; one more fetches, and of several tokens another one
@@ -24,7 +25,7 @@ ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, 
 _FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need, and
 _PARTS = 32  # of several tokens, for parts of x
 _AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
-_PART = 2 + 128  # floats that 256 keys give a head: walk_attention.h
+_PART = 2 + 256  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
 _FLOATS = 8 * 512  # bytes of a piece of floats
@@ -32,9 +33,10 @@ _FORMATS = {f.name: f for f in (*FORMATS.values(), WIDE, WIDE_MIN)}
 _MOST = 4  # walks of a program; with more there are launches instead, which begin early
 
 
-def _formats(layouts: frozenset[str]) -> list[Format]:
+def _formats(layouts: frozenset[str], more: bool = False) -> list[Format]:
     """Those of the kernel that has all these; none where there is no such kernel."""
-    return [_FORMATS[name] for name in next((names for names in structs.WALKS if layouts <= set(names)), ())]
+    kernels = structs.MORE_WALKS if more else structs.WALKS
+    return [_FORMATS[name] for name in next((names for names in kernels if layouts <= set(names)), ())]
 
 
 def _piece(form: Format) -> int:
@@ -65,6 +67,8 @@ class Walks(Steps):
     """Steps that can be those of a walk, and walks made of them."""
 
     runs: Sequence[_Run] = ()
+    fits = True  # whether walks have all that the graph needs, and shared memory room for it
+    more = False  # whether that is more than most need: walk.h
 
     def _few_whole(self, columns: int) -> bool:
         """Whether several rows of so many columns are taken at once, so that attention may leave them quantised."""
@@ -87,7 +91,7 @@ class Walks(Steps):
             array[i] = structs.Product(
                 p.matrix.struct(),
                 self._at(p.out),
-                self.tensors.vector(p.bias) if p.bias else 0,
+                self.tensors.vector(p.bias) + 4 * p.first if p.bias else 0,
                 self._at(p.residual),
                 gate_out,
                 up_out,
@@ -132,13 +136,27 @@ class Walks(Steps):
         return step
 
     def _walk_attention(
-        self, values: tuple[Value, ...], heads: int, k_pool: Any, v_pool: Any, fields: dict[str, Any], codes: bool
+        self,
+        values: tuple[Value, Value, Value, Value | None, Value],
+        heads: int,
+        k_pool: Any,
+        v_pool: Any,
+        fields: dict[str, Any],
+        folded: Folded,
+        codes: bool,
     ) -> None:
-        """Attention, then the fold of its blocks; `codes`: the result is wanted quantised and by nobody else."""
+        """Attention, then the fold of its blocks; values: q, k, v, turn, out; `codes`: the result is wanted quantised
+        and by nobody else."""
         dim, blocks, group = k_pool.dim, self.shape.blocks, heads // k_pool.heads
+        window = fields["mask"].window
+        if window:
+            blocks = min(blocks, (window + BLOCK - 2) // BLOCK + 1)
+            fields = {**fields, "max_blocks": blocks}
         all_heads = heads * self.shape.tokens
-        at_once = 4 if group % 4 == 0 and all_heads * blocks > self._processors() else 1
-        if self.shape.tokens > 1 and group % 2 == 0 and dim > 32 and all_heads * blocks <= 2 * self._processors():
+        self.more |= bool(folded.norms or folded.factor != 1.0 or window or fields["mask"].cap or dim == 256)
+        at_once = 4 if group % 4 == 0 and dim <= 128 and all_heads * blocks > self._processors() else 1
+        twos = self.shape.tokens > 1 and group % 2 == 0 and dim > 32
+        if twos and all_heads * blocks <= 2 * self._processors():
             at_once = min(at_once, 2)
         codes = codes and (self.shape.tokens == 1 or self._few_whole(heads * dim))
         if codes:
@@ -147,7 +165,11 @@ class Walks(Steps):
         partial = Value(4 * all_heads * blocks * _PART) if blocks > 1 else None
 
         def make(kind: int) -> Any:
-            args = self._attention_args((*values, partial), k_pool, v_pool, group, fields)
+            args = structs.WalkAttention(self._attention_args((*values, partial), k_pool, v_pool, group, fields))
+            args.factor = folded.factor
+            if folded.norms:
+                args.q_norm, args.k_norm = (self.tensors.vector(n.weights[0]) for n in folded.norms)
+                args.eps = float(folded.norms[0].attr("eps"))
             fresh = X * any(v.inside for v in values[:3]) + _CODES * codes
             of_heads = at_once, all_heads // at_once, dim.bit_length() - 1, -(-65536 // group)
             step = self._walk_step(kind, fresh, values[0], values[-1], structs.StepUnion(attention=args), *of_heads)
@@ -161,8 +183,49 @@ class Walks(Steps):
         if partial:
             self._step([*values, partial], lambda: make(_FOLD), ANY)
 
-    def _walk_codes(self, x: Value, matrix: Matrix) -> Value:
-        """A long row, quantised by a step of its own."""
+    def _walk_norm(self, norms: Sequence[WalkNorm]) -> None:
+        """One norm or two, of rows that are there at the same time."""
+        self.more = True
+        rows, parts, tasks = self.shape.tokens, [], 0
+        for n in norms:
+            names = n.before.inputs if n.before else n.norm.inputs
+            x, more = self._get(names[0], "tokens"), self._get(names[1], "tokens") if n.before else None
+            other = [name for name in n.behind.inputs if name != n.norm.name] if n.behind else []
+            residual = self._get(other[0], "tokens") if other else None
+            out, total = self._new((n.behind or n.norm).name), self._new(n.before.name) if n.before else None
+            parts.append((n.norm, (x, more, residual, total, out), self._width(n.norm.name), tasks))
+            tasks += rows * -(-self._width(n.norm.name) // UNIT)
+            if len(norms) == 1:
+                self.of_products.add(id(out))
+
+        def make() -> Any:
+            args = structs.NormArgs(n_parts=len(parts), tokens=rows, tasks=tasks)
+            fresh = 0
+            for i, (norm, values, width, first) in enumerate(parts):
+                x, more, residual, total, out = values
+                w, b = (*(self.tensors.vector(name) for name in norm.weights), 0)[:2]
+                args.parts[i] = structs.Norm(
+                    x=self._at(x), w=w, b=b, residual=self._at(residual), out=self._at(out), more=self._at(more),
+                    sum=self._at(total), columns=width, first=first, centred=norm.op == "layer_norm",
+                    eps=float(norm.attr("eps")),
+                )  # fmt: skip
+                fresh |= X * any(v and v.inside for v in (x, more)) | RESIDUAL * bool(residual and residual.inside)
+            x, *_, out = parts[0][1]
+            step = self._walk_step(_NORM, fresh, x, out, structs.StepUnion(norm=args))
+            step.first = tasks
+            return step
+
+        work = 16 + 4 * max(width for _, _, width, _ in parts)
+        self._step([v for _, values, *_ in parts for v in values], make, ANY, work)
+
+    def _gating(self, args: Any, gating: Node | None) -> None:
+        """What a step does before it quantises a row (walk.h, Gating)."""
+        if gating:
+            args.parts[0].paired, args.parts[0].act = 1 + (gating.op == "act"), ACTS[str(gating.attr("act"))]
+
+    def _walk_codes(self, x: Value, matrix: Matrix, gating: Node | None = None) -> Value:
+        """A row that is long or gated, quantised by a step of its own."""
+        self.more |= bool(gating)
         key = id(x), matrix.columns, -1, ""
         if key not in self.prepared:
             codes = Value(matrix.units * UNIT // 32 * 48)
@@ -170,6 +233,7 @@ class Walks(Steps):
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
+                self._gating(args, gating)
                 return self._walk_step(QUANTISE, X * bool(x.inside), x, codes, structs.StepUnion(product=args))
 
             self._step([x, codes], make, ANY)
@@ -185,12 +249,14 @@ class Walks(Steps):
         runs: list[_Run] = []
         for i, (layouts, work, piece) in enumerate(self.walked):
             last = runs[-1] if runs and runs[-1].end == i else None
-            if layouts is not None and last and _formats(last.layouts | layouts):
+            if layouts is not None and last and _formats(last.layouts | layouts, self.more):
                 last.layouts, last.end = last.layouts | layouts, i + 1
                 last.work, last.piece = max(last.work, work), max(last.piece, piece)
             elif layouts is not None:
                 runs.append(_Run(layouts, i, i + 1, work, piece, Value(0, 0, i)))
         self.runs = runs
+        if not all(_formats(run.layouts, self.more) for run in runs):
+            return False
         return 0 < len(runs) <= _MOST and all(self._keep_apart(run) and self._places(run)[0] for run in runs)
 
     def _keep_apart(self, run: _Run) -> bool:
@@ -247,7 +313,7 @@ class Walks(Steps):
 
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
-        (slots, room), formats = self._places(run), _formats(run.layouts)
+        (slots, room), formats = self._places(run), _formats(run.layouts, self.more)
         first = 0
         for step in steps:
             piece, turn = step.ahead, WARPS
@@ -269,7 +335,8 @@ class Walks(Steps):
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
         shared = slots * (room + 16) + self._fixed() + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
-        name = "_".join(("few",) * (self.shape.tokens > 1) + tuple(form.name for form in formats))
+        kind = ("few",) * (self.shape.tokens > 1) + ("more",) * self.more
+        name = "_".join(kind + tuple(form.name for form in formats))
         grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1 + (self.shape.tokens > 1))
         launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))

@@ -18,7 +18,6 @@ _ALL, _SOME = 24, (12, 8, 6, 4)  # most units of x in shared memory at a time; w
 class FewWalks(Walks):
     """Rows quantised for all blocks of threads, and products of them."""
 
-    fits = True  # whether shared memory has room for every product
     layouts: frozenset[str] = ANY  # of all products of the graph
 
     def _few_possible(self) -> bool:
@@ -27,9 +26,10 @@ class FewWalks(Walks):
         self.layouts = frozenset(names)
         return not self.tensors.halves and has_walk(self.layouts) and not names & {*structs.NOT_FEW}
 
-    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix, counted: bool) -> Value:
+    def _few_codes(self, x: Value, norm: Node | None, matrix: Matrix, counted: bool, gating: Node | None) -> Value:
         if id(x) in self.as_codes:
             return x
+        self.more |= bool(gating)
         key = id(x), matrix.columns, -1 - counted, norm.name if norm else ""
         if key not in self.prepared:
             codes, processors = Value(matrix.units * (UNIT * COLUMN + 4 * counted)), self._processors()
@@ -37,6 +37,7 @@ class FewWalks(Walks):
             def make() -> Any:
                 args = structs.ProductArgs(x=self._at(x), columns=matrix.columns, tokens=self.shape.tokens)
                 args.parts[0].out, args.parts[0].w = self._at(codes), matrix.struct()
+                self._gating(args, gating)
                 if norm:
                     args.norm, args.eps = self.tensors.vector(norm.weights[0]), float(norm.attr("eps"))
                 fresh = X * bool(x.inside) + COUNTED * counted
@@ -80,13 +81,13 @@ class FewWalks(Walks):
                 return units, groups, size
         return None
 
-    def _few_product(self, x: Value, norm: Node | None, parts: Sequence[Part]) -> None:
+    def _few_product(self, x: Value, norm: Node | None, parts: Sequence[Part], gating: Node | None) -> None:
         parts, matrix = sorted(parts, key=lambda p: p.matrix.format.tile_bytes), parts[0].matrix
         cut = self._few_cut(parts, self._walk_free(self.layouts))
         if cut is None:
             self.fits = False
             return
-        codes = self._few_codes(x, norm, matrix, cut[0] < matrix.units)
+        codes = self._few_codes(x, norm, matrix, cut[0] < matrix.units, gating)
 
         def make() -> Any:
             array, groups = self._part_structs(parts, lambda m: m.groups)
