@@ -26,7 +26,7 @@ KERNEL(clear, ClearArgs, 256) {
 }
 #endif
 
-template <class A, class B, bool MORE>
+template <class A, class B, bool MORE, bool TWO = false>
 DEVICE void walk(const WalkArgs& a) {
     SHARED;
     Ring ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
@@ -41,11 +41,11 @@ DEVICE void walk(const WalkArgs& a) {
         copy_group();
     };
     next_may_start();
-    if (thread() >= team()) make_ring(ring.here, a.slots);
+    if (thread() >= team() && (!TWO || thread() < team() + 32)) make_ring(ring.here, a.slots);
     sync_block();
     wait_for_previous();
     const int slot = *a.slot;
-    if (thread() >= team()) return fetch_all<A, B, MORE>(a, slot, Fetch{a, ring.places, ring.here, ring.gone});
+    if (thread() >= team()) return fetch_all<A, B, MORE>(a, slot, Fetch<TWO>{a, ring.places, ring.here, ring.gone, (thread() - team()) / 32});
     bring(0);
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
@@ -54,7 +54,7 @@ DEVICE void walk(const WalkArgs& a) {
         bring(s + 1);
         const WalkStep& step = steps[s % 2];
         int pieces = 0;
-        if (step.kind == PRODUCT) pieces = multiply_step<A, B>(step, ring, work);
+        if (step.kind == PRODUCT) pieces = multiply_step<A, B, TWO>(step, ring, work);
         else if (step.kind == ATTEND) pieces = attend_step<false, MORE>(step, &slot, ring, work);
         else if (step.kind == FOLD) fold_step<false, MORE>(step, &slot);
         else row_step<MORE>(step, work);

@@ -120,7 +120,7 @@ DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
     if (lane() < 2) store_fresh(scale_at(to, row, column) + lane(), lane() ? scale.d * float(all) : scale.d);
 }
 
-// The warps that compute; the next one fetches, and is the last one but in walk_few.cu.
+// The warps that compute; the next one fetches, and is the last one but in walk_few.cu and walk_two.cu.
 #ifndef TEAM
 #define TEAM (threads() - 32)
 #endif
@@ -154,14 +154,17 @@ struct Share {
 // become free, some lanes for a piece each, and not too far ahead: what has been asked for delays what is asked for later.
 // A piece of weights is a tile; in a step with tiles that are larger than a place, half a tile: its first `kCut` bytes, the chunks
 // of low bits, and the rest.
+// TWO: two warps ask, each for every other piece. `ahead` is odd then, so that either waits for pieces of the other one, and is never a turn
+// of the ring in front of it.
 constexpr int kAtOnce = 4, kCut = 8 * 512;
+template <bool TWO>
 struct Fetch {
     const WalkArgs& a;
     uint8_t* places;
     Arrival *here, *gone;
-    int ahead = 0, slot = 0, fill = 0;
+    int which = 0, ahead = 0, slot = 0, fill = 0, before = 0;
     DEVICE void operator()(const uint8_t* from, int bytes, int count) {  // of lanes 0 to count - 1, at most kAtOnce
-        const bool mine = lane() < count;
+        const bool mine = lane() < count && (!TWO || (before + lane()) % 2 == which);
         int at = slot + lane(), of = fill, late = at - ahead, late_of = fill;
         if (at >= a.slots) at -= a.slots, of++;
         if (late < 0) late += a.slots, late_of--;
@@ -173,14 +176,14 @@ struct Fetch {
         if (mine && late_of >= 0) piece_here(here + late, late_of & 1);
         sync_warp();  // a lane that looks late must not find the next turn
         if (mine) copy_by_lane(places + at * a.room, from, bytes, here + at);
-        slot += count;
+        slot += count, before += count;
         if (slot >= a.slots) slot -= a.slots, fill++;
     }
 };
 
 // Floats come in several pieces a tile: the first ones of all warps' tiles, the second ones, and so on.
-template <class A>
-DEVICE void fetch_floats(const WalkStep& walk_step, Fetch& fetch) {
+template <class A, bool TWO>
+DEVICE void fetch_floats(const WalkStep& walk_step, Fetch<TWO>& fetch) {
     const ProductArgs& p = walk_step.product;
     const Share my(walk_step);
     const int begin = my.begin * my.tiles, end = begin + my.groups * my.tiles, warps = team() / 32;
@@ -197,8 +200,8 @@ DEVICE void fetch_floats(const WalkStep& walk_step, Fetch& fetch) {
             }
 }
 
-template <class A, class B>
-DEVICE void fetch_weights(const WalkStep& walk_step, Fetch& fetch) {
+template <class A, class B, bool TWO>
+DEVICE void fetch_weights(const WalkStep& walk_step, Fetch<TWO>& fetch) {
     if constexpr (A::floats) return fetch_floats<A>(walk_step, fetch);
     const ProductArgs& p = walk_step.product;
     const Share my(walk_step);
@@ -274,8 +277,8 @@ struct Item {
 };
 
 // All keys of an item before its values, the first pieces of all pages before the second ones: as they are used.
-template <bool MANY, bool MORE>
-DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
+template <bool MANY, bool MORE, bool TWO>
+DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch<TWO>& fetch) {
     const AttentionArgs& t = step.attention;
 #pragma unroll 1
     for (Item<MANY, MORE> item(step, slots); item.more(step); item.next(step)) {
@@ -293,8 +296,8 @@ DEVICE void fetch_cache(const WalkStep& step, const int* slots, Fetch& fetch) {
     }
 }
 
-template <class A, class B, bool MORE>
-DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch fetch) {
+template <class A, class B, bool MORE, bool TWO>
+DEVICE void fetch_all(const WalkArgs& a, int slot, Fetch<TWO> fetch) {
 #pragma unroll 1
     for (int s = 0; s < a.n_steps; s++) {
         fetch.ahead = a.steps[s].ahead;

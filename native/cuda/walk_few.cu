@@ -43,7 +43,7 @@ DEVICE void walk_few(const WalkArgs& a) {
     sync_block();
     if (thread() >= team()) {
         if (fetches) {
-            Fetch fetch{a, at.ring.places, at.ring.here, at.ring.gone};
+            Fetch<false> fetch{a, at.ring.places, at.ring.here, at.ring.gone};
 #pragma unroll 1
             for (int s = 0; s < a.n_steps; s++) {
                 fetch.ahead = a.steps[s].ahead;

@@ -390,7 +390,7 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
 // ---- what is fetched --------------------------------------------------------------------------------------------------
 // Tiles in the order in which they are used: where x is taken in parts, those of a part of all groups, then the next.
 template <class A, class B>
-DEVICE void fetch_parts(const WalkStep& step, Fetch& fetch) {
+DEVICE void fetch_parts(const WalkStep& step, Fetch<false>& fetch) {
     const ProductArgs& p = step.product;
     const Matrix& w = p.parts[0].w;
     if (p.stages >= w.units) return fetch_weights<A, B>(step, fetch);

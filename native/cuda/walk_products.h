@@ -159,7 +159,7 @@ DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
     sync_team();
 }
 
-template <class A, class B>
+template <class A, class B, bool TWO>
 DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const ProductArgs& p = step.product;
     const Share my(step);
@@ -209,7 +209,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
         unit = whole < units ? whole : units - 1;
         to = whole < units ? sums + (((group - my.begin) << shift) + (at & ((1 << shift) - 1))) * wide + whole : nullptr;
         if constexpr (A::number != B::number) is_first = group < step.second;
-        piece = ring.take();
+        piece = ring.take(TWO && cut);
     };
     ring.skip(begin << cut);
     if (begin < tiles) next_tile();
@@ -256,7 +256,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
             if (cut) {
                 Ring then = ring;
                 then.skip(1);
-                rest = then.take() - kCut;
+                rest = then.take(TWO) - kCut;
             }
             float part;
             if (is_first) part = multiply<A>(piece, rest, q + unit * 256, ds + unit * 8, n + unit * 8);

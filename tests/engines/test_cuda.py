@@ -531,6 +531,24 @@ def test_walks_of_two_layouts(make: Make, name: str, multiprocessors: int) -> No
         assert walks == [wanted] * (not ON_GPU or gpu.together)
 
 
+@pytest.mark.parametrize(("name", "multiprocessors"), [("q is larger", 1), ("head of q6_k", 3), ("F16", 9)])
+def test_two_warps_fetch_what_the_ring_does_not_hold(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str, multiprocessors: int
+) -> None:
+    """As for a large model: rings that go round many times, and keys of more than one block of 256."""
+    monkeypatch.setattr("assay.engines.cuda.walk._LARGE", 0.0)
+    options = WALKS[name][1] if name in WALKS else {"type": name, **_of(4, 1, 512, 1536)}
+    model = make(tied=False, **options)
+    gpu = device()
+    if not ON_GPU:
+        gpu.multiprocessors = multiprocessors
+    cpu, cuda = CpuEngine(model, threads=1, n_pages=16), CudaEngine(model, n_pages=16, device=gpu)
+    for a, b in zip(streams(cpu, [254], 4, 300), streams(cuda, [254], 4, 300), strict=True):
+        np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+    [walk] = [n.kernel for p in cuda._programs.values() if p.shape.one for n in p.launches if "walk" in n.kernel][:1]
+    assert walk.startswith("walk_two_") or (ON_GPU and not gpu.together)
+
+
 def streams(engine: Any, slots: list[int], n: int, room: int) -> list[np.ndarray]:
     """`n` tokens of sequences that have so many before them, all of them in one step."""
     tables = [pages(i * -(-room // 32), room) for i in range(len(slots))]

@@ -167,8 +167,9 @@ WALKS: tuple[tuple[str, ...], ...] = (
     ("wide16_min",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"), ("q4_0", "q8_0"), ("q4_1", "q6_k"),
     ("q4_1", "q8_0"),
 )  # fmt: skip
-# Those that have a kernel with more, too (walk_more.cu).
+# Those that have a kernel with more, too (walk_more.cu), and one in which two warps fetch (walk_two.cu).
 MORE_WALKS = (("f16",), ("bf16",), ("q8_0",), ("q4_k", "q6_k"), ("q5_k", "q6_k"), ("q4_0", "q6_k"))
+TWO_WALKS = tuple(names for names in MORE_WALKS if names != ("q8_0",))
 NOT_FEW = ("f32", "f16", "bf16", "wide16_min")  # layouts that have no walk of several tokens
 # Of gemm_tensor.cu: the most threads of a tile. Those of up to 64 tokens have a kernel for each layout or pair of them.
 TENSOR_TILES = {"tensor_256": 256, "tensor_128": 256, "tensor_64": 512, "tensor_32": 512}
@@ -186,6 +187,7 @@ MODULES: dict[str, dict[str, tuple[type[ctypes.Structure], int]]] = {
     "walk": {"clear": (ClearArgs, 256)} | {f"walk_{'_'.join(names)}": (WalkArgs, 416) for names in WALKS},
     "walk_few": {f"walk_few_{'_'.join(names)}": (WalkArgs, 448) for names in WALKS if names[0] not in NOT_FEW},
     "walk_more": {f"walk_more_{'_'.join(names)}": (WalkArgs, 416) for names in MORE_WALKS},
+    "walk_two": {f"walk_two_{'_'.join(names)}": (WalkArgs, 448) for names in TWO_WALKS},
     "walk_few_more": {
         f"walk_few_more_{'_'.join(names)}": (WalkArgs, 448) for names in MORE_WALKS if names[0] not in NOT_FEW
     },

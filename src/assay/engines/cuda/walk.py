@@ -20,11 +20,13 @@ from assay.graph import Node
 PRODUCT, _ATTEND, _FOLD, QUANTISE, _NORM = range(5)
 X, RESIDUAL, _CODES, _BY_TWO, _CUT, COUNTED = 1, 2, 4, 8, 16, 32  # walk.h, How
 ANY: frozenset[str] = frozenset()  # a step that every kernel has
-WARPS = 12  # that compute; one more fetches, and of several tokens another one
+WARPS = 12  # that compute; one more fetches, and of several tokens there is another one
 ROWS, COLUMN = 8, 10  # most tokens of a walk, and bytes of a column of theirs, quantised
 _FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * ROWS  # shared memory beside pieces and what steps need, and
 _PARTS = 32  # of several tokens, for parts of x
-_AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time
+_AHEAD = 52 << 10  # bytes that a multiprocessor has asked for at a time, and
+_AHEAD_OF_TWO = 44 << 10  # where two warps ask
+_LARGE = 1.0  # pieces of a product, on average, by places of the ring, from which on they do
 _PART = 2 + 256  # floats that 256 keys give a head: walk_attention.h
 _COPIES = 2  # of what every block of threads reads
 LONG = 8192  # columns from which a row is quantised once, and not by every block of threads
@@ -311,10 +313,19 @@ class Walks(Steps):
         room, fewest = _least(layouts)
         return self.shared - 1024 - self._fixed() - fewest * (room + 16)
 
+    def _two_fetch(self, formats: Sequence[Format], steps: Sequence[Any], slots: int) -> bool:
+        """Whether two warps fetch: one token, and products of which the ring does not hold one."""
+        if self.more or self.shape.tokens > 1 or slots < 2 * WARPS + 12:
+            return False
+        products = [step.args.product for step in steps if step.kind == PRODUCT]
+        pieces = sum(p.groups * int(p.parts[0].w.group_bytes) for p in products) / _piece(formats[0])
+        large = pieces > _LARGE * slots * len(products) * self._processors()
+        return bool(large and tuple(form.name for form in formats) in structs.TWO_WALKS)
+
     def _walk(self, run: _Run) -> Launch:
         steps = [make() for _, make in self.steps[run.begin : run.end]]
         (slots, room), formats = self._places(run), _formats(run.layouts, self.more)
-        first = 0
+        two, first = self._two_fetch(formats, steps, slots), 0
         for step in steps:
             piece, turn = step.ahead, WARPS
             step.first, first = first, (first + step.first) % self._processors()  # so far: how many it has
@@ -328,15 +339,17 @@ class Walks(Steps):
                     step.fresh |= _CUT
                     piece, turn = piece // 2, 2 * WARPS
             # A warp knows its next piece by its turn: the one that has that place now must be there, or it looks twice.
-            most = slots - 4 if step.fresh & _CUT and self.shape.tokens > 1 else slots - turn - 4
+            most = slots - 4 if step.fresh & _CUT and (two or self.shape.tokens > 1) else slots - turn - 4
             step.ahead = max(4, min(most, _AHEAD // piece if piece else 0))
+            if two:  # what either has asked for is there when the other one has asked for `ahead` more, an odd number
+                step.ahead = min((most - 1) // 2, _AHEAD_OF_TWO // piece if piece else 5) - 1 | 1
         table = (structs.WalkStep * len(steps))(*steps)
         at = self.tensors.constant(np.frombuffer(bytes(table), np.uint8))
         args = structs.WalkArgs(at, self._table("slots"), len(steps), slots, room, self.shape.tokens)
         shared = slots * (room + 16) + self._fixed() + run.work
         used = {id(v): v for values, _ in self.steps[run.begin : run.end] for v in values if not v.inside}
-        kind = ("few",) * (self.shape.tokens > 1) + ("more",) * self.more
+        kind = ("few",) * (self.shape.tokens > 1) + ("more",) * self.more + ("two",) * two
         name = "_".join(kind + tuple(form.name for form in formats))
-        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1 + (self.shape.tokens > 1))
+        grid, threads = (self._processors(), 1, 1), 32 * (WARPS + 1 + (two or self.shape.tokens > 1))
         launch = Launch(f"walk_{name}", grid, threads, args, shared, together=True)
         return self._made(launch, list(used.values()))
