@@ -25,9 +25,10 @@ test-fast: $(VENV)/.test-installed
 # The cuda engine's tests on a real card, then its memory accesses and races under compute-sanitizer. Racecheck has kernels of its own,
 # whose orders it can follow: docs/gpu-measured.md.
 MEMCHECKED := every_type and (Q4_K or Q8_0) or variant and window or kept or usual_attention and walk or several_tokens and Q4_K or tensor_tile \
-    or expert_tile or (tile_of_halves or tile_of_floats) and F16 and not BF16
+    or expert_tile or (tile_of_halves or tile_of_floats) and F16 and not BF16 or two_warps or family and (qwen3 or gemma3 or phi3)
 RACECHECKED := every_type and (Q4_K or Q8_0) or variant and window or walk-four and not 128 or several_tokens and Q8_0 and (eight or parts) \
-    or tensor_tile and (tensor_128 or tensor_32 or turns_32 or turns_16) or expert_tile or (tile_of_halves or tile_of_floats) and F16 and not BF16
+    or tensor_tile and (tensor_128 or tensor_32 or turns_32 or turns_16) or expert_tile or (tile_of_halves or tile_of_floats) and F16 and not BF16 \
+    or two_warps or family and (gemma3 or phi3)
 test-gpu: $(VENV)/.test-installed
 	$(BIN)/pip install -q -e ".[cuda]" --no-build-isolation
 	ASSAY_TEST_GPU=1 $(BIN)/python -m pytest tests/engines/test_cuda.py tests/engines/test_cuda_experts.py tests/engines/test_cuda_serving.py -q
