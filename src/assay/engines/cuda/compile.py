@@ -193,14 +193,16 @@ class _Compiler(ExpertSteps, AttentionSteps):
         found: dict[str, list[WalkNorm]] = {}
         last: list[WalkNorm] = []
         before: Node | None = None  # an add that the norm reads next
+        done = set(skip)
         for group in self.plan.groups:
             node = group.node if isinstance(group, Single) else None
-            if node and node.name in skip | {n for norms in found.values() for w in norms for n in w.folded}:
+            if node and node.name in done:
                 continue
             if not node or not self._is_walk_norm(node):
                 last, before = [], node if node and node.op == "add" and len(set(node.inputs)) == 2 else None
                 continue
             norm = WalkNorm(node, before if before and before.name == node.inputs[0] else None, self._add_behind(node))
+            done |= norm.folded
             alone = len(norm.folded) == 1 and node.inputs[0] != (last[0].norm.name if last else "")
             if alone and len(last) == 1 and len(last[0].folded) == 1:
                 last.append(norm)
