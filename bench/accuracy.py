@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import Chunk, pages_for
+from assay.engines.contract import Chunk, pages_for
 from assay.engines.cpu import CpuEngine
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from assay.evaluate.budget import Sensitivity, choose, measurable, sensitivity
 from assay.evaluate.evaluation import Evaluation
-from assay.evaluate.sources import EngineSource
+from assay.evaluate.predictors import EngineSource
 from assay.gguf.mixes import MIXES, is_quantizable, layer_of
-from assay.gguf.quantize import Step, plan, quantize
+from assay.gguf.requantize import Step, plan, quantize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.quantize import Work, arguments, by_assay, ratio, timed, work

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import codecs, open_file
 from assay.models import Model, load
 from assay.runtime import hub

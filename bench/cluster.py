@@ -42,10 +42,10 @@ from tests.tiny import make  # noqa: E402
 
 from assay.cluster.entry import Cluster  # noqa: E402
 from assay.cluster.fleet import Bounds, Fleet  # noqa: E402
+from assay.cluster.launchers import Here  # noqa: E402
 from assay.cluster.link import Link, Stream  # noqa: E402
-from assay.cluster.places import Here  # noqa: E402
 from assay.cluster.split import SplitEngine  # noqa: E402
-from assay.engines.base import PAGE, Chunk, pages_for  # noqa: E402
+from assay.engines.contract import PAGE, Chunk, pages_for  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime.generate import Generator  # noqa: E402

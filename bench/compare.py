@@ -79,7 +79,7 @@ ASSAY = (
     COMMON
     + """
 import numpy as np
-from assay.engines.base import PAGE, Chunk  # names that earlier versions have too
+from assay.engines.contract import PAGE, Chunk  # names that earlier versions have too
 from assay.engines.cpu import CpuEngine
 from assay.gguf import open_file
 from assay.models import load as load_model

@@ -23,7 +23,7 @@ from tests import planting  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime import hub  # noqa: E402
-from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose_dump import diagnose  # noqa: E402
 
 CASES = ("full:rope-type", "layers:rope-type", "last:rope-type", "last:rope-base", "layers::q8", "last::q8")
 

@@ -35,10 +35,10 @@ from tests.planting import grade  # noqa: E402
 from tests.second_families import Family  # noqa: E402
 
 from assay.engines.reference import interpret  # noqa: E402
-from assay.engines.weights import Weights  # noqa: E402
+from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose_dump import diagnose  # noqa: E402
 from assay.verify.dumps.load import load_dump  # noqa: E402
 from assay.verify.dumps.observation import inputs_of, token_axis  # noqa: E402
 from assay.verify.faults import FAULTS, Context, Variant, planted  # noqa: E402

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.base import PAGE, Chunk, pages_for
+from assay.engines.contract import PAGE, Chunk, pages_for
 from assay.engines.cuda import CudaEngine
 from assay.engines.cuda.device import Launch
 from assay.gguf import open_file

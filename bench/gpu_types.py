@@ -19,7 +19,7 @@ from typing import Any
 from gpu import decode, prefill
 from make_model import make
 
-from assay.engines.base import PAGE, pages_for
+from assay.engines.contract import PAGE, pages_for
 from assay.engines.cuda import CudaEngine
 from assay.errors import AssayError
 from assay.gguf import open_file

@@ -26,7 +26,7 @@ from assay.cli.spread import bar  # noqa: E402
 from assay.cluster.crew import crew  # noqa: E402
 from assay.cluster.fingerprint import file_digest  # noqa: E402
 from assay.cluster.sweep import Task, folder, sweep  # noqa: E402
-from assay.engines.weights import Weights  # noqa: E402
+from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
 

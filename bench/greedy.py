@@ -31,12 +31,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import assay
-from assay.engines.base import Chunk, pages_for
+from assay.engines.contract import Chunk, pages_for
 from assay.engines.reference import ReferenceEngine
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.gguf.mixes import mix_by_name
-from assay.gguf.quantize import quantize
+from assay.gguf.requantize import quantize
 from assay.models import load
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.rounding import hooks, roundings

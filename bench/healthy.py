@@ -31,10 +31,10 @@ import numpy as np  # noqa: E402
 from tests import planting, tiny  # noqa: E402
 from tests.synthetic import make_kquant  # noqa: E402
 
-from assay.engines.weights import Weights  # noqa: E402
+from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose_dump import diagnose  # noqa: E402
 
 ARITHMETICS = {
     "f32": "float32", "f16": "float16", "bf16": "bfloat16", "q8": "Q8 activations", "kv16": "f16 cache",

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.evaluate.imatrix import collect
+from assay.evaluate.importance_sums import collect
 from assay.evaluate.pieces import Piece
 from assay.gguf.importance import Entry, Importance
 

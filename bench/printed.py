@@ -29,10 +29,10 @@ import grading  # noqa: E402
 import numpy as np  # noqa: E402
 from tests import planting  # noqa: E402
 
-from assay.engines.weights import Weights  # noqa: E402
+from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose_dump import diagnose  # noqa: E402
 from assay.verify.dumps.load import load_dump  # noqa: E402
 
 FORMATS = {

@@ -26,14 +26,14 @@ import numpy as np
 
 from assay.engines.cpu import CpuEngine
 from assay.evaluate.evaluation import Evaluation, Mean
-from assay.evaluate.imatrix import collect
+from assay.evaluate.importance_sums import collect
 from assay.evaluate.pieces import Piece, Scores, cut
+from assay.evaluate.predictors import EngineSource, Rows
 from assay.evaluate.score import score
-from assay.evaluate.sources import EngineSource, Rows
 from assay.gguf import open_file
 from assay.gguf.importance import Importance, read, write
 from assay.gguf.mixes import mix_by_name
-from assay.gguf.quantize import quantize
+from assay.gguf.requantize import quantize
 from assay.runtime.opening import Opened, Options
 
 

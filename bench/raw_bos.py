@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--witness", default=sys.executable)
     args = parser.parse_args()
 
-    from assay.engines.base import Chunk
+    from assay.engines.contract import Chunk
     from assay.engines.reference import ReferenceEngine
     from assay.gguf import open_file
     from assay.models import load

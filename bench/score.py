@@ -29,10 +29,10 @@ import small_faults  # noqa: E402
 from tests import planting  # noqa: E402
 from tests.synthetic import make_kquant  # noqa: E402
 
-from assay.engines.weights import Weights  # noqa: E402
+from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import CHOSEN, diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose_dump import CHOSEN, diagnose  # noqa: E402
 from assay.verify.faults import FAULTS  # noqa: E402
 
 GOALS = {

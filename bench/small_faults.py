@@ -30,10 +30,10 @@ import numpy as np  # noqa: E402
 from tests import planting, tiny  # noqa: E402
 from tests.synthetic import make_kquant  # noqa: E402
 
-from assay.engines.weights import Weights  # noqa: E402
+from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
-from assay.verify.diagnosis.diagnose import BENEATH, diagnose  # noqa: E402
+from assay.verify.diagnosis.diagnose_dump import BENEATH, diagnose  # noqa: E402
 
 _SMALL = """
 rope-freq-factors rope-base rope-base/odd rope-linear rope-yarn-factor eps-value eps-place norm-weight-half

@@ -23,8 +23,8 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.gguf.writer import Tensor, write
 from assay.models import load
-from assay.models.report import describe
-from assay.runtime import hf, ollama
+from assay.models.file_report import describe
+from assay.runtime import hf, ollama_store
 from assay.system.files import write as write_file
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.dumps.load import load_dump, read_dump
@@ -162,7 +162,7 @@ def readers(folder: Path) -> dict[str, Reader]:
     ]
     try:
         from assay.runtime.grammar import Grammars
-        from assay.serve.errors import ApiError
+        from assay.serve.api_errors import ApiError
         from assay.serve.http.body import parse
     except ImportError:
         return {reader.name: reader for reader in made}
@@ -236,7 +236,7 @@ def _read_gguf(seeds: Seeds, raw: bytes) -> None:
         model = load(file)
         if model.hparams.n_vocab > 8 and sum(t.nbytes for t in file.tensors.values()) < 1 << 20:
             from assay import engines
-            from assay.engines.base import Chunk
+            from assay.engines.contract import Chunk
 
             with np.errstate(all="ignore"):
                 engine = engines.create("cpu", model, n_pages=1, threads=1)
@@ -384,7 +384,7 @@ def _read_listing(seeds: Seeds, item: tuple[list[str], str, bytes]) -> None:
     path = seeds.folder / "ollama" / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, manifest)
-    ollama.find("ollama:m")
+    ollama_store.find("ollama:m")
     if refused is not None:
         raise refused
 

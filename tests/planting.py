@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump

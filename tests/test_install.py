@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from assay import __version__
 from assay.system import extras
+from assay.version import __version__
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

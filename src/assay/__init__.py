@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from assay.version import __version__ as __version__
+
 TYPE_CHECKING = False  # a checker takes it for true; `typing` itself takes longer to import than all the rest
-__version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
     from assay.errors import AssayError as AssayError
-    from assay.library.evaluation import Judgement as Judgement
-    from assay.library.model import LanguageModel as LanguageModel
-    from assay.library.model import load as load
-    from assay.library.trace import Trace as Trace
-    from assay.library.two_files import TwoFiles as TwoFiles
+    from assay.library.file_pair import TwoFiles as TwoFiles
+    from assay.library.judgement import Judgement as Judgement
+    from assay.library.language_model import LanguageModel as LanguageModel
+    from assay.library.language_model import load as load
+    from assay.library.trace_view import Trace as Trace
     from assay.library.verdicts import Finding as Finding
     from assay.library.verdicts import check as check
     from assay.library.verdicts import diagnose as diagnose
@@ -39,16 +40,16 @@ _HOMES = {
     "Event": "assay.runtime.generate",
     "Finding": "assay.library.verdicts",
     "Generation": "assay.runtime.generate",
-    "Judgement": "assay.library.evaluation",
-    "LanguageModel": "assay.library.model",
+    "Judgement": "assay.library.judgement",
+    "LanguageModel": "assay.library.language_model",
     "Result": "assay.runtime.generate",
     "SamplerParams": "assay.runtime.params",
-    "Trace": "assay.library.trace",
-    "TwoFiles": "assay.library.two_files",
+    "Trace": "assay.library.trace_view",
+    "TwoFiles": "assay.library.file_pair",
     "check": "assay.library.verdicts",
     "diagnose": "assay.library.verdicts",
     "diff": "assay.library.verdicts",
-    "load": "assay.library.model",
+    "load": "assay.library.language_model",
     "load_dump": "assay.library.verdicts",
 }
 

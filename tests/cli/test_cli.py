@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from assay import __version__
 from assay.cli import VERBS, main, overview, parse, verb_parser, verbs
+from assay.version import __version__
 from tests import tiny
 from tests.cli.conftest import Assay, environment
 

@@ -15,7 +15,7 @@ from assay.cli.common import plain
 from assay.errors import AssayError
 from assay.gguf import Tensor, by_name, codecs, open_file, write
 from assay.gguf.checks import SCALES, bad_blocks
-from assay.models.report import describe
+from assay.models.file_report import describe
 from tests.tiny import make
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from assay.runtime.catalogue import CATALOGUE
+from assay.runtime.registry_models import CATALOGUE
 from tests.cli.conftest import Assay
 
 

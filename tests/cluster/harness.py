@@ -22,7 +22,7 @@ from assay.cluster.link import Stream
 from assay.runtime.opening import Options
 from assay.serve import app
 from assay.serve.api.state import State
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Entry, Models

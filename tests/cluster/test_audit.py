@@ -14,7 +14,7 @@ pytest.importorskip("llguidance")
 
 from assay.cluster.entry import Cluster
 from assay.cluster.fleet import Bounds
-from assay.cluster.places import Here
+from assay.cluster.launchers import Here
 from assay.gguf import open_file
 from assay.graph import Graph
 from assay.models import load

@@ -17,10 +17,10 @@ pytest.importorskip("httpx")
 
 from assay.cluster.entry import Cluster
 from assay.cluster.fleet import MOVES, Bounds, Fleet
+from assay.cluster.launchers import Here
 from assay.cluster.link import SILENT, Stream
-from assay.cluster.places import Here
-from assay.runtime.errors import EngineFailed
 from assay.runtime.sequence import Job, Update
+from assay.runtime.sequence_errors import EngineFailed
 from tests.cluster.harness import Threads, client_of, events, fleet_of, kill_after, plain
 from tests.serve.conftest import TOOL_TEMPLATE
 from tests.tiny import make

@@ -18,11 +18,11 @@ from assay.cluster.affinity import Known, cost
 from assay.cluster.entry import Cluster
 from assay.cluster.fleet import Bounds
 from assay.cluster.link import Link, Stream
-from assay.engines.base import PAGE
+from assay.engines.contract import PAGE
 from assay.errors import AssayError
-from assay.runtime.errors import DeadlinePassed, QueueFull
 from assay.runtime.pages import Pages, page_names
 from assay.runtime.sequence import Job, Update
+from assay.runtime.sequence_errors import DeadlinePassed, QueueFull
 from tests.cluster.harness import Threads, client_of, events, fleet_of
 from tests.serve.conftest import TOOL_TEMPLATE
 from tests.tiny import make

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from assay.cluster import jobs
 from assay.cluster.frames import TYPES, Broken, Channel, Message, accept, connect, pack, unpack
-from assay.runtime.errors import DeadlinePassed, EngineFailed
 from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Job, Update
+from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed
 
 json = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | st.text(max_size=8),

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.cluster.places import Here
+from assay.cluster.launchers import Here
 from assay.cluster.split import SplitEngine, _balanced, cuts, pieces
-from assay.engines.base import CacheLost, Chunk, pages_for
+from assay.engines.contract import CacheLost, Chunk, pages_for
 from assay.errors import AssayError
 from assay.runtime.generate import Generator
 from assay.runtime.opening import Opened, Options, open_model

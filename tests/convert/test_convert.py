@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from assay.cli import main
 from assay.convert.architectures import ARCHITECTURES
-from assay.convert.convert import convert
+from assay.convert.conversion import convert
 from assay.convert.vocabulary import read_pieces
-from assay.engines.base import Chunk, pages_for
+from assay.engines.contract import Chunk, pages_for
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from assay import _native
-from assay.engines.base import PAGE, Chunk
+from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import KV_TYPES, CpuEngine
 from assay.gguf import open_file
 from assay.gguf.codecs import decode

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE
+from assay.engines.contract import PAGE
 from assay.engines.cuda import sources
 from assay.engines.cuda.device import Device, Driver
 from assay.engines.cuda.shim import Shim

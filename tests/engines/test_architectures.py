@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE, Array, Chunk, Output, pages_for
+from assay.engines.contract import PAGE, Array, Chunk, Output, pages_for
 from assay.engines.cpu import CpuEngine
-from assay.engines.fuse import Single, fuse
+from assay.engines.plan.fuse import Single, fuse
 from assay.engines.reference import ReferenceEngine, evaluate
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.graph import Graph, GraphError
 from assay.models import Model, load

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.engines.base import PAGE, Chunk, pages_for
-from assay.engines.batch import External, Results, Step, steps, whole
+from assay.engines.contract import PAGE, Chunk, pages_for
+from assay.engines.plan.batching import External, Results, Step, steps, whole
 from assay.graph import Graph, Node
 
 

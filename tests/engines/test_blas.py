@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.engines import blas
+from assay.engines.reference import blas
 from assay.gguf import open_file
 from assay.models import load
 from tests import tiny

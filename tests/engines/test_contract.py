@@ -7,9 +7,9 @@ import pytest
 
 from assay import _native
 from assay.engines import ENGINES, create
-from assay.engines.base import PAGE, Array, Chunk, PagedEngine, pages_for
-from assay.engines.batch import in_turns
-from assay.engines.cache import KV_TYPES, page_bytes
+from assay.engines.contract import PAGE, Array, Chunk, PagedEngine, pages_for
+from assay.engines.plan.batching import in_turns
+from assay.engines.plan.cache import KV_TYPES, page_bytes
 from assay.gguf import open_file
 from assay.models import Model, load
 from tests import tiny
@@ -41,7 +41,7 @@ def test_handed_over_is_what_is_kept(engine: PagedEngine, monkeypatch: pytest.Mo
     """With little memory: many runs of the same step, each node once, in the order of the graph, same bits."""
     keep = [n.name for n in engine.graph]
     collected = engine.forward(CHUNKS, keep)
-    monkeypatch.setattr("assay.engines.batch.MEMORY", 100_000)
+    monkeypatch.setattr("assay.engines.plan.batching.MEMORY", 100_000)
     assert len(list(in_turns(engine.graph, keep, CHUNKS))) > 3
     seen: list[tuple[int, str, Array]] = []
     left = engine.forward(CHUNKS, keep[::-1], lambda i, name, value: seen.append((i, name, value)))

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from assay import _native
-from assay.engines.base import PAGE, Chunk
+from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.reference import ReferenceEngine, evaluate
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.graph import Graph, Node

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE, Chunk
+from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.reference import ReferenceEngine
 from assay.gguf import open_file

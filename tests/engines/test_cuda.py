@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine, arrange, layout, products, sources, structs
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group

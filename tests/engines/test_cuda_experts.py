@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine, experts, structs
 from assay.engines.cuda.device import Launch

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.engines.base import BEST, PAGE, Best, Chunk, Output
+from assay.engines.contract import BEST, PAGE, Best, Chunk, Output
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine
 from assay.engines.cuda.device import DeviceError, Launch
@@ -21,12 +21,12 @@ from assay.engines.cuda.shim import Shim
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.runtime.errors import EngineFailed
 from assay.runtime.generate import Generator
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.sampler import largest_needed, sample, sample_best
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job
+from assay.runtime.sequence_errors import EngineFailed
 from assay.runtime.worker import Worker
 from assay.text import Tokenizer
 from tests import tiny

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from assay import _native, engines
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.gguf import open_file
 from assay.gguf.writer import Tensor, write
 from assay.models import load

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.engines import functions as f
+from assay.engines.reference import functions as f
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.graph import OPS
 from assay.models.catalogue import ARCHITECTURES, VARIANTS, example
 

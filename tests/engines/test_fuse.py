@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.engines.fuse import DOMAINS, Attention, Gated, Group, Plan, Products, Single, fuse
+from assay.engines.plan.fuse import DOMAINS, Attention, Gated, Group, Plan, Products, Single, fuse
 from assay.gguf import open_file
 from assay.graph import INPUTS, Graph, Node
 from assay.models import load

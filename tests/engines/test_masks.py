@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import Chunk, pages_for
+from assay.engines.contract import Chunk, pages_for
 from assay.engines.cpu import CpuEngine
-from assay.engines.fuse import Attention, fuse
+from assay.engines.plan.fuse import Attention, fuse
 from assay.engines.reference import ReferenceEngine
 from assay.gguf import open_file
 from assay.graph import Graph, Node

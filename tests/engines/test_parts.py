@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import Chunk, Output, PagedEngine, pages_for
+from assay.engines.contract import Chunk, Output, PagedEngine, pages_for
 from assay.engines.cpu import CpuEngine
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE, Chunk, pages_for
+from assay.engines.contract import PAGE, Chunk, pages_for
 from assay.engines.reference import Hooks, ReferenceEngine, interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load

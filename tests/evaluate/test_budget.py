@@ -15,7 +15,7 @@ from assay.engines.cpu import CpuEngine
 from assay.errors import AssayError
 from assay.evaluate.budget import CANDIDATES, Sensitivity, choose
 from assay.evaluate.pieces import cut
-from assay.evaluate.sources import EngineSource
+from assay.evaluate.predictors import EngineSource
 from assay.gguf import open_file
 from assay.models import load
 from tests import tiny

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.cli import main
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.evaluate.choices import Item, answer_all, item, read

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.convert.convert import convert
+from assay.convert.conversion import convert
 from assay.evaluate.choices import answer_all, read
 from assay.runtime.opening import Options, open_model
 from tests.convert import folders

@@ -17,8 +17,8 @@ from assay.errors import AssayError
 from assay.evaluate.evaluation import evaluate
 from assay.evaluate.logits_file import LogitsFile, is_logits_file
 from assay.evaluate.pieces import Piece, cut
+from assay.evaluate.predictors import EngineSource
 from assay.evaluate.score import log_softmax
-from assay.evaluate.sources import EngineSource
 from assay.gguf import open_file
 from assay.models import load
 from tests import tiny

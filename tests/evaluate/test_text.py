@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.cli import main
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.evaluate.evaluation import Evaluation, Mean, evaluate
 from assay.evaluate.pieces import Scores, cut
+from assay.evaluate.predictors import EngineSource, Told
 from assay.evaluate.score import divergence, score
-from assay.evaluate.sources import EngineSource, Told
 from assay.gguf import open_file
 from assay.models import load
 from assay.text import Tokenizer

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from assay.errors import AssayError
 from assay.gguf import TYPES, GGMLType, by_name, codecs
-from assay.gguf.codecs import base, legacy
+from assay.gguf.codecs import codec, legacy
 
 DATA = Path(__file__).parents[1] / "data"
 PEER = [
@@ -179,7 +179,7 @@ def test_a_faulty_decoder_is_a_small_variant() -> None:
     raw[:, 1] &= 0x3F  # finite scales
     right = codecs.decode("Q4_0", raw)
     pairs = dataclasses.replace(
-        codecs.CODECS["Q4_0"], unpack=lambda b: {"d": base.half(b, 0), "q": base.low_high(b[:, 2:], 1)}
+        codecs.CODECS["Q4_0"], unpack=lambda b: {"d": codec.half(b, 0), "q": codec.low_high(b[:, 2:], 1)}
     )
     order = np.arange(32).reshape(2, 16).T.reshape(-1)
     assert same(codecs.decode_with(pairs, raw), np.ascontiguousarray(right[:, order]))

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.cli import main
-from assay.engines.base import Chunk, pages_for
+from assay.engines.contract import Chunk, pages_for
 from assay.errors import AssayError
-from assay.evaluate import imatrix
-from assay.evaluate.imatrix import collect
+from assay.evaluate import importance_sums
+from assay.evaluate.importance_sums import collect
 from assay.evaluate.pieces import Piece
 from assay.gguf import codecs, open_file
 from assay.gguf.importance import Entry, Importance, read, write
 from assay.gguf.mixes import mix_by_name
-from assay.gguf.quantize import quantize
+from assay.gguf.requantize import quantize
 from assay.runtime.opening import Opened, Options
 from tests import tiny
 from tests.models import others
@@ -146,7 +146,7 @@ def test_keys_and_values_count_tokens_by_what_is_seen_of_them(tmp_path: Path, mo
     np.testing.assert_allclose(entry.seen[0], expected, rtol=1e-4)
     assert np.abs(entry.seen / entry.sums - 1).max() > 0.1  # another matrix than llama.cpp's
 
-    monkeypatch.setattr(imatrix, "HELD", 1)  # a softmax at a time
+    monkeypatch.setattr(importance_sums, "HELD", 1)  # a softmax at a time
     again = collect(Opened(open_file(model), options).engine(), pieces).entries[name]
     np.testing.assert_array_equal(again.seen, entry.seen)
     np.testing.assert_array_equal(again.sums, entry.sums)
@@ -179,7 +179,7 @@ def test_fused_and_latent_attention() -> None:
         with tempfile.TemporaryDirectory() as folder:
             others.make(arch, Path(folder) / "m.gguf")
             graph = Opened(open_file(Path(folder) / "m.gguf"), Options("reference", ctx_size=64)).engine().graph
-        return {name.split(".")[2] for name in imatrix.attended(graph)}
+        return {name.split(".")[2] for name in importance_sums.attended(graph)}
 
     assert stems("falcon") == set()
     assert stems("deepseek2") == {"attn_kv_a_mqa"}

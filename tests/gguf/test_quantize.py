@@ -16,7 +16,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile, Tensor, Typed, ValueType, by_name, codecs, open_file, write
 from assay.gguf.importance import Entry, Importance
 from assay.gguf.mixes import MIXES, Facts, choose, fits, is_quantizable, mix_by_name
-from assay.gguf.quantize import facts_of, plan, quantize
+from assay.gguf.requantize import facts_of, plan, quantize
 
 from . import witness
 
@@ -157,7 +157,7 @@ def test_bytes_do_not_depend_on_threads_or_slabs(model: Path, tmp_path: Path, mo
     outs = [tmp_path / f"{i}.gguf" for i in range(2)]
     with open_file(model) as file:
         quantize(file, outs[0], MIXES["Q4_K_M"], threads=1)
-        monkeypatch.setattr("assay.gguf.quantize.SLAB", 256)
+        monkeypatch.setattr("assay.gguf.requantize.SLAB", 256)
         quantize(file, outs[1], MIXES["Q4_K_M"], threads=3)
     assert outs[0].read_bytes() == outs[1].read_bytes()
 

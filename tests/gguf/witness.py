@@ -24,7 +24,7 @@ import numpy as np
 
 from assay.gguf import GGUFFile, Tensor, by_name, codecs, open_file, write
 from assay.gguf.mixes import MIXES, Mix
-from assay.gguf.quantize import facts_of
+from assay.gguf.requantize import facts_of
 
 DATA = Path(__file__).parents[1] / "data"
 NEEDY = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # types that ggml refuses without weights

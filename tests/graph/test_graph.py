@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.engines.functions import FUNCTIONS
+from assay.engines.reference.functions import FUNCTIONS
 from assay.graph import OPS, Graph, GraphError, Node, join, split
 
 WEIGHTS = {"E": (10, 8), "w": (8,), "W": (6, 8), "H": (10, 8)}

@@ -21,7 +21,7 @@ from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
 from assay import engines
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 import numpy as np
 path, name = sys.argv[1:]
 file = open_file(path)

@@ -10,7 +10,7 @@ import pytest
 
 import assay
 from assay.cli import main
-from assay.engines import functions
+from assay.engines.reference import functions
 from assay.errors import AssayError
 from tests import tiny
 from tests.models import embeddings, golden, others

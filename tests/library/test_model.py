@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import assay
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from tests import tiny
 
 GREEDY = {"temperature": 0, "ignore_eos": True}

@@ -16,8 +16,8 @@ import pytest
 
 import assay
 from assay.cli import main
-from assay.library.bisect import bisect
-from assay.library.watch import watch
+from assay.library.two_runs import bisect
+from assay.library.watching import watch
 from tests import planting, tiny
 from tests.verify.endpoint.faulty_server import serving
 

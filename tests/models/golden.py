@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.engines.reference import ReferenceEngine, interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.engines.reference import ReferenceEngine
 from assay.gguf import open_file
 from assay.gguf.mixes import MIXES
-from assay.gguf.quantize import quantize
+from assay.gguf.requantize import quantize
 from assay.models import load
 from tests.models import golden, others
 

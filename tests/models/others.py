@@ -265,7 +265,7 @@ def _quiet() -> Iterator[None]:
 
 def ours(path: Path, case: Case) -> np.ndarray:
     """The definition's results for the same rows."""
-    from assay.engines.base import Chunk, pages_for
+    from assay.engines.contract import Chunk, pages_for
     from assay.engines.reference import ReferenceEngine
     from assay.gguf import open_file
     from assay.models import load

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from assay.cli import main
-from assay.engines.base import Chunk, pages_for
+from assay.engines.contract import Chunk, pages_for
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.engines.functions import alibi_slopes, rope_angles
+from assay.engines.reference.functions import alibi_slopes, rope_angles
 from assay.errors import AssayError
 from assay.graph import Graph
+from assay.models.arch_keys import Metadata
 from assay.models.blocks import Builder, Shapes
 from assay.models.catalogue import ARCHITECTURES, Arch, example, metadata, tensor_shapes
-from assay.models.metadata import Metadata
 
 ROWS = list(ARCHITECTURES.values())
 
@@ -210,11 +210,11 @@ def test_an_architecture_is_one_file_and_one_row() -> None:
 
 def test_a_new_architecture_needs_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A builder of six lines and a row: the file loads, runs, and is described."""
-    from assay.engines.base import Chunk
+    from assay.engines.contract import Chunk
     from assay.engines.reference import ReferenceEngine
     from assay.gguf import Tensor, by_name, open_file, write
     from assay.models import load
-    from assay.models.report import describe
+    from assay.models.file_report import describe
 
     def build_mine(b: Builder) -> Graph:
         b.read(mode="neox")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import Chunk
+from assay.engines.contract import Chunk
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file

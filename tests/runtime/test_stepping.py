@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.engines.base import Chunk, Output, PagedEngine
+from assay.engines.contract import Chunk, Output, PagedEngine
 from assay.runtime.opening import Opened, Options, open_model
 from assay.runtime.params import SamplerParams
 from assay.runtime.scheduler import Scheduler, deliver

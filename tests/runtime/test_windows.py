@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE, Chunk
-from assay.engines.cache import page_bytes, windows
+from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
+from assay.engines.plan.cache import page_bytes, windows
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from assay.serve.api.routes import ROUTES
-from assay.serve.errors import KINDS
+from assay.serve.api_errors import KINDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
 

@@ -7,9 +7,9 @@ import logging
 import pytest
 
 from assay.errors import AssayError
-from assay.runtime import errors as runtime
+from assay.runtime import sequence_errors as runtime
 from assay.runtime.pages import OutOfPages
-from assay.serve.errors import CODES, KINDS, ApiError, as_api_error
+from assay.serve.api_errors import CODES, KINDS, ApiError, as_api_error
 
 
 @pytest.mark.parametrize(

@@ -184,10 +184,10 @@ from pathlib import Path
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.gguf.mixes import mix_by_name
-from assay.gguf.quantize import quantize
+from assay.gguf.requantize import quantize
 from assay.models import load
 from assay.engines.reference import ReferenceEngine
-from assay.verify.dumps.trace import write_trace
+from assay.verify.dumps.tracing import write_trace
 from assay.system.files import write, new_folder
 what, model, out = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 file = open_file(model)
@@ -247,7 +247,7 @@ def test_short_writes_are_gone_on_with(what: str, kind: str, shim: str, small: P
 def test_no_memory_for_anything_large_is_one_line(shim: str, small: Path, tmp_path: Path) -> None:
     code = (
         "import ctypes, os, sys; from assay.cli import main;"
-        "import assay.cli.trace, assay.engines.reference, assay.verify.witness, assay.verify.dumps.trace;"
+        "import assay.cli.trace, assay.engines.reference, assay.verify.witness, assay.verify.dumps.tracing;"
         "ctypes.CDLL(os.environ['LD_PRELOAD']).arm(int(sys.argv[1])); sys.exit(main(sys.argv[2:]))"
     )
     codes = []

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.text.merge import _merge_long, merge
-from assay.text.models import SafeCuts, decode_leniently
+from assay.text.pair_merging import SafeCuts, decode_leniently
 from tests.text.vocabs import bpe, spm, tokenizer
 
 LETTERS = "ab▁\nß中"

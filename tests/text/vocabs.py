@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.gguf import open_file, write
 from assay.text import Tokenizer
-from assay.text.models import BYTE_TO_CHAR
+from assay.text.pair_merging import BYTE_TO_CHAR
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 

@@ -14,7 +14,7 @@ from assay.engines.reference import Hooks, ReferenceEngine
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.observation import Dump
-from assay.verify.dumps.trace import take_trace
+from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.arithmetic import round_to
 from tests import tiny
 

@@ -11,7 +11,7 @@ import pytest
 
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.judge.verdict import judge
 from assay.verify.report import content, page, write_html
 from tests import planting

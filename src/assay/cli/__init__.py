@@ -21,11 +21,11 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import NoReturn
 
-from assay import __version__
 from assay.cli import foreign
 from assay.cli.style import paint
 from assay.errors import AssayError
 from assay.system.terminal import printable
+from assay.version import __version__
 
 # A new verb is one module and one name here; the order is that of the help page.
 VERBS = (

@@ -29,7 +29,7 @@ _PROMPTS = ("prompt", "ids", "messages")
 
 
 def run_batch(args: argparse.Namespace) -> int:
-    from assay.library.model import LanguageModel
+    from assay.library.language_model import LanguageModel
 
     to_file = args.output not in (None, "-")
     if args.resume and not to_file:

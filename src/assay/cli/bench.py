@@ -19,7 +19,7 @@ from assay.cli import common
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
-    from assay.engines.base import Engine
+    from assay.engines.contract import Engine
     from assay.models import Model
 
 HELP = "measure prefill and decode speed, memory and load time"
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def step(engine: Engine, ids: Sequence[int], start: int) -> None:
     import numpy as np
 
-    from assay.engines.base import Chunk, pages_for
+    from assay.engines.contract import Chunk, pages_for
 
     pages = np.arange(pages_for(start + len(ids)), dtype=np.int32)
     engine.forward([Chunk(np.array(ids, np.int32), start, pages)])

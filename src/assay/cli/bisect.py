@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.library.bisect import bisect
+    from assay.library.two_runs import bisect
     from assay.verify.dumps.load import read_map
 
     if args.a == args.b:

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             f"{opened.file.path}: has no chat template; name one with --template, or use `assay run --raw`"
         )
     params = common.sampler_params(args, opened)
-    from assay.library.model import LanguageModel
+    from assay.library.language_model import LanguageModel
     from assay.runtime.session import Session
     from assay.text import encode_chat
     from assay.text.reply import TAIL, assistant_message

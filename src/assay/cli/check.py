@@ -63,7 +63,7 @@ def _passes_elsewhere(args: argparse.Namespace, on: Opened, options: dict[str, A
     from assay.cli import spread
     from assay.cluster import sweep, tasks
     from assay.library.verdicts import verdict_of
-    from assay.verify.conformance.check import Check, lengths_for
+    from assay.verify.conformance.engine_check import Check, lengths_for
 
     lengths = args.lengths or lengths_for(on.model)
     where = sweep.folder(args.results)

@@ -61,7 +61,7 @@ def _options(verb: str) -> dict[str, str]:
 
 def _bash() -> str:
     from assay.cli import verbs
-    from assay.runtime.catalogue import CATALOGUE
+    from assay.runtime.registry_models import CATALOGUE
 
     cases = "\n".join(f'        {verb}) words="{" ".join(_options(verb))}" ;;' for verb in verbs())
     return _BASH.format(verbs=" ".join(verbs()), cases=cases, models=" ".join(CATALOGUE))
@@ -69,7 +69,7 @@ def _bash() -> str:
 
 def _fish() -> str:
     from assay.cli import load, verbs
-    from assay.runtime.catalogue import CATALOGUE
+    from assay.runtime.registry_models import CATALOGUE
 
     def quoted(text: str) -> str:
         return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from assay.cli.common import emit
     from assay.cli.eval import progress
-    from assay.convert.convert import convert
+    from assay.convert.conversion import convert
 
     out = Path(args.output)
     found = convert(Path(args.folder), out, args.type, progress("tensors written"))

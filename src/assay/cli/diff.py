@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _two_files(args: argparse.Namespace) -> int:
-    from assay.library.two_files import two_files
+    from assay.library.file_pair import two_files
     from assay.runtime.opening import open_model
 
     a, b = open_model(args.a), open_model(args.b)

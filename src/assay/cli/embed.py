@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.library.model import LanguageModel
+    from assay.library.language_model import LanguageModel
     from assay.runtime.pooling import check_dimensions, embedding_of
 
     if args.output is not None and Path(args.output).suffix not in _SUFFIXES:

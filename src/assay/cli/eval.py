@@ -14,7 +14,7 @@ from assay.errors import AssayError
 if TYPE_CHECKING:
     from assay.evaluate.evaluation import Evaluation, Worst
     from assay.evaluate.pieces import Piece
-    from assay.evaluate.sources import Source
+    from assay.evaluate.predictors import Source
     from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
@@ -147,11 +147,11 @@ def _side(args: argparse.Namespace, name: str | None, *, base: bool = False) -> 
 
 
 def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
-    from assay.engines.base import pages_for
-    from assay.evaluate.sources import EndpointSource, EngineSource
+    from assay.engines.contract import pages_for
+    from assay.evaluate.predictors import EndpointSource, EngineSource
     from assay.verify.endpoint.client import Client
     from assay.verify.witness import WITNESSES
-    from assay.verify.witness.opening import open_engine
+    from assay.verify.witness.engines_by_name import open_engine
 
     if isinstance(side, str):
         return EndpointSource(Client(side, tokenizer, max_steps=window + 1))

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, opened, read_text
     from assay.cli.eval import progress
-    from assay.evaluate.imatrix import collect
+    from assay.evaluate.importance_sums import collect
     from assay.evaluate.pieces import WINDOW, cut
     from assay.gguf.importance import write
 

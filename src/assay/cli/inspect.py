@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from assay import models
     from assay.gguf import open_file
-    from assay.models.report import describe
+    from assay.models.file_report import describe
 
     with open_file(model_path(args)) as file:
         if args.graph:

@@ -32,7 +32,7 @@ def _write(args: argparse.Namespace) -> int:
     from assay.cli.common import emit, open_model
     from assay.cli.progress import counting
     from assay.errors import AssayError
-    from assay.verify.conformance.kit import write_kit
+    from assay.verify.conformance.vectors import write_kit
 
     if not args.output:
         raise AssayError("kit: no folder named; give one with -o DIR")

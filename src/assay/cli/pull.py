@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from assay.runtime import hub
-    from assay.runtime.catalogue import CATALOGUE, cached, pull
+    from assay.runtime.registry_models import CATALOGUE, cached, pull
 
     if args.list:
         rows = [(entry, cached(entry), cached(entry).is_file()) for entry in CATALOGUE.values()]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from assay.gguf.importance import Importance
     from assay.gguf.mixes import Mix
-    from assay.gguf.quantize import Step
+    from assay.gguf.requantize import Step
     from assay.gguf.types import GGMLType
 
 HELP = "write a model in another quantisation"
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from assay.gguf import open_file
     from assay.gguf.importance import read
     from assay.gguf.mixes import mix_by_name
-    from assay.gguf.quantize import plan, quantize
+    from assay.gguf.requantize import plan, quantize
 
     if (args.type is None) == (args.budget is None):
         raise AssayError("quantize: name a TYPE such as Q4_K_M, or a --budget in bits a weight; one of them")
@@ -100,7 +100,7 @@ def _measured(
     from assay.cli.eval import progress
     from assay.engines.cpu import CpuEngine
     from assay.evaluate.budget import choose, measure, page
-    from assay.evaluate.imatrix import collect
+    from assay.evaluate.importance_sums import collect
     from assay.evaluate.pieces import cut
     from assay.gguf.mixes import MIXES
     from assay.runtime.opening import Options, open_model

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     opened = common.opened(args)
     prompt_ids = args.ids if text is None else encode(args, text, opened)
     params = common.sampler_params(args, opened)
-    from assay.library.model import LanguageModel
+    from assay.library.language_model import LanguageModel
 
     with loading() as tell, LanguageModel(opened, progress=tell) as model:
         generation = model.stream(
@@ -193,7 +193,7 @@ def encode(args: argparse.Namespace, text: str, opened: Opened) -> list[int]:
             why = "--raw leaves it out" if args.raw else "this file has none"
             raise AssayError(f"--system: needs a chat template, and {why}")
         return opened.tokenizer.encode(text)
-    from assay.library.model import conversation
+    from assay.library.language_model import conversation
     from assay.text import encode_chat
 
     return encode_chat(opened.tokenizer, template, conversation(text, args.system))

@@ -136,7 +136,7 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
         return config
     from assay.cluster.entry import Cluster, Elsewhere
     from assay.cluster.fleet import Bounds
-    from assay.cluster.places import local
+    from assay.cluster.launchers import local
     from assay.serve.http.connection import is_loopback
 
     if config.key is None and not is_loopback(config.host) and not args.insecure_cluster:
@@ -161,7 +161,7 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
 def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:
     """The name under which clients ask for it, and its file."""
     from assay.runtime import hub
-    from assay.runtime.catalogue import CATALOGUE
+    from assay.runtime.registry_models import CATALOGUE
 
     with progress() as bar:
         path = hub.resolve(name, progress=bar)

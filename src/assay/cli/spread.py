@@ -16,7 +16,7 @@ from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.cluster.fleet import Bounds
-    from assay.cluster.places import Places
+    from assay.cluster.launchers import Places
     from assay.cluster.sweep import Crew
 
 
@@ -52,7 +52,7 @@ def crew(args: argparse.Namespace) -> Crew:
 
 def places(args: argparse.Namespace) -> Callable[[], Places]:
     """Where replicas run."""
-    from assay.cluster.places import Here, local
+    from assay.cluster.launchers import Here, local
 
     if local(args.cluster) is not None:
         return Here

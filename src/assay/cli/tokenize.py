@@ -121,7 +121,7 @@ def _operands(args: argparse.Namespace) -> str | bytes | None:
 
 
 def _names_a_model(word: str) -> bool:
-    from assay.runtime.catalogue import CATALOGUE
+    from assay.runtime.registry_models import CATALOGUE
 
     return word in CATALOGUE or word.startswith(("hf:", "ollama:")) or word.endswith(".gguf")
 

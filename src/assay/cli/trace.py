@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids, whole
 from assay.cli.progress import counting
 from assay.errors import AssayError
+from assay.system.counting import counted
 from assay.system.files import write
-from assay.system.words import counted
 from assay.verify.conformance.sample import PROMPT
 from assay.verify.witness import WITNESSES
 
@@ -70,9 +70,9 @@ def chosen_tokens(args: argparse.Namespace, found: Opened) -> list[int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.engines.base import pages_for
-    from assay.verify.dumps.trace import choose, steps_of, write_summary, write_trace
-    from assay.verify.witness.opening import open_engine
+    from assay.engines.contract import pages_for
+    from assay.verify.dumps.tracing import choose, steps_of, write_summary, write_trace
+    from assay.verify.witness.engines_by_name import open_engine
 
     if args.output is None and not args.summary:
         raise AssayError("trace: no file named; give one with -o FILE, or --summary for JSON lines on stdout")

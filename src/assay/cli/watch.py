@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from assay.library.watch import watch
+    from assay.library.watching import watch
     from assay.verify.dumps.load import read_map
 
     if not args.command:

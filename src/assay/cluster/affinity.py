@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from assay.engines.base import PAGE
+from assay.engines.contract import PAGE
 
 DECODES = 16  # tokens
 

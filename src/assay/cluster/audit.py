@@ -22,8 +22,8 @@ from assay.cluster.frames import Array
 from assay.cluster.link import Link, Stream
 from assay.errors import AssayError
 from assay.graph.names import split
-from assay.runtime.errors import EngineFailed
 from assay.runtime.sequence import Job, Update
+from assay.runtime.sequence_errors import EngineFailed
 
 log = logging.getLogger("assay.cluster")
 AT_ONCE = 4  # audits; more are left out, for clients come first

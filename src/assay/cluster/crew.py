@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from assay.cluster.fingerprint import sampling_digest
-from assay.cluster.places import local
+from assay.cluster.launchers import local
 from assay.cluster.sweep import Crew, Lost
 from assay.errors import AssayError
 from assay.system import machine

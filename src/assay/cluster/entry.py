@@ -14,12 +14,12 @@ from prometheus_client.registry import Collector
 
 from assay.cluster.audit import Auditor
 from assay.cluster.fleet import Bounds, Fleet
-from assay.cluster.places import Places
+from assay.cluster.launchers import Places
 from assay.runtime.opening import Options
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Entry
-from assay.serve.pool.reader import Computes
+from assay.serve.pool.update_queue import Computes
 
 
 @dataclass(frozen=True)

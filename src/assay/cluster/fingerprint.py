@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from assay import __version__
-from assay.engines.base import Engine
+from assay.engines.contract import Engine
+from assay.version import __version__
 
 _PIECE = 16 << 20  # bytes hashed at a time, by several threads
 

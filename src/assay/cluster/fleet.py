@@ -28,13 +28,13 @@ from typing import Any
 from assay.cluster import jobs
 from assay.cluster.affinity import cost
 from assay.cluster.frames import Array, Broken
+from assay.cluster.launchers import Places
 from assay.cluster.link import SILENT, TICK_S, WORD_S, Link, Stream
-from assay.cluster.places import Places
 from assay.errors import AssayError
-from assay.runtime.errors import DeadlinePassed, EngineFailed, QueueFull
 from assay.runtime.pages import page_names
 from assay.runtime.scheduler import Meter
 from assay.runtime.sequence import Job, Progress, Sink, Update
+from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, QueueFull
 
 log = logging.getLogger("assay.cluster")
 MOVES = 2  # in a row, without a token between

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from assay.cluster.frames import Array, Broken
-from assay.engines.base import CacheLost
+from assay.engines.contract import CacheLost
 from assay.errors import AssayError
-from assay.runtime.errors import DeadlinePassed, EngineFailed, GrammarError
 from assay.runtime.grammar import Grammars, Maker
 from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Constraint, Job, Update
+from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, GrammarError
 
 _PLAIN = (
     "max_tokens", "stop", "logprobs", "prompt_logprobs", "keep", "pooling", "show_special", "ignore_eos", "owner",

@@ -11,7 +11,7 @@ from assay.cluster import jobs
 from assay.cluster.affinity import Known
 from assay.cluster.fingerprint import short
 from assay.cluster.frames import Array, Broken, Channel, Message, connect
-from assay.cluster.places import Handle
+from assay.cluster.launchers import Handle
 from assay.runtime.sequence import Job, Progress, Sink
 
 TICK_S = 0.05

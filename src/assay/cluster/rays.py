@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from assay.cluster import service
-from assay.cluster.places import START_S
+from assay.cluster.launchers import START_S
 from assay.errors import AssayError
 from assay.system.extras import install
 

@@ -24,7 +24,7 @@ from typing import Any
 from assay.cluster import jobs
 from assay.cluster.fingerprint import fingerprint
 from assay.cluster.frames import Array, Channel, Message
-from assay.engines.base import PagedEngine
+from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.runtime import hub, scheduler

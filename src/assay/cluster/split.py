@@ -22,9 +22,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from assay.cluster.frames import Array, Broken, Channel, connect
-from assay.cluster.places import Handle, places
+from assay.cluster.launchers import Handle, places
 from assay.cluster.stage import pack_chunks
-from assay.engines.base import (
+from assay.engines.contract import (
     Arithmetic,
     CacheLost,
     Chunk,

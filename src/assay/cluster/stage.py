@@ -22,7 +22,7 @@ import numpy as np
 from assay import engines
 from assay.cluster.frames import Array, Broken, Channel, Message, connect
 from assay.cluster.replica import open_here
-from assay.engines.base import Chunk, Output, PagedEngine
+from assay.engines.contract import Chunk, Output, PagedEngine
 from assay.errors import AssayError
 
 log = logging.getLogger("assay.cluster")

@@ -16,23 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from assay import __version__
 from assay.cluster.fingerprint import file_digest, sampling_digest
 from assay.cluster.sweep import Crew, Progress, Task, sweep
 from assay.engines import default_name
-from assay.engines.base import PagedEngine
+from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.evaluate.choices import Answer, Item, Result, answer
 from assay.evaluate.evaluation import Evaluation
 from assay.evaluate.pieces import Piece, Scores
+from assay.evaluate.predictors import EngineSource
 from assay.evaluate.score import score
-from assay.evaluate.sources import EngineSource
 from assay.library.verdicts import checks, load_dump
 from assay.runtime.opening import Opened, Options, open_model
 from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, settled
 from assay.verify.diagnosis.candidates import Share, tried_here
 from assay.verify.diagnosis.lab import Fit, Lab, Unit
 from assay.verify.judge.verdict import judge
+from assay.version import __version__
 
 try:
     from assay._native import ARITHMETIC

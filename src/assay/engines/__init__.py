@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from assay.engines.base import PagedEngine
+from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system.extras import install

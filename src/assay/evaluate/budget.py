@@ -20,8 +20,8 @@ from assay.engines.cpu import CpuEngine
 from assay.errors import AssayError
 from assay.evaluate.page import cell, render, shade, table
 from assay.evaluate.pieces import Piece
+from assay.evaluate.predictors import EngineSource, Rows
 from assay.evaluate.score import divergence
-from assay.evaluate.sources import EngineSource, Rows
 from assay.gguf import GGUFFile, codecs
 from assay.gguf.importance import Importance
 from assay.gguf.mixes import FLOATS, NEEDY, is_quantizable, layer_of, role_of

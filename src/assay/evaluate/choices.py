@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.base import PagedEngine
+from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.evaluate.continuations import loglikelihoods, pair
 from assay.evaluate.evaluation import Mean

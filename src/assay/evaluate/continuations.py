@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, Chunk, PagedEngine, pages_for
+from assay.engines.contract import PAGE, Chunk, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.evaluate.score import single
 from assay.text import Tokenizer

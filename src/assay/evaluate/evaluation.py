@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.evaluate.pieces import Piece, Scores, joined
+from assay.evaluate.predictors import Source
 from assay.evaluate.score import score
-from assay.evaluate.sources import Source
 from assay.text import Tokenizer
 
 WORST = 10

@@ -14,7 +14,7 @@ import numpy as np
 
 from assay.errors import AssayError
 from assay.evaluate.pieces import Piece, cut
-from assay.evaluate.sources import Stored
+from assay.evaluate.predictors import Stored
 
 MAGIC = b"_logits_"
 HEAD = len(MAGIC) + 12

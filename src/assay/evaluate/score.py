@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.evaluate.pieces import Piece, Scores
-from assay.evaluate.sources import Rows, Source, Stored, Told
+from assay.evaluate.predictors import Rows, Source, Stored, Told
 
 BLOCK = 1 << 20  # logits taken at a time: 8 MiB of float64
 LEAST = 1e-12  # a probability of all unlisted tokens below this is rounding

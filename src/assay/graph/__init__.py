@@ -2,6 +2,6 @@
 
 from assay.graph.graph import INPUTS, Graph, GraphError, Node
 from assay.graph.names import join, split
-from assay.graph.ops import OPS, Op, Shape
+from assay.graph.ops import OPS, Op, Shape, Trait
 
-__all__ = ["INPUTS", "OPS", "Graph", "GraphError", "Node", "Op", "Shape", "join", "split"]
+__all__ = ["INPUTS", "OPS", "Graph", "GraphError", "Node", "Op", "Shape", "Trait", "join", "split"]

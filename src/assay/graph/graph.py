@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.graph.names import split
-from assay.graph.ops import OPS, REQUIRED, Shape, ShapeError
+from assay.graph.ops import OPS, REQUIRED, Shape, ShapeError, Trait
 
 # The values a step is given. They are named like nodes and never computed.
 INPUTS: dict[str, Shape] = {"inp_tokens": ("T",), "inp_pos": ("T",), "inp_kpos": ("S",)}
@@ -32,6 +32,10 @@ class Node:
     inputs: tuple[str, ...]
     weights: tuple[str, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    def has(self, trait: Trait) -> bool:
+        """Whether its operation has the trait, or one of several joined by `|`."""
+        return bool(OPS[self.op].traits & trait)
 
     def attr(self, key: str) -> Any:
         """The attribute, or the operation's default."""

@@ -3,6 +3,9 @@
 This table is the vocabulary of every graph. An engine implements the rows; a fault rewrites a node to
 another row or other attributes; `docs/names.md` and the validity check are made from it.
 
+A row also states what the operation *is* (`Trait`). Engines and `verify` ask for a trait instead of listing
+operation names, so that a new row is handled everywhere without an edit elsewhere.
+
 Dimensions are integers or one of two symbols: `T`, the tokens of this step, and `S`, the keys that a
 query may see (cached ones first, then this step's).
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Flag, auto
 from typing import Any
 
 Dim = int | str
@@ -23,6 +27,27 @@ class ShapeError(ValueError):
     """The operands of a node do not fit together; the message names the two dimensions."""
 
 
+class Trait(Flag):
+    """What an operation is. A node's traits are those of its operation."""
+
+    NONE = 0
+    PRODUCT = auto()  # multiplies activations by a weight matrix, its first weight
+    TABLE = auto()  # looks up rows of a weight by index, its first weight
+    INDICES = auto()  # its values are indices: exact integers that choose, never rounded
+    SELECTS = auto()  # chooses among its inputs by comparing them: a small difference may change the choice
+    NORM = auto()  # normalises a row by a statistic of the row
+    ACTIVATION = auto()  # an elementwise nonlinear function, possibly gated
+    SOFTMAX = auto()  # exponentials divided by their sum
+    SCORES = auto()  # reads or gives one value for each pair of query and key
+    SUMS = auto()  # adds terms, so that rounding errors can cancel or grow
+    MOVES = auto()  # copies values without arithmetic
+    RESHAPES = auto()  # the same values in the same order in memory, with other axes
+    ELEMENTWISE = auto()  # every result depends on one element of each input
+    MIXES_TOKENS = auto()  # a row of the result depends on rows of other tokens
+    POSITIONAL = auto()  # the result depends on the position of a token
+    STATE = auto()  # reads or writes what a layer keeps between steps (`graph/state.py`)
+
+
 @dataclass(frozen=True)
 class Op:
     """One operation: `formula` is the definition that the reference engine computes."""
@@ -33,6 +58,8 @@ class Op:
     weights: tuple[str, ...]
     attrs: Mapping[str, Any]  # name -> default; `REQUIRED` where the builder must give it
     shape: ShapeRule
+    traits: Trait = Trait.NONE
+    linear_in: tuple[str, ...] = ()  # operands, inputs or weights, in each of which the result is linear
 
 
 REQUIRED: Any = type("Required", (), {"__repr__": lambda _: "required"})()
@@ -273,66 +300,109 @@ OPS: dict[str, Op] = {
     op.name: op
     for op in (
         Op("embed", "y[t] = W[token[t]]; a table of learned positions takes positions for tokens", ("tokens",), ("W",),
-           {}, _embed),
-        Op("add_row", "y = x + W[row]", ("x",), ("W",), {"row": 0}, _row),
-        Op("scale", "y = factor * x", ("x",), (), {"factor": REQUIRED}, _same),
+           {}, _embed,
+           Trait.TABLE, linear_in=("W",)),
+        Op("add_row", "y = x + W[row]", ("x",), ("W",), {"row": 0}, _row,
+           Trait.SUMS | Trait.ELEMENTWISE),
+        Op("scale", "y = factor * x", ("x",), (), {"factor": REQUIRED}, _same,
+           Trait.ELEMENTWISE, linear_in=("x",)),
         Op("rms_norm", "y = w * x / sqrt(mean(x^2) + eps), the mean over a token's features, or over each head's; "
-           "without w, w = 1", ("x",), ("w?",), {"eps": REQUIRED, "n_head": 0}, _norm),
+           "without w, w = 1", ("x",), ("w?",), {"eps": REQUIRED, "n_head": 0}, _norm,
+           Trait.NORM, linear_in=("w",)),
         Op("layer_norm", "y = w * (x - mean(x)) / sqrt(var(x) + eps) + b, over a token's features, or over each "
            "head's; w [D], or [H, D] where each head has its own", ("x",), ("w", "b?"),
-           {"eps": REQUIRED, "n_head": 0}, _norm),
-        Op("linear", "y[t,o] = sum_i W[o,i] * x[t,i]", ("x",), ("W",), {}, _linear),
+           {"eps": REQUIRED, "n_head": 0}, _norm,
+           Trait.NORM | Trait.SUMS),
+        Op("linear", "y[t,o] = sum_i W[o,i] * x[t,i]", ("x",), ("W",), {}, _linear,
+           Trait.PRODUCT | Trait.SUMS, linear_in=("x", "W")),
         Op("slice", "y[...,:] = x[..., start:stop]; with n_head, of each head", ("x",), (),
-           {"start": REQUIRED, "stop": REQUIRED, "n_head": 0}, _slice),
+           {"start": REQUIRED, "stop": REQUIRED, "n_head": 0}, _slice,
+           Trait.MOVES, linear_in=("x",)),
         Op("concat", "y[t,h,:] = a[t,h,:] then b[t,h,:]; an operand with one head gives it to all n_head",
-           ("a", "b"), (), {"n_head": REQUIRED}, _concat),
-        Op("bias", "y = x + b", ("x",), ("b",), {}, _bias),
-        Op("add", "y = a + b", ("a", "b"), (), {}, _pair),
-        Op("mul", "y = a * b; b [T, 1] multiplies whole rows", ("a", "b"), (), {}, _mul),
-        Op("mul_weight", "y = x * w, w [E] or [1]", ("x",), ("w",), {}, _gain),
-        Op("clamp", "y = min(max(x, lo), hi)", ("x",), (), {"lo": REQUIRED, "hi": REQUIRED}, _same),
+           ("a", "b"), (), {"n_head": REQUIRED}, _concat,
+           Trait.MOVES),
+        Op("bias", "y = x + b", ("x",), ("b",), {}, _bias,
+           Trait.SUMS | Trait.ELEMENTWISE),
+        Op("add", "y = a + b", ("a", "b"), (), {}, _pair,
+           Trait.SUMS | Trait.ELEMENTWISE),
+        Op("mul", "y = a * b; b [T, 1] multiplies whole rows", ("a", "b"), (), {}, _mul,
+           Trait.ELEMENTWISE, linear_in=("a", "b")),
+        Op("mul_weight", "y = x * w, w [E] or [1]", ("x",), ("w",), {}, _gain,
+           Trait.ELEMENTWISE, linear_in=("x", "w")),
+        Op("clamp", "y = min(max(x, lo), hi)", ("x",), (), {"lo": REQUIRED, "hi": REQUIRED}, _same,
+           Trait.ELEMENTWISE),
         Op("rope", "each pair (a, b) of a head turned by theta_i = pos * base^(-2i/n_rot) / factor_i: "
-           "(a cos - b sin, a sin + b cos)", ("x", "positions"), ("factors?",), _ROPE_ATTRS, _rope),
+           "(a cos - b sin, a sin + b cos)", ("x", "positions"), ("factors?",), _ROPE_ATTRS, _rope,
+           Trait.POSITIONAL, linear_in=("x",)),
         Op("pos_scale", "y[t] = x[t] * (1 + beta * ln(floor((pos[t] + offset) / unit) + 1))", ("x", "positions"), (),
-           {"beta": REQUIRED, "unit": REQUIRED, "offset": 0}, _same),
+           {"beta": REQUIRED, "unit": REQUIRED, "offset": 0}, _same,
+           Trait.POSITIONAL, linear_in=("x",)),
         Op("cache", "rows of the earlier steps of this sequence, then this step's", ("x",), (),
-           {"n_head": REQUIRED}, _cache),
+           {"n_head": REQUIRED}, _cache,
+           Trait.MOVES | Trait.STATE | Trait.MIXES_TOKENS, linear_in=("x",)),
         Op("kq", "y[h,t,s] = sum_d Q[t,h,d] * K[s, h // (n_head / n_head_kv), d]; n_head and n_head_kv cut operands "
-           "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq),
+           "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq,
+           Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("q", "k")),
         Op("attn_softmax", "y[h,t,:] = softmax over s of scale * x[h,t,s] - slope_h * |pos[t] - kpos[s]|, with s "
            "masked where kpos[s] > pos[t] (unless causal is false), with a window where kpos[s] <= pos[t] - window "
            "(without causal: |pos[t] - kpos[s]| > window // 2), with a chunk where kpos[s] lies in an earlier chunk; a "
            "sink adds exp(sink[h]) to the denominator; slopes by max_bias (ALiBi), 0 for none",
            ("x", "positions", "key_positions"), ("sinks?",),
-           {"scale": REQUIRED, "window": 0, "causal": True, "chunk": 0, "max_bias": 0.0}, _scores),
+           {"scale": REQUIRED, "window": 0, "causal": True, "chunk": 0, "max_bias": 0.0}, _scores,
+           Trait.SCORES | Trait.SOFTMAX | Trait.POSITIONAL | Trait.MIXES_TOKENS),
         Op("kqv", "y[h,t,d] = sum_s P[h,t,s] * V[s, h // (n_head / n_head_kv), d]; n_head_kv cuts values that have no "
-           "axis of heads", ("p", "v"), (), {"n_head_kv": 0}, _kqv),
-        Op("merge_heads", "y[t, h*D + d] = x[h,t,d]", ("x",), (), {}, _merge),
-        Op("split_heads", "y[h,t,d] = x[t, h*D + d]", ("x",), (), {"n_head": REQUIRED}, _unmerge),
-        Op("head_linear", "y[h,t,o] = sum_i W[h,o,i] * x[h,t,i]", ("x",), ("W",), {}, _head_linear),
+           "axis of heads", ("p", "v"), (), {"n_head_kv": 0}, _kqv,
+           Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("p", "v")),
+        Op("merge_heads", "y[t, h*D + d] = x[h,t,d]", ("x",), (), {}, _merge,
+           Trait.MOVES | Trait.RESHAPES, linear_in=("x",)),
+        Op("split_heads", "y[h,t,d] = x[t, h*D + d]", ("x",), (), {"n_head": REQUIRED}, _unmerge,
+           Trait.MOVES | Trait.RESHAPES, linear_in=("x",)),
+        Op("head_linear", "y[h,t,o] = sum_i W[h,o,i] * x[h,t,i]", ("x",), ("W",), {}, _head_linear,
+           Trait.PRODUCT | Trait.SUMS, linear_in=("x", "W")),
         Op("act", "y = act(x); gelu_tanh(x) = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", ("x",), (),
-           {"act": "gelu_tanh"}, _same),
-        Op("glu", "y = act(gate) * up; silu(g) = g / (1 + exp(-g))", ("gate", "up"), (), {"act": "silu"}, _pair),
-        Op("glu_split", "y = act(x[..., :F]) * x[..., F:], the gate first", ("x",), (), {"act": "silu"}, _halves),
+           {"act": "gelu_tanh"}, _same,
+           Trait.ACTIVATION | Trait.ELEMENTWISE),
+        Op("glu", "y = act(gate) * up; silu(g) = g / (1 + exp(-g))", ("gate", "up"), (), {"act": "silu"}, _pair,
+           Trait.ACTIVATION | Trait.ELEMENTWISE, linear_in=("up",)),
+        Op("glu_split", "y = act(x[..., :F]) * x[..., F:], the gate first", ("x",), (), {"act": "silu"}, _halves,
+           Trait.ACTIVATION),
         Op("glu_oai", "y = g / (1 + exp(-alpha * g)) * (v + 1), g = min(gate, limit), v = up within -limit..limit",
-           ("gate", "up"), (), {"alpha": 1.702, "limit": 7.0}, _pair),
-        Op("sigmoid", "y = 1 / (1 + exp(-x))", ("x",), (), {}, _same),
-        Op("softcap", "y = cap * tanh(x / cap)", ("x",), (), {"cap": REQUIRED}, _same),
-        Op("softmax", "y[t,:] = softmax(x[t,:])", ("x",), (), {}, _same),
+           ("gate", "up"), (), {"alpha": 1.702, "limit": 7.0}, _pair,
+           Trait.ACTIVATION | Trait.ELEMENTWISE),
+        Op("sigmoid", "y = 1 / (1 + exp(-x))", ("x",), (), {}, _same,
+           Trait.ACTIVATION | Trait.ELEMENTWISE),
+        Op("softcap", "y = cap * tanh(x / cap)", ("x",), (), {"cap": REQUIRED}, _same,
+           Trait.ELEMENTWISE),
+        Op("softmax", "y[t,:] = softmax(x[t,:])", ("x",), (), {}, _same,
+           Trait.SOFTMAX),
         Op("group_mask", "x where its group is one of the `used` groups with the largest sum of their two best values, "
-           "ties to the lower group; else -inf", ("x",), (), {"groups": REQUIRED, "used": REQUIRED}, _groups),
-        Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same),
-        Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk),
-        Op("gather", "y[t,j] = x[t, idx[t,j]]", ("x", "idx"), (), {}, _gather),
-        Op("row_sum", "y[t] = sum_j x[t,j]", ("x",), (), {}, _sum),
-        Op("clamp_min", "y = max(x, lo)", ("x",), (), {"lo": REQUIRED}, _same),
-        Op("div", "y[t,j] = a[t,j] / b[t]", ("a", "b"), (), {}, _same),
-        Op("expert_input", "y[t,j,i] = x[t,i] * w[t,j]", ("x", "w"), (), {}, _expert_input),
-        Op("expert_linear", "y[t,j,o] = sum_i W[idx[t,j],o,i] * x[t,(j,)i]", ("x", "idx"), ("W",), {}, _expert_linear),
-        Op("expert_bias", "y[t,j,o] = x[t,j,o] + B[idx[t,j],o]", ("x", "idx"), ("B",), {}, _expert_vector),
-        Op("expert_gain", "y[t,j,o] = x[t,j,o] * s[idx[t,j]]", ("x", "idx"), ("s",), {}, _expert_vector),
-        Op("expert_scale", "y[t,j,o] = x[t,j,o] * w[t,j]", ("x", "w"), (), {}, _same),
-        Op("expert_sum", "y[t,o] = sum_j x[t,j,o]", ("x",), (), {}, _expert_sum),
-        Op("pool", "one row of all tokens: their mean, the first or the last", ("x",), (), {"kind": REQUIRED}, _pool),
+           "ties to the lower group; else -inf", ("x",), (), {"groups": REQUIRED, "used": REQUIRED}, _groups,
+           Trait.SELECTS),
+        Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same,
+           Trait.INDICES | Trait.SELECTS),
+        Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk,
+           Trait.INDICES | Trait.MOVES),
+        Op("gather", "y[t,j] = x[t, idx[t,j]]", ("x", "idx"), (), {}, _gather,
+           Trait.MOVES, linear_in=("x",)),
+        Op("row_sum", "y[t] = sum_j x[t,j]", ("x",), (), {}, _sum,
+           Trait.SUMS, linear_in=("x",)),
+        Op("clamp_min", "y = max(x, lo)", ("x",), (), {"lo": REQUIRED}, _same,
+           Trait.ELEMENTWISE),
+        Op("div", "y[t,j] = a[t,j] / b[t]", ("a", "b"), (), {}, _same,
+           Trait.ELEMENTWISE, linear_in=("a",)),
+        Op("expert_input", "y[t,j,i] = x[t,i] * w[t,j]", ("x", "w"), (), {}, _expert_input,
+           Trait.ELEMENTWISE, linear_in=("x", "w")),
+        Op("expert_linear", "y[t,j,o] = sum_i W[idx[t,j],o,i] * x[t,(j,)i]", ("x", "idx"), ("W",), {}, _expert_linear,
+           Trait.PRODUCT | Trait.TABLE | Trait.SUMS, linear_in=("x", "W")),
+        Op("expert_bias", "y[t,j,o] = x[t,j,o] + B[idx[t,j],o]", ("x", "idx"), ("B",), {}, _expert_vector,
+           Trait.TABLE | Trait.SUMS | Trait.ELEMENTWISE),
+        Op("expert_gain", "y[t,j,o] = x[t,j,o] * s[idx[t,j]]", ("x", "idx"), ("s",), {}, _expert_vector,
+           Trait.TABLE | Trait.ELEMENTWISE, linear_in=("x", "s")),
+        Op("expert_scale", "y[t,j,o] = x[t,j,o] * w[t,j]", ("x", "w"), (), {}, _same,
+           Trait.ELEMENTWISE, linear_in=("x", "w")),
+        Op("expert_sum", "y[t,o] = sum_j x[t,j,o]", ("x",), (), {}, _expert_sum,
+           Trait.SUMS, linear_in=("x",)),
+        Op("pool", "one row of all tokens: their mean, the first or the last", ("x",), (), {"kind": REQUIRED}, _pool,
+           Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("x",)),
     )
 }  # fmt: skip

@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.engines.base import pages_for
+from assay.engines.contract import pages_for
 from assay.errors import AssayError
-from assay.library.model import LanguageModel
+from assay.library.file_pair import TwoFiles, two_files
+from assay.library.language_model import LanguageModel
 from assay.library.notebook import inline
-from assay.library.trace import Trace
-from assay.library.two_files import TwoFiles, two_files
+from assay.library.trace_view import Trace
 from assay.models import Model
-from assay.runtime.catalogue import CATALOGUE
 from assay.runtime.opening import Opened, open_model
+from assay.runtime.registry_models import CATALOGUE
 from assay.system.files import write
-from assay.verify.conformance.check import Check, check_engine, lengths_for
+from assay.verify.conformance.engine_check import Check, check_engine, lengths_for
 from assay.verify.conformance.sample import PROMPT, sample_ids
 from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.readers import from_arrays
 from assay.verify.dumps.resolve import resolve
-from assay.verify.dumps.trace import take_trace
+from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge import text as judged
-from assay.verify.judge.diff import Diff
+from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.overflow import explain
 from assay.verify.judge.verdict import compare, judge
 from assay.verify.witness import WITNESSES
-from assay.verify.witness.opening import known, open_engine, open_talker, talkers
+from assay.verify.witness.engines_by_name import known, open_engine, open_talker, talkers
 
 if TYPE_CHECKING:
     from assay.verify.diagnosis.candidates import Share
@@ -74,7 +74,7 @@ class Finding:
             return {"verdict": self.verdict, "checks": [check.to_dict() for check in self.result]}
         found: dict[str, Any] = self.result.to_dict()
         if found.get("causes"):
-            from assay.verify.diagnosis.words import words
+            from assay.verify.diagnosis.wording import words
 
             told = [words(cause, self.model, self.result.diff) for cause in self.result.causes]
             found["causes"] = [
@@ -299,7 +299,7 @@ def diagnose(
     the ids stand for (under the chat template, with `chat`), the ids themselves are judged too.
     """
     from assay.verify.diagnosis import answer
-    from assay.verify.diagnosis import diagnose as by_values
+    from assay.verify.diagnosis import diagnose_dump as by_values
     from assay.verify.endpoint.blackbox import diagnose_endpoint
     from assay.verify.endpoint.client import Client
 
@@ -373,7 +373,7 @@ def _telling(check: Check) -> tuple[bool, int]:
 
 def _known_mistakes(on: Opened, check: Check) -> Check:
     from assay.verify.diagnosis import answer
-    from assay.verify.diagnosis import diagnose as by_values
+    from assay.verify.diagnosis import diagnose_dump as by_values
 
     assert check.dump is not None
     name = f"{len(check.dump.tokens)} tokens, known mistakes"

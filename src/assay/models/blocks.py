@@ -14,8 +14,8 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.graph import Graph, Node, join
+from assay.models.arch_keys import Metadata
 from assay.models.hparams import Experts, HParams, Layer, Rope
-from assay.models.metadata import Metadata
 
 Shapes = Mapping[str, tuple[int, ...]]  # GGUF tensor name -> row-major shape
 POOLING = {1: "mean", 2: "first", 3: "last"}

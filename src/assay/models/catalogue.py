@@ -29,9 +29,9 @@ from assay.models import (
     phi,
     qwen,
 )
+from assay.models.arch_keys import Metadata
 from assay.models.blocks import Builder, Shapes
 from assay.models.hparams import HParams
-from assay.models.metadata import Metadata
 
 
 @dataclass(frozen=True)

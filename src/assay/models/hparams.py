@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.models.metadata import Metadata
+from assay.models.arch_keys import Metadata
 
 _BLOCK = re.compile(r"^blk\.(\d{1,9})\.")
 

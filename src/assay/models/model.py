@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.graph import Graph
+from assay.models.arch_keys import Metadata
 from assay.models.blocks import Builder
 from assay.models.catalogue import ARCHITECTURES
 from assay.models.hparams import HParams
-from assay.models.metadata import Metadata
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.engines.base import Chunk, PagedEngine
+from assay.engines.contract import Chunk, PagedEngine
 from assay.errors import AssayError
 from assay.runtime.pages import Lease, OutOfPages, Pages
 from assay.runtime.sequence import Sequence

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PagedEngine
+from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.runtime.lookahead import Lookahead
 from assay.runtime.pages import Pages

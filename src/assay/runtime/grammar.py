@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from assay.engines.base import Array
+from assay.engines.contract import Array
 from assay.errors import AssayError
-from assay.runtime.errors import GrammarError, NoGrammars
 from assay.runtime.sequence import Constraint
+from assay.runtime.sequence_errors import GrammarError, NoGrammars
 from assay.system.box import Box
 from assay.system.terminal import printable
 from assay.text import Tokenizer

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from assay.errors import AssayError
-from assay.runtime.catalogue import Progress, locked, silent
+from assay.runtime.registry_models import Progress, locked, silent
 from assay.system.home import home
 from assay.system.terminal import printable
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.runtime import hf, ollama
-from assay.runtime.catalogue import CATALOGUE, Entry, Progress, pull, silent
+from assay.runtime import hf, ollama_store
+from assay.runtime.registry_models import CATALOGUE, Entry, Progress, pull, silent
 
 DEFAULT = "smollm2"
 
@@ -26,7 +26,7 @@ def resolve(
     if argument.startswith("hf:"):
         return hf.fetch(argument, progress=progress)
     if argument.startswith("ollama:"):
-        return ollama.find(argument)
+        return ollama_store.find(argument)
     if argument.removesuffix(":latest") in catalogue:  # a file of that name is reached as ./name
         return pull(catalogue[argument.removesuffix(":latest")], progress=progress)
     path = Path(argument)
@@ -50,7 +50,7 @@ def _meant(path: Path, catalogue: Mapping[str, Entry]) -> str:
     name = str(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name) and not path.parent.is_dir():
         return f"hf:{name}"
-    if found := ollama.names(name):
+    if found := ollama_store.names(name):
         return f"ollama:{found}"
     try:
         files = {file.name: str(file) for file in path.parent.glob("*.gguf")}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.runtime import hf, ollama
-from assay.runtime.catalogue import CATALOGUE, cached
+from assay.runtime import hf, ollama_store
+from assay.runtime.registry_models import CATALOGUE, cached
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def models() -> list[Local]:
     """All of them, by name; a file that cannot be looked at is left out."""
     found = [Local(e.name, "assay", (cached(e),)) for e in CATALOGUE.values()]
     found += [Local(f"hf:{repo}:{name}", owner, files) for owner, repo, name, files in hf.stored()]
-    found += [Local(f"ollama:{name}", "ollama", (path,)) for name, path in ollama.stored()]
+    found += [Local(f"ollama:{name}", "ollama", (path,)) for name, path in ollama_store.stored()]
     return [model for model in found if all(path.is_file() for path in model.files)]
 
 

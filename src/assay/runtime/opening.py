@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from assay import engines
-from assay.engines.base import PagedEngine, pages_for
-from assay.engines.batch import STEP
-from assay.engines.cache import natural_kv_type, page_bytes, windows
+from assay.engines.contract import PagedEngine, pages_for
+from assay.engines.plan.batching import STEP
+from assay.engines.plan.cache import natural_kv_type, page_bytes, windows
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.runtime import hub
-from assay.runtime.catalogue import Progress, silent
 from assay.runtime.draft import DraftModel, check_vocabularies
 from assay.runtime.grammar import Grammars
 from assay.runtime.lookahead import Lookahead
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
+from assay.runtime.registry_models import Progress, silent
 from assay.runtime.sampler import dry_breakers
 from assay.text import ChatTemplate, Tokenizer
 

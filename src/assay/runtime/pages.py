@@ -31,7 +31,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, PagedEngine
+from assay.engines.contract import PAGE, PagedEngine
 from assay.errors import AssayError
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from assay.engines.base import BEST, Best
+from assay.engines.contract import BEST, Best
 from assay.errors import AssayError
 from assay.runtime.params import GREEDY, Breakers, SamplerParams
 

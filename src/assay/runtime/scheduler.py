@@ -18,13 +18,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from assay.engines.base import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
+from assay.engines.contract import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
-from assay.runtime.errors import DeadlinePassed, EngineFailed, NoLogits
 from assay.runtime.lookahead import Lookahead
 from assay.runtime.pages import OutOfPages, Pages, common
 from assay.runtime.sampler import scores
 from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
+from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, NoLogits
 from assay.runtime.shares import Shares
 from assay.text import Tokenizer
 

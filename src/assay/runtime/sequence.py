@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from assay.engines.base import Array, Best
+from assay.engines.contract import Array, Best
 from assay.errors import AssayError
 from assay.runtime.draws import Draws, fresh_seed
 from assay.runtime.lookahead import Guesses

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from assay.errors import AssayError
-from assay.runtime.errors import EngineFailed, QueueFull
 from assay.runtime.scheduler import News, Scheduler, deliver
 from assay.runtime.sequence import Job, Sink
 from assay.runtime.sequence import Sequence as Running
+from assay.runtime.sequence_errors import EngineFailed, QueueFull
 
 log = logging.getLogger("assay.runtime")
 REST = 1.0  # seconds without work after which freed memory goes back to the system

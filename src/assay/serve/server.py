@@ -20,7 +20,7 @@ from assay.errors import AssayError
 from assay.runtime.opening import Options
 from assay.serve import app
 from assay.serve.api.state import State
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics

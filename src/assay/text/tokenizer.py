@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
-from assay.text.models import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, PlainBPE, ScoredMerges
+from assay.text.pair_merging import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, PlainBPE, ScoredMerges
 from assay.text.pretokenize import PreTokenizer
 from assay.text.special import SpecialTokens
 from assay.text.unigram import Unigram

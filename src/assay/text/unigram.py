@@ -16,7 +16,7 @@ import numpy as np
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.text.charsmap import Charsmap
-from assay.text.models import SPACE, Remembered, SafeCuts
+from assay.text.pair_merging import SPACE, Remembered, SafeCuts
 from assay.text.vocab import SCORES, TOKENS, Kind, Vocab
 
 MAX_LENGTH = 256  # characters a token may have: with it the time is linear in the text

@@ -15,7 +15,7 @@ import re
 import unicodedata
 
 from assay.errors import AssayError
-from assay.text.models import SPACE, Remembered, decode_leniently
+from assay.text.pair_merging import SPACE, Remembered, decode_leniently
 from assay.text.pretokenize import category, is_white
 from assay.text.vocab import TOKENS, Vocab
 

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.graph import Node, split
 from assay.models import Model
 from assay.system.files import write
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.diagnosis.words import words
+from assay.verify.diagnosis.wording import words
 from assay.verify.dumps.observation import Dump, inputs_of, measure, patch, token_axis
 from assay.verify.faults import FAULTS
-from assay.verify.judge.diff import Diff, NodeVerdict
-from assay.verify.judge.sweep import Last, evaluate_all, sweep
+from assay.verify.judge.compare_nodes import Diff, NodeVerdict
+from assay.verify.judge.shared_pass import Last, evaluate_all, sweep
 
 Array = NDArray[Any]
 _SHOWN = 12  # values of a node side by side

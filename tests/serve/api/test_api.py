@@ -193,7 +193,7 @@ def test_logprobs(client: Any) -> None:
 def test_echo_with_logprobs_scores_the_prompt(http: httpx.Client, tiny: Path) -> None:
     """Teacher forcing: what the API says of a prompt's tokens is the model's log-probability of them."""
     from assay import engines
-    from assay.engines.base import Chunk
+    from assay.engines.contract import Chunk
     from assay.models import load
 
     ids = [1, 260, 265, 270, 288]

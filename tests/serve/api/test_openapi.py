@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from assay.serve.api.routes import ROUTES
-from assay.serve.errors import KINDS
+from assay.serve.api_errors import KINDS
 from tests.serve.conftest import Server, start_server
 from tests.tiny import make
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from assay.serve.errors import KINDS
+from assay.serve.api_errors import KINDS
 from tests.serve.conftest import Server, Start
 from tests.tiny import make
 from tests.waiting import wait_until

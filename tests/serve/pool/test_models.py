@@ -9,9 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from assay.errors import AssayError
-from assay.runtime.errors import GrammarError
 from assay.runtime.opening import Options
-from assay.serve.errors import ApiError
+from assay.runtime.sequence_errors import GrammarError
+from assay.serve.api_errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Entry, Here, Models

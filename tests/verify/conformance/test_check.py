@@ -10,9 +10,9 @@ from tests.verify.conftest import TOKENS
 
 def test_check_finds_a_cache_fault(model: Model) -> None:
     """An engine that is right in prefill and forgets a position when it decodes."""
-    from assay.engines.base import Chunk
+    from assay.engines.contract import Chunk
     from assay.engines.reference import ReferenceEngine
-    from assay.verify.conformance.check import check_engine
+    from assay.verify.conformance.engine_check import check_engine
 
     class Forgetful(ReferenceEngine):
         def _chunk(self, i: int, chunk: Chunk, keep, emit):  # type: ignore[no-untyped-def]

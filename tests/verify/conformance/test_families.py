@@ -14,8 +14,8 @@ from assay.gguf import open_file
 from assay.models import load
 from assay.text import Tokenizer
 from assay.verify.conformance.grade import expected, score_kit
-from assay.verify.conformance.kit import write_kit
-from assay.verify.dumps.trace import take_trace
+from assay.verify.conformance.vectors import write_kit
+from assay.verify.dumps.tracing import take_trace
 from tests.models import others
 
 QUICK = ("bert", "deepseek2", "gpt2")  # an encoder, groups of experts with MLA, learned positions

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import PAGE, Chunk
+from assay.engines.contract import PAGE, Chunk
 from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.gguf import codecs, open_file
@@ -18,7 +18,7 @@ from assay.gguf.types import by_name
 from assay.models import load
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.conformance.grade import expected, score_kit
-from assay.verify.conformance.kit import write_kit
+from assay.verify.conformance.vectors import write_kit
 from tests import tiny
 
 # Every type that the tiny model's writer can encode, in turn over its matrices.

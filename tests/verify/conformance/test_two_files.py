@@ -14,7 +14,7 @@ from tests import tiny
 def test_streamed_kl_is_the_kl(tmp_path: Path) -> None:
     from assay.engines.reference import ReferenceEngine
     from assay.verify.conformance.two_files import logits
-    from assay.verify.dumps.trace import take_trace
+    from assay.verify.dumps.tracing import take_trace
 
     models = [load(open_file(tiny.make(tmp_path / f"{k}.gguf", type=k))) for k in ("F32", "Q8_0")]
     ids = [1, *range(30, 60)]

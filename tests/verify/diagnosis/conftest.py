@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 from tests.synthetic import make_kquant

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis.answer import text
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from tests import planting
 from tests.second_engine import Engine
 

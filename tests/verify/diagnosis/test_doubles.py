@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.models import Model
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from tests import planting
 
 

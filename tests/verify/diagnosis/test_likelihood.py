@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assay.models import Model
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump
 from tests import planting

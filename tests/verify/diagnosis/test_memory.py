@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis import memory
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.memory import Memory, memory_of
 from tests import planting
 

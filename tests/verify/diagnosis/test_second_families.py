@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.dumps.observation import Dump, Observation, token_axis
 from assay.verify.judge.text import text
 from assay.verify.judge.verdict import judge

@@ -11,7 +11,7 @@ import pytest
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis.answer import text
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.result import Diagnosis
 from tests import planting, tiny
 

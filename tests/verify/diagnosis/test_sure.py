@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis.candidates import confidence
 from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit

@@ -14,7 +14,7 @@ import pytest
 
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump
 from tests import planting

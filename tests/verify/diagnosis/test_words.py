@@ -10,7 +10,7 @@ import pytest
 from assay.models import Model
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.diagnosis.words import LANGUAGES, facts, words
+from assay.verify.diagnosis.wording import LANGUAGES, facts, words
 from assay.verify.faults import CODE, FAULTS, Stage
 
 

@@ -20,7 +20,7 @@ from assay.models import Model, load
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump, to_hf
 from assay.verify.dumps.settle import folded
-from assay.verify.dumps.trace import take_trace, write_trace
+from assay.verify.dumps.tracing import take_trace, write_trace
 from assay.verify.judge.verdict import compare, judge
 from tests import tiny
 from tests.verify.conftest import NODES, TOKENS

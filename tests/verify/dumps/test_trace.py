@@ -11,7 +11,7 @@ from assay.engines.reference import ReferenceEngine
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.load import load_dump
-from assay.verify.dumps.trace import take_trace, write_summary, write_trace
+from assay.verify.dumps.tracing import take_trace, write_summary, write_trace
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS
 

@@ -13,7 +13,7 @@ from assay.models import Model, load
 from assay.text import Tokenizer
 from assay.verify.endpoint.blackbox import diagnose_endpoint
 from assay.verify.endpoint.client import Client
-from assay.verify.endpoint.draws import Draw, _judge_draws, _nucleus
+from assay.verify.endpoint.nucleus_draws import Draw, _judge_draws, _nucleus
 from tests.synthetic import make_kquant
 from tests.verify.endpoint.faulty_server import serving
 

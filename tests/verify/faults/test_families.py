@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.verify.diagnosis.diagnose import diagnose
+from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.dumps.observation import Dump, Observation, inputs_of
 from assay.verify.faults import FAULTS, Context, planted
 from tests.models import others

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assay.engines.reference import evaluate, interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.graph import split
 from assay.models import Model, load

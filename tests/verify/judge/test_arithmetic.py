@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from assay.engines.functions import gelu_tanh
+from assay.engines.reference.functions import gelu_tanh
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.judge.arithmetic import ARITHMETICS, operand, q8_0, q8_k, round_to, summed

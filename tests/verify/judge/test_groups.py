@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.observation import Dump, Observation, inputs_of

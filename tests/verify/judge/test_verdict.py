@@ -13,8 +13,8 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.dumps.load import load_dump
 from assay.verify.dumps.observation import Dump, Observation
-from assay.verify.dumps.trace import take_trace
-from assay.verify.judge.diff import Diff
+from assay.verify.dumps.tracing import take_trace
+from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.text import text
 from assay.verify.judge.verdict import judge
 from tests import planting

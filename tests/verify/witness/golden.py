@@ -82,8 +82,8 @@ def run(path: Path) -> dict[str, np.ndarray]:
     """What llama.cpp computes for it, `cache type/node`."""
     from assay.gguf import open_file
     from assay.models import load
-    from assay.verify.dumps.trace import take_trace
-    from assay.verify.witness.opening import open_engine
+    from assay.verify.dumps.tracing import take_trace
+    from assay.verify.witness.engines_by_name import open_engine
 
     model = load(open_file(path))
     found = {}

@@ -7,7 +7,7 @@ import pytest
 from assay.cli import main
 from assay.gguf import open_file
 from assay.models import load
-from assay.verify.dumps.trace import choose, take_trace
+from assay.verify.dumps.tracing import choose, take_trace
 from tests.models import golden
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.engines.base import Chunk, Engine
+from assay.engines.contract import Chunk, Engine
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.library.verdicts import check
 from assay.models import Model, load
 from assay.verify.dumps.observation import Dump, Observation
-from assay.verify.dumps.trace import take_trace
+from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge.text import text
 from assay.verify.judge.verdict import judge
 from assay.verify.witness import WITNESSES
-from assay.verify.witness.opening import known, open_engine, open_talker, talkers
+from assay.verify.witness.engines_by_name import known, open_engine, open_talker, talkers
 from tests import tiny
 from tests.verify.witness import golden
 

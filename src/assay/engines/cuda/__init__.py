@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay import _native
-from assay.engines.base import (
+from assay.engines.contract import (
     BEST,
     PAGE,
     Arithmetic,
@@ -37,8 +37,6 @@ from assay.engines.base import (
     hand_over,
     pages_for,
 )
-from assay.engines.batch import Results, Step, in_turns, steps, whole
-from assay.engines.cache import KV_TYPES
 from assay.engines.cuda.compile import compile_program
 from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import Tensors
@@ -46,7 +44,9 @@ from assay.engines.cuda.program import Memory as Addresses
 from assay.engines.cuda.program import Program
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import cubins
-from assay.engines.fuse import Single, fuse
+from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
+from assay.engines.plan.cache import KV_TYPES
+from assay.engines.plan.fuse import Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model

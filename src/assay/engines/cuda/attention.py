@@ -12,8 +12,8 @@ from assay.engines.cuda.device import Launch
 from assay.engines.cuda.program import COPIES, HALVED, Quantised, Value, quantised
 from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, TENSOR_ROWS, prompt_rows, tensor_room, tile_rows
 from assay.engines.cuda.walk import Walks
-from assay.engines.functions import alibi_slopes
-from assay.engines.fuse import Attention
+from assay.engines.plan.fuse import Attention
+from assay.engines.reference.functions import alibi_slopes
 from assay.errors import AssayError
 from assay.graph import Node
 

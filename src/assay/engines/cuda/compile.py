@@ -3,7 +3,7 @@
 A program holds no data of a batch: tokens, slots, page tables and positions are tables in device memory, written
 before each run. So it is made once a shape, and the launches of a small step are kept as one CUDA graph.
 
-Beside the groups of engines/fuse.py, three things are folded where nobody else reads them:
+Beside the groups of engines/plan/fuse.py, three things are folded where nobody else reads them:
 
     a norm before products            into the quantisation of their input
     RoPE of q and k, cache writes     into attention, when every sequence has one token; in a walk norms of heads
@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from assay.engines.batch import External
 from assay.engines.cuda import structs
 from assay.engines.cuda.attention import AttentionSteps
 from assay.engines.cuda.device import Launch
@@ -27,7 +26,8 @@ from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.program import ACTS, MAP, Folded, Memory, Program, Value, WalkNorm
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.cuda.walk import ROWS
-from assay.engines.fuse import Attention, Gated, Products, Single, fuse
+from assay.engines.plan.batching import External
+from assay.engines.plan.fuse import Attention, Gated, Products, Single, fuse
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 

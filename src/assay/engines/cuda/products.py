@@ -14,7 +14,7 @@ from assay.engines.cuda.layout import LANES, UNIT, Format, Matrix
 from assay.engines.cuda.program import COPIES, HALVED, Quantised, Value, quantised, room
 from assay.engines.cuda.walk import LONG
 from assay.engines.cuda.walk_few import FewWalks
-from assay.engines.fuse import Gated, Products
+from assay.engines.plan.fuse import Gated, Products
 from assay.errors import AssayError
 from assay.graph import Node
 

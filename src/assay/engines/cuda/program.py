@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.batch import External
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch, Played
 from assay.engines.cuda.layout import UNIT, Tensors
 from assay.engines.cuda.shapes import CacheLayout, Shape
-from assay.engines.functions import rope_angles
-from assay.engines.fuse import Plan
+from assay.engines.plan.batching import External
+from assay.engines.plan.fuse import Plan
+from assay.engines.reference.functions import rope_angles
 from assay.errors import AssayError
 from assay.graph import Graph, Node
 

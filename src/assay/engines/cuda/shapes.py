@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from assay.engines.cache import CachePool, cache_pools
 from assay.engines.cuda import structs
-from assay.engines.fuse import Attention, fuse
+from assay.engines.plan.cache import CachePool, cache_pools
+from assay.engines.plan.fuse import Attention, fuse
 from assay.errors import AssayError
 from assay.graph import Graph
 

@@ -16,7 +16,7 @@ from assay.errors import AssayError
 from assay.gguf.types import GGMLType, by_name
 
 from . import encode_iquants, encode_kquants, encode_legacy, floats, iquants, kquants, legacy, microscaling, ternary
-from .base import Bytes, Codec, Encoder, Fields, Floats
+from .codec import Bytes, Codec, Encoder, Fields, Floats
 
 __all__ = ["CODECS", "ENCODERS", "FLOATS", "Codec", "decode", "decode_with", "encode", "fields"]
 

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .base import Bytes, Encoder, Floats
+from .codec import Bytes, Encoder, Floats
 from .encode_kquants import pack_crumbs
 from .encode_legacy import half_bytes, pack_low_high
 from .fit import Form, Snap, columns, encode_blocks, fit_symmetric, halves, reciprocal, rows, steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Bytes, Encoder, Floats, Integers
+from .codec import Bytes, Encoder, Floats, Integers
 from .encode_legacy import pack_low_high
 from .fit import Form, encode_blocks, halves, rows, steps, whole
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.errors import AssayError
 
-from .base import Bytes, Encoder, Floats, Integers
+from .codec import Bytes, Encoder, Floats, Integers
 from .fit import columns, fit_affine, fit_symmetric, reciprocal, rows, steps, whole
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from assay.errors import AssayError
 
-from .base import Bytes, Floats
+from .codec import Bytes, Floats
 
 TINY = np.float32(1e-30)
 SMALLEST_NORMAL = np.finfo(np.float16).smallest_normal

@@ -8,7 +8,7 @@ import numpy as np
 
 from assay.errors import AssayError
 
-from .base import Bytes, Floats
+from .codec import Bytes, Floats
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from .base import Floats
+from .codec import Floats
 
 # name: values of a coordinate, coordinates of a point, the set
 LATTICES: dict[str, tuple[tuple[int, ...], int, str]] = {

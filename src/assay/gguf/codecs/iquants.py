@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from assay.gguf.types import by_name
 
-from .base import Bytes, Codec, Fields, Floats, crumbs, half, low_high, scale_groups
+from .codec import Bytes, Codec, Fields, Floats, crumbs, half, low_high, scale_groups
 from .grids import grid
 
 IQ4_VALUES = np.array(

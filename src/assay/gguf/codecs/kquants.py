@@ -17,7 +17,7 @@ import numpy as np
 
 from assay.gguf.types import by_name
 
-from .base import Bytes, Codec, Fields, Floats, crumbs, half, low_high, scale_groups
+from .codec import Bytes, Codec, Fields, Floats, crumbs, half, low_high, scale_groups
 
 
 def bit_planes(packed: Bytes, planes: int) -> Bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.gguf.types import by_name
 
-from .base import Bytes, Codec, Fields, Floats, half, low_high
+from .codec import Bytes, Codec, Fields, Floats, half, low_high
 
 
 def fifth_bit(qh: Bytes) -> Bytes:

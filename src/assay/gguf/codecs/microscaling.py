@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.gguf.types import by_name
 
-from .base import Bytes, Codec, Fields, Floats, low_high, scale_groups
+from .codec import Bytes, Codec, Fields, Floats, low_high, scale_groups
 
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 

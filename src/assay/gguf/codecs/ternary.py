@@ -6,7 +6,7 @@ import numpy as np
 
 from assay.gguf.types import by_name
 
-from .base import Bytes, Codec, Fields, Floats, crumbs, half
+from .codec import Bytes, Codec, Fields, Floats, crumbs, half
 
 # A byte holds five base-3 digits as the fraction byte / 256; multiplying by 3 ** k modulo 256 brings digit k
 # to the front, and the front digit is floor(3 * fraction).

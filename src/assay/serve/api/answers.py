@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from re import fullmatch
 from typing import Any
 
-from assay import __version__
 from assay.runtime.draws import fresh_seed, seed_of
 from assay.runtime.sampler import Choice, Ranked, SamplerParams
 from assay.runtime.sequence import Constraint, Progress
 from assay.serve.api.schemas import Sampling
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.pool.models import Entry
 from assay.serve.pool.threads import Threads
+from assay.version import __version__
 
 _SAME_NAME = (
     "top_p", "top_k", "min_p", "typical", "top_n_sigma", "repeat_penalty", "repeat_last_n", "frequency_penalty",

@@ -9,14 +9,14 @@ from typing import Any
 from assay.runtime.sampler import Choice
 from assay.runtime.sequence import Job, Progress, Update
 from assay.serve.api import answers as common
-from assay.serve.api import prompts
+from assay.serve.api import request_tokens
 from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
 from assay.serve.api.state import Call, State
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import Event, Events, Reply, json_reply, mold
 from assay.serve.pool.models import Entry
-from assay.serve.pool.reader import Reader
+from assay.serve.pool.update_queue import Reader
 
 DEFAULT_TOKENS = 16
 
@@ -33,7 +33,7 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
     if request.suffix and isinstance(request.prompt, str):
         given = [await infill_ids(call, entry, request.prompt, request.suffix)]
     else:
-        given = await prompts.prompt_ids(state, entry, request.prompt)
+        given = await request_tokens.prompt_ids(state, entry, request.prompt)
     if len(given) * n > limits.prompts:
         raise ApiError(
             "invalid_value", f"n: {len(given)} prompts times {n} are more than {limits.prompts} choices", "n"
@@ -76,7 +76,7 @@ async def _jobs(
     until = common.deadline(limits, request.timeout)
     jobs = []
     for ids in given:
-        prompts.check(ids, entry, room=min(asked, 1))
+        request_tokens.check(ids, entry, room=min(asked, 1))
         for index in range(n):
             jobs.append(
                 Job(

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from assay import __version__
 from assay.runtime.params import SamplerParams
 from assay.runtime.sequence import Job, Update
 from assay.serve.api import answers as common
-from assay.serve.api import prompts
+from assay.serve.api import request_tokens
 from assay.serve.api.schemas import LIMITS, Model, Name, Sampling, TokenId
 from assay.serve.api.schemas import Text as AnyText
 from assay.serve.api.state import Call
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import BARE, Events, Reply, json_reply
 from assay.serve.pool.models import Entry
-from assay.serve.pool.reader import Reader
+from assay.serve.pool.update_queue import Reader
+from assay.version import __version__
 
 # How llama-server calls the ends of an answer.
 STOPS = {"eos": "eos", "stop": "word", "grammar": "eos", "length": "limit", "context": "limit"}
@@ -55,7 +55,7 @@ class InfillRequest(Text):
 
 
 async def text_of(call: Call, entry: Entry, text: str) -> list[int]:
-    return await prompts.text_ids(call.state, entry, text)
+    return await request_tokens.text_ids(call.state, entry, text)
 
 
 async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: list[Extra] | None = None) -> list[int]:
@@ -65,7 +65,7 @@ async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: 
         raise ApiError("unsupported", f"the model {entry.id} has no tokens for filling in", "input_suffix")
 
     async def ids_of(text: str) -> list[int]:
-        return await prompts.text_ids(call.state, entry, text, add_special=False, parse_special=False)
+        return await request_tokens.text_ids(call.state, entry, text, add_special=False, parse_special=False)
 
     ids = [entry.tokenizer.bos] if entry.tokenizer.add_bos and entry.tokenizer.bos is not None else []
     for file in extra or ():
@@ -80,7 +80,7 @@ async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: 
 async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text) -> Reader:
     """A text that is being continued."""
     state = call.state
-    prompts.check(ids, entry)
+    request_tokens.check(ids, entry)
     constraint = None
     if request.json_schema is not None and request.grammar:
         raise ApiError("invalid_value", "grammar: json_schema is given too; use one of them", "grammar")
@@ -131,7 +131,7 @@ async def _prompt(call: Call, entry: Entry, prompt: str | list[str | int]) -> li
         if isinstance(item, int):
             ids.append(item)
         else:
-            ids += await prompts.text_ids(call.state, entry, item, add_special=not ids)
+            ids += await request_tokens.text_ids(call.state, entry, item, add_special=not ids)
     return ids
 
 

@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from assay import __version__
 from assay.runtime.sequence import Progress
-from assay.serve.api.chat import Conversation, begin
+from assay.serve.api.chat_completions import Conversation, begin
 from assay.serve.api.llama_server import Text as PlainText
 from assay.serve.api.llama_server import continue_text, infill_ids, text_of
 from assay.serve.api.schemas import (
@@ -33,9 +32,10 @@ from assay.serve.api.schemas import (
 )
 from assay.serve.api.state import Call
 from assay.serve.api.texts import embeddings
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import LINES, Events, Reply, json_reply
 from assay.serve.pool.models import Entry
+from assay.version import __version__
 
 Form = Literal["", "json"] | dict[str, Any]
 

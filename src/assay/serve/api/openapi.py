@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from assay import __version__
 from assay.serve.api.routes import RouteSpec
 from assay.serve.api.schemas import ErrorResponse, PlainError
-from assay.serve.errors import KINDS
+from assay.serve.api_errors import KINDS
+from assay.version import __version__
 
 _REF = "#/components/schemas/{model}"
 _ALWAYS = ("invalid_api_key", "forbidden_host", "internal_error")

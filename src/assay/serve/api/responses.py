@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from assay.serve.api import answers as common
-from assay.serve.api.chat import Conversation, begin
+from assay.serve.api.chat_completions import Conversation, begin
 from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Model, Name, Share, Text
 from assay.serve.api.state import Call
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import NAMED, Events, Reply, json_reply
 
 

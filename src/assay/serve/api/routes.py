@@ -8,15 +8,15 @@ from typing import Any
 from pydantic import BaseModel
 
 from assay.serve.api import llama_server, ollama, schemas
-from assay.serve.api.chat import chat
+from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
-from assay.serve.api.diagnose import DiagnoseRequest, DiagnoseResponse, diagnose
+from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
 from assay.serve.api.responses import ResponsesRequest, responses
 from assay.serve.api.state import Call
 from assay.serve.api.status import Status, status
 from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
-from assay.serve.api.trace import trace
-from assay.serve.errors import ApiError
+from assay.serve.api.trace_route import trace
+from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import Handler, Reply, json_reply
 
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"

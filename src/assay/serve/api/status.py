@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from assay import __version__
-from assay.engines.base import PAGE
+from assay.engines.contract import PAGE
 from assay.runtime.sequence import Progress
 from assay.serve.api.schemas import Model
 from assay.serve.api.state import Call
 from assay.serve.http.exchange import Reply, json_reply
 from assay.serve.pool.models import Entry
+from assay.version import __version__
 
 
 class Stream(Model):

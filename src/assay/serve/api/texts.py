@@ -9,7 +9,7 @@ from assay.errors import AssayError
 from assay.runtime.pooling import check_dimensions, embedding_of
 from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
-from assay.serve.api import prompts
+from assay.serve.api import request_tokens
 from assay.serve.api.schemas import (
     DetokenizeRequest,
     EmbeddingRequest,
@@ -19,10 +19,10 @@ from assay.serve.api.schemas import (
     TokenizeRequest,
 )  # fmt: skip
 from assay.serve.api.state import Call
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.http.exchange import Reply, json_reply
 from assay.serve.pool.models import Entry
-from assay.serve.pool.reader import Reader
+from assay.serve.pool.update_queue import Reader
 
 
 async def models(call: Call, _: None) -> Reply:
@@ -71,7 +71,7 @@ async def tokenize(call: Call, request: TokenizeRequest) -> Reply:
         shown = pieces(entry, ids, state.limits.pieces, "with_pieces") if request.with_pieces else None
         return json_reply({"tokens": ids, "pieces": shown})
 
-    found: Reply = await prompts.off_loop(state, len(text), work)
+    found: Reply = await request_tokens.off_loop(state, len(text), work)
     return found
 
 
@@ -98,7 +98,7 @@ async def detokenize(call: Call, request: DetokenizeRequest) -> Reply:
         raise ApiError("invalid_value", f"tokens: {wrong} is not in the vocabulary of {n_vocab}", "tokens")
     if len(request.tokens) > (most := call.state.limits.ids):
         raise ApiError("invalid_value", f"tokens: too many (found {len(request.tokens)}, at most {most})", "tokens")
-    found: Reply = await prompts.off_loop(
+    found: Reply = await request_tokens.off_loop(
         call.state, len(request.tokens), lambda: json_reply({"content": entry.tokenizer.decode(request.tokens)})
     )
     return found
@@ -109,10 +109,10 @@ async def apply_template(call: Call, request: TemplateRequest) -> Reply:
     entry = call.state.models.find(request.model)
     given = (call.state, entry, request.messages, request.tools, request.chat_template_kwargs)
     prompted = request.add_generation_prompt is not False
-    ids = await prompts.chat_ids(*given, add_generation_prompt=prompted)
-    text = await prompts.chat_text(*given, add_generation_prompt=prompted)
+    ids = await request_tokens.chat_ids(*given, add_generation_prompt=prompted)
+    text = await request_tokens.chat_text(*given, add_generation_prompt=prompted)
     most = call.state.limits.pieces
-    found: Reply = await prompts.off_loop(
+    found: Reply = await request_tokens.off_loop(
         call.state, len(text),
         lambda: json_reply({"prompt": text, "tokens": ids, "pieces": pieces(entry, ids, most, "messages")}),
     )  # fmt: skip
@@ -128,9 +128,9 @@ async def embeddings(call: Call, request: EmbeddingRequest) -> Reply:
         check_dimensions(request.dimensions, how.width)
     except AssayError as error:
         raise ApiError("invalid_value", str(error), "dimensions") from None
-    texts = await prompts.prompt_ids(state, entry, request.input)
+    texts = await request_tokens.prompt_ids(state, entry, request.input)
     for ids in texts:
-        prompts.check(ids, entry, room=0, param="input")
+        request_tokens.check(ids, entry, room=0, param="input")
     worker = await call.stack.enter_async_context(state.models.use(entry))
     until = common.deadline(state.limits)
     jobs = [Job(ids=tuple(ids), keep=(how.node,), pooling=how.pooling, deadline=until) for ids in texts]

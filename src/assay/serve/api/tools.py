@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 
 from assay.runtime.grammar import json_rule
-from assay.serve.api import prompts
+from assay.serve.api import request_tokens
 from assay.serve.api.schemas import Function, Message, Tool
 from assay.text import Tokenizer
 from assay.text.reply import FAMILIES, Family
@@ -54,13 +54,13 @@ def taught(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     found = [_written(message) for message in messages]
     if found and found[0].role in ("system", "developer"):
         first = found.pop(0)
-        lesson = f"{prompts.plain(first)['content']}\n\n{lesson}"
+        lesson = f"{request_tokens.plain(first)['content']}\n\n{lesson}"
     return [_plain("system", lesson), *found]
 
 
 def _written(message: Message) -> Message:
     """A message whose calls or result stand in its text."""
-    content = prompts.plain(message)["content"] or ""
+    content = request_tokens.plain(message)["content"] or ""
     if message.role == "tool":
         return _plain("user", f"<tool_response>\n{content}\n</tool_response>")
     if not message.tool_calls:

@@ -12,7 +12,7 @@ from typing import NoReturn
 from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive
 
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.limits import Limits
 
 _STRING = re.compile(rb'"(?:[^"\\\\]|\\\\.)*+"', re.DOTALL)

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from assay.serve.errors import ApiError, as_api_error
+from assay.serve.api_errors import ApiError, as_api_error
 from assay.serve.http.body import parse, read
 from assay.serve.limits import Limits
 

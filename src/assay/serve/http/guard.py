@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from assay.serve.errors import ApiError, as_api_error
+from assay.serve.api_errors import ApiError, as_api_error
 from assay.serve.http.exchange import Reply, error_reply, write
 
 _CSP = (

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from assay.runtime import scheduler
 from assay.runtime.pages import Pages
 from assay.runtime.sequence import ENDS, Progress
-from assay.serve.pool.reader import REASONS
+from assay.serve.pool.update_queue import REASONS
 
 Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -21,10 +21,10 @@ from assay.runtime.scheduler import News, Scheduler, deliver
 from assay.runtime.sequence import Progress
 from assay.runtime.sequence import Sequence as Running
 from assay.runtime.worker import Worker
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.reader import Computes
+from assay.serve.pool.update_queue import Computes
 
 
 class Entry(Opened):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from assay.serve.errors import ApiError
+from assay.serve.api_errors import ApiError
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import Chunk, Engine, pages_for
+from assay.engines.contract import Chunk, Engine, pages_for
 from assay.engines.reference import evaluate
 from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.observation import inputs_of
-from assay.verify.judge.sweep import Last, Streamed
+from assay.verify.judge.shared_pass import Last, Streamed
 
 Array = NDArray[Any]
 ROWS = 4096  # weight rows compared at a time

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from assay.graph import split
 from assay.models import Model
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.diagnosis.words import Words, joint, tied, words
+from assay.verify.diagnosis.wording import Words, joint, tied, words
 from assay.verify.judge.text import broken_lines
 
 PAGE = "docs/faults.md"

@@ -16,7 +16,7 @@ from assay.verify.diagnosis.candidates import confidence
 from assay.verify.diagnosis.lab import NEVER, Fit, Lab
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import inputs_of, token_axis
-from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 
 Fed = tuple[list[int], list[int]]  # tokens that were computed, and the row shown for each row of the dump
 

@@ -14,7 +14,7 @@ from assay.verify.diagnosis.candidates import SINGLE, candidates_at, make_cause,
 from assay.verify.diagnosis.doubles import Pair, double
 from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import MOST_CAUSES, MOST_UNEXPLAINED
 
 Array = NDArray[Any]

@@ -16,7 +16,7 @@ from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, described, make_cause
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
 from assay.verify.diagnosis.result import Diagnosis
-from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.thresholds import FEW, TIE
 
 Progress = Callable[[str], None]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import ACTIVATIONS, linear
+from assay.engines.reference.functions import ACTIVATIONS, linear
 from assay.gguf import codecs
 from assay.graph import Node, split
 from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from assay.verify.diagnosis.evidence_groups import Groups, Place, groups_of, off_in
 from assay.verify.diagnosis.lab import Lab
-from assay.verify.diagnosis.places import Groups, Place, groups_of, off_in
 from assay.verify.judge.rounding import EXACT
 from assay.verify.thresholds import DRAWS
 

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import attn_mask
 from assay.engines.reference import Hooks, evaluate, interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.functions import attn_mask
+from assay.engines.reference.weights import Weights
 from assay.graph import Graph, Node
 from assay.models import Model
 from assay.verify.diagnosis.memory import memory_of
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
 from assay.verify.faults import FAULTS, Context, Planted, Variant
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
-from assay.verify.judge.diff import Diff
+from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level
 from assay.verify.judge.rounding import EXACT, Rounding, hooks, weights_of

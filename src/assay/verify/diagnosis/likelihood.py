@@ -27,16 +27,16 @@ import numpy as np
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
+from assay.verify.diagnosis.evidence_groups import Groups, Place, groups_of, off_at, run_of
 from assay.verify.diagnosis.firm import moved_by, shaken_benches, with_off
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import least, search_parameter
-from assay.verify.diagnosis.places import Groups, Place, groups_of, off_at, run_of
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.rules import allowed, nothing_left, rules
 from assay.verify.diagnosis.screen import Screen
 from assay.verify.faults import FAULTS, Kind, Stage
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.diff import Diff
+from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.rounding import EXACT, Rounding
 from assay.verify.thresholds import (
     A_LAYERS_WORTH,

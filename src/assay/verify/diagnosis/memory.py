@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from numpy.typing import NDArray
 
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.graph import Graph
 
 Array = NDArray[Any]

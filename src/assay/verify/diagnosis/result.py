@@ -8,7 +8,7 @@ from typing import Any, Literal
 from assay.graph import split
 from assay.verify.diagnosis.relations import Relation
 from assay.verify.faults import FAULTS
-from assay.verify.judge.diff import Diff
+from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.overflow import Broken
 
 

@@ -9,10 +9,10 @@ from itertools import takewhile
 import numpy as np
 
 from assay.graph import split
+from assay.verify.diagnosis.evidence_groups import Groups, Place, gains, groups_of, off_in
 from assay.verify.diagnosis.lab import Lab
-from assay.verify.diagnosis.places import Groups, Place, gains, groups_of, off_in
 from assay.verify.judge.arithmetic import ARITHMETICS
-from assay.verify.judge.diff import Diff
+from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.rounding import EXACT, roundings
 from assay.verify.thresholds import (
     AN_EDGE,

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import evaluate
-from assay.engines.weights import Table, Weights
+from assay.engines.reference.weights import Table, Weights
 from assay.graph import split
 from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
 from assay.verify.diagnosis.parameter import search_parameter
 from assay.verify.faults import FAULTS, Context, Kind
-from assay.verify.judge.diff import NodeVerdict
+from assay.verify.judge.compare_nodes import NodeVerdict
 from assay.verify.judge.noise import Level
 from assay.verify.thresholds import ACCEPT, AROUND, HEAD, LONG_RUN, ROUGH, RULED_OUT
 

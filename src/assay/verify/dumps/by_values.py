@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.batch import INDICES
+from assay.engines.plan.batching import INDICES
 from assay.graph import Graph, join, split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Observation, to_hf, token_axis

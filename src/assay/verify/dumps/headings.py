@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from assay.verify.dumps.layer_and_row import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
 from assay.verify.dumps.lines import pieces
-from assay.verify.dumps.places import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
 from assay.verify.dumps.said import NOT_SIDES, said_by
 from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic

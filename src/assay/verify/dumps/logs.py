@@ -16,14 +16,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from assay.verify.dumps.blocks import Block, blocks, numbers_of
 from assay.verify.dumps.brackets import Item, quoted_pairs
 from assay.verify.dumps.fold import refolded
 from assay.verify.dumps.headings import VAGUE, Context, about, heading
+from assay.verify.dumps.layer_and_row import LAYER, PERHAPS, ROW, layer_of, row_of
 from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 from assay.verify.dumps.patterns import Pattern
-from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, row_of
+from assay.verify.dumps.printed_blocks import Block, blocks, numbers_of
 from assay.verify.dumps.runs import ID_WORDS, LOGIT_WORDS
 from assay.verify.dumps.said import TOP_WORDS, said_by
 from assay.verify.dumps.statement import Said

@@ -21,7 +21,7 @@ from assay.verify.dumps.arrays import Arrays, archive_arrays, folder_arrays, rea
 from assay.verify.dumps.lines import Number, half_unit, sharpened
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
 from assay.verify.dumps.safetensors import read_safetensors
-from assay.verify.dumps.trace import read_trace
+from assay.verify.dumps.tracing import read_trace
 
 Array = NDArray[Any]
 MAX_LINE = 1 << 25

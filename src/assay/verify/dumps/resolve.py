@@ -16,20 +16,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.batch import INDICES
+from assay.engines.plan.batching import INDICES
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model
 from assay.verify.dumps import axes
 from assay.verify.dumps.by_values import by_values, overruled
 from assay.verify.dumps.finite import is_finite, up_to_first
-from assay.verify.dumps.names import ignored, translate
+from assay.verify.dumps.foreign_names import ignored, translate
 from assay.verify.dumps.numbering import numbered
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.settle import folded, nothing_read, settle, suggestion, understood
-from assay.verify.dumps.trace import shape_of
+from assay.verify.dumps.tracing import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
 Array = NDArray[Any]

@@ -24,6 +24,7 @@ from assay.verify.dumps.brackets import (
     ranked,
     vectors,
 )
+from assay.verify.dumps.layer_and_row import LAYER, LAYERS, PERHAPS, ROW
 from assay.verify.dumps.lines import (
     ASSIGN,
     BAR,
@@ -38,7 +39,6 @@ from assay.verify.dumps.lines import (
     Word,
     listed,
 )
-from assay.verify.dumps.places import LAYER, LAYERS, PERHAPS, ROW
 from assay.verify.dumps.runs import TOKENS, run_from, take_run, tell, zipped
 from assay.verify.dumps.statement import RECORD, Said
 from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from assay.verify.dumps.layer_and_row import LAYER, LAYERS, ROW, layer_of, row_of
 from assay.verify.dumps.lines import MOST, Number, Values, Word, listed, pieces
-from assay.verify.dumps.places import LAYER, LAYERS, ROW, layer_of, row_of
 from assay.verify.dumps.statement import Said
 from assay.verify.dumps.statistics import statistic
 from assay.verify.dumps.words import meaning, split_words

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from assay.verify.dumps.places import LAYER, PERHAPS, ROW, layer_of, perhaps_of, row_of
+from assay.verify.dumps.layer_and_row import LAYER, PERHAPS, ROW, layer_of, perhaps_of, row_of
 from assay.verify.dumps.tongues import TONGUES, english
 
 _MOST, _LONGEST = 64, 200  # words of a label, and letters of a word

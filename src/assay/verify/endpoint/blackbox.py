@@ -22,10 +22,10 @@ from assay.verify.diagnosis.by_feeds import FEEDS
 from assay.verify.diagnosis.candidates import SECOND_NAMES
 from assay.verify.diagnosis.lab import Fit, Hypothesis, Unit
 from assay.verify.diagnosis.result import Answer, Cause, Diagnosis
-from assay.verify.endpoint.box import Box, Case, case_of, cause_of, distance
 from assay.verify.endpoint.client import Client, Reply
-from assay.verify.endpoint.draws import sampling
-from assay.verify.endpoint.prompts import GREEDY, TEXT, chat_prompt, scored_prompt, text_prompt
+from assay.verify.endpoint.nucleus_draws import sampling
+from assay.verify.endpoint.prompt_ids import GREEDY, TEXT, chat_prompt, scored_prompt, text_prompt
+from assay.verify.endpoint.simulated import Box, Case, case_of, cause_of, distance
 from assay.verify.faults import FAULTS, Kind, Stage
 from assay.verify.thresholds import ALLOWED, FLOOR, PRINTED
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 
-from assay.verify.faults import attention, blocks, decoders, families, layout, parsing, rotary, small
-from assay.verify.faults.base import (
+from assay.verify.faults import attention_edits, block_edits, decoders, families, layout_edits, parsing, rotary, small
+from assay.verify.faults.fault import (
     PLANTS,
     Change,
     Context,
@@ -47,7 +47,16 @@ __all__ = [
     "sites",
 ]
 
-_PLANTING = (parsing, decoders, layout, blocks, rotary, attention, families, small)  # imported for what they register
+_PLANTING = (
+    parsing,
+    decoders,
+    layout_edits,
+    block_edits,
+    rotary,
+    attention_edits,
+    families,
+    small,
+)  # imported for what they register
 
 
 def _read(stage: Stage) -> dict[str, Fault]:

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.engines.functions import linear
+from assay.engines.reference.functions import linear
 from assay.gguf import codecs
-from assay.gguf.codecs.base import Bytes, Codec, Fields, Floats, half, low_high
+from assay.gguf.codecs.codec import Bytes, Codec, Fields, Floats, half, low_high
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Edit, on_rows, plant
+from assay.verify.faults.fault import Array, Change, Context, Edit, on_rows, plant
 from assay.verify.faults.tensors import decoded, quantised, tensor_type, with_tensor
 
 SMALLEST_NORMAL_HALF = np.float32(2.0**-14)

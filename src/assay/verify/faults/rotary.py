@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.functions import rope
+from assay.engines.reference.functions import rope
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, sibling, standard, width
+from assay.verify.faults.fault import Array, Change, Context, Search, layer, plant, role, sibling, standard, width
 
 _BASE = Search(100.0, 1e8, (1e4, 5e5, 1e6, 1e5, 2e4, 8e4), points=37)
 

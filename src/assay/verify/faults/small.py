@@ -12,12 +12,12 @@ from functools import partial
 
 import numpy as np
 
-from assay.engines.functions import linear
+from assay.engines.reference.functions import linear
 from assay.gguf import codecs
 from assay.graph import Node
-from assay.verify.faults.attention import masked, softmax
-from assay.verify.faults.base import Array, Change, Context, Search, by_heads, plant, role, sibling, standard
-from assay.verify.faults.blocks import is_norm, rms, stream
+from assay.verify.faults.attention_edits import masked, softmax
+from assay.verify.faults.block_edits import is_norm, rms, stream
+from assay.verify.faults.fault import Array, Change, Context, Search, by_heads, plant, role, sibling, standard
 from assay.verify.faults.rotary import is_rope, turned
 from assay.verify.faults.tensors import decoded, tensor_type, with_tensor
 

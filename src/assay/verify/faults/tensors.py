@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.engines.functions import linear
+from assay.engines.reference.functions import linear
 from assay.gguf import by_name, codecs
-from assay.gguf.codecs.base import Bytes, Floats
+from assay.gguf.codecs.codec import Bytes, Floats
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, with_weight
+from assay.verify.faults.fault import Array, Change, Context, with_weight
 
 PREVIEW = 48  # features computed to see whether a guess is worth decoding everything for
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation, inputs_of, measure, patch, token_axis
@@ -37,7 +37,7 @@ from assay.verify.judge.noise import (
     unseen,
 )
 from assay.verify.judge.routing import CHOICES, Route, allowed, disorder, ranking, routes
-from assay.verify.judge.sweep import Last, Together, evaluate_all, sweep
+from assay.verify.judge.shared_pass import Last, Together, evaluate_all, sweep
 from assay.verify.thresholds import LUCK, PEAK, RUN, SHORT, STEP
 
 Array = NDArray[Any]

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.functions import attn_mask
-from assay.engines.weights import Weights
+from assay.engines.reference.functions import attn_mask
+from assay.engines.reference.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.system.files import recall, remember
@@ -49,7 +49,7 @@ from assay.verify.judge.arithmetic import (
     summed,
 )
 from assay.verify.judge.routing import CHOICES, allowed, allowed_groups, other_choice, other_groups, ranking
-from assay.verify.judge.sweep import Asking, Lanes, Last
+from assay.verify.judge.shared_pass import Asking, Lanes, Last
 
 Array = NDArray[Any]
 VERSION = 9  # of the noise model; part of the cache key

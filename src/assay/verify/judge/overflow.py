@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import interpret
-from assay.engines.weights import Weights
+from assay.engines.reference.weights import Weights
 from assay.graph import Node
 from assay.models import Model
 from assay.verify.dumps.finite import NotFinite

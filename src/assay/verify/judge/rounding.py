@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import Hooks
-from assay.engines.weights import Table, Weights
+from assay.engines.reference.weights import Table, Weights
 from assay.gguf import GGUFFile
 from assay.graph import Node
 from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, q8_0, quantise_for, round_to

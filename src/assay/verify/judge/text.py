@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.models import Model
-from assay.system.words import counted
-from assay.verify.judge.diff import Diff, NodeVerdict
+from assay.system.counting import counted
+from assay.verify.judge.compare_nodes import Diff, NodeVerdict
 from assay.verify.judge.overflow import Broken
 
 

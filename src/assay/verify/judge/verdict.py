@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from assay.engines.blas import one_thread
+from assay.engines.reference.blas import one_thread
 from assay.errors import AssayError
 from assay.models import Model
 from assay.system import heap
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS, Arithmetic
-from assay.verify.judge.diff import Diff, NodeVerdict, Verdict
+from assay.verify.judge.compare_nodes import Diff, NodeVerdict, Verdict
 from assay.verify.judge.evidence import Evidence, examine, follows
 from assay.verify.judge.inferred import infer
 from assay.verify.judge.noise import Level

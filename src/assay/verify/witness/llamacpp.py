@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
+from assay.engines.contract import PAGE, Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.dumps.names import translate
-from assay.verify.witness.base import packages
+from assay.verify.dumps.foreign_names import translate
+from assay.verify.witness.follower import packages
 
 Array = NDArray[Any]
 KV_TYPES = {"f32": 0, "f16": 1}  # ggml's numbers

@@ -13,7 +13,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.witness.base import packages
+from assay.verify.witness.follower import packages
 
 BARE = "{{ messages[0]['content'] }}"
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import Arithmetic
+from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.models import Model
 from assay.verify.dumps.observation import to_hf
-from assay.verify.witness.base import Array, Follower, Seen, packages
+from assay.verify.witness.follower import Array, Follower, Seen, packages
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # those whose GGUF form differs from mlx-lm's by names and order alone
 WEIGHTS = {

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import Arithmetic
+from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.witness.base import Array, Follower, packages
+from assay.verify.witness.follower import Array, Follower, packages
 
 # Its names of the few operations that it names.
 NODES = {

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import PAGE, Arithmetic, pages_for
+from assay.engines.contract import PAGE, Arithmetic, pages_for
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.witness.base import Array, Follower, Seen, packages
+from assay.verify.witness.follower import Array, Follower, Seen, packages
 
 # Its modules carry the names of the file's tensors; values are known by Hugging Face's.
 MODULES = {

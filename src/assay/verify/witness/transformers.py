@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.base import Arithmetic
+from assay.engines.contract import Arithmetic
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.witness.base import Array, Follower, packages
+from assay.verify.witness.follower import Array, Follower, packages
 
 INPUTS = ("o_proj", "down_proj", "post_attention_layernorm")  # modules whose argument is a node too
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.witness.base import packages
+from assay.verify.witness.follower import packages
 
 N_CTX = 1024
 

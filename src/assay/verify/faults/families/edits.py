@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.graph import Node, join
 from assay.models.hparams import Layer
-from assay.verify.faults.base import Change, Context, layer, plant, role
+from assay.verify.faults.fault import Change, Context, layer, plant, role
 
 
 def at(fault: str, label: str, applies: Callable[[Node], bool], edit: Callable[[Context, Node], Change | None]) -> None:

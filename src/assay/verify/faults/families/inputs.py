@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from assay.engines.functions import (
+from assay.engines.reference.functions import (
     linear,
     rms_norm,
 )
 from assay.graph import Node
-from assay.verify.faults.base import Array, Change, Context, plant, role, sibling, standard
 from assay.verify.faults.families.edits import another, at, attributes, row, skipped
+from assay.verify.faults.fault import Array, Change, Context, plant, role, sibling, standard
 
 # -- embedding -----------------------------------------------------------------------------------------------------
 

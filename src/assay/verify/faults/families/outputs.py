@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from assay.engines.functions import (
+from assay.engines.reference.functions import (
     ACTIVATIONS,
     gather,
     linear,
@@ -15,8 +15,8 @@ from assay.engines.functions import (
     softmax,
 )
 from assay.graph import Node, join
-from assay.verify.faults.base import Array, Change, Context, Search, layer, plant, role, sibling, standard
 from assay.verify.faults.families.edits import at, attributes, skipped
+from assay.verify.faults.fault import Array, Change, Context, Search, layer, plant, role, sibling, standard
 
 # -- feed-forward --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,285 @@
+"""The cpu engine: the graph compiled to a native program, run on batches over a paged cache.
+
+    precision fast    activations quantised to int8 blocks for quantised weights, cache in float16
+    precision exact   float32 activations everywhere, cache in float32
+
+The logits of a sequence do not depend on the number of threads, on the rest of the batch, on how a prompt is cut,
+on whether a prefix was in the cache, or on what is kept.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from operator import mul
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay import _native
+from assay.engines.contract import (
+    Arithmetic,
+    Chunk,
+    Emit,
+    Memory,
+    Output,
+    PagedEngine,
+    check_batch,
+    hand_over,
+    pages_for,
+)
+from assay.engines.cpu.compile import GATES, Compiled, compile_program
+from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
+from assay.engines.plan.cache import KV_TYPES, cache_pools, windows
+from assay.engines.plan.fuse import Attention, Gated, fuse
+from assay.errors import AssayError
+from assay.gguf import GGUFFile
+from assay.gguf.types import by_name
+from assay.graph import Graph
+from assay.models import Model
+from assay.system import machine
+
+PRECISIONS = {"fast": "f16", "exact": "f32"}  # and the type of the cache that goes with it
+_PROGRAMS = 8  # compiled programs kept: one for each set of kept nodes
+_F32 = by_name("F32").id
+
+
+def available_memory() -> int:
+    """Bytes the system can give without swapping."""
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return machine.memory()
+
+
+_MATRICES = ("linear", "embed", "expert_linear", "head_linear")
+
+
+class _Tensors:
+    """Weights in native form, each loaded once: interleaved copies, or the mapped file where memory is short."""
+
+    def __init__(self, file: GGUFFile, graph: Graph, pool: _native.Pool, exact: bool, pack: bool) -> None:
+        self.file, self.pool, self.exact = file, pool, exact
+        self.pack = pack
+        self.arena = _native.Arena()
+        self.products = {name for node in graph if "linear" in node.op for name in node.weights}
+        self.matrices: dict[str, _native.Weight] = {}
+        self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
+        self.arrays: dict[str, NDArray[np.float32]] = {}
+        self.vectors: dict[str, _native.Vector] = {}
+        self.others: dict[str, NDArray[np.uint8]] = {}  # blocks that stand in for the file's
+        for group in fuse(graph, (), self.format, GATES).groups:
+            if isinstance(group, Gated) and group.glu.op == "glu_split":
+                self.halves(group.gate.weights[0])
+        for node in graph:
+            for name in node.weights:
+                if node.op not in _MATRICES:
+                    self.vector(name)
+                elif name not in self.split:
+                    self.matrix(name)
+
+    def matrix(self, name: str) -> _native.Weight:
+        found = self.matrices.get(name)
+        if found is None:
+            # A table only looked up stays in the file, and so does the whole of what has been loaded by halves.
+            pack = name in self.products and name not in self.split
+            found = self.matrices[name] = self._load(name, slice(None), pack)
+        return found
+
+    def halves(self, name: str) -> tuple[_native.Weight, _native.Weight]:
+        """The first and the second half of its rows."""
+        if name not in self.split:
+            half = self.file.tensors[name].shape[0] // 2
+            self.split[name] = self._load(name, slice(half), True), self._load(name, slice(half, None), True)
+        return self.split[name]
+
+    def _load(self, name: str, rows: slice, pack: bool) -> _native.Weight:
+        info = self.file.tensors[name]
+        shape, kind, mapped = info.shape, info.type.id, self.file.byteorder == "little"
+        if name in self.others and _native.supported(kind):
+            raw, mapped = self.others[name], False
+        elif _native.supported(kind):
+            raw = self.file.raw(name)
+        else:  # no kernel decodes it: decode once, here
+            raw, kind, mapped = self.file.decode(name).view(np.uint8), _F32, False
+        shape = (1, *shape) if len(shape) == 1 else shape  # a vector is a matrix of one row
+        raw = raw.reshape(*shape[:-1], -1)[rows]
+        count = raw.shape[0] if len(shape) == 3 else 1
+        size = (count, raw.shape[-2], shape[-1])
+        return _native.Weight(self.arena, self.pool, raw, kind, size, self.pack and pack, mapped)
+
+    def swap(self, name: str, raw: NDArray[np.uint8]) -> Callable[[], None]:
+        """Put other blocks of the same type in a tensor's place; what comes back undoes it."""
+        matrix, pair = self.matrices.pop(name, None), self.split.pop(name, None)
+        self.others[name] = raw
+        if pair is not None:
+            self.halves(name)
+        if matrix is not None:
+            self.matrix(name)
+
+        def undo() -> None:
+            del self.others[name]
+            if matrix is not None:
+                self.matrices[name] = matrix
+            if pair is not None:
+                self.split[name] = pair
+
+        return undo
+
+    def weights(self) -> Iterator[_native.Weight]:
+        yield from self.matrices.values()
+        for pair in self.split.values():
+            yield from pair
+
+    def array(self, name: str) -> NDArray[np.float32]:
+        if name not in self.arrays:
+            self.arrays[name] = np.ascontiguousarray(self.file.decode(name), np.float32)
+        return self.arrays[name]
+
+    def vector(self, name: str) -> _native.Vector:
+        if name not in self.vectors:
+            self.vectors[name] = _native.Vector(self.array(name).ravel())
+        return self.vectors[name]
+
+    def format(self, name: str) -> str:
+        kind = self.file.tensors[name].type.id
+        return _native.acts_format(kind if _native.supported(kind) else _F32, self.exact)
+
+
+class CpuEngine(PagedEngine):
+    """The engine contract over compiled programs."""
+
+    name = "cpu"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        threads: int | None = None,
+        precision: str = "fast",
+        kv_type: str | None = None,
+        n_pages: int | None = None,
+        window_pages: Callable[[int], int] | None = None,
+        pack: bool | None = None,
+        graph: Graph | None = None,
+        isa: str | None = None,
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise AssayError(f"engine cpu: no such precision (found {precision}, expected {' or '.join(PRECISIONS)})")
+        kv_type = kv_type or PRECISIONS[precision]
+        if kv_type not in KV_TYPES:
+            raise AssayError(f"engine cpu: no such cache type (found {kv_type}, expected {', '.join(KV_TYPES)})")
+        threads = threads or machine.cores()
+        if not 1 <= threads <= 1024:
+            raise AssayError(f"engine cpu: threads must be 1 to 1024 (found {threads})")
+        try:
+            self._pool = _native.Pool(threads, isa or "")
+        except ValueError as error:
+            raise AssayError(f"engine cpu: {error}") from None
+        self.isa = self._pool.isa
+        self.model = model
+        self.graph = graph or model.graph
+        self.arithmetic, self.threads = Arithmetic("native", precision, kv_type, _native.ARITHMETIC), threads
+        self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
+        if self.n_pages < 1:
+            raise AssayError(f"engine cpu: the cache needs at least one page (found {self.n_pages})")
+        if pack is None:
+            sizes = ((t.type.id, math.prod(t.shape[:-1]), t.shape[-1]) for t in model.file.tensors.values())
+            pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
+        self._programs: dict[frozenset[str], Compiled] = {}
+        if window_pages:  # of all sequences together, for layers with this window; such chunks bring their tables
+            masks = sum(node.op == "attn_softmax" for node in self.graph)
+            fused = sum(isinstance(group, Attention) for group in fuse(self.graph).groups) == masks
+            found = windows(self.graph) if fused else ()  # else some step reads all keys
+            self.windows = {w: n for w in found if (n := window_pages(w)) < self.n_pages}
+        groups = [0, *self.windows]
+        pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)
+        try:
+            shapes = [
+                (p.type(kv_type), p.keys, p.heads, p.dim, groups.index(p.window) if p.window in groups else 0)
+                for p in pools
+            ]
+            self._cache = _native.Cache([(0, self.n_pages), *self.windows.items()], shapes)
+            self._tensors: _Tensors | None = _Tensors(model.file, self.graph, self._pool, precision == "exact", pack)
+        except ValueError as error:
+            raise AssayError(f"{model.file.path}: {error}") from None
+        except MemoryError as error:
+            raise AssayError(f"{model.file.path}: {error}; use fewer pages or pack=False") from None
+
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        """One step; results in the order of the batch. Kept nodes have a row for every token."""
+        check_batch(self, batch, keep)
+        outputs: list[Output] = []
+        for names in in_turns(self.graph, keep, batch) if emit else (keep,):
+            outputs = hand_over(self._forward(batch, frozenset(names)), emit)
+        return outputs
+
+    def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
+        compiled = self._compiled(keep)
+        domains = {e.domain for e in compiled.externals}
+        cut = not self.graph.whole and "sequences" not in domains
+        results = Results(compiled.externals, batch)
+        if domains & {"keys", "scores"} and any(int(t.min()) < 0 for c in batch for t in c.windows.values()):
+            raise AssayError(
+                "engine cpu: scores of all keys are wanted, and those behind a window are gone; trace less"
+            )
+        for step in whole(batch) if domains & {"keys", "scores"} else steps(batch, cut=cut):
+            self._run(compiled, step, results.take(step))
+        return results.outputs(self.graph, keep, compiled.aliases)
+
+    def _compiled(self, keep: frozenset[str]) -> Compiled:
+        if self._tensors is None:
+            raise AssayError("engine cpu: it has been closed")
+        found = self._programs.pop(keep, None)
+        if found is None:
+            exact = self.arithmetic.precision == "exact"
+            found = compile_program(self.graph, self._tensors, self._pool, self._cache, keep, exact=exact)
+            if len(self._programs) >= _PROGRAMS:
+                del self._programs[next(iter(self._programs))]  # the one used longest ago
+        self._programs[keep] = found
+        return found
+
+    def _run(self, compiled: Compiled, step: Step, arrays: list[NDArray[np.float32]]) -> None:
+        interruptible = threading.current_thread() is threading.main_thread()
+        try:
+            compiled.program.run(
+                step.tokens(), step.positions(), step.table(1 + len(self.windows)), step.pages(self.windows), arrays,
+                interruptible,
+            )  # fmt: skip
+        except MemoryError as error:
+            raise AssayError(f"engine cpu: {error}; use smaller batches") from None
+        self.model.file.check()  # tables that are only looked up are read where they lie in the file
+
+    @contextmanager
+    def swapped(self, name: str, raw: NDArray[np.uint8]) -> Iterator[None]:
+        """While inside, a matrix has other values: blocks of its own type, as `file.raw` gives them."""
+        if self._tensors is None:
+            raise AssayError("engine cpu: it has been closed")
+        undo = self._tensors.swap(name, raw)
+        self._programs.clear()
+        try:
+            yield
+        finally:
+            undo()
+            self._programs.clear()
+
+    def copy_page(self, source: int, to: int, window: int = 0) -> None:
+        self._cache.copy_page(source, to, [0, *self.windows].index(window))
+
+    def close(self) -> None:
+        """Let go of weights and cache; nothing can be computed afterwards."""
+        self._programs.clear()
+        self._tensors = None
+
+    @property
+    def memory(self) -> Memory:
+        weights = sum(w.bytes for w in self._tensors.weights()) if self._tensors else 0
+        buffers = sum(c.program.arena_bytes for c in self._programs.values())
+        page, *others = self._cache.page_bytes
+        return Memory(weights, buffers, page, sum(map(mul, others, self.windows.values())))

@@ -1,0 +1,398 @@
+"""From the plan of a graph to a native program: every group becomes native steps, in order.
+
+A kept node is given memory of the caller and is then written by the same step, for all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay._native import Cache, Mask, Pool, Program, Vector, Weight
+from assay.engines.plan.batching import External
+from assay.engines.plan.cache import cache_pools
+from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
+from assay.engines.reference.functions import alibi_slopes, rope_angles
+from assay.errors import AssayError
+from assay.graph import Graph, Node
+
+GATES = ("glu", "glu_split")  # computed block by block with their products
+
+
+class Tensors(Protocol):
+    """The loaded weights."""
+
+    def matrix(self, name: str) -> Weight: ...
+    def halves(self, name: str) -> tuple[Weight, Weight]: ...
+    def vector(self, name: str) -> Vector: ...
+    def array(self, name: str) -> NDArray[np.float32]: ...
+    def format(self, name: str) -> str: ...
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program and the arrays it writes, in the order it wants them."""
+
+    program: Program
+    externals: tuple[External, ...]
+    aliases: Mapping[str, str]  # kept nodes that are another node's values
+
+
+def compile_program(
+    graph: Graph,
+    tensors: Tensors,
+    pool: Pool,
+    cache: Cache,
+    keep: Collection[str] = (),
+    *,
+    exact: bool = False,
+) -> Compiled:
+    """The program that fills the cache, gives the logits, and keeps the nodes in `keep`."""
+    compiler = _Compiler(graph, tensors, Program(pool, cache, exact), frozenset(keep))
+    compiler.compile()
+    return Compiled(compiler.program, tuple(compiler.externals), compiler.aliases)
+
+
+@dataclass
+class _Compiler:
+    graph: Graph
+    tensors: Tensors
+    program: Program
+    keep: frozenset[str]
+    externals: list[External] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def compile(self) -> None:
+        plan = fuse(self.graph, self.keep, self.tensors.format, GATES)
+        self.domains = plan.domains
+        self.pools = cache_pools(self.graph)
+        self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value
+        self.acts: dict[tuple[str, str, str], int] = {}  # (node, domain, format) -> prepared activations
+        self.tables: dict[tuple[Any, ...], int] = {}
+        for name in self.graph.given:
+            self.externals.append(External(name, "tokens", self._width(name), given=True))
+            self.values[name, "tokens"] = self.program.value(self._width(name), "tokens", external=True)
+        for group in plan.groups:
+            match group:
+                case Single(node):
+                    self._single(node)
+                case Products(products):
+                    self._products(products)
+                case Gated():
+                    self._gated(group)
+                case Attention():
+                    self._attention(group)
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def _width(self, name: str) -> int:
+        width = 1
+        for dim in self.graph.shapes[name]:
+            width *= dim if isinstance(dim, int) else 1
+        return width
+
+    def _new(self, name: str) -> int:
+        """The value of a node about to be computed: the caller's memory if it is kept or is the output."""
+        domain, width = self.domains[name], self._width(name)
+        external = name in self.keep or name == self.graph.output
+        if external:
+            self.externals.append(External(name, domain, width))
+        value = self.values[name, domain] = self.program.value(width, domain, external)
+        return value
+
+    def _get(self, name: str, domain: str) -> int:
+        """The value of a computed node on the rows of `domain`."""
+        found = self.values.get((name, domain))
+        if found is not None:
+            return found
+        if domain == "outputs" and (name, "tokens") in self.values:
+            value = self.program.value(self._width(name), "outputs")
+            self.program.output_rows(self.values[name, "tokens"], value)
+        elif domain == "keys" and name in self.pools:
+            value = self.program.value(self._width(name), "keys")
+            self.program.cache_read(self._pool(name), value)
+        else:
+            raise AssayError(f"node {name}: the cpu engine cannot use it here; run the reference engine")
+        self.values[name, domain] = value
+        return value
+
+    def _input(self, node: Node) -> int:
+        """Its first input, on its own rows."""
+        return self._get(node.inputs[0], self.domains[node.name])
+
+    def _pair(self, node: Node) -> tuple[int, int]:
+        """Its two inputs, on its own rows."""
+        a, b = (self._get(name, self.domains[node.name]) for name in node.inputs)
+        return a, b
+
+    def _pool(self, name: str) -> int:
+        """The pool with a node's keys or values; what is not cached is put there first."""
+        pool = self.pools[name]
+        if pool.passing:
+            self.program.cache_write(self._get(name, "tokens"), pool.index)
+        return pool.index
+
+    def _parts(self, name: str, n_head: int) -> int:
+        """How many heads (or experts) a row has: by the value's own axis, or as the operation cuts it."""
+        shape = self.graph.shapes[name]
+        return int(shape[1]) if len(shape) == 3 else n_head or 1
+
+    def _prepared(self, name: str, domain: str, form: str) -> int:
+        key = (name, domain, form)
+        if key not in self.acts:
+            x = self._get(name, domain)
+            self.acts[key] = self.program.acts(self._width(name), domain, form)
+            self.program.prepare(x, self.acts[key])
+        return self.acts[key]
+
+    # -- steps ---------------------------------------------------------------------------------------------
+
+    def _single(self, node: Node) -> None:
+        emit = _STEPS.get(node.op)
+        if emit is None:
+            raise AssayError(f"node {node.name}: the cpu engine does not know the operation {node.op}")
+        emit(self, node)
+
+    def _embed(self, node: Node) -> None:
+        if node.inputs[0] not in ("inp_tokens", "inp_pos"):
+            raise AssayError(f"node {node.name}: the cpu engine embeds tokens and positions (found {node.inputs[0]})")
+        by_position = node.inputs == ("inp_pos",)
+        self.program.embed(self.tensors.matrix(node.weights[0]), by_position, self._new(node.name))
+
+    def _norm(self, node: Node) -> None:
+        x, parts = self._input(node), self._parts(node.inputs[0], node.attr("n_head"))
+        w, b = (*(self.tensors.vector(name) for name in node.weights), None, None)[:2]
+        eps = float(node.attr("eps"))
+        if node.op == "rms_norm":
+            self.program.rms_norm(x, w, eps, parts, self._new(node.name))
+        else:
+            assert w is not None
+            self.program.layer_norm(x, w, b, eps, parts, self._new(node.name))
+
+    def _bias(self, node: Node) -> None:
+        row = node.attr("row") if node.op == "add_row" else 0
+        width = int(self.graph.shapes[node.name][-1])
+        values = self.tensors.array(node.weights[0]).reshape(-1, width)[row]
+        self.program.bias(self._input(node), Vector(np.ascontiguousarray(values)), self._new(node.name))
+
+    def _gain(self, node: Node) -> None:
+        self.program.gain(self._input(node), self.tensors.vector(node.weights[0]), self._new(node.name))
+
+    def _unary(self, node: Node) -> None:
+        argument = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}.get(node.op)
+        if node.op in ("softmax", "argsort", "row_sum") and len(self.graph.shapes[node.inputs[0]]) != 2:
+            raise AssayError(f"node {node.name}: the cpu engine has {node.op} for rows only")
+        x = self._input(node)
+        self.program.unary(node.op, x, float(node.attr(argument)) if argument else 0.0, self._new(node.name))
+
+    def _binary(self, node: Node) -> None:
+        act = node.attr("act") if node.op == "glu" else "silu"
+        self.program.binary(node.op, *self._pair(node), self._new(node.name), act)
+
+    def _act(self, node: Node) -> None:
+        self.program.act(self._input(node), node.attr("act"), self._new(node.name))
+
+    def _glu_split(self, node: Node) -> None:
+        parts = self._parts(node.inputs[0], 1)
+        self.program.glu_split(self._input(node), node.attr("act"), parts, self._new(node.name))
+
+    def _glu_oai(self, node: Node) -> None:
+        alpha, limit = float(node.attr("alpha")), float(node.attr("limit"))
+        self.program.glu_oai(*self._pair(node), alpha, limit, self._new(node.name))
+
+    def _clamp(self, node: Node) -> None:
+        self.program.clamp(self._input(node), float(node.attr("lo")), float(node.attr("hi")), self._new(node.name))
+
+    def _slice(self, node: Node) -> None:
+        parts = self._parts(node.inputs[0], node.attr("n_head"))
+        self.program.slice(self._input(node), node.attr("start"), parts, self._new(node.name))
+
+    def _topk(self, node: Node) -> None:
+        self.program.slice(self._input(node), 0, 1, self._new(node.name))
+
+    def _concat(self, node: Node) -> None:
+        a, b = self._pair(node)
+        heads = node.attr("n_head")
+        parts = [self._parts(name, heads) for name in node.inputs]
+        self.program.concat(a, b, parts[0], parts[1], heads, self._new(node.name))
+
+    def _pos_scale(self, node: Node) -> None:
+        if node.inputs[1] != "inp_pos":
+            raise AssayError(f"node {node.name}: the cpu engine scales by inp_pos only (found {node.inputs[1]})")
+        x = self._get(node.inputs[0], self.domains[node.name])
+        beta, unit, offset = float(node.attr("beta")), int(node.attr("unit")), int(node.attr("offset"))
+        self.program.pos_scale(x, beta, unit, offset, self._new(node.name))
+
+    def _pool_rows(self, node: Node) -> None:
+        self.program.pool_rows(self._get(node.inputs[0], "tokens"), node.attr("kind"), self._new(node.name))
+
+    def _group_mask(self, node: Node) -> None:
+        self.program.group_mask(self._input(node), node.attr("groups"), node.attr("used"), self._new(node.name))
+
+    def _expert_rows(self, node: Node) -> None:
+        x, idx = self._pair(node)
+        self.program.expert_rows(node.op, x, idx, self.tensors.vector(node.weights[0]), self._new(node.name))
+
+    def _expert_sum(self, node: Node) -> None:
+        self.program.expert_sum(self._input(node), self._new(node.name))
+
+    def _expert_linear(self, node: Node) -> None:
+        x, idx = self._pair(node)
+        self.program.expert_product(x, idx, self.tensors.matrix(node.weights[0]), self._new(node.name))
+
+    def _head_linear(self, node: Node) -> None:
+        """Heads lie side by side in a row: head h is the part that matrix h takes."""
+        self.program.expert_product(self._input(node), -1, self.tensors.matrix(node.weights[0]), self._new(node.name))
+
+    def _products(self, products: tuple[Product, ...]) -> None:
+        first = products[0].linear
+        domain = self.domains[first.name]
+        acts = self._prepared(first.inputs[0], domain, self.tensors.format(first.weights[0]))
+        rows = []
+        for p in products:
+            bias = self.tensors.vector(p.bias.weights[0]) if p.bias else None
+            residual = self._get(p.residual, domain) if p.residual else -1
+            rows.append((self.tensors.matrix(p.linear.weights[0]), self._new(p.last.name), bias, residual))
+        self.program.products(acts, rows)
+
+    def _gated(self, group: Gated) -> None:
+        gate, up, glu = group.gate, group.up, group.glu
+        acts = self._prepared(gate.inputs[0], self.domains[glu.name], self.tensors.format(gate.weights[0]))
+        kept = [self._new(n.name) if n.name in self.keep else -1 for n in (gate, up)]
+        if glu.op == "glu_split":
+            weights = self.tensors.halves(gate.weights[0])
+        else:
+            weights = self.tensors.matrix(gate.weights[0]), self.tensors.matrix(up.weights[0])
+        self.program.glu_products(acts, *weights, kept[0], kept[1], self._new(glu.name), glu.attr("act"))
+
+    def _rope(self, node: Node) -> None:
+        domain = self.domains[node.name]
+        rows = {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
+        if rows is None or (rows == "keys") != (domain == "keys"):
+            raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
+        attrs = node.all_attrs()
+        heads, mode, offset = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
+        factors = self.tensors.array(node.weights[0]) if node.weights else None
+        angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
+        key = (angles.tobytes(), magnitude)
+        if (*key, rows) not in self.tables:
+            table = self.tables[*key, rows] = self.program.value(2 * angles.shape[1], rows)
+            self.program.rope_table(angles[0].tolist(), magnitude, table)
+        if (*key, domain) not in self.tables:
+            table = self.tables[*key, domain] = self.program.value(2 * angles.shape[1], domain)
+            self.program.output_rows(self.tables[*key, rows], table)
+        x = self._get(node.inputs[0], domain)
+        self.program.rope(x, self.tables[*key, domain], heads, offset, mode == "neox", self._new(node.name))
+
+    def _cache(self, node: Node) -> None:
+        self.program.cache_write(self._get(node.inputs[0], "tokens"), self.pools[node.name].index)
+        if node.name in self.keep:
+            self.program.cache_read(self.pools[node.name].index, self._new(node.name))
+
+    def _kq(self, node: Node) -> None:
+        q, k = self._get(node.inputs[0], "tokens"), self._get(node.inputs[1], "keys")
+        kv_heads = self._parts(node.inputs[1], node.attr("n_head_kv"))
+        self.program.kq(q, k, int(self.graph.shapes[node.name][0]), kv_heads, self._new(node.name))
+
+    def _mask(self, node: Node) -> Mask:
+        if node.inputs[1:] not in (("inp_pos", "inp_kpos"), ("inp_pos", "inp_pos")):
+            raise AssayError(f"node {node.name}: the cpu engine masks by inp_pos and inp_kpos only")
+        max_bias, heads = float(node.attr("max_bias")), int(self.graph.shapes[node.name][0])
+        return Mask(
+            scale=float(node.attr("scale")),
+            window=int(node.attr("window")),
+            chunk=int(node.attr("chunk")),
+            causal=bool(node.attr("causal")),
+            sinks=self.tensors.vector(node.weights[0]) if node.weights else None,
+            slopes=Vector(alibi_slopes(heads, max_bias).astype(np.float32)) if max_bias else None,
+        )
+
+    def _attn_softmax(self, node: Node) -> None:
+        self.program.attn_softmax(self._get(node.inputs[0], "scores"), self._mask(node), self._new(node.name))
+
+    def _kqv(self, node: Node) -> None:
+        p, v = self._get(node.inputs[0], "scores"), self._get(node.inputs[1], "keys")
+        self.program.kqv(p, v, self._parts(node.inputs[1], node.attr("n_head_kv")), self._new(node.name))
+
+    def _attention(self, group: Attention) -> None:
+        kq, capped, softmax, kqv = group.kq, group.capped, group.softmax, group.kqv
+        k_pool, v_pool = self._pool(group.keys), self._pool(group.values)
+        kept = {
+            role: self._new(n.name)
+            for role, n in (("kq", kq), ("capped", capped), ("soft_max", softmax))
+            if n and n.name in self.keep
+        }
+        self.program.attention(
+            q=self._get(kq.inputs[0], self.domains[kqv.name]),
+            k_pool=k_pool,
+            v_pool=v_pool,
+            n_head=int(self.graph.shapes[kq.name][0]),
+            cap=float(capped.attr("cap")) if capped else 0.0,
+            mask=self._mask(softmax),
+            v_first=group.first,
+            out=self._new(kqv.name) if kqv.name in self.keep else self._heads(kqv),
+            **kept,
+        )
+
+    def _heads(self, kqv: Node) -> int:
+        """Memory for kqv: that of its merged form, if that is what is kept. In memory the two are the same."""
+        for user in self.graph.users.get(kqv.name, ()):
+            if user in self.keep and self.graph[user].op == "merge_heads":
+                self.aliases[kqv.name] = user
+                value = self._new(user)
+                self.values[kqv.name, self.domains[kqv.name]] = value
+                return value
+        return self._new(kqv.name)
+
+    def _relabel(self, node: Node) -> None:
+        """Heads first or tokens first is a matter of the graph: in memory they lie token by token, side by side."""
+        domain, source = self.domains[node.name], node.inputs[0]
+        if (node.name, domain) in self.values:
+            return
+        value = self._get(source, domain)
+        if node.name not in self.keep and node.name != self.graph.output:
+            self.values[node.name, domain] = value
+        elif source in self.keep:
+            self.values[node.name, domain] = value
+            self.aliases[node.name] = source
+        else:
+            self.program.slice(value, 0, 1, self._new(node.name))
+
+
+# A row an operation; linears come in groups.
+_STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
+    "embed": _Compiler._embed,
+    "rms_norm": _Compiler._norm,
+    "layer_norm": _Compiler._norm,
+    "bias": _Compiler._bias,
+    "add_row": _Compiler._bias,
+    "mul_weight": _Compiler._gain,
+    **dict.fromkeys(("scale", "softcap", "sigmoid", "clamp_min", "softmax", "argsort", "row_sum"), _Compiler._unary),
+    **dict.fromkeys(("add", "mul", "glu", "gather", "div", "expert_scale", "expert_input"), _Compiler._binary),
+    "act": _Compiler._act,
+    "glu_split": _Compiler._glu_split,
+    "glu_oai": _Compiler._glu_oai,
+    "clamp": _Compiler._clamp,
+    "slice": _Compiler._slice,
+    "topk": _Compiler._topk,
+    "concat": _Compiler._concat,
+    "rope": _Compiler._rope,
+    "pos_scale": _Compiler._pos_scale,
+    "cache": _Compiler._cache,
+    "kq": _Compiler._kq,
+    "attn_softmax": _Compiler._attn_softmax,
+    "kqv": _Compiler._kqv,
+    "merge_heads": _Compiler._relabel,
+    "split_heads": _Compiler._relabel,
+    "head_linear": _Compiler._head_linear,
+    "group_mask": _Compiler._group_mask,
+    "expert_linear": _Compiler._expert_linear,
+    "expert_bias": _Compiler._expert_rows,
+    "expert_gain": _Compiler._expert_rows,
+    "expert_sum": _Compiler._expert_sum,
+    "pool": _Compiler._pool_rows,
+}

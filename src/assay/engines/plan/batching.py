@@ -1,0 +1,204 @@
+"""A batch cut into steps, the arrays that describe a step, and the memory that results are written to.
+
+A step computes the rows of its pieces together. How a batch is cut changes no bit of the results, so an engine may cut
+as its buffers like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.contract import Chunk, Output
+from assay.graph import Graph
+
+Array = NDArray[Any]
+STEP = 512  # most tokens computed at once
+MEMORY = 512 << 20  # bytes of kept nodes held at a time where they are handed over
+INDICES = ("argsort", "topk")  # operations whose values are indices
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens [begin, end) of a chunk, run in one step."""
+
+    chunk: Chunk
+    begin: int
+    end: int
+
+    @cached_property
+    def n_outputs(self) -> int:
+        """How many of its tokens give a row of the output; always the last ones."""
+        return min(self.end - self.begin, max(0, self.end - self.chunk.n_tokens + self.chunk.n_outputs))
+
+
+@dataclass(frozen=True)
+class Step:
+    """Pieces computed together."""
+
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def n_tokens(self) -> int:
+        return sum(p.end - p.begin for p in self.pieces)
+
+    @cached_property
+    def n_outputs(self) -> int:
+        return sum(p.n_outputs for p in self.pieces)
+
+    def tokens(self) -> NDArray[np.int32]:
+        """Every token; zeros where a chunk has given rows in their place."""
+        return _joined(
+            p.chunk.tokens[p.begin : p.end] if p.chunk.tokens.size else np.zeros(p.end - p.begin, np.int32)
+            for p in self.pieces
+        )
+
+    def positions(self) -> NDArray[np.int32]:
+        return _joined(p.chunk.all_positions()[p.begin : p.end] for p in self.pieces)
+
+    def pages(self, windows: Collection[int] = ()) -> NDArray[np.int32]:
+        """The page tables, one after the other; behind a piece's own, those of its windows."""
+        return _joined(
+            table
+            for p in self.pieces
+            for table in (p.chunk.pages, *(p.chunk.windows.get(w, p.chunk.pages) for w in windows))
+        )
+
+    def table(self, tables: int = 1) -> NDArray[np.int32]:
+        """For each piece: tokens, slot of the first, where its page tables begin and how long each is, outputs."""
+        lengths = [len(p.chunk.pages) for p in self.pieces]
+        begins = [0, *accumulate(tables * n for n in lengths)]
+        return np.array(
+            [
+                (p.end - p.begin, p.chunk.start + p.begin, at, length, p.n_outputs)
+                for p, at, length in zip(self.pieces, begins, lengths, strict=False)
+            ],
+            np.int32,
+        )
+
+
+def _joined(rows: Iterator[Array]) -> NDArray[np.int32]:
+    found = list(rows)
+    return np.ascontiguousarray(found[0] if len(found) == 1 else np.concatenate(found), np.int32)
+
+
+def whole(batch: Sequence[Chunk]) -> list[Step]:
+    """The batch as one step."""
+    return [Step(tuple(Piece(c, 0, c.n_tokens) for c in batch))]
+
+
+def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[Step]:
+    """The batch in steps of at most `limit` tokens, in order; a chunk that must not be `cut` may be longer, alone."""
+    found: list[list[Piece]] = [[]]
+    room = limit
+    for chunk in batch:
+        begin, whole = 0, not cut or not chunk.ascending
+        while begin < chunk.n_tokens:
+            if not room or (whole and chunk.n_tokens > room and found[-1]):
+                found.append([])
+                room = limit
+            end = chunk.n_tokens if whole else min(chunk.n_tokens, begin + room)
+            found[-1].append(Piece(chunk, begin, end))
+            room = max(0, room - (end - begin))
+            begin = end
+    return [Step(tuple(pieces)) for pieces in found]
+
+
+def in_turns(graph: Graph, keep: Collection[str], batch: Sequence[Chunk]) -> Iterator[list[str]]:
+    """The kept nodes in the order of the graph, in runs whose values fit in memory together.
+
+    A step is a pure function of its batch: it can be repeated for the next run.
+    """
+    run: list[str] = []
+    held = 0
+    for name in sorted(keep, key=graph.order.__getitem__):
+        size = 4 * sum(int(np.prod(shape_in(graph, name, chunk))) for chunk in batch)
+        if run and held + size > MEMORY:
+            yield run
+            run, held = [], 0
+        run.append(name)
+        held += size
+    yield run
+
+
+def shape_in(graph: Graph, name: str, chunk: Chunk) -> tuple[int, ...]:
+    """The shape of a value for this chunk."""
+    sizes = {"T": chunk.n_tokens, "S": chunk.end}
+    return tuple(sizes[d] if isinstance(d, str) else d for d in graph.shapes[name])
+
+
+@dataclass(frozen=True)
+class External:
+    """An array that the caller provides: `width` floats for each row of `domain`; read if it is given, else written."""
+
+    node: str
+    domain: str  # one of fuse.DOMAINS
+    width: int
+    given: bool = False
+
+
+class Results:
+    """The memory of a forward pass: what it reads of the caller, and what it writes step by step."""
+
+    def __init__(self, externals: Sequence[External], batch: Sequence[Chunk]) -> None:
+        self.batch, self.externals = batch, externals
+        counts = {
+            "tokens": [c.n_tokens for c in batch],
+            "outputs": [c.n_outputs for c in batch],
+            "keys": [c.end for c in batch],
+            "scores": [c.n_tokens * c.end for c in batch],
+            "sequences": [1] * len(batch),
+        }
+        self._ends = {domain: [0, *accumulate(rows)] for domain, rows in counts.items()}
+        self._flat = [
+            np.concatenate([c.rows[e.node].ravel() for c in batch])
+            if e.given
+            else np.empty(e.width * self._ends[e.domain][-1], np.float32)
+            for e in externals
+        ]
+        self._done = {"tokens": 0, "outputs": 0, "sequences": 0}
+
+    def take(self, step: Step) -> list[NDArray[np.float32]]:
+        """What is left of each array, from the rows of this step on."""
+        left = [f[self._done.get(e.domain, 0) * e.width :] for e, f in zip(self.externals, self._flat, strict=True)]
+        self._done["tokens"] += step.n_tokens
+        self._done["outputs"] += step.n_outputs
+        self._done["sequences"] += len(step.pieces)
+        return left
+
+    def outputs(self, graph: Graph, keep: Collection[str], aliases: Mapping[str, str]) -> list[Output]:
+        """Results in the order of the batch; `aliases` are kept nodes that are another node's values."""
+        index = {e.node: i for i, e in enumerate(self.externals)}
+
+        def rows(name: str, i: int) -> Array:
+            at = index[aliases.get(name, name)]
+            e = self.externals[at]
+            first, last = self._ends[e.domain][i : i + 2]
+            return self._flat[at][first * e.width : last * e.width].reshape(-1, e.width)
+
+        found = []
+        names = sorted(keep, key=graph.order.__getitem__)
+        for i, chunk in enumerate(self.batch):
+            logits = rows(graph.output, i)
+            nodes = {name: _shaped(graph, name, rows(name, i), chunk) for name in names}
+            found.append(Output(logits[max(0, len(logits) - chunk.n_outputs) :], nodes))
+        return found
+
+
+def _shaped(graph: Graph, name: str, rows: Array, chunk: Chunk) -> Array:
+    """A node's rows in the shape the graph gives it."""
+    shape = shape_in(graph, name, chunk)
+    if len(shape) == 3 and graph.shapes[name][1:] == (
+        "T",
+        shape[2],
+    ):  # heads first in the graph, token by token in memory
+        heads, tokens, width = shape
+        return rows.reshape(tokens, heads, width).transpose(1, 0, 2)
+    value = rows.reshape(shape)
+    return value.astype(np.int64) if graph[name].op in INDICES else value

@@ -1,0 +1,202 @@
+"""The reference engine: the definition. Exact block decode, then float64, one textbook function a node.
+
+`interpret` runs a graph over an environment of values; `ReferenceEngine` wraps it in the engine contract with a
+paged cache. Verification uses `interpret` and `evaluate` directly: with values given for some nodes (a stranger's
+own inputs), with a rewritten graph (a fault), or with hooks that round (the noise of an arithmetic).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from assay.engines.contract import PAGE, Arithmetic, Chunk, Emit, Output, PagedEngine, check_batch, pages_for
+from assay.engines.reference.functions import FUNCTIONS
+from assay.engines.reference.weights import DEFAULT_BUDGET, Weights
+from assay.graph import Graph, Node
+from assay.models import Model
+
+Array = NDArray[Any]
+_SPARSE = ("embed", "expert_linear")  # operations that read a few rows of a large table
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Where an arithmetic differs from exact: `operand` sees each input before use, `result` each value after."""
+
+    operand: Callable[[Node, int, Array], Array] | None = None
+    result: Callable[[Node, Array], Array] | None = None
+
+
+class Cache(Protocol):
+    """Keys and values of one sequence."""
+
+    def append(self, name: str, rows: Array) -> Array:
+        """Store this step's rows [T, G, D] of a cache node; give all rows [S, G, D]."""
+        ...
+
+
+class NoCache:
+    """A step that begins its sequence: its own rows are all there are."""
+
+    def append(self, name: str, rows: Array) -> Array:
+        return rows
+
+
+def evaluate(
+    node: Node,
+    inputs: Sequence[Array],
+    weights: Weights,
+    cache: Cache | None = None,
+    function: Callable[..., Array] | None = None,
+) -> Array:
+    """One node from the values of its inputs; `function` of inputs and weights stands in for its operation."""
+    if function is not None:
+        return function(*inputs, *(weights[name] for name in node.weights))
+    if node.op == "cache":
+        x = inputs[0]
+        return (cache or NoCache()).append(node.name, x.reshape(x.shape[0], node.attr("n_head"), -1))
+    get = weights.rows if node.op in _SPARSE else weights.__getitem__
+    return FUNCTIONS[node.op](*inputs, *(get(name) for name in node.weights), **node.all_attrs())
+
+
+def interpret(
+    graph: Graph,
+    weights: Weights,
+    env: Mapping[str, Array],
+    targets: Collection[str],
+    *,
+    cache: Cache | None = None,
+    hooks: Hooks | None = None,
+    emit: Callable[[str, Array], None] | None = None,
+    functions: Mapping[str, Callable[..., Array]] | None = None,
+) -> dict[str, Array]:
+    """The values of `targets`. Nodes already in `env` are taken from there; nodes nobody needs are not computed.
+
+    `functions` computes some nodes by name in another way than their operation: a fault that no operation spells.
+
+    With `emit`, each target is handed over as soon as it is known and not kept, so a trace of any length needs the
+    memory of a few nodes.
+    """
+    needed = graph.ancestors(targets, env)
+    last_use = {name: i for i, node in enumerate(graph) if node.name in needed for name in node.inputs}
+    values = dict(env)
+    found: dict[str, Array] = {}
+
+    def deliver(name: str) -> None:
+        if emit:
+            emit(name, values[name])
+        else:
+            found[name] = values[name]
+
+    for i, node in enumerate(graph):
+        if node.name in env and node.name in targets:
+            deliver(node.name)
+        if node.name not in needed or node.name in env:
+            continue
+        inputs = [values[name] for name in node.inputs]
+        if hooks and hooks.operand:
+            inputs = [hooks.operand(node, j, x) for j, x in enumerate(inputs)]
+        value = evaluate(node, inputs, weights, cache, functions.get(node.name) if functions else None)
+        values[node.name] = hooks.result(node, value) if hooks and hooks.result else value
+        if node.name in targets:
+            deliver(node.name)
+        for name in (*node.inputs, node.name):
+            if last_use.get(name, i) == i and name not in env:
+                values.pop(name, None)
+    return found
+
+
+class _PagedCache:
+    """One chunk's view of the engine's pools."""
+
+    def __init__(self, pools: dict[str, Array], slots: NDArray[np.int64], start: int, n_slots: int) -> None:
+        self.pools, self.slots, self.start, self.n_slots = pools, slots, start, n_slots
+
+    def append(self, name: str, rows: Array) -> Array:
+        pool = self.pools.get(name)
+        top = int(self.slots.max()) + 1
+        if pool is None or pool.shape[0] < top:  # grow by doubling: most of a large cache is never touched
+            grown = np.zeros((min(self.n_slots, max(top, 256, 2 * (pool is not None and len(pool)))), *rows.shape[1:]))
+            grown = grown.astype(rows.dtype)
+            if pool is not None:
+                grown[: len(pool)] = pool
+            pool = self.pools[name] = grown
+        pool[self.slots[self.start :]] = rows
+        return pool[self.slots]
+
+
+class ReferenceEngine(PagedEngine):
+    """The engine contract over `interpret`. Sequences of a batch are computed one after the other."""
+
+    name = "reference"
+
+    def __init__(
+        self,
+        model: Model,
+        dtype: DTypeLike = np.float64,
+        n_pages: int | None = None,
+        *,
+        budget: int = DEFAULT_BUDGET,
+        graph: Graph | None = None,
+        weights: Weights | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        self.model = model
+        self.n_pages = n_pages if n_pages is not None else pages_for(model.hparams.n_ctx_train)
+        self.graph = graph or model.graph
+        self.weights = weights or Weights(model.file, dtype, budget)
+        self.dtype = self.weights.dtype
+        kind = f"f{8 * self.dtype.itemsize}"
+        self.arithmetic = Arithmetic("reference", kind, kind)
+        self.hooks = hooks
+        self._pools: dict[str, Array] = {}
+        self._caches = [node.name for node in self.graph if node.op == "cache"]
+
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        """One step. With `emit`, each kept node is handed over as soon as it is computed."""
+        check_batch(self, batch, keep)
+        return [self._chunk(i, chunk, set(keep), emit) for i, chunk in enumerate(batch)]
+
+    def _chunk(self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None) -> Output:
+        at = np.arange(chunk.end)
+        slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
+        cache = _PagedCache(self._pools, slots, chunk.start, self.n_pages * PAGE)
+        positions = chunk.all_positions().astype(np.int64)
+        env = {
+            "inp_tokens": chunk.tokens.astype(np.int64),
+            "inp_pos": positions,
+            "inp_kpos": cache.append("inp_kpos", positions),
+            **chunk.rows,
+        }
+        output = self.graph.output
+        head = {output} if chunk.outputs != "none" else set()
+        nodes: dict[str, Array] = {}
+        logits = np.empty((0, *map(int, self.graph.shapes[output][1:])), self.dtype)
+
+        def take(name: str, value: Array) -> None:
+            nonlocal logits
+            if name == output and head:
+                logits = value[-1:] if chunk.outputs == "last" else value
+            if name in keep:
+                if emit:
+                    emit(i, name, value)
+                else:
+                    nodes[name] = value
+
+        targets = keep | head | set(self._caches)
+        interpret(self.graph, self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
+        return Output(logits, nodes)
+
+    def copy_page(self, source: int, to: int) -> None:
+        span = np.arange(PAGE)
+        for name, pool in self._pools.items():
+            found = pool[source * PAGE : (source + 1) * PAGE]
+            _PagedCache(self._pools, to * PAGE + span[: len(found)], 0, self.n_pages * PAGE).append(name, found)
+
+    def close(self) -> None:
+        self._pools.clear()

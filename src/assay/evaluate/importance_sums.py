@@ -1,0 +1,131 @@
+"""An importance matrix from a text: the sums of squares of what every weight matrix is multiplied with.
+
+The matrices of keys and values have a second sum, in which a token counts by how much is seen of it. An error in the
+value of token s reaches token t times the attention weight a[t,s]; one in its key moves that weight in proportion.
+So s counts as the sum of a[t,s]^2 over heads and t, divided by the mean over all tokens. Most heads rest on the first
+token: what is wrong there is added to every other, and in the plain sum it is one token of a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.contract import Array, Chunk, Engine, pages_for
+from assay.evaluate.pieces import Piece
+from assay.gguf.importance import Entry, Importance
+from assay.graph import Graph, Node
+
+PRODUCTS = ("linear", "expert_linear", "head_linear")
+HELD = 1 << 30  # bytes of attention weights that are kept of one pass
+
+
+def collect(
+    engine: Engine,
+    pieces: Sequence[Piece],
+    *,
+    output: bool = False,
+    dataset: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Importance:
+    """Run the pieces whole; every token counts. `output`: also the output matrix, which llama.cpp leaves out."""
+    graph = engine.graph
+    users = [
+        (node, node.weights[0])
+        for node in graph
+        if node.op in PRODUCTS and (node.weights[0].startswith("blk.") or (output and node.name == graph.output))
+    ]
+    used = {name for _, name in users}
+    seen = {name: softmaxes for name, softmaxes in attended(graph).items() if name in used}
+    wanted = sorted({softmax for softmaxes in seen.values() for softmax in softmaxes})
+    keep = {name for node, _ in users for name in node.inputs if name in graph}
+    sums: dict[str, NDArray[np.float64]] = {}
+    weighed: dict[str, NDArray[np.float64]] = {}
+    counts: dict[str, NDArray[np.float64]] = {}
+    for done, piece in enumerate(pieces):
+        nodes, shares = _run(engine, piece, keep, wanted)
+        squares: dict[str, NDArray[np.float64]] = {}
+        for node, name in users:
+            x = node.inputs[0]
+            if node.op == "expert_linear":
+                found, n = _by_expert(nodes[x], nodes[node.inputs[1]], graph.weights[name][0])
+            else:
+                if x not in squares:
+                    squares[x] = _squares(nodes[x])
+                found, n = squares[x], np.array([nodes[x].size / nodes[x].shape[-1]])
+            if name in seen:
+                share = np.mean([shares[softmax] for softmax in seen[name]], axis=0)
+                weighed[name] = weighed.get(name, 0) + _squares(nodes[x], share)
+            sums[name] = sums.get(name, 0) + found
+            counts[name] = counts.get(name, 0) + n
+        progress(done + 1, len(pieces))
+    entries = {
+        name: Entry(*(part[name].astype(np.float32) for part in (sums, counts, weighed) if name in part))
+        for name in sums
+    }
+    size = len(pieces[0].tokens) if pieces else 0
+    return Importance(entries, len(pieces), size, (dataset,) if dataset else ())
+
+
+def attended(graph: Graph) -> dict[str, list[str]]:
+    """The matrices that make keys and values and nothing else, each with the softmaxes that weigh what it makes."""
+    found: dict[str, list[str]] = {}
+    for kqv in (node for node in graph if node.op == "kqv"):
+        softmax = graph[kqv.inputs[0]]
+        scores = next(_up(graph, softmax.inputs[0], ("kq",)))
+        queries = {node.weights[0] for node in _up(graph, scores.inputs[0], PRODUCTS)}
+        both = (scores.inputs[1], kqv.inputs[1])
+        for name in {node.weights[0] for value in both for node in _up(graph, value, PRODUCTS)} - queries:
+            found.setdefault(name, []).append(softmax.name)
+    return found
+
+
+def _up(graph: Graph, name: str, ops: Sequence[str]) -> Iterator[Node]:
+    """The nearest nodes of these operations that a value is made of."""
+    if name in graph:
+        node = graph[name]
+        if node.op in ops:
+            yield node
+        else:
+            for source in node.inputs:
+                yield from _up(graph, source, ops)
+
+
+def _run(
+    engine: Engine, piece: Piece, keep: set[str], softmaxes: Sequence[str]
+) -> tuple[dict[str, Array], dict[str, NDArray[np.float64]]]:
+    """The kept nodes; of each softmax the share of every token, 1 on average. Softmaxes are large: some at a time."""
+    pages = np.arange(pages_for(len(piece.tokens)), dtype=np.int32)
+    chunk = Chunk(piece.tokens, 0, pages, "last")
+    each = max((4 * int(engine.graph.shapes[name][0]) * len(piece.tokens) ** 2 for name in softmaxes), default=1)
+    step = max(1, HELD // each)
+    nodes: dict[str, Array] = {}
+    shares: dict[str, NDArray[np.float64]] = {}
+    for i in range(0, max(1, len(softmaxes)), step):
+        part = softmaxes[i : i + step]
+        found = engine.forward([chunk], {*part, *(() if nodes else keep)})[0].nodes
+        nodes = nodes or {name: found[name] for name in keep}
+        for name in part:
+            share = np.einsum("hts,hts->s", found[name], found[name], dtype=np.float64)
+            shares[name] = share / share.mean()
+    return nodes, shares
+
+
+def _squares(x: NDArray[np.floating], share: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    flat = x.reshape(-1, x.shape[-1])
+    weights = np.ones(len(flat)) if share is None else share
+    found: NDArray[np.float64] = np.einsum("i,ij,ij->j", weights, flat, flat, dtype=np.float64)
+    return found[None]
+
+
+def _by_expert(
+    x: NDArray[np.floating], chosen: NDArray[np.integer], n_expert: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rows go to the experts that were chosen for them: x is `[T, n]`, or `[T, k, n]` with a row for each choice."""
+    rows = np.broadcast_to(x[:, None], (*chosen.shape, x.shape[-1])) if x.ndim == 2 else x
+    sums, counts = np.zeros((n_expert, x.shape[-1])), np.zeros(n_expert)
+    np.add.at(sums, chosen.reshape(-1), np.square(rows.reshape(-1, x.shape[-1]).astype(np.float64)))
+    np.add.at(counts, chosen.reshape(-1), 1)
+    return sums, counts

@@ -1,0 +1,300 @@
+"""A model and an engine as one object: text, ids or messages in; answers, logits, vectors and traces out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.errors import AssayError
+from assay.library.settings import Settings, settings
+from assay.runtime.generate import Failed, Generation, Generator, Pending, Result
+from assay.runtime.opening import Opened, Options, open_model
+from assay.runtime.pooling import check_dimensions, embedding_of
+from assay.runtime.registry_models import Progress, silent
+from assay.runtime.scheduler import RUNNING
+from assay.runtime.sequence_errors import NoLogits
+from assay.text import encode_chat
+
+if TYPE_CHECKING:
+    from assay.library.judgement import Judgement
+    from assay.library.trace_view import Trace
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]  # text as it is, ids, or a conversation under the chat template
+
+
+def load(
+    model: str | Path | None = None,
+    engine: str | None = None,
+    *,
+    precision: str | None = None,
+    threads: int | None = None,
+    kv_type: str | None = None,
+    ctx_size: int | None = None,
+    cache_size: int | None = None,
+    template: str | None = None,
+    template_arguments: Mapping[str, Any] | None = None,
+    lookahead: bool = True,
+    draft: str | None = None,
+    parallel: int = RUNNING,
+    progress: Progress = silent,
+) -> LanguageModel:
+    """Open a model and an engine.
+
+    model       a path, a name such as smollm2 (the default, fetched once), hf:owner/repo[:file] or ollama:name[:tag]
+    engine      "cpu", "cuda" or "reference"; the fastest of this machine, if none is named
+    precision   the engine's arithmetic: fast or exact (cpu, cuda), tensor (cuda), f64 or f32 (reference)
+    kv_type     the type of the cached keys and values: f16, f32, bf16, q8_0
+    ctx_size    positions of one sequence; 0 is all the model was trained on
+    cache_size  positions of all sequences together
+    template    a built-in chat template's name, or a file, instead of the model's own
+    template_arguments  variables of the template, such as {"enable_thinking": False}
+    lookahead   guess tokens from what came before and check them together, where it pays; the text is the same
+    draft       a small model of the same vocabulary that guesses, too
+    parallel    sequences that are computed at once
+    progress    told of a download and of loading as (what, bytes done, bytes in all)
+    """
+    options = Options(
+        engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft
+    )
+    return LanguageModel(open_model(model, options, progress=progress), parallel=parallel, progress=progress)
+
+
+class LanguageModel:
+    """A model on an engine. Use it as a context, or `close` it. Several threads may call it: they share its steps."""
+
+    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: Progress = silent) -> None:
+        self.opened = opened
+        self.file, self.model, self.tokenizer = opened.file, opened.model, opened.tokenizer
+        self.n_ctx = opened.n_ctx
+        self.engine = opened.engine(progress, scheduled=True)
+        self.generator = Generator(
+            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, lookahead=opened.lookahead()
+        )
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"context {self.n_ctx}"
+        return f"<LanguageModel {self.file.path.name} on {self.engine.name}, {self.model.hparams.arch}, {state}>"
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of weights and cache. What is under way ends as interrupted."""
+        if not self._closed:
+            self._closed = True
+            with self.generator.lock:
+                scheduler = self.generator.scheduler
+                scheduler.cancel([*scheduler.running, *scheduler.waiting])
+                self.generator.tell()
+                scheduler.close()
+
+    @property
+    def path(self) -> Path:
+        return self.file.path
+
+    # --- text and ids
+
+    def tokenize(self, text: str | bytes, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of a text; with the BOS and EOS that the file wants, unless `add_special` is false."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Iterable[int], *, special: bool = True) -> str:
+        """The text of ids; `special=False` hides control tokens."""
+        return self.tokenizer.decode(ids, special=special)
+
+    def ids(
+        self, prompt: Prompt, *, tools: Sequence[Mapping[str, Any]] | None = None, **template_arguments: Any
+    ) -> list[int]:
+        """The ids that a prompt stands for: of a text, of messages under the chat template, or the ids themselves.
+
+        `tools` (OpenAI's list) and any other argument are for the template.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        items: list[Any] = list(prompt)
+        if items and isinstance(items[0], Mapping):
+            if self.opened.template is None:
+                raise AssayError(f"{self.path}: has no chat template; name one with template=, or give a text")
+            if wrong := [m for m in items if not (isinstance(m, Mapping) and isinstance(m.get("role"), str))]:
+                raise AssayError(f"messages: each is an object with a role and a content (found {wrong[0]!r:.60})")
+            return encode_chat(self.tokenizer, self.opened.template, items, tools=tools, **template_arguments)
+        if not all(isinstance(item, int | np.integer) and not isinstance(item, bool) for item in items):
+            raise AssayError(f"prompt: must be a text, ids or messages (found {prompt!r:.80})")
+        return [int(item) for item in items]
+
+    # --- answers
+
+    @overload
+    def generate(self, prompt: str, *, resume: Sequence[int] = (), **given: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Sequence[int], *, resume: Sequence[int] = (), **given: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Sequence[Message], *, resume: Sequence[int] = (), **given: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: Sequence[Prompt], **given: Any) -> list[Result]: ...
+
+    def generate(self, prompt: Any, *, n: int = 1, resume: Sequence[int] = (), **given: Any) -> Any:
+        """Answer a prompt, or each of a list of them, computed together.
+
+        A prompt is a text, taken as it is; ids; or messages, which go through the chat template. `n` answers to each
+        prompt come as one list, in the order of the prompts; answer i has the seed plus i. `resume` are ids of the
+        answer so far: with the same prompt, settings and seed the answer goes on exactly as it would have.
+
+        Settings: max_new_tokens (or max_tokens, of the whole answer), temperature, top_k, top_p, min_p,
+        repetition_penalty, seed, stop, logprobs, grammar (GBNF or Lark), json_schema, ignore_eos, do_sample, params,
+        and every other field of SamplerParams. What is left out has llama.cpp's default.
+        """
+        if not _several(prompt):
+            made = self._prepare(prompt, n, resume, settings(self.opened, given))
+            done = [generation.result for generation in self.generator.together(made)]
+            return done if n > 1 else done[0]
+        if resume:
+            raise AssayError("resume: goes with one prompt, not with a list of them")
+        asked = settings(self.opened, given)
+        prepared = (generation for item in prompt for generation in self._prepare(item, n, (), asked))
+        return [generation.result for generation in self.generator.together(prepared)]
+
+    def stream(self, prompt: Prompt, *, resume: Sequence[int] = (), **given: Any) -> Generation:
+        """The answer token by token: iterate it for events (`id`, `text`, `logprob`); `result` is there at the end.
+
+        Prompt, settings and `resume` are those of `generate`.
+        """
+        return self._prepare(prompt, 1, resume, settings(self.opened, given))[0]
+
+    def chat(
+        self,
+        messages: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+        **given: Any,
+    ) -> Result:
+        """Answer a conversation under the model's chat template; a text is a user's only message.
+
+        `tools` (OpenAI's list) and `template_arguments` (such as enable_thinking) are for the template.
+        """
+        ids = self.ids(conversation(messages, system), tools=tools, **(template_arguments or {}))
+        return self.stream(ids, **given).run()
+
+    def batch(self, requests: Iterable[tuple[Prompt, Mapping[str, Any]] | AssayError]) -> Iterator[Pending]:
+        """Requests with settings of their own, computed together; each is given, in order, when it has ended.
+
+        Requests are taken as room for them comes. The `result` of one that failed raises the error, as does that of
+        one that was an error from the start; the others go on.
+        """
+
+        def prepare(request: tuple[Prompt, Mapping[str, Any]] | AssayError) -> Pending:
+            if isinstance(request, AssayError):
+                return Failed(request)
+            try:
+                return self._prepare(request[0], 1, (), settings(self.opened, request[1]))[0]
+            except AssayError as error:
+                return Failed(error)
+
+        return self.generator.together(map(prepare, requests))
+
+    def _prepare(self, prompt: Prompt, n: int, resume: Sequence[int], asked: Settings) -> list[Generation]:
+        self._check_open()
+        ids = self.ids(prompt)
+        return [
+            self.generator.generate(
+                ids, one.params, max_tokens=one.max_tokens, stop=one.stop, logprobs=one.logprobs,
+                ignore_eos=one.ignore_eos, constraint=one.constraint, answered=resume,
+            )
+            for one in map(asked.answer, range(n))
+        ]  # fmt: skip
+
+    # --- numbers
+
+    def logits(self, prompt: Prompt) -> NDArray[np.float32]:
+        """The logits after every token of a prompt: [n_tokens, n_vocab]."""
+        self._check_open()
+        output = self.model.graph.output
+        if not self.model.graph.generates:
+            raise NoLogits(self.path.name)
+        probe = self.generator.probe(self.ids(prompt), output)
+        _ = probe.run()
+        return np.concatenate(probe.nodes[output]).astype(np.float32, copy=False)
+
+    @overload
+    def embed(self, text: str, *, pooling: str | None = None, dimensions: int | None = None) -> NDArray[np.float32]: ...
+    @overload
+    def embed(
+        self, text: Sequence[Prompt], *, pooling: str | None = None, dimensions: int | None = None
+    ) -> NDArray[np.float32]: ...
+
+    def embed(self, text: Any, *, pooling: str | None = None, dimensions: int | None = None) -> NDArray[np.float32]:
+        """A vector of length 1 for a text [n], or for each of a list of them [texts, n], computed together.
+
+        Rows are pooled as the file says; by their mean where it says nothing, as with most models that generate.
+        `pooling` (mean, first, last) overrides it. `dimensions` keeps the first values of each vector.
+        """
+        self._check_open()
+        how = embedding_of(self.model.graph, pooling)
+        check_dimensions(dimensions, how.width)
+        several = _several(text)
+        begun = (self.generator.embed(self.ids(item), how) for item in (text if several else [text]))
+        vectors = []
+        for one in self.generator.together(begun):
+            _ = one.result  # or what went wrong
+            vectors.append(one.vector(dimensions))
+        return np.array(vectors, np.float32).reshape(-1, dimensions or how.width) if several else vectors[0]
+
+    def trace(self, prompt: Prompt, *, nodes: str | None = None, decode: int = 0) -> Trace:
+        """Every node's value for a prompt, under its name; `nodes` is a regular expression that chooses some.
+
+        The last `decode` tokens are fed one by one through the cache.
+        """
+        from assay.library.trace_view import Trace
+        from assay.verify.dumps.tracing import take_trace
+
+        self._check_open()
+        ids = self.generator.checked(self.ids(prompt))
+        with self.generator.exclusive() as engine:
+            return Trace(self.model.graph, take_trace(engine, ids, decode=decode, nodes=nodes))
+
+    def evaluate(
+        self,
+        text: str,
+        against: LanguageModel | None = None,
+        *,
+        window: int | None = None,
+        chunks: int | None = None,
+        worst: int = 10,
+    ) -> Judgement:
+        """Perplexity of a text and, with `against`, the divergence from that model; as `assay eval` has it.
+
+        The text is cut into windows of `window` tokens (512, or the context), at most `chunks` of them.
+        """
+        from assay.library.judgement import judge
+
+        self._check_open()
+        return judge(self, text, against, window, chunks, worst)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AssayError(f"{self.path}: the model has been closed; load it again")
+
+
+def conversation(messages: str | Sequence[Message], system: str | None = None) -> list[Message]:
+    """Messages, with a system message before them; a text is a user's only one."""
+    turns: list[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    return turns if system is None else [{"role": "system", "content": system}, *turns]
+
+
+def _several(prompt: Any) -> bool:
+    """Whether it is a list of prompts, perhaps of none: not a text, not ids, not a conversation."""
+    if isinstance(prompt, str | bytes):
+        return False
+    first = next(iter(prompt), "")
+    return isinstance(first, str | Sequence | np.ndarray)

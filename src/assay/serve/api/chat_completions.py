@@ -1,0 +1,248 @@
+"""`/v1/chat/completions`: messages through the model's template, answers with reasoning, tool calls and logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+from assay.runtime.sequence import Constraint, Job, Update
+from assay.serve.api import answers as common
+from assay.serve.api import request_tokens
+from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
+from assay.serve.api.state import Call
+from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, taught
+from assay.serve.api_errors import ApiError
+from assay.serve.http.exchange import Event, Events, Reply, json_reply, mold
+from assay.serve.pool.models import Entry
+from assay.serve.pool.update_queue import Reader
+from assay.text.calls import Call as ToolCall
+from assay.text.marks import Piece
+from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes_tools
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A request under way: what every dialect of a chat is made from."""
+
+    entry: Entry
+    reader: Reader
+    answers: list[Answer]
+    origin: common.Origin
+
+
+async def begin(call: Call, request: ChatRequest) -> Conversation:
+    """From a checked request to sequences that run."""
+    state = call.state
+    entry = state.models.find(request.model)
+    limits, origin = state.limits, common.Origin.of(call.headers)
+    tools = request.tools if request.tools and request.tool_choice != "none" and entry.template else None
+    native = entry.template is not None and takes_tools(entry.template.tool_source)
+    messages = request.messages if native or not tools else taught(request.messages, tools)
+    ids = await request_tokens.chat_ids(state, entry, messages, tools if native else None, _variables(request))
+    request_tokens.check(ids, entry, param="messages")
+    assert entry.template is not None  # or there would be no ids
+    family = family_of(entry.template.tool_source if tools else entry.template.source)
+    if tools and not native:
+        family = replace(TAUGHT, thinking=family.thinking, wrapping=family.wrapping)
+    thinking = opened(family, entry.tokenizer.decode(ids[-TAIL:]))
+    make = _constraint(request, entry, family, thinking=thinking)
+    free = make is None or _requires_call(request)  # a grammar has its own beginning
+    if make is None and tools and not native and not thinking:  # what it thinks is its own
+        functions = [tool.function for tool in tools]
+        rule = offered_rule(family, functions, entry.tokenizer)
+        make = partial(entry.grammars.lark, rule, "tools")
+    constraint = await common.compile_grammar(make, state.threads) if make else None
+    asked = request.max_completion_tokens or request.max_tokens or entry.n_ctx
+    until = common.deadline(limits, request.timeout)
+    jobs = [
+        Job(
+            ids=tuple(ids),
+            params=common.sampler_params(request, entry, index, origin),
+            max_tokens=min(asked, entry.n_ctx - len(ids)),
+            stop=common.stops(request),
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+            constraint=constraint,
+            show_special=bool(tools) or family.marked,
+            ignore_eos=bool(request.ignore_eos),
+            deadline=until,
+        )
+        for index in range(request.n or 1)
+    ]
+    worker = await call.stack.enter_async_context(state.models.use(entry))
+    reader = call.stack.enter_context(Reader(worker, jobs, limits.buffer, call.owner, call.pause))
+    apart = free and request.reasoning_format != "none"
+    offered = request_tokens.plain_tools(tools) if free else None
+    answers = [
+        Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
+        for index in range(len(jobs))
+    ]
+    return Conversation(entry, reader, answers, origin)
+
+
+async def chat(call: Call, request: ChatRequest) -> Reply | Events:
+    begun = await begin(call, request)
+    entry, reader, answers, origin = begun.entry, begun.reader, begun.answers, begun.origin
+    if request.stream:
+        with_usage = bool(request.stream_options and request.stream_options.include_usage)
+        chunks = _chunks(entry, reader, answers, with_usage, origin)
+        return Events(chunks, name=origin.name, seen=origin.seen) if len(answers) == 1 else Events(chunks)
+    async for index, update in reader:
+        answers[index].take(update)
+    head = common.heading("chat.completion", "chatcmpl", entry.id, origin)
+    return json_reply(
+        head
+        | {
+            "choices": [answer.choice(i) for i, answer in enumerate(answers)],
+            "usage": common.usage(reader.sequences),
+            "timings": common.timings(reader.sequences),
+        }
+    )
+
+
+async def _chunks(
+    entry: Entry, reader: Reader, answers: list[Answer], with_usage: bool, origin: common.Origin
+) -> AsyncIterator[Event]:
+    head = common.heading("chat.completion.chunk", "chatcmpl", entry.id, origin)
+    if with_usage:
+        head["usage"] = None
+
+    def chunk(index: int, delta: dict[str, Any], logprobs: Any = None, finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return head | {"choices": [choice]}
+
+    def content(index: int, text: str) -> dict[str, Any]:
+        return chunk(index, {"content": text})
+
+    plain = [mold(partial(content, index)) for index in range(len(answers))]
+    begun = [False] * len(answers)
+    async for index, update in reader:
+        answer = answers[index]
+        if not begun[index]:
+            begun[index] = True
+            yield chunk(index, {"role": "assistant", "content": ""})
+        for delta, logprobs in answer.take(update):
+            if not logprobs and "content" in delta:  # nearly all of them
+                yield plain[index](delta["content"])
+                continue
+            shown = {"content": logprobs, "refusal": None} if logprobs else None
+            yield chunk(index, delta, shown)
+        if update.finish:
+            yield chunk(index, {}, None, answer.finish_reason)
+    if with_usage:
+        totals = {"usage": common.usage(reader.sequences), "timings": common.timings(reader.sequences)}
+        yield head | {"choices": []} | totals
+
+
+class Answer:
+    """One choice as it grows."""
+
+    def __init__(self, entry: Entry, reply: ReplyParser, name: str) -> None:
+        self._entry = entry
+        self._name = name  # unique; the ids of its calls come out of it
+        self._reply = reply
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._finish = "stop"
+
+    def take(self, update: Update) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+        """What is new to show, as deltas; the logprobs of the token go with the first."""
+        pieces = [self._reply.push(update.text)]
+        if update.finish:
+            self._finish = update.finish
+            pieces.append(self._reply.finish())
+        deltas = [delta for piece in pieces for delta in self._deltas(piece)]
+        scored = update.choice is not None and update.choice.logprob is not None
+        new = [common.token_logprob(self._entry, update.choice)] if scored and update.choice else []
+        self._logprobs += new
+        if new and not deltas:
+            deltas = [{"content": ""}]
+        return [(delta, new if i == 0 else []) for i, delta in enumerate(deltas)]
+
+    def _deltas(self, piece: Piece) -> list[dict[str, Any]]:
+        self._reasoning.append(piece.reasoning)
+        self._content.append(piece.content)
+        before = len(self._calls)
+        for call in piece.calls:
+            self._calls.append(self._numbered(call))
+        calls = self._calls[before:]
+        found = {"reasoning_content": piece.reasoning, "content": piece.content, "tool_calls": calls}
+        return [{name: value} for name, value in found.items() if value]
+
+    def _numbered(self, call: ToolCall) -> dict[str, Any]:
+        return {
+            "index": len(self._calls),
+            "id": f"call_{sha256(f'{self._name}/{len(self._calls)}'.encode()).hexdigest()[:24]}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+    @property
+    def finish_reason(self) -> str:
+        return "tool_calls" if self._calls else self._finish
+
+    def choice(self, index: int) -> dict[str, Any]:
+        text, reasoning = "".join(self._content), "".join(self._reasoning)
+        calls = [{key: value for key, value in call.items() if key != "index"} for call in self._calls]
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": {"content": self._logprobs, "refusal": None} if self._logprobs else None,
+            "finish_reason": self.finish_reason,
+        }
+
+
+# --- tools and formats
+
+
+def _variables(request: ChatRequest) -> dict[str, Any]:
+    """What the template is given beside the messages."""
+    effort = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort else {}
+    return effort | (request.chat_template_kwargs or {})
+
+
+def _requires_call(request: ChatRequest) -> bool:
+    choice = request.tool_choice
+    return bool(request.tools) and (choice == "required" or isinstance(choice, NamedTool))
+
+
+def _constraint(
+    request: ChatRequest, entry: Entry, family: Family, *, thinking: bool
+) -> Callable[[], Callable[[], Constraint]] | None:
+    """The compilation that the request needs: of a required call, a response format or a grammar."""
+    grammars, wanted = entry.grammars, request.response_format
+    if _requires_call(request):
+        functions = _chosen(request, request.tool_choice)
+        return lambda: grammars.lark(required_rule(family, functions, entry.tokenizer, thinking=thinking), "tools")
+    if wanted and request.grammar:
+        raise ApiError("invalid_value", "grammar: response_format is given too; use one of them", "grammar")
+    if isinstance(wanted, SchemaFormat):
+        schema = wanted.json_schema.schema_
+        return lambda: grammars.schema(schema if schema is not None else {"type": "object"})
+    if wanted and wanted.type == "json_object":
+        return lambda: grammars.schema({"type": "object"})
+    if request.grammar:
+        text = request.grammar
+        return lambda: grammars.gbnf(text)
+    return None
+
+
+def _chosen(request: ChatRequest, choice: NamedTool | str | None) -> list[Function]:
+    functions = [tool.function for tool in request.tools or ()]
+    if not isinstance(choice, NamedTool):
+        return functions
+    named = [function for function in functions if function.name == choice.function.name]
+    if not named:
+        raise ApiError(
+            "invalid_value", f"tool_choice: there is no tool {choice.function.name!r:.80}", "tool_choice.function.name"
+        )
+    return named

@@ -1,0 +1,103 @@
+"""The healthy path: an engine against the definition at several lengths, and its decode against its own prefill.
+
+Every length is run twice: all tokens at once, and the last ones one by one through the cache. Both are judged node by
+node; then the two runs are held against each other, because positions and caches go wrong only in the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from assay.engines.contract import Engine
+from assay.models import Model
+from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.tracing import take_trace
+from assay.verify.judge.compare_nodes import Diff
+from assay.verify.judge.verdict import judge
+
+LENGTHS = (1, 2, 7, 33)  # a single token, the smallest with a past, a few, and one beyond a page of 32
+DECODE = 4  # tokens fed one by one, at most
+
+
+def lengths_for(model: Model) -> tuple[int, ...]:
+    """The lengths that are tried where none are named: LENGTHS, cut to the context of the model."""
+    return tuple(dict.fromkeys(min(n, model.hparams.n_ctx_train) for n in LENGTHS))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    passed: bool
+    detail: str
+    diff: Diff | None = None
+    dump: Dump | None = None  # what was judged, for the report
+    answer: str = ""  # a diagnosis in words, where something is wrong
+
+    def to_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"name": self.name, "passed": self.passed, "detail": self.detail}
+        if self.diff is not None and not self.diff:
+            found["diff"] = self.diff.to_dict()
+        if self.answer:
+            found["answer"] = self.answer
+        return found
+
+
+def check_engine(
+    make: Callable[[], Engine],
+    model: Model,
+    tokens: Sequence[int],
+    lengths: Sequence[int] = LENGTHS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Check]:
+    """The checks, as they are done. Each run gets a fresh engine: what an earlier one left behind must not matter."""
+    for n in lengths:
+        ids = [tokens[i % len(tokens)] for i in range(n)]
+        whole = _run(make, ids, 0)
+        yield _judged(f"{n} tokens, prefill", judge(model, whole, progress), whole)
+        if n < 2 or model.graph.whole:  # an encoder has no decode
+            continue
+        k = min(DECODE, n - 1)
+        stepped = _run(make, ids, k)
+        yield _judged(f"{n} tokens, the last {k} through the cache", judge(model, stepped, progress), stepped)
+        yield _against_itself(n, whole, stepped)
+    yield _twice(make, [tokens[i % len(tokens)] for i in range(lengths[-1])], model.graph.output)
+
+
+def _run(make: Callable[[], Engine], ids: Sequence[int], decode: int) -> Dump:
+    engine = make()
+    try:
+        return take_trace(engine, ids, decode=decode)
+    finally:
+        engine.close()
+
+
+def _judged(name: str, diff: Diff, dump: Dump) -> Check:
+    return Check(name, bool(diff), diff.summary, diff, dump)
+
+
+def _against_itself(n: int, whole: Dump, stepped: Dump) -> Check:
+    """Prefill against decode: bit for bit, or how far apart the logits are."""
+    name = f"{n} tokens, decode against prefill"
+    a, b = (np.asarray(d.values("result_output"), np.float64) for d in (whole, stepped))
+    if np.array_equal(a, b):
+        return Check(name, True, "the same bits")
+    nmse = float(np.sum((a - b) ** 2) / np.sum(a * a))
+    best = float((a.argmax(-1) == b.argmax(-1)).mean())
+    return Check(name, nmse < 1e-2, f"logits differ by nmse {nmse:.1e}, same best token at {100 * best:.0f} %")
+
+
+def _twice(make: Callable[[], Engine], ids: Sequence[int], output: str) -> Check:
+    """The same request again on the same engine: nothing may be left of the first."""
+    engine = make()
+    try:
+        first, second = (take_trace(engine, ids, nodes=f"^{output}$").values(output) for _ in range(2))
+    finally:
+        engine.close()
+    same = np.array_equal(np.asarray(first), np.asarray(second))
+    return Check(f"{len(ids)} tokens, the same request twice", same, "the same bits" if same else "the results differ")

@@ -1,0 +1,298 @@
+"""A conformance kit: what an engine must compute for one model, as plain files that any language can read.
+
+    DIR/manifest.json          everything but the numbers
+    DIR/README.md              how to use it
+    DIR/data/*.bin             little-endian float32 (block bytes for weights)
+
+Four sections: `probes` (whole runs, values of nodes), `ops` (inputs and output of single operations, small), `blocks`
+(bytes of every block type and the floats they stand for), `text` (tokenizer and template cases). Tolerances are the
+measured noise of each arithmetic on this model, per tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import ReferenceEngine, evaluate, interpret
+from assay.engines.reference.weights import Weights
+from assay.errors import AssayError
+from assay.gguf import codecs
+from assay.gguf.types import TYPES, GGMLType
+from assay.graph import Node, split
+from assay.models import Model
+from assay.system.files import new_folder, write
+from assay.text import ChatTemplate, Tokenizer
+from assay.text.vocab import NAMELESS
+from assay.verify.conformance.probes import Probe, make_probes
+from assay.verify.dumps.observation import token_axis
+from assay.verify.dumps.tracing import run_steps, take_trace
+from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
+from assay.verify.judge.noise import NoiseRuns, by_rows
+from assay.verify.judge.shared_pass import Together, sweep
+from assay.verify.thresholds import RUN
+from assay.version import __version__
+
+Array = NDArray[Any]
+OUTPUTS = (
+    "embd",
+    "l_out",
+    "result_norm",
+    "result_output",
+    "result_embd",
+    "result_embd_pooled",
+)  # of probes that do not ask for every node
+WIDE = 64  # rows of a weight kept in a unit vector
+LONG = 16  # probes of more tokens keep the last row only
+
+TEXTS = (
+    "Hello world", " leading space", "trailing space ", "two  spaces\tand a tab\n\nlines", "1234567890 3.14 2+2=4",
+    "don't I'll we've", "naïve café über", "日本語と中文", "🙂👩‍🚀 emoji", "a\u0301 combining", "<s>[INST]</s>", "",
+)  # fmt: skip
+CHATS: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "1"}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+    [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}, {"role": "user", "content": "Bye"}],
+)
+
+
+@dataclass
+class _Files:
+    """Collects numbers into one file a section and hands out where they lie."""
+
+    folder: Path
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def put(self, file: str, value: Array) -> dict[str, Any]:
+        raw = np.ascontiguousarray(value, value.dtype if value.dtype == np.uint8 else "<f4").tobytes()
+        offset = self.sizes.get(file, 0)
+        with (self.folder / file).open("ab") as out:
+            out.write(raw)
+        self.sizes[file] = offset + len(raw)
+        return {"file": f"data/{file}", "offset": offset, "shape": list(value.shape)}
+
+
+def write_kit(
+    model: Model, tokenizer: Tokenizer, out: Path, progress: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Any]:
+    """Write the kit; the manifest is returned as well. An existing folder is replaced only if it is a kit."""
+    if out.exists() and not out.is_dir():
+        raise AssayError(f"{out}: is not a folder; name a new one")
+    if out.exists() and any(out.iterdir()) and not (out / "manifest.json").exists():
+        raise AssayError(f"{out}: a folder with other things in it; name a new one")
+    probes = make_probes(model, tokenizer)
+    progress(0, len(probes) + 1)
+    noise = _limits(model, next(p for p in probes if p.id == "prompt"))
+    with new_folder(out) as unfinished:
+        (unfinished / "data").mkdir()
+        files = _Files(unfinished / "data")
+        manifest: dict[str, Any] = {
+            "assay_kit": 1,
+            "made_by": f"assay {__version__}",
+            "model": {
+                "file": model.file.path.name,
+                "sha256": model.file.sha256,
+                "arch": model.hparams.arch,
+                "n_layer": model.hparams.n_layer,
+                "n_embd": model.hparams.n_embd,
+                "n_vocab": model.hparams.n_vocab,
+            },
+            "graph": [str(node) for node in model.graph],
+            "probes": [
+                _probe(model, probe, noise, files, partial(progress, i + 1, len(probes) + 1))
+                for i, probe in enumerate(probes)
+            ],
+            "ops": _ops(model, tokenizer, files),
+            "blocks": [_block(kind, files) for kind in TYPES.values()],
+            "text": _text(model, tokenizer),
+        }
+        files_written = {
+            "manifest.json": json.dumps(manifest, indent=1, ensure_ascii=False) + "\n",
+            "README.md": README.format(model=model.file.path.name),
+        }
+        for name, content in files_written.items():
+            write(unfinished / name, content)
+    return manifest
+
+
+def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
+    """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
+    runs = NoiseRuns(model, probe.tokens, probe.positions)
+    sweep(model, [Together([runs.visit])])
+    found: dict[str, dict[str, float]] = {}
+    for obs in take_trace(ReferenceEngine(model), probe.tokens).observations:
+        value = obs.array()
+        if value.dtype.kind != "f":
+            continue
+        rows = by_rows(value, token_axis(model.graph, obs.name))
+        rms = np.sqrt(np.mean(np.where(np.isfinite(rows), rows, 0) ** 2, axis=1))  # what is masked away is no value
+        noise = runs.levels[obs.name].rms  # [arithmetic, token]
+        share = ((RUN * (noise / rms + UNIT["f32"])) ** 2).max(axis=1)
+        found[obs.name] = {a.name: float(f"{x:.3g}") for a, x in zip(ARITHMETICS, share, strict=True)}
+    return found
+
+
+def _probe(
+    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
+) -> dict[str, Any]:
+    begun()
+    graph, engine = model.graph, ReferenceEngine(model)
+    names = [n.name for n in graph if probe.every_node or split(n.name)[0] in OUTPUTS]
+    names = [n for n in names if graph[n].op not in ("cache", "argsort", "topk")]
+    entries: dict[str, dict[str, Any]] = {}
+    last_only = len(probe.tokens) > LONG
+
+    def sink(name: str, value: Array, start: int) -> None:
+        axis = token_axis(graph, name)
+        if last_only:
+            value, start = np.take(value, [-1], axis), start + value.shape[axis] - 1
+        where = files.put(f"probe-{probe.id}.bin", value)
+        rows = [start, start + value.shape[axis]]
+        entries.setdefault(name, {"name": name, "axis": axis, "parts": [], "nmse": noise[name]})["parts"].append(
+            {"rows": rows, **where}
+        )
+
+    run_steps(engine, probe.tokens, probe.steps, names, sink, probe.positions)
+    if last_only:
+        entries = {n: {**e, "parts": e["parts"][-1:]} for n, e in entries.items()}
+    return {
+        "id": probe.id,
+        "why": probe.why,
+        "tokens": probe.tokens,
+        "positions": probe.positions,
+        "steps": probe.steps,
+        "runs": probe.runs,
+        "nodes": list(entries.values()),
+    }
+
+
+def _ops(model: Model, tokenizer: Tokenizer, files: _Files) -> list[dict[str, Any]]:
+    """One unit vector for each operation of the graph, from the first node that uses it."""
+    graph, weights = model.graph, Weights(model.file, np.float64, budget=0)
+    probe = next(p for p in make_probes(model, tokenizer) if p.id == "two-tokens")
+    env: dict[str, Array] = {
+        "inp_tokens": np.array(probe.tokens),
+        "inp_pos": np.array(probe.positions),
+        "inp_kpos": np.array(probe.positions),
+    }
+    firsts: dict[str, Node] = {}
+    for node in graph:
+        firsts.setdefault(node.op, node)
+    firsts.pop("cache", None)
+    wanted = {name for node in firsts.values() for name in node.inputs} - set(env)
+    values = {**env, **interpret(graph, weights, env, wanted)}
+    found = []
+    for op, node in firsts.items():
+        inputs = [values[name] for name in node.inputs]
+        if op == "embed":
+            inputs = [np.arange(len(probe.tokens))]
+        operands = {name: _crop(op, weights[name]) for name in node.weights}
+        # float32 inputs are what the reader of the kit gets, so they are what the output is computed from
+        exact = [x.astype(np.float32).astype(np.float64) if x.dtype.kind == "f" else x for x in inputs]
+        small = Weights(
+            model.file, np.float64, budget=0, variants={n: partial(np.asarray, w) for n, w in operands.items()}
+        )
+        output = evaluate(node, exact, small)
+        found.append(
+            {
+                "op": op,
+                "node": str(node),
+                "attrs": node.all_attrs(),
+                "inputs": [{"name": n, **files.put("ops.bin", x)} for n, x in zip(node.inputs, inputs, strict=True)],
+                "weights": [{"name": n, **files.put("ops.bin", w)} for n, w in operands.items()],
+                "output": files.put("ops.bin", output),
+                "nmse": {"f32": 1e-11, "f16": 1e-5},
+            }
+        )
+    return found
+
+
+def _crop(op: str, weight: Any) -> Array:
+    """A few rows of a matrix: enough to see a wrong stride or order."""
+    if op == "expert_linear":
+        return np.stack([weight[e][:WIDE] for e in range(weight.shape[0])])
+    return np.asarray(weight[:WIDE] if op in ("embed", "linear") else weight[:])
+
+
+def _block(kind: GGMLType, files: _Files) -> dict[str, Any]:
+    """Blocks whose bytes are random, rising, and extreme, with the floats they decode to."""
+    raw = adversarial_blocks(kind)
+    values = codecs.decode(kind, raw)
+    return {
+        "type": kind.name,
+        "id": kind.id,
+        "block_size": kind.block_size,
+        "type_size": kind.type_size,
+        "bytes": files.put("blocks.bin", raw),
+        "values": files.put("blocks.bin", values),
+        "exact": True,
+    }
+
+
+def adversarial_blocks(kind: GGMLType, count: int = 6, seed: int = 0) -> NDArray[np.uint8]:
+    """[1, bytes]: blocks with every byte value, tiny and large scales; only such as decode to finite floats."""
+    rng = np.random.default_rng([seed, kind.id])
+    chosen: list[NDArray[np.uint8]] = []
+    rising = np.arange(kind.type_size, dtype=np.uint8)
+    pool = [rising, 255 - rising, *rng.integers(0, 256, (400, kind.type_size), dtype=np.uint8)]
+    for raw in pool:
+        with np.errstate(all="ignore"):
+            value = codecs.decode(kind, raw[None])
+        if np.isfinite(value).all() and np.abs(value).max() < 1e30 and np.ptp(value) >= 0 and value.any():
+            chosen.append(raw)
+        if len(chosen) == count:
+            break
+    return np.concatenate(chosen)[None]
+
+
+def _text(model: Model, tokenizer: Tokenizer) -> dict[str, Any]:
+    if tokenizer.vocab.model == NAMELESS:  # the probes go by ids
+        return {"tokenizer": [], "template": []}
+    cases = [
+        {"text": text, "add_special": special, "ids": tokenizer.encode(text, add_special=special)}
+        for text in TEXTS
+        for special in (True, False)
+    ]
+    template = ChatTemplate.from_gguf(model.file, tokenizer)
+    chats: list[dict[str, Any]] = []
+    for messages in CHATS if template else ():
+        assert template is not None
+        try:
+            text = template.render(messages, add_generation_prompt=True)
+        except AssayError as error:
+            chats.append({"messages": messages, "refused": str(error)})
+        else:
+            chats.append({"messages": messages, "text": text})
+    return {"tokenizer": cases, "template": chats}
+
+
+README = """# Conformance kit for {model}
+
+Plain files; `manifest.json` says what is where. Numbers are little-endian float32 at `offset` bytes of `file`, in
+row-major `shape` (slowest axis first); block bytes are raw.
+
+1. `blocks`: decode `bytes` as `type`; every float must equal `values` bit for bit.
+2. `ops`: compute the operation from `inputs` and `weights`; compare with `output`.
+3. `text`: tokenize each `text`, render each chat; ids and text must be equal.
+4. `probes`: feed `tokens` at `positions` in `steps` (the first a prefill, the rest through the cache), `runs` times
+   without restarting; compare the nodes you have. `rows` are token rows; `graph` holds the definition of every node.
+
+NMSE = sum((yours - expected)^2) / sum(expected^2). `nmse` gives the limit for each arithmetic: the noise that
+float32 (`f32`), float16, quantised activations (`Q8`) or a float16 cache cause on this very model and run.
+
+To be graded, write your results and run `assay kit --score THIS_FOLDER RESULTS`:
+
+    RESULTS/probes/ID.jsonl        (or .npz, .safetensors: any dump assay reads; ID.2.jsonl for a second run)
+    RESULTS/ops/OP.bin             float32, the shape of `output`
+    RESULTS/blocks/TYPE.bin        float32, the shape of `values`
+    RESULTS/text.json              {{"tokenizer": [[ids], ..], "template": ["text", ..]}} in the order of the manifest
+
+What is missing is counted as missing, not as wrong.
+"""

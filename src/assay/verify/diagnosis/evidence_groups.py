@@ -1,0 +1,137 @@
+"""What was observed, in the groups of values that a likelihood is made of, and the computations that reach it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.verify.dumps.observation import STATISTICS, token_axis
+from assay.verify.judge.arithmetic import UNIT
+from assay.verify.judge.compare_nodes import Diff
+from assay.verify.judge.evidence import deviation
+from assay.verify.judge.noise import by_rows
+from assay.verify.judge.rounding import EXACT, Rounding
+from assay.verify.thresholds import FIRST_OBSERVED, FLOOR_UNITS, LONG_RUN, MOST_OF_A_ROW
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """For each group of values of one node: errors, how many count, and what is no evidence (squared)."""
+
+    errors: tuple[Array, ...]
+    counts: Array
+    floors: Array
+
+
+@dataclass(frozen=True)
+class Place:
+    """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard,
+    and the first few of these that are off."""
+
+    unit: Unit
+    targets: tuple[str, ...]
+    brief: bool = False
+    off: frozenset[str] = frozenset()
+
+    def heard(self, lab: Lab, h: Hypothesis) -> list[tuple[str, ...]]:
+        """The nodes that speak of a mistake, in turn: of a brief place, first where it shows first."""
+        if not self.brief:
+            return [self.targets]
+        changed = lab.changed(h, self.unit)
+        names = [name for name in self.targets if name in changed]
+        first = names[:FIRST_OBSERVED]
+        off = [name for name in names if name in self.off][:FIRST_OBSERVED]
+        return [part for part in (tuple(first), tuple(name for name in off if name not in first)) if part]
+
+    def early(self) -> Place:
+        """Of a brief place, its first layers: enough to tell how an engine rounds."""
+        segment = self.unit.segment[:LONG_RUN]
+        targets = tuple(name for name in self.targets if name in segment)
+        if not self.brief or not targets:
+            return self
+        return Place(Unit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
+
+    def near(self, lab: Lab, h: Hypothesis) -> Unit | None:
+        """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
+        parts = self.heard(lab, h)
+        if not parts:
+            return None
+        last = parts[-1][-1]
+        unit = Unit(last, self.unit.segment[: self.unit.segment.index(last) + 1])
+        return None if lab.run_of(lab.changed(h, unit)) else unit
+
+
+def run_of(lab: Lab, diff: Diff) -> Place:
+    """Nothing was dumped whole: what was observed is reached from the tokens on."""
+    order = {node.name: i for i, node in enumerate(lab.graph)}
+    names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
+    return Place(Unit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
+
+
+def off_at(lab: Lab, place: Place, name: str) -> float:
+    """By how much (squared) the definition is off at a node, over what is no evidence."""
+    groups = groups_of(lab, name, lab.base(place.unit)[name])
+    return np.inf if groups is None else off_in(groups)
+
+
+def off_in(groups: Groups, more: Array | float = 0.0) -> float:
+    """The same of groups, of which so much `more` is no evidence."""
+    return max(float(np.mean(e * e) / v) for e, v in zip(groups.errors, groups.floors + more, strict=True))
+
+
+def gains(plain: Groups, other: Groups) -> list[float]:
+    """By how many nats each group is likelier with the other errors than with the plain ones; 0 where nothing moves."""
+    return [
+        0.5 * n * float(np.log((np.mean(e * e) + v) / (np.mean(rest * rest) + v))) if (e - rest).any() else 0.0
+        for e, rest, n, v in zip(plain.errors, other.errors, plain.counts, plain.floors, strict=True)
+    ]
+
+
+def groups_of(lab: Lab, name: str, value: Array, edges: Rounding = EXACT) -> Groups | None:
+    """What was observed of a node less a value, row by row; None where the value is not finite or of another shape.
+    Beyond a step of what `edges` stores, where a hypothesis must not gain by a value that was rounded the other way."""
+    graph, axis = lab.graph, token_axis(lab.graph, name)
+    if value.dtype.kind != "f" or value.shape[axis] < len(lab.dump.tokens):
+        return None
+    level = lab.evidence[name].noise_carried if lab.terms.carried else lab.evidence[name].noise_local
+    hide = lab.hidden if graph[name].op == "kq" else None
+    errors: list[Array] = []
+    counts: list[float] = []
+    floors: list[float] = []
+    for obs in lab.dump.by_name[name]:
+        error, expected = deviation(obs, value, axis, lab.model.hparams.n_embd_head, hide)
+        if not np.isfinite(error).all():
+            return None
+        start, stop = obs.rows or (0, level.rms.shape[1])
+        noise = level.rms[0, start:stop]
+        if obs.kind == "values":
+            for row, x, one in zip(by_rows(error, axis), by_rows(expected, axis), noise, strict=True):
+                size = float(np.sqrt(np.mean(x * x)))
+                errors.append(_beyond_an_edge(row, x, edges))
+                counts.append(min(row.size, MOST_OF_A_ROW))
+                floors.append((FLOOR_UNITS * (one + UNIT["f32"] * size)) ** 2 + 1e-60)
+            continue
+        printed = np.asarray(obs.printed or 0.0, np.float64)
+        if obs.kind not in STATISTICS:
+            error = _beyond_an_edge(error, expected, edges)
+        size = float(np.sqrt(np.mean(np.square(by_rows(value, axis)[start:stop]))))
+        spread = float(noise.max()) + UNIT["f32"] * size
+        if obs.kind in STATISTICS:
+            spread *= 4.0 if obs.kind in ("min", "max", "absmax", "norm") else 1.0
+        errors.append(np.sign(error) * np.maximum(np.abs(error) - printed, 0))
+        counts.append(error.size)
+        floors.append((FLOOR_UNITS * spread) ** 2 + float(np.mean(printed**2)) / 3 + 1e-60)
+    return Groups(tuple(errors), np.array(counts), np.array(floors))
+
+
+def _beyond_an_edge(error: Array, value: Array, rule: Rounding) -> Array:
+    """In an engine that stores narrow numbers, a value on an edge may be rounded the other way: a step says nothing."""
+    if not rule.storage:
+        return error
+    return np.asarray(np.sign(error) * np.maximum(np.abs(error) - 2 * UNIT[rule.storage] * np.abs(value), 0))

@@ -1,0 +1,258 @@
+"""Tracing: run an engine on a sequence and keep every node's value, in memory or streamed to a file.
+
+A trace is a dump we wrote ourselves: the values of all tokens under the node's name, whichever step computed them,
+in the float type of the engine, with where they come from (model hash, tokens, positions, steps, engine, precision).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.contract import PAGE, Chunk, Engine, pages_for
+from assay.engines.plan.batching import INDICES
+from assay.errors import AssayError
+from assay.graph import Graph, split
+from assay.system.files import NewFile
+from assay.verify.dumps.observation import STATISTICS, Dump, Observation, rows_of, token_axis
+from assay.verify.dumps.safetensors import TensorWriter, read_safetensors
+from assay.version import __version__
+
+Array = NDArray[Any]
+FORMATS = ("", ".safetensors", ".npz")  # endings of a trace's name
+Sink = Callable[[str, Array, int], None]  # name, value, first token row it describes
+
+
+def choose(graph: Graph, pattern: str | None, unseen: Collection[str] = ()) -> list[str]:
+    """The nodes whose name the pattern matches somewhere, in the graph's order; less the roles nobody sees."""
+    try:
+        wanted = re.compile(pattern or "")
+    except re.error as error:
+        raise AssayError(f"--nodes {pattern!r}: not a regular expression ({error})") from None
+    names = [n.name for n in graph if wanted.search(n.name) and split(n.name)[0] not in unseen]
+    if not names:
+        raise AssayError(
+            f"--nodes {pattern!r}: matches none of the {len(graph)} nodes; `assay inspect --graph` lists them"
+        )
+    return names
+
+
+def steps_of(n_tokens: int, decode: int) -> tuple[int, ...]:
+    """How a sequence is fed: all but the last `decode` tokens at once, these one by one."""
+    if not 0 <= decode < n_tokens:
+        raise AssayError(f"--decode {decode}: must leave at least one of the {n_tokens} tokens for the prompt")
+    return (n_tokens - decode, *(1,) * decode)
+
+
+def shape_of(graph: Graph, name: str, n_tokens: int) -> tuple[int, ...]:
+    """The shape over the whole sequence: both symbols are its length."""
+    return tuple(n_tokens if isinstance(d, str) else d for d in graph.shapes[name])
+
+
+def run_steps(
+    engine: Engine,
+    tokens: Sequence[int],
+    steps: Sequence[int],
+    names: Sequence[str],
+    sink: Sink,
+    positions: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Feed the tokens step by step; hand each node's rows to `sink` as they come."""
+    graph = engine.model.graph
+    ids = np.asarray(tokens, np.int32)
+    pages = np.arange(pages_for(len(ids)), dtype=np.int32)
+    if len(pages) > engine.n_pages:
+        raise AssayError(f"{len(ids)} tokens: more than the engine's cache of {engine.n_pages * PAGE}; trace fewer")
+    done, start = 0, 0
+    for n in steps:
+        at = None if positions is None else np.asarray(positions[start : start + n], np.int32)
+        chunk = Chunk(ids[start : start + n], start, pages[: pages_for(start + n)], "none", at)
+
+        def take(name: str, value: Array, start: int = start) -> None:
+            nonlocal done
+            sink(name, value, 0 if "T" not in graph.shapes[name] else start)
+            done += 1
+            if progress:
+                progress(done, len(names) * len(steps))
+
+        engine.forward([chunk], names, lambda _i, name, value, take=take: take(name, value))  # type: ignore[misc]
+        start += n
+
+
+def provenance(engine: Engine) -> dict[str, str]:
+    file = engine.model.file
+    return {
+        "assay": __version__,
+        "model": str(file.path.resolve()),
+        "model_sha256": file.sha256,
+        "precision": engine.dtype.name,
+    }
+
+
+def take_trace(
+    engine: Engine,
+    tokens: Sequence[int],
+    *,
+    decode: int = 0,
+    nodes: str | None = None,
+    positions: Sequence[int] | None = None,
+) -> Dump:
+    """The trace in memory."""
+    graph = engine.model.graph
+    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
+    kept: dict[str, Array] = {}
+
+    def sink(name: str, value: Array, start: int) -> None:
+        if len(steps) == 1:
+            kept[name] = value
+            return
+        whole = kept.setdefault(name, np.zeros(shape_of(graph, name, len(tokens)), value.dtype))
+        axis = token_axis(graph, name)
+        rows_of(whole, axis, (start, start + value.shape[axis]))[tuple(slice(0, n) for n in value.shape)] = value
+
+    run_steps(engine, tokens, steps, names, sink, positions)
+    return Dump(
+        engine=engine.name,
+        tokens=tuple(map(int, tokens)),
+        positions=tuple(map(int, positions if positions is not None else range(len(tokens)))),
+        steps=steps,
+        # A witness shows what it names: the rest is not observed.
+        observations=tuple(
+            Observation(n, "values", kept[n], shape=kept[n].shape, foreign=n) for n in names if n in kept
+        ),
+        source=f"{engine.model.file.path.name}@{engine.name}",
+        provenance=provenance(engine),
+    )
+
+
+def write_trace(
+    path: Path,
+    engine: Engine,
+    tokens: Sequence[int],
+    *,
+    decode: int = 0,
+    nodes: str | None = None,
+    positions: Sequence[int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """The trace as a safetensors or, by its name, an .npz file, in the memory of a few nodes."""
+    if path.suffix not in FORMATS:
+        raise AssayError(
+            f"{path}: a trace is written as .safetensors or .npz (found {path.suffix}); --summary writes JSON lines"
+        )
+    if path.suffix == ".npz":
+        with NewFile(path) as out, tempfile.TemporaryDirectory(dir=path.parent, prefix=".trace-") as folder:
+            whole = Path(folder) / "trace.safetensors"
+            write_trace(whole, engine, tokens, decode=decode, nodes=nodes, positions=positions, progress=progress)
+            _archive(whole, out)
+        return
+    graph = engine.model.graph
+    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
+    at = list(positions if positions is not None else range(len(tokens)))
+    floats = engine.dtype
+    tensors = [
+        (name, np.dtype(np.int32) if graph[name].op in INDICES else floats, shape_of(graph, name, len(tokens)))
+        for name in names
+    ]
+    metadata = {
+        "assay_trace": "1",
+        "engine": engine.name,
+        "positions": json.dumps([int(p) for p in at]),
+        "steps": json.dumps(steps),
+        "phase": "decode" if decode else "prefill",
+        **provenance(engine),
+    }
+    tensor_file = TensorWriter(path, [("tokens", np.dtype(np.int32), (len(tokens),)), *tensors], metadata)
+    done = False
+    try:
+        tensor_file.put("tokens", np.asarray(tokens, np.int32))
+        run_steps(
+            engine, tokens, steps, names,
+            lambda name, value, start: tensor_file.put(name, value, token_axis(graph, name), start),
+            positions, progress,
+        )  # fmt: skip
+        done = True
+    finally:
+        tensor_file.close(keep=done)
+
+
+def _archive(trace: Path, out: NewFile) -> None:
+    """The trace again as NumPy's archive, an array at a time: `tokens`, `positions` and `steps` among them."""
+    readers, _, metadata = read_safetensors(trace)
+    listed: dict[str, Callable[[], Array]] = {
+        key: partial(np.array, json.loads(metadata[key]), np.int32) for key in ("positions", "steps")
+    }
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, read in {**listed, **readers}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, read(), allow_pickle=False)
+
+
+def read_trace(path: Path) -> Dump | None:
+    """A trace written by `write_trace`, its values read when asked for; None if the file is something else."""
+    readers, entries, metadata = read_safetensors(path)
+    if "assay_trace" not in metadata:
+        return None
+    try:
+        positions, steps = json.loads(metadata["positions"]), json.loads(metadata["steps"])
+        tokens = tuple(int(t) for t in readers["tokens"]())
+        names = [name for name in entries if name != "tokens"]
+        return Dump(
+            engine=metadata["engine"],
+            tokens=tokens,
+            positions=tuple(map(int, positions)),
+            steps=tuple(map(int, steps)),
+            observations=tuple(Observation(n, "values", readers[n], shape=entries[n].shape, foreign=n) for n in names),
+            source=str(path),
+            provenance={k: metadata[k] for k in ("assay", "model", "model_sha256", "precision") if k in metadata},
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise AssayError(f"{path}: the trace's metadata are not valid ({error}); trace again") from None
+
+
+def write_summary(
+    out: TextIO,
+    engine: Engine,
+    tokens: Sequence[int],
+    *,
+    decode: int = 0,
+    nodes: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """The trace as a dump in JSON lines: a header for each step, then one line of observations for each node."""
+    graph = engine.model.graph
+    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
+    begun = -1
+
+    def line(name: str, value: Array, start: int) -> None:
+        nonlocal begun
+        while begun < start and "T" in graph.shapes[name]:
+            begun = start
+            n = value.shape[token_axis(graph, name)]
+            head: dict[str, Any] = {"assay_dump": 1, "engine": engine.name, "tokens": list(tokens[start : start + n])}
+            at = list(range(start, start + n))
+            out.write(json.dumps(head | {"positions": at, "phase": "decode" if start else "prefill"}) + "\n")
+        out.write(summarise(name, value) + "\n")
+
+    run_steps(engine, tokens, steps, names, line, None, progress)
+
+
+def summarise(name: str, value: Array, n_first: int = 10) -> str:
+    """One line: the tensor's statistics and first values; for logits also the best five of the last row."""
+    flat = value.reshape(-1).astype(np.float64)
+    line: dict[str, Any] = {"name": name, "shape": list(value.shape), "first": flat[:n_first].tolist()}
+    line |= {kind: STATISTICS[kind](flat) for kind in ("rms", "mean", "min", "max", "sum")}
+    if name == "result_output":
+        best = np.argsort(-value[-1], kind="stable")[:5]
+        line["top"] = [[int(i), float(value[-1, i])] for i in best]
+    return json.dumps(line)

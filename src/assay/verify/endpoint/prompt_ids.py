@@ -1,0 +1,142 @@
+"""Which ids a server made of a text or of a conversation: ours, or others that predict what was seen better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from assay.errors import AssayError
+from assay.text import ChatTemplate, Tokenizer, encode_chat
+from assay.text.builtin import TEMPLATES
+from assay.text.compare import explain as explain_ids
+from assay.text.unigram import Unigram
+from assay.text.vocab import SENTENCEPIECE
+from assay.verify.diagnosis.lab import Fit
+from assay.verify.diagnosis.result import Cause
+from assay.verify.endpoint.client import Client, Reply
+from assay.verify.endpoint.simulated import Box, Seen, case_of, cause_of, distance
+
+Progress = Callable[[str], None]
+TEXT = "The capital of France is Paris. The capital of Italy is"
+CHAT = "Name the capital of France."
+GREEDY = 6
+
+
+def scored_prompt(client: Client, say: Progress, notes: list[str]) -> Reply | None:
+    """The prompt scored by the server, where it can."""
+    say("asking for the prompt's own log-probabilities")
+    for n in (0, 1):
+        try:
+            reply = client.complete(TEXT, n=n, echo=True)
+        except AssayError:
+            continue
+        if reply.n_prompt > 1:
+            return reply
+    notes.append("the server does not score prompts; only what it generates was seen")
+    return None
+
+
+def text_prompt(
+    box: Box, tokenizer: Tokenizer, reply: Reply, scored: Reply | None, allowed: float
+) -> tuple[Cause | None, list[int]]:
+    """Which ids the server made of the text: ours, or others that predict what was seen better."""
+    right = tokenizer.encode(TEXT)
+    count = scored.n_prompt if scored is not None else reply.prompt_tokens
+    given = [s.id for s in scored.steps[: scored.n_prompt]] if scored is not None else []
+    if given and None not in given:
+        ids = [i for i in given if i is not None]
+        findings = explain_ids(tokenizer, right, ids, text=TEXT)
+        if findings:
+            f = findings[0]
+            return cause_of(f.fault, "inp_tokens", f.message, Fit(8.0, 1.0, 8), Fit(0.0, 0.0, 8), 1), ids
+        return None, right
+    before = distance(case_of("", right, reply, scored).seen, box.logits(case_of("", right, reply, scored).tokens))
+    if before.ratio <= allowed and count in (None, len(right)):
+        return None, right
+    for fault, how, ids in _other_ids(box, tokenizer, right):
+        if count is None or count == len(ids):
+            case = case_of("", ids, reply, scored)
+            after = distance(case.seen, box.logits(case.tokens))
+            if after.ratio <= allowed:
+                return cause_of(fault, "inp_tokens", how, before, after, 4, allowed), ids
+    return None, right
+
+
+def _other_ids(box: Box, tokenizer: Tokenizer, right: list[int]) -> Iterator[tuple[str, str, list[int]]]:
+    bos = tokenizer.bos
+    if tokenizer.vocab.model == SENTENCEPIECE and tokenizer.vocab.scores is not None:
+        begin = right[:1] if right[:1] == [bos] else []
+        cut = begin + Unigram(box.model.file, tokenizer.vocab).encode(TEXT)
+        how = f"by the best sum of scores, as unigram does: {len(cut)} tokens, not {len(right)}"
+        yield "spm-merge-order", how, cut
+    if bos is not None and right[:1] == [bos]:
+        yield "bos-missing", "no BOS", right[1:]
+        yield "bos-double", "BOS twice", [bos, *right]
+    elif bos is not None:
+        yield "bos-wrong-id", "a BOS that the file does not ask for", [bos, *right]
+    yield "spm-space-prefix", "no space before the first word", tokenizer.encode(f"\n{TEXT}")[:1] + right[1:]
+
+
+def chat_prompt(box: Box, client: Client, allowed: float, say: Progress, notes: list[str]) -> list[Cause] | None:
+    """The prompt that the server made of a conversation."""
+    tokenizer = client.tokenizer
+    template = ChatTemplate.from_gguf(box.model.file, tokenizer)
+    if template is None:
+        return None
+    say("asking for an answer to a chat")
+    messages = [{"role": "user", "content": CHAT}]
+    try:
+        reply = client.chat(messages, n=GREEDY)
+    except AssayError as error:
+        notes.append(f"chat was not tried: {error}")
+        return None
+    if not reply.steps or not reply.steps[0].scores:
+        return None
+    seen = (Seen(1, dict(reply.steps[0].scores)),)
+
+    def fit(ids: Sequence[int]) -> Fit:
+        return distance(seen, box.logits(ids)[-1:])
+
+    right = encode_chat(tokenizer, template, messages)
+    before = fit(right)
+    if before.ratio <= allowed:
+        return _stopping(tokenizer, reply)
+    found = []
+    for fault, how, ids in _other_prompts(tokenizer, template, messages, right):
+        if ids != right and (reply.prompt_tokens is None or reply.prompt_tokens == len(ids)):
+            after = fit(ids)
+            if after.ratio <= allowed:
+                found.append(cause_of(fault, "chat prompt", how, before, after, 12, allowed))
+    return found[:1]
+
+
+def _other_prompts(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: list[dict[str, str]], right: list[int]
+) -> Iterator[tuple[str, str, list[int]]]:
+    text = template.render(messages)
+    yield "tmpl-missing", "the bare text without a template", tokenizer.encode(CHAT)
+    yield (
+        "tmpl-genprompt",
+        "without the assistant's header",
+        encode_chat(tokenizer, template, messages, add_generation_prompt=False),
+    )
+    if tokenizer.bos is not None:
+        yield "bos-double", "BOS twice", [tokenizer.bos, *right]
+        if right[:1] == [tokenizer.bos]:
+            yield "bos-missing", "no BOS", right[1:]
+    yield "special-as-text", "markers split like text", tokenizer.encode(text, parse_special=False)
+    for name in TEMPLATES:
+        try:
+            other = encode_chat(tokenizer, ChatTemplate.named(name, tokenizer), messages)
+        except AssayError:
+            continue
+        yield "tmpl-wrong-family", f"the template of {name}", other
+
+
+def _stopping(tokenizer: Tokenizer, reply: Reply) -> list[Cause] | None:
+    """Tokens after one that ends the answer."""
+    ids = [s.id for s in reply.steps]
+    ends = [i for i, token in enumerate(ids) if token in tokenizer.eog]
+    if ends and ends[0] + 1 < len(ids):
+        how = f"went on after {tokenizer.show(ids[ends[0]] or 0)}"
+        return [cause_of("gen-eos-set", "sampled", how, Fit(100, 1, 8), Fit(0, 0, 8), 1)]
+    return None

@@ -1,0 +1,347 @@
+"""Planting: norms, projections, feed-forward, residuals, head (stages `norm` to `output head` but for attention)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from assay.engines.reference.functions import ACTIVATIONS, linear, silu
+from assay.graph import Node, join
+from assay.verify.faults.fault import Array, Change, Context, Search, layer, plant, role, sibling, standard
+
+_EPS = Search(1e-12, 1e-2, (1e-6, 1e-5, 1e-8, 1e-12, 1e-4, 1e-3, 0.0), points=31)
+
+
+def is_norm(node: Node) -> bool:
+    return node.op == "rms_norm" and not node.attr("n_head")
+
+
+def _norm(fault: str, label: str, formula: Callable[[Array, Array, float], Array], where: str = "") -> None:
+    """A norm with another formula of (x, weight, eps)."""
+
+    @plant(fault, label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        if not is_norm(node) or not node.weights or (where and role(node) != where):
+            return None
+        eps = node.attr("eps")
+        return Change(node, lambda x, w: formula(x, w, eps))
+
+
+def rms(x: Array, eps: float) -> Array:
+    return np.asarray(np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps))
+
+
+@plant("eps-value", "eps = {p}", _EPS)
+def eps_value(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node.with_attrs(eps=p)) if is_norm(node) and p != node.attr("eps") else None
+
+
+@plant("eps-floor-half", "eps = 1e-4")
+def eps_floor(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node.with_attrs(eps=1e-4)) if is_norm(node) and node.attr("eps") < 1e-4 else None
+
+
+@plant("eps-floor-half", "eps as a half")
+def eps_half(c: Context, node: Node, p: float) -> Change | None:
+    if not is_norm(node) or float(np.float16(node.attr("eps"))) == node.attr("eps"):
+        return None
+    return Change(node.with_attrs(eps=float(np.float16(node.attr("eps")))))
+
+
+def _default_eps(value: float) -> None:
+    @plant("gguf-default-hparam", f"eps = {value:g}")
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        return Change(node.with_attrs(eps=value)) if is_norm(node) and node.attr("eps") != value else None
+
+
+_default_eps(1e-5)
+_default_eps(1e-6)
+
+
+def _layernorm(x: Array, w: Array, eps: float) -> Array:
+    centred = x - np.mean(x, axis=-1, keepdims=True)
+    return np.asarray(centred / rms(centred, eps) * w)
+
+
+_norm("eps-place", "x / (sqrt(ms) + eps)", lambda x, w, eps: x / (rms(x, 0.0) + eps) * w)
+_norm("norm-layernorm", "the mean subtracted", _layernorm)
+_norm("norm-no-weight", "the weight left out", lambda x, w, eps: x / rms(x, eps))
+_norm("norm-weight-twice", "the weight squared", lambda x, w, eps: x / rms(x, eps) * w * w)
+_norm("norm-plus1-double", "times 1 + w", lambda x, w, eps: x / rms(x, eps) * (1 + w))
+_norm("norm-final-offset", "the last norm times 1 + w", lambda x, w, eps: x / rms(x, eps) * (1 + w), "result_norm")
+_norm("norm-final-offset", "the last norm times w - 1", lambda x, w, eps: x / rms(x, eps) * (w - 1), "result_norm")
+
+# -- QKV ---------------------------------------------------------------------------------------------------------
+
+
+@plant("qkv-bias-missing", "no bias")
+def no_bias(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node, lambda x, b: x) if node.op == "bias" and role(node)[1:4] == "cur" else None
+
+
+@plant("kv-swapped", "K's and V's weights exchanged")
+def kv_swapped(c: Context, node: Node, p: float) -> Change | None:
+    other = {"Kcur_proj": ("attn_k", "attn_v"), "Vcur": ("attn_v", "attn_k")}.get(role(node))
+    if other is None or node.op != "linear" or c.hp.n_embd_head != c.hp.n_embd_head_v:
+        return None
+    return Change(replace(node, weights=(node.weights[0].replace(*other),)))
+
+
+@plant("v-stale-stride", "V is zero")
+def v_zero(c: Context, node: Node, p: float) -> Change | None:
+    if role(node) != "Vcur":
+        return None
+    own = standard(node)
+    return Change(node, lambda *operands: np.zeros_like(own(*operands)))
+
+
+@plant("q-tail-stale", "only the first {p} of each head stored", Search(1, 512, (), False, True, 0))
+def q_tail(c: Context, node: Node, p: float) -> Change | None:
+    return _tail(c, node, int(p)) if role(node) == "Qcur" and node.op == "rope" else None
+
+
+@plant("q-tail-stale", "three quarters of each head left at zero")
+def q_three_quarters(c: Context, node: Node, p: float) -> Change | None:
+    return _tail(c, node, c.hp.n_embd_head // 4) if role(node) == "Qcur" and node.op == "rope" else None
+
+
+def _tail(c: Context, node: Node, kept: int) -> Change:
+    own = standard(node)
+
+    def run(*operands: Array) -> Array:
+        value = own(*operands).copy()
+        value[..., kept:] = 0
+        return value
+
+    return Change(node, run)
+
+
+@plant("head-dim-derived", "head width n_embd / n_head")
+def derived_width(c: Context, node: Node, p: float) -> Change | None:
+    width = c.hp.n_embd // c.hp.n_head
+    if width >= c.hp.n_embd_head or node.op != "linear" or role(node) != "Qcur_proj":
+        return None
+    order = (np.arange(c.hp.n_head * c.hp.n_embd_head) % (c.hp.n_head * width)).astype(np.int64)
+    own = standard(node)
+    return Change(node, lambda *operands: own(*operands)[:, order])
+
+
+# -- ffn -----------------------------------------------------------------------------------------------------------
+
+
+@plant("ffn-gate-up-weights", "gate's and up's weights exchanged")
+def gate_up_weights(c: Context, node: Node, p: float) -> Change | None:
+    other = {"ffn_gate": ("ffn_gate", "ffn_up"), "ffn_up": ("ffn_up", "ffn_gate")}.get(role(node))
+    if other is None or node.op != "linear":
+        return None
+    return Change(replace(node, weights=(node.weights[0].replace(*other),)))
+
+
+def _glu(fault: str, label: str, formula: Callable[[Array, Array], Array]) -> None:
+    @plant(fault, label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        return Change(node, formula) if node.op == "glu" else None
+
+
+def sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1 / (1 + e), e / (1 + e)))
+
+
+def _swish_beta(g: Array, beta: float) -> Array:
+    return g * sigmoid(beta * g)
+
+
+_glu("ffn-silu-on-up", "silu(up) * gate", lambda g, u: silu(u) * g)
+_glu("ffn-act-family", "tanh-GELU for SiLU", lambda g, u: ACTIVATIONS["gelu_tanh"](g) * u)
+_glu("ffn-act-family", "ReLU for SiLU", lambda g, u: np.maximum(g, 0) * u)
+_glu("ffn-act-family", "x sigmoid(1.702 x) for SiLU", lambda g, u: _swish_beta(g, 1.702) * u)
+_glu("ffn-gelu-variant", "erf-GELU for SiLU", lambda g, u: ACTIVATIONS["gelu_erf"](g) * u)
+_glu("ffn-sigmoid", "sigmoid(gate) * up", lambda g, u: sigmoid(g) * u)
+_glu("ffn-alias", "silu(up) * up", lambda g, u: silu(u) * u)
+_glu("ffn-alias", "silu(gate) * gate", lambda g, u: silu(g) * g)
+_glu("ffn-alias", "silu(gate) alone", lambda g, u: silu(g))
+_glu("ffn-alias", "gate * up", lambda g, u: g * u)
+
+
+@plant("ffn-dim", "the last {p} columns dropped", Search(1, 2048, (32, 64, 128, 256, 16, 8, 512, 1), True, True, 40))
+def ffn_tail(c: Context, node: Node, p: float) -> Change | None:
+    kept = c.hp.n_ff - int(p)
+    if role(node) not in ("ffn_out", "ffn_down") or node.op != "linear" or kept <= 0:
+        return None
+    return Change(node, lambda x, W: linear(x[:, :kept], W[:, :kept]))
+
+
+def _moe(fault: str, label: str, name: str, change: Callable[[Node, int | None], Change]) -> None:
+    @plant(fault, label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        return change(node, layer(node)) if role(node) == name else None
+
+
+def _softmax_rows(x: Array) -> Array:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+_moe("moe-no-renorm", "weights not made to sum to 1", "ffn_moe_weights_norm", lambda n, i: Change(n, lambda w, s: w))
+_moe(
+    "moe-topk-norm",
+    "softmax once more over the chosen",
+    "ffn_moe_weights_norm",
+    lambda n, i: Change(n, lambda w, s: _softmax_rows(w)),
+)
+_moe("moe-raw-logits", "logits as weights", "ffn_moe_weights_norm", lambda n, i: Change(
+    Node(n.name, "gather", (join("ffn_moe_logits", i), join("ffn_moe_topk", i)))))  # fmt: skip
+
+# -- residual --------------------------------------------------------------------------------------------------------
+
+
+def stream(node: Node) -> str | None:
+    """The operand of a residual addition that is the stream, not the change."""
+    return node.inputs[1] if node.op == "add" and role(node) in ("ffn_inp", "l_out", "sa_out") else None
+
+
+def _residual(fault: str, label: str, where: str, change: Callable[[Context, Node], Change | None]) -> None:
+    @plant(fault, label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        return change(c, node) if stream(node) and (not where or role(node) == where) else None
+
+
+def _norm_of(node: Node) -> str:
+    return join("attn_norm" if role(node) in ("ffn_inp", "sa_out") else "ffn_norm", layer(node))
+
+
+def _from_norm(c: Context, node: Node) -> Change:
+    return Change(replace(node, inputs=(node.inputs[0], _norm_of(node))))
+
+
+def _from_bare_norm(c: Context, node: Node) -> Change:
+    eps = c.hp.eps
+    return Change(node, lambda a, x: a + x / rms(x, eps))
+
+
+def _from_layer_input(c: Context, node: Node) -> Change | None:
+    norm = sibling(c, node, "attn_norm")
+    return None if norm is None else Change(replace(node, inputs=(*node.inputs[:-1], norm.inputs[0])))
+
+
+_residual("res-from-norm", "the stream replaced by its norm", "ffn_inp", _from_norm)
+_residual("res-from-norm", "the stream replaced by its norm, twice a layer", "", _from_norm)
+_residual("res-from-norm", "the stream replaced by its norm without weight", "ffn_inp", _from_bare_norm)
+_residual("norm-inplace-residual", "attn_norm written over the stream", "ffn_inp", _from_norm)
+_residual("norm-inplace-residual", "both norms written over the stream", "", _from_norm)
+_residual("res-missing", "attn_out alone", "ffn_inp", lambda c, n: Change(n, lambda a, x: a))
+_residual("res-missing", "ffn_out alone", "l_out", lambda c, n: Change(n, lambda a, x: a))
+_residual("res-missing", "attn_out not added", "ffn_inp", lambda c, n: Change(n, lambda a, x: x))
+_residual("res-missing", "ffn_out not added", "l_out", lambda c, n: Change(n, lambda a, x: x))
+_residual("res-missing", "the layer's input added after the feed-forward", "l_out", _from_layer_input)
+
+
+@plant("res-multiplier", "the change times {p}", Search(0.05, 20, (0.22, 0.5, 2.0), points=25, neutral=1.0))
+def residual_factor(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node, lambda a, x: p * a + x) if stream(node) else None
+
+
+@plant("res-parallel", "ffn_norm of the layer's input")
+def parallel(c: Context, node: Node, p: float) -> Change | None:
+    return _from_layer_input(c, node) if role(node) == "ffn_norm" else None
+
+
+# -- head --------------------------------------------------------------------------------------------------------------
+
+
+@plant("head-no-final-norm", "no last norm")
+def no_final_norm(c: Context, node: Node, p: float) -> Change | None:
+    return Change(node, lambda x, *w: x) if role(node) == "result_norm" else None
+
+
+def _other_row(
+    label: str,
+    pick: Callable[[Context, Array, int], Array],
+    where: tuple[str, ...] = ("output",),
+    search: Search | None = None,
+) -> None:
+    """Rows of the logits that are other rows': `pick` gives for every row the one that it shows. Before the last norm
+    (`norm`) the hidden state is taken from the wrong row, and the norm shows it."""
+
+    @plant("head-wrong-row", label, search)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        place = "output" if node.name == c.model.graph.output else "norm" if role(node) == "result_norm" else ""
+        if place not in where:
+            return None
+        own = standard(node)
+        return Change(node, lambda x, *more: own(x[pick(c, np.arange(len(x)), int(p))], *more))
+
+
+def _last_shows(row: Callable[[int, int], int]) -> Callable[[Context, Array, int], Array]:
+    """The prompt's last row shows row(number of rows, parameter)."""
+
+    def pick(c: Context, rows: Array, p: int) -> Array:
+        n = min((c.steps or (len(rows),))[0], len(rows))
+        return np.where(rows == n - 1, np.clip(row(n, p), 0, n - 1), rows)
+
+    return pick
+
+
+def _row_before(c: Context, rows: Array, p: int) -> Array:
+    return np.asarray(np.maximum(rows - 1, 0))
+
+
+def _row_before_in_prompt(c: Context, rows: Array, p: int) -> Array:
+    return np.where(c.decoding(len(rows)), rows, np.maximum(rows - 1, 0))
+
+
+def _row_after(c: Context, rows: Array, p: int) -> Array:
+    prompt = (c.steps or (len(rows),))[0]
+    return np.where(rows < prompt, np.minimum(rows + 1, min(prompt, len(rows)) - 1), rows)
+
+
+def _step_before(c: Context, rows: Array, p: int) -> Array:
+    return np.where(c.decoding(len(rows)), rows - 1, rows)
+
+
+_LATER = Search(1, 63, (), False, True, 63, nominal=True, rows=True)
+for _where, _of in ((("output",), "logits are those"), (("norm",), "hidden state is that")):
+    _other_row(f"the prompt's last {_of} of row 0", _last_shows(lambda n, p: 0), _where)
+    _other_row(f"the prompt's last {_of} of row n - 2", _last_shows(lambda n, p: n - 2), _where)
+    _other_row(f"the prompt's last {_of} of row {{p}}", _last_shows(lambda n, p: p), _where, _LATER)
+    _other_row(f"every row's {_of} of the row before", _row_before, _where)
+    _other_row(f"in the prompt every row's {_of} of the row before", _row_before_in_prompt, _where)
+    _other_row(f"in the prompt every row's {_of} of the row after", _row_after, _where)
+    _other_row(f"in decode the {_of} of the step before", _step_before, _where)
+
+
+@plant("head-softcap", "logits squeezed by {p} tanh(x / {p})", Search(5, 100, (30.0, 50.0), points=9))
+def head_softcap(c: Context, node: Node, p: float) -> Change | None:
+    if node.name != c.model.graph.output:
+        return None
+    own = standard(node)
+    return Change(node, lambda *operands: p * np.tanh(own(*operands) / p))
+
+
+@plant("head-logit-scale", "logits times {p}", Search(1e-2, 1e2, (0.0625, 8.0, 0.125, 16.0), points=25, neutral=1.0))
+def logit_scale(c: Context, node: Node, p: float) -> Change | None:
+    if node.name != c.model.graph.output:
+        return None
+    own = standard(node)
+    return Change(node, lambda *operands: own(*operands) * p)
+
+
+def _overflow(fault: str, label: str, applies: Callable[[Node], bool]) -> None:
+    @plant(fault, label)
+    def edit(c: Context, node: Node, p: float) -> Change | None:
+        if not applies(node):
+            return None
+        own = standard(node)
+
+        def run(*operands: Array) -> Array:
+            value = own(*operands)
+            return np.where(np.abs(value) > 65504, np.copysign(np.inf, value), value)
+
+        return Change(node, run)
+
+
+_overflow("f16-act-overflow", "beyond 65504 infinite", lambda n: n.op == "glu" or role(n) in ("ffn_out", "ffn_down"))
+_overflow("f16-kq-overflow", "beyond 65504 infinite", lambda n: n.op == "kq")

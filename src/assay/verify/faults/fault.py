@@ -1,0 +1,314 @@
+"""What a fault is: a row of the catalogue, and the edits of a graph that commit it.
+
+A fault is planted node by node: an *edit* looks at a node and gives what a faulty engine computes under that name
+instead, or None where the fault does not apply: another operation, a width it cannot have, a neighbour that this
+architecture lacks. What it gives must run; an exception in it is a bug of ours. So one description serves three uses: a
+single node recomputed from a stranger's own inputs, a segment between two observed nodes, or the whole model.
+
+A sequence fed in several steps is one run here as it is one dump: row t is token t, whichever step computed it.
+What differs in the decode steps is an edit that treats those rows differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference.functions import FUNCTIONS
+from assay.graph import INPUTS, Graph, Node, join, split
+from assay.models import HParams, Model
+from assay.models.hparams import Layer
+from assay.verify.faults.kinds import Kind, Probe, Stage
+
+Array = NDArray[Any]
+Function = Callable[..., Array]
+
+
+def _heads(row: Layer) -> tuple[int, ...]:
+    return row.n_head, row.n_head_kv, row.n_embd_head, row.n_embd_head_v
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an edit may know: the model, and how the tokens were fed."""
+
+    model: Model
+    steps: tuple[int, ...] = ()  # tokens of each step: (6, 1, 1) is a prompt of six and two decode steps
+    layer: int = 0  # whose heads `hp` speaks of
+
+    @property
+    def hp(self) -> HParams:
+        """The model's numbers; those of its heads are the layer's, for some models have others in some layers."""
+        found = self.model.hparams
+        return replace(found, layers=(found.layers[self.layer], *found.layers[1:])) if self.layer else found
+
+    def at(self, node: Node) -> Context:
+        """Where the node is."""
+        own, rows = split(node.name)[1] or 0, self.model.hparams.layers
+        return self if _heads(rows[own]) == _heads(rows[0]) else replace(self, layer=own)
+
+    def starts(self, n_tokens: int) -> NDArray[np.int64]:
+        """For every row, the index of the first row of its step."""
+        steps = self.steps or (n_tokens,)
+        found = np.repeat(np.cumsum((0, *steps[:-1])), steps)
+        return np.asarray(found[:n_tokens], np.int64)
+
+    def ends(self, n_tokens: int) -> NDArray[np.int64]:
+        """For every row, the number of keys its step has written."""
+        steps = self.steps or (n_tokens,)
+        return np.asarray(np.repeat(np.cumsum(steps), steps)[:n_tokens], np.int64)
+
+    def decoding(self, n_tokens: int) -> NDArray[np.bool_]:
+        """Which rows came from a step after the first."""
+        return self.starts(n_tokens) > 0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a faulty engine computes under the node's name: another node, or a function of its operands.
+
+    `preview` computes the first features alone, where decoding all of a large table would be wasted on a wrong guess.
+    """
+
+    node: Node
+    function: Function | None = None
+    preview: Function | None = None
+
+
+Edit = Callable[[Context, Node, float], Change | None]
+_FEW_PASS, _MOST_PASS = 0.005, 0.98  # of the largest value, a limit that is worth trying
+
+
+@dataclass(frozen=True)
+class Search:
+    """The range of a family's one parameter: `common` values first, then a scan and a refinement."""
+
+    lo: float
+    hi: float
+    common: tuple[float, ...] = ()
+    log: bool = True
+    whole: bool = False
+    points: int = 25
+    neutral: float | None = None  # the value at which nothing is wrong
+    nominal: bool = False  # values are names without an order: all are tried
+    scan: Callable[[Context, Sequence[Node]], Sequence[float]] | None = None  # where values depend on file and nodes
+    rows: bool = False  # it counts rows: from as many as there are on, nothing is wrong
+    limit: bool = False  # it limits a value: from the largest one on, nothing is wrong
+
+    def grid(self, rows: int = 0, met: tuple[float, float] = (0.0, 0.0)) -> list[float]:
+        """The values to try. Of a run of so many rows, and of values that a limit meets, those that can show."""
+        if self.points == 0:
+            return self.usual(rows, met)
+        space = np.geomspace if self.log and self.lo > 0 else np.linspace
+        lo, hi, points = self.lo, self.hi, self.points
+        if self.rows and rows:
+            hi = min(hi, rows - 1.0)
+            if hi - lo < points:
+                space, points = np.linspace, max(0, int(hi - lo) + 1)  # every number of rows
+        if self.limit and met[1]:
+            lo, hi = max(_FEW_PASS * met[1], met[0]), _MOST_PASS * met[1]
+            points = points if lo < hi else 0
+        scan = [float(v) for v in space(lo, hi, points)]
+        if self.whole:
+            scan = [float(round(v)) for v in scan]
+        return [v for v in dict.fromkeys((*self.usual(rows, met), *scan)) if v != self.neutral]
+
+    def usual(self, rows: int = 0, met: tuple[float, float] = (0.0, 0.0)) -> list[float]:
+        """The common values that can show. A limit lets most of the values pass."""
+        if self.limit and met[1]:
+            return [v for v in self.common if met[0] <= v < met[1]]
+        return [v for v in self.common if v < (rows if self.rows and rows else np.inf)]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to commit a fault. `label` says it in a few words, with {p} for the parameter of a family."""
+
+    label: str
+    edit: Edit
+    search: Search | None = None
+    decode_only: bool = False
+
+    def text(self, p: float = 0.0) -> str:
+        label = self.label.format(p=f"{p:.6g}") if self.search else self.label
+        return f"{label}, in the decode steps only" if self.decode_only else label
+
+    def at(self, context: Context, node: Node, p: float = 0.0) -> Change | None:
+        """What the fault makes of the node; None where it does not apply."""
+        change = self.edit(context.at(node), node, p)
+        return change if change is not None and _possible(context, node, change) else None
+
+
+def _possible(c: Context, node: Node, change: Change) -> bool:
+    """Do the operands exist in this model, and has a weight that stands for another its shape?"""
+    graph, tensors, new = c.model.graph, c.model.file.tensors, change.node
+    if not all(i in graph or i in INPUTS for i in new.inputs) or not all(w in tensors for w in new.weights):
+        return False
+    if change.function is not None or new.op != node.op or len(new.weights) != len(node.weights):
+        return True
+    return all(tensors[a].shape == tensors[b].shape for a, b in zip(new.weights, node.weights, strict=True))
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One row of the catalogue."""
+
+    id: str
+    stage: Stage
+    wrong: str
+    right: str
+    symptom: str
+    tell: str  # the fingerprint in the numbers
+    shows: str  # the first tensor that differs
+    at_zero: str  # what one token at position 0 shows
+    probe: str  # the cheapest run that exposes it, in words
+    run: Probe  # its kind
+    kinds: tuple[Kind, ...]
+    evidence: str
+    sources: str
+    waits: str = ""  # why it is listed and not planted
+    variants: tuple[Variant, ...] = field(default=(), compare=False)
+
+    @property
+    def links(self) -> list[tuple[str, str]]:
+        return [link(word) for word in self.sources.split()]
+
+
+def link(word: str) -> tuple[str, str]:
+    """`owner/repo/issues/7` gives its label and address; anything else is `label=address`."""
+    if "=" in word and word.split("=", 1)[1].startswith("http"):
+        label, address = word.split("=", 1)
+        return label.replace("_", " "), address
+    owner, repo, kind, number = word.split("/")
+    return f"{repo}#{number}", f"https://github.com/{owner}/{repo}/{kind}/{number}"
+
+
+PLANTS: dict[str, list[Variant]] = {}
+
+
+def plant(fault: str, label: str, search: Search | None = None) -> Callable[[Edit], Edit]:
+    """Register an edit as one way to commit `fault`."""
+
+    def register(edit: Edit) -> Edit:
+        PLANTS.setdefault(fault, []).append(Variant(label, edit, search))
+        return edit
+
+    return register
+
+
+# -- the small vocabulary of edits ---------------------------------------------------------------------------
+
+
+def role(node: Node) -> str:
+    return split(node.name)[0]
+
+
+def layer(node: Node) -> int | None:
+    return split(node.name)[1]
+
+
+def sibling(c: Context, node: Node, name: str) -> Node | None:
+    """The node of that role in the same layer, if the architecture has one."""
+    return c.model.graph.by_name.get(join(name, layer(node)))
+
+
+def width(c: Context, node: Node) -> int:
+    """The last axis of the node's value: of a head, where it has heads."""
+    return int(c.model.graph.shapes[node.name][-1])
+
+
+def by_heads(c: Context, name: str) -> bool:
+    """Is the value cut into heads, [T, H, D]? An encoder's keys and values, which no cache holds, are not."""
+    shape = c.model.graph.shapes.get(name, ())
+    return len(shape) == 3
+
+
+def standard(node: Node) -> Function:
+    """The node's own definition as a function of inputs and weights."""
+    attrs = node.all_attrs()
+    function = FUNCTIONS[node.op]
+    return lambda *operands: function(*operands, **attrs)
+
+
+def with_weight(node: Node, value: Callable[[], Array]) -> Change:
+    """The node with other numbers in the place of its weight."""
+    attrs, function = node.all_attrs(), FUNCTIONS[node.op]
+
+    def run(*inputs: Array) -> Array:
+        dtype = inputs[0].dtype if inputs[0].dtype.kind == "f" else np.float64
+        with np.errstate(all="ignore"):
+            return function(*inputs, value().astype(dtype, copy=False), **attrs)
+
+    return Change(replace(node, weights=()), run)
+
+
+def on_rows(context: Context, node: Node, change: Change, chosen: NDArray[np.bool_] | None = None) -> Change:
+    """The change in the chosen rows (those of the decode steps), the definition in the others."""
+    right, wrong = standard(node), change.function or standard(change.node)
+    n_in, n_wrong = len(node.inputs), len(change.node.inputs)
+    joint = replace(
+        change.node, inputs=(*node.inputs, *change.node.inputs), weights=(*node.weights, *change.node.weights)
+    )
+
+    def run(*operands: Array) -> Array:
+        inputs, weights = operands[: n_in + n_wrong], operands[n_in + n_wrong :]
+        good = right(*inputs[:n_in], *weights[: len(node.weights)])
+        bad = wrong(*inputs[n_in:], *weights[len(node.weights) :])
+        axis = 1 if good.ndim == 3 and node.op in ("kq", "attn_softmax", "kqv") else 0
+        rows = context.decoding(good.shape[axis]) if chosen is None else chosen
+        shape = [1] * good.ndim
+        shape[axis] = len(rows)
+        return np.where(rows.reshape(shape), bad, good)
+
+    return Change(joint, run)
+
+
+def decode_only(variant: Variant) -> Variant:
+    """The same fault in the kernels of the decode step alone."""
+
+    def edit(context: Context, node: Node, p: float) -> Change | None:
+        change = variant.edit(context, node, p)
+        if change is None or node.op == "cache":
+            return None
+        return on_rows(context, node, change)
+
+    return replace(variant, edit=edit, decode_only=True)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A graph with faults in it: run it with `interpret(graph, …, functions=functions)`."""
+
+    graph: Graph
+    functions: Mapping[str, Function]
+    touched: frozenset[str]
+
+
+def sites(context: Context, variant: Variant, p: float = 0.0) -> list[str]:
+    """The nodes that the variant changes, in order."""
+    return [node.name for node in context.model.graph if variant.at(context, node, p) is not None]
+
+
+def planted(context: Context, variant: Variant, p: float = 0.0, where: Iterable[str] | None = None) -> Planted:
+    """The model's graph with the fault at the nodes `where`, or wherever it applies."""
+    return planted_all(context, [(variant, p, where)])
+
+
+def planted_all(context: Context, faults: Iterable[tuple[Variant, float, Iterable[str] | None]]) -> Planted:
+    """Several faults in one graph; where two want the same node the first has it."""
+    changes: dict[str, Change] = {}
+    for variant, p, where in faults:
+        names = None if where is None else set(where)
+        for node in context.model.graph:
+            if node.name in changes or (names is not None and node.name not in names):
+                continue
+            change = variant.at(context, node, p)
+            if change is not None:
+                changes[node.name] = change
+    graph = context.model.graph.rewrite(lambda n: changes[n.name].node if n.name in changes else None)
+    functions = {name: change.function for name, change in changes.items() if change.function is not None}
+    return Planted(graph, functions, frozenset(changes))

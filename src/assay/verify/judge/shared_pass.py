@@ -1,0 +1,146 @@
+"""One pass over a graph that several computations share, so that every weight is decoded once.
+
+A visitor is shown each node in turn, with the weights at hand. The definition's own run, the recomputation from a
+stranger's inputs and the runs of the noise model are such visitors; together they need the memory of one tensor and
+the living activations, whatever the size of the model. The runs of the noise model ask for values and wait: what they
+ask for at the same time is one product with all their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay.engines.reference import evaluate
+from assay.engines.reference.weights import Table, Weights
+from assay.gguf import GGUFFile
+from assay.graph import INPUTS, Graph, Node
+from assay.models import Model
+
+Array = NDArray[Any]
+_BY_ROWS = ("linear", "rms_norm", "rope")  # of the operations, those for which it pays
+LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, again for every visitor
+
+
+class Visitor(Protocol):
+    def visit(self, node: Node, weights: Weights) -> None: ...
+
+
+class Streamed(Weights):
+    """The file's tensors in float32 (exact: no block type holds more), one at a time."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        super().__init__(file, np.float32, budget=0)
+        self._name, self._value = "", np.empty(0, np.float32)
+
+    def __getitem__(self, name: str) -> Array | Table:
+        if int(np.prod(self.file.tensors[name].shape)) * 4 > LARGEST:
+            return Table(self.file, name, np.float32)
+        if name != self._name:
+            self._name, self._value = name, self.file.decode(name)
+        return self._value
+
+
+class Squares(Weights):
+    """The squares of other weights, decoded and squared as they are asked for."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights.file, np.float32, budget=0)
+        self.of = weights
+
+    def __getitem__(self, name: str) -> Any:
+        return _Squared(self.of[name])
+
+    def rows(self, name: str) -> Any:
+        return _Squared(self.of.rows(name))
+
+
+class _Squared:
+    """A matrix of which the blocks that are read are squared."""
+
+    def __init__(self, matrix: Array | Table) -> None:
+        self._matrix, self.shape = matrix, matrix.shape
+
+    def __getitem__(self, rows: Any) -> Array:
+        return np.square(self._matrix[rows])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self[:], dtype)
+
+
+def sweep(model: Model, visitors: Sequence[Visitor], progress: Callable[[int, int], None] | None = None) -> None:
+    """Show every node of the model's graph to every visitor, in order."""
+    weights = Streamed(model.file)
+    for i, node in enumerate(model.graph):
+        for visitor in visitors:
+            visitor.visit(node, weights)
+        if progress:
+            progress(i + 1, len(model.graph))
+
+
+Lanes = Sequence[Sequence[Array]]
+Asking = Generator[tuple[Lanes, bool], list[Array], None]  # sets of inputs, and whether to meet the weights' squares
+
+
+class Together:
+    """Visitor: several runs, whose values of a node are computed at once."""
+
+    def __init__(self, runs: Sequence[Callable[[Node, Weights], Asking]]) -> None:
+        self._runs = runs
+        self._squares: Squares | None = None
+
+    def visit(self, node: Node, weights: Weights) -> None:
+        if self._squares is None or self._squares.of is not weights:
+            self._squares = Squares(weights)
+        kinds = (weights, self._squares)
+        asking = [run(node, weights) for run in self._runs]
+        asked = [next(run) for run in asking]
+        while asking:
+            answers: list[list[Array]] = [[] for _ in asking]
+            for squared in {which for _, which in asked}:
+                mine = [i for i, (_, which) in enumerate(asked) if which == squared]
+                values = iter(evaluate_all(node, [lane for i in mine for lane in asked[i][0]], kinds[squared]))
+                for i in mine:
+                    answers[i] = [next(values) for _ in asked[i][0]]
+            more = []
+            for run, answer in zip(asking, answers, strict=True):
+                with suppress(StopIteration):
+                    more.append((run, run.send(answer)))
+            asking, asked = [run for run, _ in more], [which for _, which in more]
+
+
+def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
+    """The node for several sets of inputs. Equal sets are computed once; what goes by rows takes all rows at once."""
+    unique: dict[tuple[int, ...], int] = {}
+    index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
+    todo = [lanes[index.index(i)] for i in range(len(unique))]
+    if node.op in _BY_ROWS and len(todo) > 1:
+        first = [lane[0] if node.op != "linear" else lane[0].reshape(len(lane[0]), -1) for lane in todo]
+        rest = [[lane[i] for lane in todo] for i in range(1, len(node.inputs))]
+        whole = evaluate(node, [np.concatenate(rows) for rows in (first, *rest)], weights)
+        parts = np.split(whole, np.cumsum([len(rows) for rows in first])[:-1])
+        return [parts[i] for i in index]
+    values = [evaluate(node, lane, weights) for lane in todo]
+    return [values[i] for i in index]
+
+
+class Last:
+    """Which values may be forgotten after which node."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._after: dict[str, list[str]] = {}
+        last: dict[str, str] = {}
+        for node in graph:
+            last |= dict.fromkeys((*node.inputs, node.name), node.name)
+        for name, user in last.items():
+            if name not in INPUTS:
+                self._after.setdefault(user, []).append(name)
+
+    def forget(self, node: Node, *stores: dict[str, Any]) -> None:
+        for name in self._after.get(node.name, ()):
+            for store in stores:
+                store.pop(name, None)
