@@ -1,4 +1,4 @@
-"""Shared by all tests: the order of files, the reference data, hypothesis settings, threads, Ctrl-C, what was skipped."""
+"""Shared by all tests: file order, reference data, hypothesis settings, threads, Ctrl-C, the line on skipped tests."""
 
 from __future__ import annotations
 
