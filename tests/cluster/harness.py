@@ -24,9 +24,9 @@ from assay.runtime.opening import Options
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Entry, Models
+from assay.serve.pool.models import ModelPool, ServedModel
 
 
 class Thread:
@@ -100,13 +100,13 @@ async def fleet_of(path: Path, launcher: Any = None, **given: Any) -> AsyncItera
 @asynccontextmanager
 async def client_of(
     path: Path, cluster: Cluster | None = None, options: Options | None = None
-) -> AsyncIterator[tuple[httpx.AsyncClient, Entry]]:
+) -> AsyncIterator[tuple[httpx.AsyncClient, ServedModel]]:
     """The server's own application over a model that is computed here or elsewhere, and a client of it."""
-    limits, registry = Limits(chunk=32), CollectorRegistry()
+    limits, registry = ServerLimits(chunk=32), CollectorRegistry()
     options = options or Options(engine="cpu", threads=1, cache_size=2048)
     given = ("m", path, options, limits)
-    entry = ReplicatedModel(*given, cluster=cluster) if cluster else Entry(*given)
-    models = Models([entry], limits, Metrics(registry), 1 << 40)
+    entry = ReplicatedModel(*given, cluster=cluster) if cluster else ServedModel(*given)
+    models = ModelPool([entry], limits, Metrics(registry), 1 << 40)
     state = State(models, limits, registry, models._metrics, None, True)
     transport = httpx.ASGITransport(app.create(state))
     async with models.use(entry):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from assay.cluster import rays
+from assay.cluster import ray_cluster
 from assay.cluster.ray_cluster import RayLauncher, join
 from assay.cluster.sweep import sweep
 from assay.cluster.worker_pool import Nodes
@@ -32,13 +32,13 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_without_ray_one_line_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rays, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
     with pytest.raises(AssayError, match=r"ray is not installed; pip install .*, or say --cluster local"):
         join(None)
 
 
 def test_a_cluster_without_authentication_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rays, "find_spec", lambda name: True)
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: True)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with pytest.raises(AssayError, match="without authentication"):
         join("10.0.0.1:6379")

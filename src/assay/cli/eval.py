@@ -13,8 +13,8 @@ from assay.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.evaluate.evaluation import Evaluation, Worst
-    from assay.evaluate.pieces import Piece
-    from assay.evaluate.predictors import Source
+    from assay.evaluate.pieces import TextWindow
+    from assay.evaluate.predictors import LogitsSource
     from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
@@ -102,7 +102,7 @@ def _text(args: argparse.Namespace) -> int:
 
 
 def _evaluate_on_cluster(
-    args: argparse.Namespace, pieces: list[Piece], model: Opened | str, base: Opened | str | None
+    args: argparse.Namespace, pieces: list[TextWindow], model: Opened | str, base: Opened | str | None
 ) -> Evaluation:
     """The same over many processes or machines."""
     from assay.cli import cluster_options as on_cluster
@@ -148,7 +148,7 @@ def _side(args: argparse.Namespace, name: str | None, *, base: bool = False) -> 
     return opened(its)
 
 
-def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
+def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> LogitsSource:
     from assay.engines.contract import pages_for
     from assay.evaluate.predictors import EndpointSource, EngineSource
     from assay.verify.endpoint.client import Client

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
     cluster_options.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
     from assay.runtime.opening import Options
-    from assay.serve.limits import Limits
+    from assay.serve.limits import ServerLimits
     from assay.serve.server import Config
     from assay.serve.server import run as serve
 
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             lookahead=args.lookahead,
             draft=args.draft,
         ),
-        limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
+        limits=replace(ServerLimits(), **{key: value for key, value in given.items() if value is not None}),
     )
 
     def ready(url: str) -> None:

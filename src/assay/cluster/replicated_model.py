@@ -16,9 +16,9 @@ from assay.cluster.audit import Auditor
 from assay.cluster.fleet import Bounds, Fleet
 from assay.cluster.launchers import Launcher
 from assay.runtime.opening import Options
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Entry
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Computes
 
 
@@ -32,15 +32,15 @@ class Cluster:
     audit: float = 0.0  # share of answers that are computed again elsewhere
 
 
-class ReplicatedModel(Entry):
+class ReplicatedModel(ServedModel):
     """One model, computed by replicas. Of the file, this process reads metadata and vocabulary only."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: Limits, *, cluster: Cluster) -> None:
+    def __init__(self, name: str, path: Path, options: Options, limits: ServerLimits, *, cluster: Cluster) -> None:
         super().__init__(name, path, options, limits)
         self.bytes = 0
         self._cluster = cluster
 
-    async def load(self, limits: Limits, metrics: Metrics) -> Computes:
+    async def load(self, limits: ServerLimits, metrics: Metrics) -> Computes:
         cluster = self._cluster
         given = asdict(self.options) | {"template": None, "template_arguments": None}
         spec: dict[str, Any] = {

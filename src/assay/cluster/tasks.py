@@ -21,9 +21,9 @@ from assay.cluster.sweep import Progress, Task, WorkerPool, sweep
 from assay.engines import default_name
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
-from assay.evaluate.choices import Answer, Item, Result, answer
+from assay.evaluate.choices import ChoiceResult, Question, QuestionAnswer, answer
 from assay.evaluate.evaluation import Evaluation
-from assay.evaluate.pieces import Piece, Scores
+from assay.evaluate.pieces import Scores, TextWindow
 from assay.evaluate.predictors import EngineSource
 from assay.evaluate.score import score
 from assay.library.verdicts import checks, load_dump
@@ -90,12 +90,12 @@ def windows(models: SweepModels, given: Mapping[str, Any]) -> list[dict[str, obj
     """The scores of some windows."""
     source = EngineSource(models.engine("model"))
     base = EngineSource(models.engine("base")) if given["base"] else None
-    pieces = [Piece(i, np.array(tokens, np.int32), start, first) for i, tokens, start, first in given["pieces"]]
+    pieces = [TextWindow(i, np.array(tokens, np.int32), start, first) for i, tokens, start, first in given["pieces"]]
     return [score(piece, source, base).to_dict() for piece in pieces]
 
 
 def evaluate(
-    pieces: Sequence[Piece], model: Opened, base: Opened | None, pool: WorkerPool, where: Path, progress: Progress
+    pieces: Sequence[TextWindow], model: Opened, base: Opened | None, pool: WorkerPool, where: Path, progress: Progress
 ) -> Evaluation:
     """The scores of a text, shared out; what comes out has the bits of one process."""
     sides = {"model": side(model)} | ({"base": side(base)} if base else {})
@@ -117,10 +117,12 @@ def evaluate(
 def questions(models: SweepModels, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The answers to some questions."""
     engine, tokenizer = models.engine("model"), models.opened("model").tokenizer
-    return [asdict(answer(engine, tokenizer, Item(**row))) for row in given["items"]]
+    return [asdict(answer(engine, tokenizer, Question(**row))) for row in given["items"]]
 
 
-def answers(items: Sequence[Item], model: Opened, pool: WorkerPool, where: Path, progress: Progress) -> Result:
+def answers(
+    items: Sequence[Question], model: Opened, pool: WorkerPool, where: Path, progress: Progress
+) -> ChoiceResult:
     """The answers to all of them, in their order."""
     what, found_at = side(model)
     shared = {"model": what, "sampling": sampling_digest()}
@@ -130,7 +132,7 @@ def answers(items: Sequence[Item], model: Opened, pool: WorkerPool, where: Path,
              f"questions {at} to {at + len(part) - 1}")
         for at, part in parts
     ]  # fmt: skip
-    return Result(tuple(Answer(**row) for rows in sweep(tasks, pool, where, progress) for row in rows))
+    return ChoiceResult(tuple(QuestionAnswer(**row) for rows in sweep(tasks, pool, where, progress) for row in rows))
 
 
 # --- check
