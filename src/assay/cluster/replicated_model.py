@@ -19,7 +19,7 @@ from assay.runtime.opening import Options
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import ServedModel
-from assay.serve.pool.update_queue import Computes
+from assay.serve.pool.update_queue import Backend
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ReplicatedModel(ServedModel):
         self.bytes = 0
         self._cluster = cluster
 
-    async def load(self, limits: ServerLimits, metrics: Metrics) -> Computes:
+    async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
         cluster = self._cluster
         given = asdict(self.options) | {"template": None, "template_arguments": None}
         spec: dict[str, Any] = {
