@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.cli.cluster_options import add_cluster_argument
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, say, text_argument, token_ids
-from assay.cli.spread import add_cluster_argument
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -71,10 +71,11 @@ def _answer(args: argparse.Namespace, **evidence: Any) -> int:
 
 def _elsewhere(args: argparse.Namespace, on: Opened, evidence: dict[str, Any]) -> Share:
     """Where a hypothesis costs a run of the model, the workers of a cluster try them."""
-    from assay.cli import spread
+    from assay.cli import cluster_options as on_cluster
     from assay.cluster import sweep, tasks
 
     if args.dump == "-":
         raise AssayError("--cluster: workers read the dump themselves; give a file instead of -")
     asked = {key: evidence[key] for key in ("tokens", "names", "patterns", "side")}
-    return tasks.shared_trials(on, Path(args.dump), asked, spread.crew(args), sweep.folder(args.results), spread.bar())
+    place = on_cluster.worker_pool(args), sweep.folder(args.results), on_cluster.sweep_progress()
+    return tasks.shared_trials(on, Path(args.dump), asked, *place)

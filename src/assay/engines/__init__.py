@@ -11,6 +11,7 @@ from typing import Any
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system import plugins
 from assay.system.extras import install
 
 
@@ -79,14 +80,24 @@ def default_name() -> str:
     return "auto" if "cuda" in ENGINES else "cpu" if "cpu" in ENGINES else "reference"
 
 
+def maker(name: str) -> Callable[..., PagedEngine] | None:
+    """The function that makes an engine: a built-in one, else one of an installed package (`system/plugins.py`)."""
+    if name in ENGINES:
+        return ENGINES[name]
+    found: Callable[..., PagedEngine] | None = None if name in _KNOWN else plugins.find("assay.engines", name)
+    return found
+
+
 def create(name: str, model: Model, **options: Any) -> PagedEngine:
     """An engine bound to a model. Options that are None are left to the engine; one it does not have is an error."""
-    if name not in ENGINES:
-        missing = _KNOWN[name][1]() if name in _KNOWN else f"not available here; there are {', '.join(ENGINES)}"
+    make = maker(name)
+    if make is None:
+        others = ", ".join((*ENGINES, *plugins.names("assay.engines")))
+        missing = _KNOWN[name][1]() if name in _KNOWN else f"not available here; there are {others}"
         raise AssayError(f"engine {name}: {missing}")
     given = {key: value for key, value in options.items() if value is not None}
     try:
-        return ENGINES[name](model, **given)
+        return make(model, **given)
     except TypeError as error:
         unknown = [key for key in given if f"argument '{key}'" in str(error)]
         if not unknown:

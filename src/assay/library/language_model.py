@@ -276,10 +276,11 @@ class LanguageModel:
 
         The text is cut into windows of `window` tokens (512, or the context), at most `chunks` of them.
         """
-        from assay.library.judgement import judge
+        from assay.library.judgement import JudgedModel, judge
 
         self._check_open()
-        return judge(self, text, against, window, chunks, worst)
+        other = None if against is None else JudgedModel(against.opened, against.generator)
+        return judge(JudgedModel(self.opened, self.generator), text, other, window, chunks, worst)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -91,11 +91,11 @@ class Metrics:
         self.models_loaded = Gauge("assay_models_loaded", "Models in memory", registry=registry)
         self.models_bytes = Gauge("assay_models_bytes", "Memory of the models, as estimated", registry=registry)
 
-    def meter(self, model: str) -> Meter:
-        return Meter(self, model)
+    def meter(self, model: str) -> SeriesMeter:
+        return SeriesMeter(self, model)
 
 
-class Meter(scheduler.Meter):
+class SeriesMeter(scheduler.Meter):
     """One model's view."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:

@@ -30,7 +30,7 @@ def open_engine(name: str, model: Model, **options: Any) -> Engine:
             f"engine {name}: gives {WITNESSES[name].shows} and no values; `assay check --engine {name}` asks it"
         )
     if name not in WITNESSES:
-        if name not in engines.ENGINES:
+        if engines.maker(name) is None:
             raise AssayError(f"engine {name}: not available here; there are {', '.join((*known(), *talkers()))}")
         return engines.create(name, model, **options)
     engine: Engine = _adapter(name, model, options)

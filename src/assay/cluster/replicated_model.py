@@ -14,33 +14,33 @@ from prometheus_client.registry import Collector
 
 from assay.cluster.audit import Auditor
 from assay.cluster.fleet import Bounds, Fleet
-from assay.cluster.launchers import Places
+from assay.cluster.launchers import Launcher
 from assay.runtime.opening import Options
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Entry
-from assay.serve.pool.update_queue import Computes
+from assay.serve.pool.models import ServedModel
+from assay.serve.pool.update_queue import Backend
 
 
 @dataclass(frozen=True)
 class Cluster:
     """How a server's models are spread."""
 
-    places: Callable[[], Places]
+    launcher: Callable[[], Launcher]
     bounds: Bounds = field(default_factory=Bounds)
     split: int | str = 0  # stages of every replica, or the bytes that one may take
     audit: float = 0.0  # share of answers that are computed again elsewhere
 
 
-class Elsewhere(Entry):
+class ReplicatedModel(ServedModel):
     """One model, computed by replicas. Of the file, this process reads metadata and vocabulary only."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: Limits, *, cluster: Cluster) -> None:
+    def __init__(self, name: str, path: Path, options: Options, limits: ServerLimits, *, cluster: Cluster) -> None:
         super().__init__(name, path, options, limits)
         self.bytes = 0
         self._cluster = cluster
 
-    async def load(self, limits: Limits, metrics: Metrics) -> Computes:
+    async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
         cluster = self._cluster
         given = asdict(self.options) | {"template": None, "template_arguments": None}
         spec: dict[str, Any] = {
@@ -48,7 +48,7 @@ class Elsewhere(Entry):
             "running": limits.running, "chunk": limits.chunk, "split": cluster.split,
         }  # fmt: skip
         fleet = Fleet(
-            cluster.places(), spec, token=secrets.token_hex(32), bounds=cluster.bounds,
+            cluster.launcher(), spec, token=secrets.token_hex(32), bounds=cluster.bounds,
             waiting=limits.waiting, meter=metrics.meter(self.id),
         )  # fmt: skip
         auditor = Auditor(fleet, cluster.audit, [node.name for node in self.model.graph]) if cluster.audit else None

@@ -16,8 +16,8 @@ from assay.system.terminal import harmless
 
 if TYPE_CHECKING:
     from assay.cluster.fleet import Bounds
-    from assay.cluster.launchers import Places
-    from assay.cluster.sweep import Crew
+    from assay.cluster.launchers import Launcher
+    from assay.cluster.sweep import WorkerPool
 
 
 def add_cluster_argument(parser: argparse.ArgumentParser | argparse._ArgumentGroup, *, sweep: bool = True) -> None:
@@ -39,28 +39,28 @@ def address(args: argparse.Namespace) -> str | None:
     return args.cluster or os.environ.get("RAY_ADDRESS") or None
 
 
-def crew(args: argparse.Namespace) -> Crew:
+def worker_pool(args: argparse.Namespace) -> WorkerPool:
     """The workers of a sweep."""
-    from assay.cluster.crew import Here
-    from assay.cluster.crew import crew as found
+    from assay.cluster.worker_pool import LocalPool
+    from assay.cluster.worker_pool import worker_pool as pool_at
 
-    made = found(address(args) or "", insecure=args.insecure_cluster)
-    if isinstance(made, Here):  # together they have the cores of this machine
+    made = pool_at(address(args) or "", insecure=args.insecure_cluster)
+    if isinstance(made, LocalPool):  # the processes share the cores of this machine
         os.environ.setdefault("ASSAY_SWEEP_THREADS", str(max(1, machine.cores() // made.n)))
     return made
 
 
-def places(args: argparse.Namespace) -> Callable[[], Places]:
-    """Where replicas run."""
-    from assay.cluster.launchers import Here, local
+def launcher(args: argparse.Namespace) -> Callable[[], Launcher]:
+    """What starts the replicas: processes of this machine, or actors of a Ray cluster."""
+    from assay.cluster.launchers import LocalLauncher, local_processes
 
-    if local(args.cluster) is not None:
-        return Here
-    from assay.cluster.rays import RayPlaces, join
+    if local_processes(args.cluster) is not None:
+        return LocalLauncher
+    from assay.cluster.ray_cluster import RayLauncher, join
 
     found = join(address(args), insecure=args.insecure_cluster)
     gpus = 1.0 if args.engine == "cuda" else 0.0
-    return lambda: RayPlaces(found, cpus=float(args.threads or 1), gpus=gpus)
+    return lambda: RayLauncher(found, cpus=float(args.threads or 1), gpus=gpus)
 
 
 def bounds(text: str) -> Bounds:
@@ -83,7 +83,7 @@ def share(text: str) -> float:
     return value
 
 
-def bar() -> Callable[[int, int, Mapping[str, str]], None]:
+def sweep_progress() -> Callable[[int, int, Mapping[str, str]], None]:
     """Progress of a sweep on stderr: how much is done, and a line for what each worker does. Gone when all is."""
     drawn, lines, begun = 0.0, 0, time.monotonic()
 

@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import Any
 
 from assay.cluster.fingerprint import sampling_digest
-from assay.cluster.launchers import local
-from assay.cluster.sweep import Crew, Lost
+from assay.cluster.launchers import local_processes
+from assay.cluster.sweep import WorkerLost, WorkerPool
 from assay.errors import AssayError
 from assay.system import machine
 
@@ -41,13 +41,16 @@ def answer(task: Mapping[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
-class Process:
+class ProcessWorker:
     """A worker of this machine."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "assay.cluster.crew"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "assay.cluster.worker_pool"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def ask(self, task: Mapping[str, Any]) -> Any:
@@ -59,7 +62,7 @@ class Process:
             line = self.process.stdout.readline()
         if not line.endswith("\n"):
             self.process.kill()
-            raise Lost(f"{self.name} ended with code {self.process.wait()}")
+            raise WorkerLost(f"{self.name} ended with code {self.process.wait()}")
         return unwrap(json.loads(line))
 
     def close(self) -> None:
@@ -77,17 +80,17 @@ def unwrap(found: Mapping[str, Any]) -> Any:
     return found["result"]
 
 
-class Here:
+class LocalPool:
     """Processes of this machine."""
 
     def __init__(self, n: int | None = None) -> None:
         self.n = n or machine.cores()
 
-    def hire(self, number: int) -> Process:
-        return Process(f"process {number}")
+    def start_worker(self, number: int) -> ProcessWorker:
+        return ProcessWorker(f"process {number}")
 
 
-class Doer:
+class TaskActor:
     """The actor."""
 
     def ask(self, task: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +100,7 @@ class Doer:
         return sampling_digest()
 
 
-class Actor:
+class ActorWorker:
     """A worker on a node."""
 
     def __init__(self, name: str, actor: Any) -> None:
@@ -107,13 +110,13 @@ class Actor:
         try:
             return unwrap(self._ray.get(self._actor.ask.remote(dict(task))))
         except self._ray.exceptions.RayError as error:
-            raise Lost(f"{self.name}: {type(error).__name__}") from None
+            raise WorkerLost(f"{self.name}: {type(error).__name__}") from None
 
     def close(self) -> None:
         self._ray.kill(self._actor, no_restart=True)
 
 
-class Nodes:
+class RayPool:
     """One actor on every node. A node that computes exp or log otherwise would change bits, and is refused."""
 
     def __init__(self, ray: Any) -> None:
@@ -121,34 +124,34 @@ class Nodes:
         self._nodes = [node for node in ray.nodes() if node["Alive"]]
         self.n = len(self._nodes)
 
-    def hire(self, number: int) -> Actor:
+    def start_worker(self, number: int) -> ActorWorker:
         alive = [node for node in self._ray.nodes() if node["Alive"]]
         if not alive:
             raise AssayError("--cluster: no node is left")
         node = alive[number % len(alive)]
         strategy = import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
         name = f"{node['NodeManagerHostname']} ({node['NodeID'][:8]})"
-        actor = self._ray.remote(Doer).options(
+        actor = self._ray.remote(TaskActor).options(
             num_cpus=1, max_restarts=0, scheduling_strategy=strategy(node["NodeID"], soft=True)
         ).remote()  # fmt: skip
         try:
             digest = self._ray.get(actor.digest.remote())
         except self._ray.exceptions.RayError as error:
-            raise Lost(f"{name}: {type(error).__name__}") from None
+            raise WorkerLost(f"{name}: {type(error).__name__}") from None
         if digest != sampling_digest():
             raise AssayError(
                 f"{name}: its NumPy computes exp and log with other bits than this machine's; leave it out"
             )
-        return Actor(name, actor)
+        return ActorWorker(name, actor)
 
 
-def crew(address: str, *, insecure: bool = False) -> Crew:
+def worker_pool(address: str, *, insecure: bool = False) -> WorkerPool:
     """The workers that `--cluster ADDRESS` names: `local`, `local:N`, a Ray cluster's address, or none for its own."""
-    if (n := local(address)) is not None:
-        return Here(n or None)
-    from assay.cluster.rays import join
+    if (n := local_processes(address)) is not None:
+        return LocalPool(n or None)
+    from assay.cluster.ray_cluster import join
 
-    return Nodes(join(address or None, insecure=insecure))
+    return RayPool(join(address or None, insecure=insecure))
 
 
 def main() -> int:

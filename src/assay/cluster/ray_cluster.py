@@ -51,13 +51,13 @@ def join(address: str | None, *, insecure: bool = False) -> Any:
     return found
 
 
-class Host:
+class ServiceActor:
     """The actor: a service in a thread, and its address."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         found = import_module("ray")
         host = found.util.get_node_ip_address()
-        made = service.make(spec)
+        made = service.make(spec, RayLauncher.inside())
         self._listens = threading.Event()
         self._address = (host, 0)
         threading.Thread(target=lambda: asyncio.run(self._run(made, spec["token"], host)), daemon=True).start()
@@ -71,12 +71,12 @@ class Host:
         await service.run(made, token, host, ready)
 
     def address(self) -> tuple[str, int, str, int]:
-        """Host, port, the node's name and the process."""
+        """ServiceActor, port, the node's name and the process."""
         found = import_module("ray")
         return *self._address, f"{os.uname().nodename} ({found.get_runtime_context().get_node_id()[:8]})", os.getpid()
 
 
-class Actor:
+class RayActor:
     """A handle on one."""
 
     def __init__(self, name: str, actor: Any, host: str, port: int, node: str, pid: int) -> None:
@@ -95,7 +95,7 @@ class Actor:
         self._ray.kill(self._actor, no_restart=True)
 
 
-class RayPlaces:
+class RayLauncher:
     """Actors, spread over the nodes."""
 
     where = "a Ray cluster"
@@ -104,26 +104,23 @@ class RayPlaces:
         self._ray = found
         self._cpus, self._gpus = cpus, gpus
         self._numbers = count()
-        self._actors: list[Actor] = []
+        self._actors: list[RayActor] = []
 
     @classmethod
-    def inside(cls) -> RayPlaces:
+    def inside(cls) -> RayLauncher:
         """For an actor that starts others."""
         return cls(import_module("ray"))
 
-    def spec(self) -> dict[str, Any]:
-        return {"where": "ray"}
-
-    def spawn(self, spec: Mapping[str, Any]) -> Actor:
+    def spawn(self, spec: Mapping[str, Any]) -> RayActor:
         name = f"{spec['kind']}-{next(self._numbers)}"
         options = {"num_cpus": self._cpus, "num_gpus": self._gpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
-        actor = self._ray.remote(Host).options(**options).remote(dict(spec))
+        actor = self._ray.remote(ServiceActor).options(**options).remote(dict(spec))
         try:
             address = self._ray.get(actor.address.remote(), timeout=START_S)
         except Exception as error:
             self._ray.kill(actor, no_restart=True)
             raise AssayError(f"{name}: did not start on the cluster ({_line(error)})") from None
-        self._actors.append(Actor(name, actor, *address))
+        self._actors.append(RayActor(name, actor, *address))
         return self._actors[-1]
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A replica or a stage as a process of its own: `python -m assay.cluster.process`, told what to be on standard input.
+"""A replica or a stage as a process: `python -m assay.cluster.service_process`, started by `launchers.LocalLauncher`.
 
-The first line is the specification, with the token in it (a command line is seen by all users). It answers with its
-address on standard output, and ends when standard input does: no process outlives whoever started it.
+The first line on standard input is the specification. It includes the token, because all users can read a command line.
+The process prints its address on standard output. It exits when standard input ends, so it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 from assay.cluster import service
+from assay.cluster.launchers import LocalLauncher
 from assay.errors import AssayError
 
 
@@ -22,14 +23,14 @@ def main() -> int:
     if spec.get("cpus"):
         os.sched_setaffinity(0, spec["cpus"])
     try:
-        made = service.make(spec)
+        made = service.make(spec, LocalLauncher())
     except AssayError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return 2
 
     def watch() -> None:
         sys.stdin.read()
-        os._exit(0)  # at once: the engine may be in the middle of a step, and nobody wants it
+        os._exit(0)  # do not wait for the engine's current step: its result is not needed
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -10,7 +10,7 @@ from typing import Any
 from assay.cluster import jobs
 from assay.cluster.affinity import Known
 from assay.cluster.fingerprint import short
-from assay.cluster.frames import Array, Broken, Channel, Message, connect
+from assay.cluster.frames import Array, Channel, ConnectionBroken, Frame, connect
 from assay.cluster.launchers import Handle
 from assay.runtime.sequence import Job, Progress, Sink
 
@@ -20,7 +20,7 @@ QUIET = 4  # ticks after which a beat is late
 WORD_S = 1.0  # that a router leaves between two words of its own
 
 
-class Stream(Progress):
+class RoutedStream(Progress):
     """A sequence that is computed elsewhere, and where it is."""
 
     def __init__(self, job: Job, sink: Sink) -> None:
@@ -40,6 +40,9 @@ class Stream(Progress):
         self.late = False  # it was sent when the replica was quiet already
 
 
+ApplyUpdate = Callable[[RoutedStream, Mapping[str, Any], dict[str, list[Array]]], None]
+
+
 @dataclass(eq=False)
 class Link:
     """One replica."""
@@ -49,7 +52,7 @@ class Link:
     hello: dict[str, Any] = field(default_factory=dict)
     beat: dict[str, Any] = field(default_factory=dict)
     known: Known = field(default_factory=Known)
-    streams: dict[int, Stream] = field(default_factory=dict)
+    streams: dict[int, RoutedStream] = field(default_factory=dict)
     decoding: int = 0  # streams that have had a token there
     channel: Channel | None = None
     silent: int = 0  # ticks
@@ -57,7 +60,7 @@ class Link:
     idle_since: float = 0.0
     lost: int = 0  # times
     cut_off: bool = False  # it was silent and is back, and by its own word it never stood still: the way was cut
-    trial: Stream | None = None  # a stream that is tried here: until its next token nobody else comes
+    trial: RoutedStream | None = None  # a stream that is tried here: until its next token nobody else comes
     suspect: str = ""  # what an audit found
 
     @property
@@ -80,13 +83,13 @@ class Link:
                 hello = await channel.receive()
         except TimeoutError:
             channel.close()
-            raise Broken(f"{self.name}: no hello within {timeout:g} s") from None
+            raise ConnectionBroken(f"{self.name}: no hello within {timeout:g} s") from None
         self.cut_off = self.silent > SILENT and hello.head["stood_s"] < SILENT * TICK_S / 2
         self.hello, self.channel, self.silent, self.still = hello.head, channel, 0, 0
         self.known.reset(hello.head["held"])
         return channel
 
-    def send(self, stream: Stream, number: int, names: list[str]) -> None:
+    def send(self, stream: RoutedStream, number: int, names: list[str]) -> None:
         """Have the replica compute what is left of a stream."""
         assert self.channel
         answered = tuple(stream.ids[stream.n_prompt :])
@@ -98,14 +101,14 @@ class Link:
         self.streams[number] = stream
         self.channel.send({"op": "submit", "id": number, "job": head}, arrays)
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: RoutedStream) -> None:
         """It is finished, cancelled or moved."""
         if self.streams.pop(stream.number, None) is stream:
             self.began(stream)
             self.decoding -= 1
         stream.link = None
 
-    def began(self, stream: Stream) -> None:
+    def began(self, stream: RoutedStream) -> None:
         """Its prompt has been computed."""
         if not stream.began:
             stream.began = True
@@ -119,7 +122,7 @@ class Link:
         """It should have said something: perhaps it is lost, and nobody is sent there who can go elsewhere."""
         return self.silent > QUIET
 
-    def accuses(self, stream: Stream) -> bool:
+    def accuses(self, stream: RoutedStream) -> bool:
         """Whether a stream may be why it was lost: not one that waited when it last spoke, nor one that came when it
         was silent already."""
         return stream.number not in self.beat.get("queue", ()) and not (stream.late and self.silent > SILENT)
@@ -128,7 +131,7 @@ class Link:
         if self.channel and numbers:
             self.channel.send({"op": "cancel", "ids": numbers})
 
-    def hear(self, message: Message, news: Callable[[Stream, Mapping[str, Any], dict[str, list[Array]]], None]) -> None:
+    def hear(self, message: Frame, news: ApplyUpdate) -> None:
         """A frame came: the replica lives."""
         self.silent = 0
         if message.op == "beat":
