@@ -1,4 +1,4 @@
-"""The figures of docs/cluster.md: what happens to streams when replicas die, and what the router costs.
+"""The figures of docs/reference/cluster.md: what happens to streams when replicas die, and what the router costs.
 
 python bench/cluster.py demo                   # three local nodes, a stream, a kill, the same bytes
 python bench/cluster.py kill                   # SIGKILL at every token of a 40-token stream, five kinds
@@ -347,7 +347,7 @@ async def evaluation(path: Path, args: argparse.Namespace) -> int:
     """`assay eval` on one process, over four, and over four with all of it killed when half the results are there."""
 
     def command(*more: str) -> list[str]:
-        text = ["-f", str(ROOT / "docs" / "cluster.md"), "--window", "64", "--json"]
+        text = ["-f", str(ROOT / "docs" / "reference" / "cluster.md"), "--window", "64", "--json"]
         return [sys.executable, "-m", "assay", "eval", str(path), *text, *more]
 
     def perplexity(*more: str) -> dict[str, Any]:

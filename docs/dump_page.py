@@ -53,9 +53,9 @@ first. What was assumed is printed as a note.
 
 ## Emitters
 
-Twenty lines each: [C](emitters/emit.c), [Rust](emitters/emit.rs),
-[Go](emitters/emit.go), [Zig](emitters/emit.zig),
-[JavaScript](emitters/emit.js), [Python](emitters/emit.py).
+Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
+[Go](../emitters/emit.go), [Zig](../emitters/emit.zig),
+[JavaScript](../emitters/emit.js), [Python](../emitters/emit.py).
 
 ## Other formats
 

@@ -1,4 +1,4 @@
-"""The text around the table in docs/faults.md; the table itself is `assay.verify.faults`."""
+"""The text around the table in docs/reference/faults.md; the table itself is `assay.verify.faults`."""
 # ruff: noqa: E501  tables of a page
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ names the row. [The dump format](dump-format.md) is a line of JSON per tensor; t
 
 1. **Compare token ids first.** If the ids differ, nothing after them can agree. `assay tokenize MODEL TEXT --check IDS`.
 2. **Compare with the file, not with intuition.** Norm weights of rms 0.046 are right for TinyLlama; a BOS embedding of
-   rms 0.002 is right; a flat distribution after BOS alone is right ([what raw BOS predicts](raw-bos.md)).
+   rms 0.002 is right; a flat distribution after BOS alone is right ([what raw BOS predicts](../lab/raw-bos.md)).
 3. **Compare the same thing.** A chat-templated run of another program says nothing about your raw run.
 4. **Run it twice.** If two equal requests differ, look for a race, uninitialised memory or a stale cache before anything
    else, whatever the values say.

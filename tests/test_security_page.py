@@ -1,4 +1,4 @@
-"""docs/security.md names every limit with the value that the code has."""
+"""docs/reference/security.md names every limit with the value that the code has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from assay.system.box import LIMITS
 
-PAGE = (Path(__file__).parents[1] / "docs" / "security.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "security.md").read_text()
 UNITS = {"MiB": 1 << 20, "KiB": 1 << 10, "s": 1, "": 1}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE: int  # positions per page of the cache
-ARITHMETIC: int  # version of docs/arithmetic.md, the definition of every result bit
+ARITHMETIC: int  # version of docs/reference/arithmetic.md, the definition of every result bit
 
 def isas() -> list[str]:
     """The instruction sets that this machine has, best first."""

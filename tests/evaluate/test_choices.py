@@ -109,4 +109,4 @@ def test_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out)["questions"] == 1
     path.write_text("{}")
     assert main(["eval", str(model), "--choices", str(path)]) == 2
-    assert "docs/eval.md" in capsys.readouterr().err
+    assert "docs/reference/eval.md" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """The operations: one row each, with formula, operands, attributes and shape rule.
 
 This table is the vocabulary of every graph. An engine implements the rows; a fault rewrites a node to
-another row or other attributes; `docs/names.md` and the validity check are made from it.
+another row or other attributes; `docs/reference/names.md` and the validity check are made from it.
 
 A row also states what the operation *is* (`Trait`). Engines and `verify` ask for a trait instead of listing
 operation names, so that a new row is handled everywhere without an edit elsewhere.

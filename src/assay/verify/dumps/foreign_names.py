@@ -1,7 +1,7 @@
 """Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's and llama2.c's; plain words: `words.py`.
 
 llama.cpp's names are ours (read off its commit b21e4de), except where it gives several values one name: there the
-operation decides. Everything else is the table below, tried from top to bottom; `docs/names.md` prints it.
+operation decides. Everything else is the table below, tried from top to bottom; `docs/reference/names.md` prints it.
 `{n}` in a node stands for the layer, `{n-1}` for the one before.
 """
 
