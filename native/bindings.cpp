@@ -14,6 +14,7 @@
 #include "kernels/blocks.h"
 #include "kernels/kernels.h"
 #include "kernels/points.h"
+#include "program/foreign.h"
 #include "program/mapped.h"
 #include "program/program.h"
 
@@ -399,6 +400,16 @@ NB_MODULE(_native, m) {
             },
             "q"_a, "k_pool"_a, "v_pool"_a, "n_head"_a, "cap"_a, "mask"_a, "v_first"_a, "out"_a, "kq"_a = -1,
             "capped"_a = -1, "soft_max"_a = -1)
+        .def(
+            "foreign",
+            [](Program& p, uintptr_t function, const std::vector<int>& inputs, const std::vector<const Vector*>& weights,
+               const std::vector<double>& attrs, int out) {
+                ForeignOp op{reinterpret_cast<ForeignRows>(function), {}, {}, attrs, known(p, out)};
+                for (int input : inputs) op.inputs.push_back(known(p, input));
+                for (const Vector* weight : weights) op.weights.push_back(weight->values);
+                add_foreign(p, std::move(op));
+            },
+            "function"_a, "inputs"_a, "weights"_a, "attrs"_a, "out"_a)
         .def("run", &run, "tokens"_a.noconvert(), "positions"_a.noconvert(), "chunks"_a.noconvert(),
              "pages"_a.noconvert(), "externals"_a.noconvert(), "interruptible"_a)
         .def_prop_ro("arena_bytes", &Program::arena_bytes);

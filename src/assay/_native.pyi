@@ -139,6 +139,11 @@ class Program:
         capped: int = -1,
         soft_max: int = -1,
     ) -> None: ...
+    def foreign(
+        self, function: int, inputs: Sequence[int], weights: Sequence[Vector], attrs: Sequence[float], out: int
+    ) -> None:
+        """Call a C function on ranges of rows (native/program/foreign.h); `function` is its address."""
+
     def run(
         self,
         tokens: NDArray[np.int32],

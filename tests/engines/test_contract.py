@@ -9,7 +9,7 @@ from assay import _native
 from assay.engines import ENGINES, create
 from assay.engines.contract import PAGE, Array, Chunk, PagedEngine, pages_for
 from assay.engines.plan.batching import in_turns
-from assay.engines.plan.cache import KV_TYPES, page_bytes
+from assay.engines.plan.state_layout import KV_TYPES, page_bytes
 from assay.gguf import open_file
 from assay.models import Model, load
 from tests import tiny

@@ -10,7 +10,7 @@ import pytest
 
 from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.plan.cache import page_bytes, windows
+from assay.engines.plan.state_layout import page_bytes, windows
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load

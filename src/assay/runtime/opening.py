@@ -19,7 +19,7 @@ from typing import Any
 from assay import engines
 from assay.engines.contract import PagedEngine, pages_for
 from assay.engines.plan.batching import STEP
-from assay.engines.plan.cache import natural_kv_type, page_bytes, windows
+from assay.engines.plan.state_layout import natural_kv_type, page_bytes, windows
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load

@@ -32,8 +32,8 @@ from assay.engines.contract import (
 )
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
-from assay.engines.plan.cache import KV_TYPES, cache_pools, windows
 from assay.engines.plan.fuse import Attention, Gated, fuse
+from assay.engines.plan.state_layout import KV_TYPES, cache_pools, windows
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name

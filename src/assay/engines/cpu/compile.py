@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from assay._native import Cache, Mask, Pool, Program, Vector, Weight
 from assay.engines.plan.batching import External
-from assay.engines.plan.cache import cache_pools
 from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
+from assay.engines.plan.state_layout import cache_pools
 from assay.engines.reference.functions import alibi_slopes, rope_angles
 from assay.errors import AssayError
 from assay.graph import Graph, Node

@@ -45,8 +45,8 @@ from assay.engines.cuda.program import Program
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import cubins
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
-from assay.engines.plan.cache import KV_TYPES
 from assay.engines.plan.fuse import Single, fuse
+from assay.engines.plan.state_layout import KV_TYPES
 from assay.errors import AssayError
 from assay.graph import Graph
 from assay.models import Model

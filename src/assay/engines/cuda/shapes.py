@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.engines.cuda import structs
-from assay.engines.plan.cache import CachePool, cache_pools
 from assay.engines.plan.fuse import Attention, fuse
+from assay.engines.plan.state_layout import CachePool, cache_pools
 from assay.errors import AssayError
 from assay.graph import Graph
 

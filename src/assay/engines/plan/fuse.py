@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from assay.engines.plan.cache import CachePool, cache_pools
+from assay.engines.plan.state_layout import CachePool, cache_pools
 from assay.graph import INPUTS, Graph, Node
 
 # What the rows of a value are: the tokens of the step, those whose output is asked for, the keys that each sequence
