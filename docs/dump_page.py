@@ -105,7 +105,7 @@ evidence.
 
 
 def dump_page() -> str:
-    from assay.verify.dumps import patterns
+    from assay.verify.dumps.printed import patterns
 
     first, language, table, _ = (patterns.__doc__ or "").split("\n\n")
     table = "\n".join(line.removeprefix("  ") for line in table.splitlines())

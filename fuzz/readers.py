@@ -28,8 +28,8 @@ from assay.runtime import hf, ollama_store
 from assay.system.files import write as write_file
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.dumps.load import load_dump, read_dump
-from assay.verify.dumps.logs import read_log
-from assay.verify.dumps.patterns import Pattern
+from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.endpoint.client import Client
 from fuzz import mutate
 

@@ -17,8 +17,7 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import Node
 from assay.models import Model
-from assay.verify.dumps.finite import NotFinite
-from assay.verify.dumps.observation import Dump, inputs_of
+from assay.verify.dumps.observation import Dump, NotFinite, inputs_of
 
 Array = NDArray[Any]
 HALF = 65504.0  # the largest half

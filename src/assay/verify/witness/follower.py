@@ -18,7 +18,7 @@ from assay.errors import AssayError
 from assay.graph import split
 from assay.models import Model
 from assay.system.extras import install
-from assay.verify.dumps.foreign_names import translate
+from assay.verify.dumps.naming.foreign_names import translate
 from assay.verify.dumps.observation import from_hf
 
 Array = NDArray[Any]

@@ -7,10 +7,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.verify.dumps.layer_and_row import LAYER
-from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, SLASH, Group, Mark, Number, Piece, Values, Word, listed
-from assay.verify.dumps.statistics import statistic
-from assay.verify.dumps.words import meaning, split_words
+from assay.verify.dumps.naming.layer_and_row import LAYER
+from assay.verify.dumps.naming.phrases import meaning, split_words
+from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.printed.lexer import (
+    ASSIGN,
+    BAR,
+    COMMA,
+    DOTS,
+    SLASH,
+    Group,
+    Mark,
+    Number,
+    Piece,
+    Values,
+    Word,
+    listed,
+)
 
 _HASH = Mark("#")
 

@@ -19,8 +19,8 @@ from __future__ import annotations
 import re
 
 from assay.errors import AssayError
-from assay.verify.dumps.lines import MOST
 from assay.verify.dumps.observation import STATISTICS
+from assay.verify.dumps.printed.lexer import MOST
 
 _NUMBER = r"(?>[-+\u2212]?(?:\d{1,60}\.?\d{0,60}|\.\d{1,60})(?:[eE][-+]?\d{1,6})?)"
 _DOTS = r"(?:\.\.\.|…)?+"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from assay.verify.dumps.layer_and_row import LAYER, PERHAPS, ROW, layer_of, perhaps_of, row_of
-from assay.verify.dumps.tongues import TONGUES, english
+from assay.verify.dumps.naming.layer_and_row import LAYER, PERHAPS, ROW, layer_of, perhaps_of, row_of
+from assay.verify.dumps.naming.other_languages import TONGUES, english
 
 _MOST, _LONGEST = 64, 200  # words of a label, and letters of a word
 VALUES = "\x00"  # among the words of a line: here stood values

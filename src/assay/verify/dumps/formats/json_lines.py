@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.arrays import Arrays, archive_arrays, folder_arrays, read_raw
-from assay.verify.dumps.lines import Number, half_unit, sharpened
+from assay.verify.dumps.formats.checks import is_whole, read_checked, token_list
+from assay.verify.dumps.formats.numpy_files import read_raw
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
-from assay.verify.dumps.safetensors import read_safetensors
-from assay.verify.dumps.tracing import read_trace
+from assay.verify.dumps.print_rounding import Number, half_unit, half_units
 
 Array = NDArray[Any]
 MAX_LINE = 1 << 25
-MAX_TOKENS = 1 << 20
 _RAW = {"f32": "<f4", "f16": "<f2", "f64": "<f8"}
 _LARGEST = 1.7976931348623157e308
-_LISTS = ("tokens", "positions", "steps")  # arrays of whole numbers that say what was fed
 _FIELDS = {"name", "shape", "row", "file", "dtype", *KINDS}
-
-
-# -- JSON lines ----------------------------------------------------------------------------------------------
 
 
 def read_json_lines(path: Path) -> Dump:
@@ -82,8 +77,8 @@ def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _header(where: str, item: dict[str, Any], done: int) -> tuple[list[int], list[int]]:
     if item["assay_dump"] != 1:
         raise AssayError(f"{where}: dump version {item['assay_dump']!r:.60} is not known (expected 1)")
-    tokens = _integers(where, "tokens", item.get("tokens"))
-    positions = _integers(where, "positions", item.get("positions", list(range(done, done + len(tokens)))))
+    tokens = token_list(where, "tokens", item.get("tokens"))
+    positions = token_list(where, "positions", item.get("positions", list(range(done, done + len(tokens)))))
     if len(positions) != len(tokens):
         raise AssayError(f"{where}: {len(positions)} positions for {len(tokens)} tokens")
     if item.get("phase", "prefill") not in ("prefill", "decode"):
@@ -94,18 +89,6 @@ def _header(where: str, item: dict[str, Any], done: int) -> tuple[list[int], lis
             "put a header with them (and no observations) before this one"
         )
     return tokens, positions
-
-
-def _integers(where: str, what: str, found: Any) -> list[int]:
-    if not isinstance(found, list) or not found or len(found) > MAX_TOKENS:
-        raise AssayError(f"{where}: {what} must be a list of 1 to {MAX_TOKENS} whole numbers")
-    if not all(_whole(t) and 0 <= t < 2**31 for t in found):
-        raise AssayError(f"{where}: {what} must be whole numbers from 0 to 2147483647")
-    return found
-
-
-def _whole(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
 
 
 class _Printed(float):
@@ -126,7 +109,7 @@ def _printed(data: Any) -> tuple[float, ...]:
     if len(numbers) < len(data):
         return ()
     texts = [x.text if isinstance(x, _Printed) else str(x) for x in numbers]
-    return sharpened([Number(text, float(text), half_unit(text)) for text in texts])
+    return half_units([Number(text, float(text), half_unit(text)) for text in texts])
 
 
 def _number(where: str, what: str, x: Any) -> float:
@@ -151,7 +134,7 @@ def _observations(
     rows: tuple[int, int] | None = None if only else (start, start + n_rows)
     if "row" in item:
         row = item["row"]
-        if not _whole(row) or not -n_rows <= row < n_rows:
+        if not is_whole(row) or not -n_rows <= row < n_rows:
             raise AssayError(f"{where}: row {row!r:.60} is outside the {n_rows} tokens of this step")
         rows = (start + row % n_rows, start + row % n_rows + 1)
     common: dict[str, Any] = {"rows": rows, "shape": shape, "foreign": name, "where": where}
@@ -177,7 +160,7 @@ def _texts(kind: str, data: Any) -> list[Any]:
 
 
 def _shape(where: str, shape: Any) -> tuple[int, ...]:
-    if not isinstance(shape, list) or len(shape) > 6 or not all(_whole(n) and 0 < n < 2**31 for n in shape):
+    if not isinstance(shape, list) or len(shape) > 6 or not all(is_whole(n) and 0 < n < 2**31 for n in shape):
         raise AssayError(f"{where}: shape must be up to 6 positive whole numbers (found {shape!r:.60})")
     return tuple(shape)
 
@@ -190,7 +173,7 @@ def _data(where: str, kind: str, data: Any, shape: tuple[int, ...] | None) -> An
     if kind in ("at", "top"):
         pairs = []
         for pair in data:
-            if not isinstance(pair, list) or len(pair) != 2 or not _whole(pair[0]) or not 0 <= pair[0] < 2**63:
+            if not isinstance(pair, list) or len(pair) != 2 or not is_whole(pair[0]) or not 0 <= pair[0] < 2**63:
                 raise AssayError(f"{where}: {kind} must hold pairs [index, value] (found {pair!r:.60})")
             pairs.append((pair[0], _number(where, f"{kind}[{pair[0]}]", pair[1])))
         return tuple(pairs)
@@ -221,74 +204,10 @@ def _raw_file(path: Path, where: str, item: dict[str, Any], shape: tuple[int, ..
     if size != wanted:
         found = "no such file" if size < 0 else f"{size} bytes"
         raise AssayError(f"{where}: {name}: {found}, expected {wanted} for shape {list(shape)} of {kind}")
-    return partial(_checked, where, lambda: read_raw(where, file, 0, math.prod(shape), _RAW[kind]).reshape(shape))
-
-
-# -- arrays --------------------------------------------------------------------------------------------------
-
-
-def read_npz(path: Path) -> Dump:
-    """Arrays by name; the ids as `tokens`, `positions` if they do not count from 0, `steps` if they were several."""
-    return from_arrays(path, archive_arrays(path))
-
-
-def read_npy_folder(path: Path) -> Dump:
-    """A folder of .npy files, named after the nodes; `tokens.npy` holds the ids."""
-    arrays = folder_arrays(path)
-    if not arrays:
-        raise AssayError(f"{path}: a folder without .npy files; a dump folder holds NAME.npy and tokens.npy")
-    return from_arrays(path, arrays)
-
-
-def read_tensors(path: Path) -> Dump:
-    """A safetensors file: our own trace, or anybody's tensors with the ids as `tokens`."""
-    trace = read_trace(path)
-    if trace is not None:
-        return trace
-    readers, entries, _ = read_safetensors(path)
-    return from_arrays(path, {name: (entries[name].shape, readers[name]) for name in entries})
-
-
-def from_arrays(path: Path, arrays: Arrays) -> Dump:
-    """A dump of arrays by name: the shape of each, and how to read it; the ids as `tokens`."""
-    ids = [_ids(f"{path}: {k}", *arrays[k]) if k in arrays else None for k in _LISTS]
-    tokens = _integers(f"{path}: tokens", "tokens", ids[0]) if ids[0] is not None else []
-    positions = _integers(f"{path}: positions", "positions", ids[1]) if ids[1] is not None else list(range(len(tokens)))
-    if len(positions) != len(tokens):
-        raise AssayError(f"{path}: {len(positions)} positions for {len(tokens)} tokens")
-    observations = tuple(
-        Observation(name, "values", partial(_checked, f"{path}: {name}", read), shape=shape, foreign=name, where=name)
-        for name, (shape, read) in arrays.items()
-        if name not in _LISTS
-    )
-    steps = _integers(f"{path}: steps", "steps", ids[2]) if ids[2] is not None else [len(tokens)] if tokens else []
-    if sum(steps) != len(tokens) or 0 in steps:
-        raise AssayError(
-            f"{path}: steps: must be positive and add up to the {len(tokens)} tokens (found {steps!s:.60})"
-        )
-    return Dump(path.stem, tuple(tokens), tuple(positions), tuple(steps), observations, str(path))
-
-
-def _ids(where: str, shape: tuple[int, ...], read: Callable[[], Array]) -> list[Any]:
-    if math.prod(shape) > MAX_TOKENS:
-        raise AssayError(f"{where}: {math.prod(shape)} of them (expected at most {MAX_TOKENS})")
-    found: list[Any] = np.asarray(read()).reshape(-1).tolist()
-    return found
-
-
-# -- common --------------------------------------------------------------------------------------------------
-
-
-def _checked(where: str, read: Callable[[], Array]) -> Array:
-    try:
-        return np.asarray(read())
-    except (ValueError, OSError, EOFError) as error:
-        raise AssayError(f"{where}: cannot be read ({str(error).splitlines()[0].lower()})") from None
+    return partial(read_checked, where, lambda: read_raw(where, file, 0, math.prod(shape), _RAW[kind]).reshape(shape))
 
 
 def _in_first_step(obs: Observation, n: int) -> Observation:
-    from dataclasses import replace
-
     return replace(obs, rows=(0, n)) if obs.rows is None else obs
 
 

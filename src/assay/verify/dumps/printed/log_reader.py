@@ -16,20 +16,21 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from assay.verify.dumps.brackets import Item, quoted_pairs
-from assay.verify.dumps.fold import refolded
-from assay.verify.dumps.headings import VAGUE, Context, about, heading
-from assay.verify.dumps.layer_and_row import LAYER, PERHAPS, ROW, layer_of, row_of
-from assay.verify.dumps.lines import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces, sharpened
+from assay.verify.dumps.naming.layer_and_row import LAYER, PERHAPS, ROW, layer_of, row_of
+from assay.verify.dumps.naming.phrases import TIMES, VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.naming.statistic_names import statistic
 from assay.verify.dumps.observation import STATISTICS, Dump, Observation
-from assay.verify.dumps.patterns import Pattern
-from assay.verify.dumps.printed_blocks import Block, blocks, numbers_of
-from assay.verify.dumps.runs import ID_WORDS, LOGIT_WORDS
-from assay.verify.dumps.said import TOP_WORDS, said_by
-from assay.verify.dumps.statement import Said
-from assay.verify.dumps.statistics import statistic
-from assay.verify.dumps.tables import Table, table_header, table_row
-from assay.verify.dumps.words import TIMES, VALUES, Meaning, meaning, split_words
+from assay.verify.dumps.print_rounding import half_units
+from assay.verify.dumps.printed.brackets import Item, quoted_pairs
+from assay.verify.dumps.printed.headings import VAGUE, Context, about, heading
+from assay.verify.dumps.printed.json_documents import refolded
+from assay.verify.dumps.printed.lexer import DOTS, Group, Number, Piece, Rows, Values, Word, listed, pieces
+from assay.verify.dumps.printed.line_blocks import Block, blocks, numbers_of
+from assay.verify.dumps.printed.line_parser import TOP_WORDS, said_by
+from assay.verify.dumps.printed.number_runs import ID_WORDS, LOGIT_WORDS
+from assay.verify.dumps.printed.patterns import Pattern
+from assay.verify.dumps.printed.statements import Said
+from assay.verify.dumps.printed.tables import Table, table_header, table_row
 
 MOST_BYTES = 1 << 27  # of a log
 _ASIDE = 200  # lines with numbers that were not understood, kept for the message
@@ -330,7 +331,7 @@ def _of_list(item: Item, row: int | None, observe: Any) -> Iterator[Observation]
         first, last = (line.last, line.first) if tail and not line.last else (line.first, line.last)
         for kind, part in (("first", first), ("last", last)):
             if part:
-                yield observe(kind, tuple(n.value for n in part), sharpened(part), mine)
+                yield observe(kind, tuple(n.value for n in part), half_units(part), mine)
 
 
 def _is_tail(key: Sequence[str]) -> bool:

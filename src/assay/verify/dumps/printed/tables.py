@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from assay.verify.dumps.layer_and_row import LAYER, LAYERS, ROW, layer_of, row_of
-from assay.verify.dumps.lines import MOST, Number, Values, Word, listed, pieces
-from assay.verify.dumps.statement import Said
-from assay.verify.dumps.statistics import statistic
-from assay.verify.dumps.words import meaning, split_words
+from assay.verify.dumps.naming.layer_and_row import LAYER, LAYERS, ROW, layer_of, row_of
+from assay.verify.dumps.naming.phrases import meaning, split_words
+from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.printed.lexer import MOST, Number, Values, Word, listed, pieces
+from assay.verify.dumps.printed.statements import Said
 
 _COLUMN = re.compile(r"(?:\w{0,12}?[\[_(]|[a-z]{1,5}|\[)?(\d{1,5})[\])]?", re.IGNORECASE)
 _INDEX = re.compile(r"\[\d{1,5}\]")

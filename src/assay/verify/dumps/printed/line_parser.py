@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from assay.verify.dumps.brackets import (
+from assay.verify.dumps.naming.layer_and_row import LAYER, LAYERS, PERHAPS, ROW
+from assay.verify.dumps.naming.phrases import meaning, split_words
+from assay.verify.dumps.naming.statistic_names import STATISTIC_WORDS, statistic
+from assay.verify.dumps.printed.brackets import (
     assigned_pairs,
     axes_of,
     elements_from,
@@ -24,8 +27,7 @@ from assay.verify.dumps.brackets import (
     ranked,
     vectors,
 )
-from assay.verify.dumps.layer_and_row import LAYER, LAYERS, PERHAPS, ROW
-from assay.verify.dumps.lines import (
+from assay.verify.dumps.printed.lexer import (
     ASSIGN,
     BAR,
     COMMA,
@@ -39,10 +41,8 @@ from assay.verify.dumps.lines import (
     Word,
     listed,
 )
-from assay.verify.dumps.runs import TOKENS, run_from, take_run, tell, zipped
-from assay.verify.dumps.statement import RECORD, Said
-from assay.verify.dumps.statistics import STATISTIC_WORDS, statistic
-from assay.verify.dumps.words import meaning, split_words
+from assay.verify.dumps.printed.number_runs import TOKENS, run_from, take_run, tell, zipped
+from assay.verify.dumps.printed.statements import RECORD, Said
 
 _SHAPE = {"shape", "dims", "dim", "ne", "size", "strides", "stride", "nb", "torch", "heads"}
 TOP_WORDS = {"top", "best", "highest", "largest", "candidates", "argmax", "predictions"}

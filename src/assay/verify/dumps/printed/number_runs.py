@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.verify.dumps.layer_and_row import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
-from assay.verify.dumps.lines import ASSIGN, BAR, COMMA, DOTS, SLASH, Mark, Number, Piece, Values, Word, listed
+from assay.verify.dumps.naming.layer_and_row import COUNTS, LAYER, LAYERS, NUMBERING, PERHAPS, ROW
+from assay.verify.dumps.naming.phrases import VALUES, all_known, meaning, split_words
+from assay.verify.dumps.naming.statistic_names import statistic, without_statistic
 from assay.verify.dumps.observation import STATISTICS
-from assay.verify.dumps.statement import Said
-from assay.verify.dumps.statistics import statistic, without_statistic
-from assay.verify.dumps.words import VALUES, all_known, meaning, split_words
+from assay.verify.dumps.printed.lexer import ASSIGN, BAR, COMMA, DOTS, SLASH, Mark, Number, Piece, Values, Word, listed
+from assay.verify.dumps.printed.statements import Said
 
 TOKENS = {"tokens", "ids", "inputs", "prompt", "tokenized"}
 ID_WORDS = {"token", "id", "tok", "idx", "index", "candidate", "cand", "argmax"}

@@ -10,12 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from assay.verify.dumps.layer_and_row import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
-from assay.verify.dumps.lines import pieces
-from assay.verify.dumps.said import NOT_SIDES, said_by
-from assay.verify.dumps.statement import Said
-from assay.verify.dumps.statistics import statistic
-from assay.verify.dumps.words import NOT_VALUES, VALUES, Meaning, has_unknown, meaning, split_words
+from assay.verify.dumps.naming.layer_and_row import LAYERS, NUMBERING, ROW, layer_of, of_each_layer, row_of
+from assay.verify.dumps.naming.phrases import NOT_VALUES, VALUES, Meaning, has_unknown, meaning, split_words
+from assay.verify.dumps.naming.statistic_names import statistic
+from assay.verify.dumps.printed.lexer import pieces
+from assay.verify.dumps.printed.line_parser import NOT_SIDES, said_by
+from assay.verify.dumps.printed.statements import Said
 
 _HEADING = re.compile(r"^\s*(?:#+\s|\*\*|[-\d.]+\s+\*\*)|[:：{=]\s*\**\s*$|^\s*[-=]{2,}.*[-=]{2,}\s*$")
 _BOLD = re.compile(r"^\s*\**([A-Za-z][\w.+-]*)\**\s*(?:\([^)]*\))?\s*:?\s*$")

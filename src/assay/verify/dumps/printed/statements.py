@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.verify.dumps.brackets import Item
-from assay.verify.dumps.words import VALUES, meaning, split_words
+from assay.verify.dumps.naming.phrases import VALUES, meaning, split_words
+from assay.verify.dumps.printed.brackets import Item
 
 RECORD = {
     "name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "key", "module",

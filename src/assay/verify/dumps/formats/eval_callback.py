@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
-from assay.verify.dumps.lines import MOST, half_unit
 from assay.verify.dumps.observation import Dump, Observation
+from assay.verify.dumps.print_rounding import half_unit
 
 _NUMBER = r"(?>[-+]?(?:\d{1,40}\.?\d{0,40}|\.\d{1,40})(?:[eE][-+]?\d{1,6})?|-?nan|-?inf)"
 _TENSOR = re.compile(
@@ -19,6 +19,7 @@ _TENSOR = re.compile(
 )
 _SUM = re.compile(rf"\s*+sum = (?P<sum>{_NUMBER})\s*+$")
 _ROW = re.compile(rf"\s*+\[\s*+(?P<row>{_NUMBER}(?:\s*+,\s*+(?:{_NUMBER}|\.\.\.))*+)\s*+\],?\s*+$")
+MAX_LINE = 1 << 18  # characters
 SHOWN = 3  # values it prints at each end of an axis
 
 
@@ -45,7 +46,7 @@ def read_eval_callback(path: Path) -> Dump:
                 found.extend(_printed(current, rows, total, f"{path}: line {begun}"))
 
     with open(path, encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(iter(lambda: file.readline(MOST), ""), 1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
             if m := _TENSOR.search(line):
                 finish()
                 current, rows, total, begun = m, [], "", number

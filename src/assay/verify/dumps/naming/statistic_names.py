@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from assay.verify.dumps.words import split_words
+from assay.verify.dumps.naming.phrases import split_words
 
 STATISTIC_WORDS = {
     "rms": "rms", "rootmeansquare": "rms", "mean": "mean", "avg": "mean", "average": "mean", "mu": "mean",

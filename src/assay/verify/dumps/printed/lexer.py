@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from assay.verify.dumps.print_rounding import Number as Number
+from assay.verify.dumps.print_rounding import half_unit
+
 MOST = 1 << 18  # characters read of one line, or of one array printed over several lines
 MOST_PIECES = 1 << 13
 _DEEPEST = 8  # brackets inside brackets
@@ -88,20 +91,6 @@ _PIECE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
-    """A printed number: its value, and half a unit of its last printed digit."""
-
-    text: str
-    value: float
-    half: float
-
-    @property
-    def whole(self) -> bool:
-        """Printed like a count."""
-        return self.text.lstrip("+-\u2212").isdecimal()
-
-
-@dataclass(frozen=True, slots=True)
 class Word:
     """Letters, with the dots, dashes and indices that belong to a name."""
 
@@ -145,13 +134,6 @@ _FRAME = re.compile(r"^\s{0,40}[╭┌╔][─━═]{2,200}\s{0,8}(?=\w)")  # a
 _TAGGED = re.compile(r"<((?!t[dhr]>)[A-Za-z][\w-]{0,30})>([^<>]{0,2000})</\1>")  # <layer>0</layer>
 _CELL = re.compile(r"(?:</?t[dhr][^<>]{0,80}>\s{0,8})+")
 _BRANCHES = re.compile(r"\s*+(?:\|\s++)++")
-
-
-def half_unit(text: str) -> float:
-    """Half a unit of the last printed digit."""
-    mantissa, _, exponent = text.lower().partition("e")
-    decimals = len(mantissa.partition(".")[2])
-    return 0.5 * 10.0 ** max(-320, min(int(exponent or 0) - decimals, 308))
 
 
 def number(text: str) -> Number:
@@ -385,26 +367,3 @@ def _values(items: Sequence[Piece]) -> Values:
         else:
             cut = True
     return Values(tuple(halves[0]), tuple(halves[1]), cut)
-
-
-def sharpened(numbers: Sequence[Number]) -> tuple[float, ...]:
-    """Half a unit of each number of one list, where the format left trailing zeros out.
-
-    `%g` and shortest prints drop zeros at the end, rounding to so many decimals and printing the result does too.
-    Where the numbers of a list have different numbers of decimals, the longest tells how many digits or decimals
-    were printed; the coarser of the two readings is taken, so that no number is trusted further than it was printed.
-    """
-    plain = [n for n in numbers if n.half and "e" not in n.text]
-    decimals = {len(n.text.partition(".")[2]) for n in plain}
-    if len(plain) < 2 or len(decimals) < 2:
-        return tuple(n.half for n in numbers)
-    digits = max(len(n.text.replace(".", "").lstrip("+-0")) for n in plain)
-    fixed = 0.5 * 10.0 ** -max(decimals)
-    found = []
-    for n in numbers:
-        if not n.half or "e" in n.text:
-            found.append(n.half)
-            continue
-        lead = math.floor(math.log10(abs(n.value))) + 1 if n.value else -max(decimals) + digits
-        found.append(min(n.half, max(fixed, 0.5 * 10.0 ** (lead - digits))))
-    return tuple(found)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from assay.errors import AssayError
 from assay.system.files import NewFile, told
-from assay.verify.dumps.arrays import MAX_AXES, read_raw
+from assay.verify.dumps.formats.numpy_files import MAX_AXES, read_raw
 
 Array = NDArray[Any]
 MAX_HEADER = 64 << 20

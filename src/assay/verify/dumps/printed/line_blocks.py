@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.verify.dumps.lines import MOST, Number, number, open_brackets, strip
-from assay.verify.dumps.tables import table_header
+from assay.verify.dumps.printed.lexer import MOST, Number, number, open_brackets, strip
+from assay.verify.dumps.printed.tables import table_header
 
 MOST_LINES = 2_000_000
 _ARRAY_LINES = 4096  # of one array printed over several lines
