@@ -30,7 +30,7 @@ from assay.library.verdicts import checks, load_dump
 from assay.runtime.opening import Opened, Options, open_model
 from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, settled
 from assay.verify.diagnosis.candidates import Share, tried_here
-from assay.verify.diagnosis.lab import Fit, Lab, Unit
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, ObservationFit
 from assay.verify.judge.verdict import judge
 from assay.version import __version__
 
@@ -166,8 +166,10 @@ def trials(models: SweepModels, given: Mapping[str, Any]) -> dict[str, list[Any]
     on = models.opened("model")
     dump = load_dump(models.where["dump"], on, **given["asked"])
     with np.errstate(all="ignore"):
-        lab = Lab(on.model, dump, judge(on.model, dump)).from_tokens()
-        found = tried_here(lab, Unit(given["target"], tuple(given["segment"])), given["part"], given["parts"])
+        trials = FaultTrials(on.model, dump, judge(on.model, dump)).from_tokens()
+        found = tried_here(
+            trials, EvidenceUnit(given["target"], tuple(given["segment"])), given["part"], given["parts"]
+        )
     return {str(i): [fit.ratio, fit.residual, fit.count, fit.strict, list(fit.every)] for i, fit in found.items()}
 
 
@@ -177,7 +179,7 @@ def shared_trials(
     """Hypotheses that cost a run of the model each, shared out. The dump must be where the workers see it."""
     what, found_at = side(model)
 
-    def share(unit: Unit) -> dict[int, Fit]:
+    def share(unit: EvidenceUnit) -> dict[int, ObservationFit]:
         parts = max(pool.n * 4, 1)
         shared = {"model": what, "dump": file_digest(dump)}
         about = {"target": unit.target, "segment": list(unit.segment), "asked": dict(asked), "parts": parts}
@@ -188,7 +190,8 @@ def shared_trials(
         ]
         rows = [row for found in sweep(tasks, pool, where, progress) for row in found.items()]
         return {
-            int(i): Fit(ratio, residual, n, strict, tuple(every)) for i, (ratio, residual, n, strict, every) in rows
+            int(i): ObservationFit(ratio, residual, n, strict, tuple(every))
+            for i, (ratio, residual, n, strict, every) in rows
         }
 
     return share

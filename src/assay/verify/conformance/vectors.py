@@ -31,7 +31,7 @@ from assay.models import Model
 from assay.system.files import new_folder, write
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.vocab import NAMELESS
-from assay.verify.conformance.probes import Probe, make_probes
+from assay.verify.conformance.probes import ProbeSequence, make_probes
 from assay.verify.dumps.observation import token_axis
 from assay.verify.dumps.tracing import run_steps, take_trace
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
@@ -122,7 +122,7 @@ def write_kit(
     return manifest
 
 
-def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
+def _limits(model: Model, probe: ProbeSequence) -> dict[str, dict[str, float]]:
     """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
     runs = NoiseRuns(model, probe.tokens, probe.positions)
     sweep(model, [Together([runs.visit])])
@@ -140,7 +140,7 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
 
 
 def _probe(
-    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
+    model: Model, probe: ProbeSequence, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
 ) -> dict[str, Any]:
     begun()
     graph, engine = model.graph, ReferenceEngine(model)

@@ -26,7 +26,7 @@ from assay.verify.faults.fault import (
     planted_all,
     sites,
 )
-from assay.verify.faults.kinds import Kind, Probe, Stage
+from assay.verify.faults.kinds import FaultKind, Probe, Stage
 
 __all__ = [
     "CODE",
@@ -34,7 +34,7 @@ __all__ = [
     "Change",
     "Context",
     "Fault",
-    "Kind",
+    "FaultKind",
     "Planted",
     "Probe",
     "Search",
@@ -70,7 +70,7 @@ def _read(stage: Stage) -> dict[str, Fault]:
                 "tell": "",
                 **row,
                 "run": Probe(row["run"]),
-                "kinds": tuple(Kind(k) for k in row["kinds"]),
+                "kinds": tuple(FaultKind(k) for k in row["kinds"]),
                 "sources": " ".join(row.get("sources", ())),
             },
             variants=tuple(PLANTS.get(id, ())),

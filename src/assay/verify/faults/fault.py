@@ -22,7 +22,7 @@ from assay.engines.reference.functions import FUNCTIONS
 from assay.graph import INPUTS, Graph, Node, join, split
 from assay.models import HParams, Model
 from assay.models.hparams import Layer
-from assay.verify.faults.kinds import Kind, Probe, Stage
+from assay.verify.faults.kinds import FaultKind, Probe, Stage
 
 Array = NDArray[Any]
 Function = Callable[..., Array]
@@ -167,7 +167,7 @@ class Fault:
     at_zero: str  # what one token at position 0 shows
     probe: str  # the cheapest run that exposes it, in words
     run: Probe  # its kind
-    kinds: tuple[Kind, ...]
+    kinds: tuple[FaultKind, ...]
     evidence: str
     sources: str
     waits: str = ""  # why it is listed and not planted

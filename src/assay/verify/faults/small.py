@@ -1,7 +1,7 @@
-"""Planting: mistakes too small for the eye: a narrow type in one place, one head, one clamp, the end of a file.
+"""Planting: small mistakes: a narrow type in one place, one wrong head, a clamp, a file that ends too early.
 
-Those of precision (`Kind.PRECISION`) are what a coarse engine does everywhere and rightly; they are faults where the
-rest is float32.
+A coarse engine rounds everywhere, and rightly. The faults of precision (`FaultKind.PRECISION`) are faults only where the
+rest of the engine computes in float32.
 """
 
 from __future__ import annotations

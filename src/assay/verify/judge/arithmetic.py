@@ -42,7 +42,7 @@ _ANGLE = 8  # half-units by which a rotary angle may be off: frequencies are oft
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class SimulatedArithmetic:
     """Where it rounds: every result (`storage`), operands of quantised products, weights, the cache, GELU."""
 
     name: str
@@ -59,17 +59,17 @@ class Arithmetic:
 
 
 # From the strictest to the most lenient; the first that explains a run is taken.
-ARITHMETICS: tuple[Arithmetic, ...] = (
-    Arithmetic("f32"),
-    Arithmetic("f32, GELU table", gelu_table=True),
-    Arithmetic("f16 KV", f16_cache=True, gelu_table=True),
-    Arithmetic("f16 weights", f16_weights=True, gelu_table=True),
-    Arithmetic("f16 weights, f16 KV", f16_weights=True, f16_cache=True, gelu_table=True),
-    Arithmetic("Q8 activations", q8=True, gelu_table=True),
-    Arithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
-    Arithmetic("Q8 activations, q8 KV", q8=True, f16_cache=True, q8_cache=True, gelu_table=True),
-    Arithmetic("f16", storage="f16", f16_cache=True),
-    Arithmetic("bf16", storage="bf16"),
+ARITHMETICS: tuple[SimulatedArithmetic, ...] = (
+    SimulatedArithmetic("f32"),
+    SimulatedArithmetic("f32, GELU table", gelu_table=True),
+    SimulatedArithmetic("f16 KV", f16_cache=True, gelu_table=True),
+    SimulatedArithmetic("f16 weights", f16_weights=True, gelu_table=True),
+    SimulatedArithmetic("f16 weights, f16 KV", f16_weights=True, f16_cache=True, gelu_table=True),
+    SimulatedArithmetic("Q8 activations", q8=True, gelu_table=True),
+    SimulatedArithmetic("Q8 activations, f16 KV", q8=True, f16_cache=True, gelu_table=True),
+    SimulatedArithmetic("Q8 activations, q8 KV", q8=True, f16_cache=True, q8_cache=True, gelu_table=True),
+    SimulatedArithmetic("f16", storage="f16", f16_cache=True),
+    SimulatedArithmetic("bf16", storage="bf16"),
 )
 
 
@@ -134,7 +134,7 @@ def rounding_variance(file: GGUFFile, weight: str, x: Array) -> Array | None:
     return np.asarray(np.repeat(step * step / 12, kind.block_size, axis=1), x.dtype).reshape(x.shape)
 
 
-def operand(a: Arithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Array:
+def operand(a: SimulatedArithmetic, file: GGUFFile, node: Node, i: int, x: Array) -> Array:
     """Input `i` of a node as this arithmetic sees it; the very same array where it does not touch it."""
     if x.dtype.kind != "f":
         return _turned(x) if node.op == "rope" else x
@@ -164,7 +164,7 @@ def is_gelu(node: Node) -> bool:
     return node.op in ("act", "glu", "glu_split") and node.attr("act") == "gelu_tanh"
 
 
-def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
+def summation(a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: int) -> float:
     """Error of a sum, over the root of its terms' squares' sum; weights in the storage type count as well."""
     n = _terms(graph, node, n_keys)
     size = math.sqrt(n) * UNIT["f32"]
@@ -176,13 +176,13 @@ def summation(a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, n_keys: i
     return size
 
 
-def halved(a: Arithmetic, file: GGUFFile, node: Node) -> bool:
+def halved(a: SimulatedArithmetic, file: GGUFFile, node: Node) -> bool:
     """Does it lose digits of this node's weights?"""
     return a.f16_weights and any(file.tensors[name].type.name != "F16" for name in node.weights)
 
 
 def summed(
-    a: Arithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None
+    a: SimulatedArithmetic, file: GGUFFile, graph: Graph, node: Node, y: Array, exact: Array, deviation: Array | None
 ) -> Array:
     """The result before it is stored; `exact` is the definition's, `deviation` the standard deviation of each sum."""
     if node.op not in SUMS and halved(a, file, node):
@@ -203,7 +203,7 @@ def summed(
     return y
 
 
-def stored(a: Arithmetic, node: Node, y: Array) -> Array:
+def stored(a: SimulatedArithmetic, node: Node, y: Array) -> Array:
     """The result as it is kept."""
     if y.dtype.kind != "f":
         return y

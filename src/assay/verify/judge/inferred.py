@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from assay.models import Model
-from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, quantise_for
+from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, SimulatedArithmetic, is_gelu, quantise_for
 from assay.verify.judge.evidence import Evidence
 from assay.verify.thresholds import DISTURBS, FEW_DISTURBED, RUN, TOO_GOOD
 
@@ -24,7 +24,7 @@ EXACT = (
 )
 
 
-def infer(model: Model, evidence: list[Evidence]) -> Arithmetic:
+def infer(model: Model, evidence: list[Evidence]) -> SimulatedArithmetic:
     """The strictest arithmetic that explains what the nodes have in common.
 
     Whole tensors: storage, quantised operands, cache and GELU are inferred apart, each by the majority of the nodes
@@ -65,14 +65,14 @@ def _too_fine(evidence: list[Evidence], i: int) -> bool:
     return len(disturbed) > FEW_DISTURBED and 2 * sum(e.local[0] <= 1 for e in disturbed) > len(disturbed)
 
 
-def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) -> Arithmetic:
-    def share(nodes: list[Evidence], candidate: Arithmetic) -> int:
+def _by_majority(model: Model, whole: list[Evidence], longer: list[Evidence]) -> SimulatedArithmetic:
+    def share(nodes: list[Evidence], candidate: SimulatedArithmetic) -> int:
         return sum(e.local[ARITHMETICS.index(candidate)] <= 1 for e in nodes)
 
-    def most(nodes: list[Evidence], candidate: Arithmetic) -> bool:
+    def most(nodes: list[Evidence], candidate: SimulatedArithmetic) -> bool:
         return 2 * share(nodes, candidate) >= len(nodes)
 
-    def explained(nodes: list[Evidence], candidates: list[Arithmetic]) -> Arithmetic:
+    def explained(nodes: list[Evidence], candidates: list[SimulatedArithmetic]) -> SimulatedArithmetic:
         first = next((c for c in candidates if most(nodes, c)), None)
         return first or candidates[int(np.argmax([share(nodes, c) for c in candidates]))]
 

@@ -36,7 +36,7 @@ from assay.verify.judge.arithmetic import (
     MATRIX,
     SUMS,
     WITH_MINIMUM,
-    Arithmetic,
+    SimulatedArithmetic,
     block_minima,
     halved,
     is_gelu,
@@ -170,7 +170,9 @@ class NoiseRuns:
             todo.append(partial(self._sum, a, node, v, exact, deviation))
         return _once(alike, todo)
 
-    def _sum(self, a: Arithmetic, node: Node, v: Array, exact: Array, deviation: Callable[[], Array] | None) -> Array:
+    def _sum(
+        self, a: SimulatedArithmetic, node: Node, v: Array, exact: Array, deviation: Callable[[], Array] | None
+    ) -> Array:
         return summed(a, self.file, self.graph, node, v, exact, None if deviation is None else deviation())
 
     def _regroup(self, node: Node, masked: Array) -> dict[int, Array]:
@@ -259,7 +261,7 @@ class NoiseRuns:
             out.append(partial(np.add, value, seen[id(x)]) if a.q8 else partial(np.asarray, value))
         return _once(alike, out)
 
-    def _operand(self, a: Arithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
+    def _operand(self, a: SimulatedArithmetic, node: Node, i: int, x: Array, same: dict[Any, Array]) -> Array:
         rounded = a.q8 if node.op in MATRIX else (a.f16_cache, a.q8_cache)
         key = (a.storage, i, id(x), rounded, a.gelu_table and is_gelu(node))
         if key not in same:

@@ -26,7 +26,7 @@ _SOFTMAX = ("attn_softmax", "softmax")
 
 
 @dataclass(frozen=True)
-class Broken:
+class NonFiniteOrigin:
     """The first value that is not finite, with the operation that made it and what to do."""
 
     found: NotFinite
@@ -55,7 +55,7 @@ class Broken:
         }  # fmt: skip
 
 
-def explain(model: Model, dump: Dump, found: NotFinite) -> Broken:
+def explain(model: Model, dump: Dump, found: NotFinite) -> NonFiniteOrigin:
     """Name the operation; `dump` holds what was computed before it."""
     graph = model.graph
     known: dict[str, Array] = inputs_of(dump.tokens, dump.positions)
@@ -74,8 +74,8 @@ def explain(model: Model, dump: Dump, found: NotFinite) -> Broken:
         for node in segment:
             told = rule(model, node, [values[i] for i in node.inputs], values[node.name], found)
             if told is not None:
-                return Broken(found, node.name, between, *told, sure=rule is _told)
-    return Broken(found, found.node, between, *_guess(graph[found.node], values[found.node]), sure=False)
+                return NonFiniteOrigin(found, node.name, between, *told, sure=rule is _told)
+    return NonFiniteOrigin(found, found.node, between, *_guess(graph[found.node], values[found.node]), sure=False)
 
 
 def _told(model: Model, node: Node, inputs: list[Array], value: Array, found: NotFinite) -> tuple[str, str, str] | None:

@@ -24,7 +24,15 @@ from assay.engines.reference import Hooks
 from assay.engines.reference.weights import Table, Weights
 from assay.gguf import GGUFFile
 from assay.graph import Node
-from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, q8_0, quantise_for, round_to
+from assay.verify.judge.arithmetic import (
+    ARITHMETICS,
+    MATRIX,
+    SimulatedArithmetic,
+    is_gelu,
+    q8_0,
+    quantise_for,
+    round_to,
+)
 
 Array = NDArray[Any]
 
@@ -71,7 +79,7 @@ _RULES = (
 )
 
 
-def roundings(most: Arithmetic) -> list[Rounding]:
+def roundings(most: SimulatedArithmetic) -> list[Rounding]:
     """The rules that are no coarser than this arithmetic; beneath the noise of halved weights, of quantised operands or
     of a GELU by a table a half cache hides, so it may be there as well."""
     names = [a.name for a in ARITHMETICS]

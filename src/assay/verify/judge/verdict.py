@@ -12,7 +12,7 @@ from assay.models import Model
 from assay.system import heap
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.observation import Dump
-from assay.verify.judge.arithmetic import ARITHMETICS, Arithmetic
+from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict, Verdict
 from assay.verify.judge.evidence import Evidence, examine, follows
 from assay.verify.judge.inferred import infer
@@ -44,7 +44,7 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
     )
 
 
-def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic: Arithmetic) -> list[str]:
+def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic: SimulatedArithmetic) -> list[str]:
     """The tokens that rounding gave, or may have given, another expert; not those that a fault did."""
     i, wrong = ARITHMETICS.index(arithmetic), {n.name for n in nodes if n.verdict == "wrong"}
     found = [route for route in routes if route.ratios[i] <= 1 and route.node not in wrong]
@@ -83,7 +83,9 @@ def compare(a: Dump, b: Dump) -> Diff:
     return Diff(a.source, b.source, ARITHMETICS[0], tuple(nodes), left, (note,), tuple(contradictions(b)))
 
 
-def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
+def decide(
+    model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: SimulatedArithmetic
+) -> list[NodeVerdict]:
     """One verdict per node, for a run whose arithmetic is known.
 
     A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from

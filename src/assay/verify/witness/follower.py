@@ -103,7 +103,7 @@ class Follower(Engine):
         self._kept = {}
 
 
-class Seen:
+class RecordedModule:
     """A module that is called as before; its argument and its result are shown under its name."""
 
     def __init__(self, module: Any, name: str, see: Callable[[str, Any], None]) -> None:

@@ -21,7 +21,7 @@ ROOM = 64 << 20  # bytes of values that are kept
 LARGEST = 1 << 20  # bytes of one run's: more is not worth the room
 
 
-class Memory:
+class RunCache:
     """Values of runs by what they follow from; the oldest go where room is needed. They cannot be written to."""
 
     def __init__(self, graph: Graph) -> None:
@@ -47,12 +47,12 @@ class Memory:
             self._size -= sum(v.nbytes for v in oldest.values())
 
 
-_MEMORIES: WeakKeyDictionary[Weights, Memory] = WeakKeyDictionary()
+_MEMORIES: WeakKeyDictionary[Weights, RunCache] = WeakKeyDictionary()
 
 
-def memory_of(weights: Weights, graph: Graph) -> Memory:
+def run_cache_of(weights: Weights, graph: Graph) -> RunCache:
     """The memory of these weights, in this graph."""
     found = _MEMORIES.get(weights)
     if found is None or found.graph is not graph:
-        found = _MEMORIES[weights] = Memory(graph)
+        found = _MEMORIES[weights] = RunCache(graph)
     return found

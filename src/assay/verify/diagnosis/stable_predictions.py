@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.verify.diagnosis.evidence_groups import Groups, Place, groups_of, off_in
-from assay.verify.diagnosis.lab import Lab
+from assay.verify.diagnosis.fault_trials import FaultTrials
 from assay.verify.judge.rounding import EXACT
 from assay.verify.thresholds import DRAWS
 
@@ -22,27 +22,27 @@ Array = NDArray[Any]
 _TOO_MUCH = 1e300
 
 
-def with_off(lab: Lab, place: Place, limit: float) -> Place:
+def with_off(trials: FaultTrials, place: Place, limit: float) -> Place:
     """With the nodes at which the definition is off by more than an edge of the rule makes."""
-    base, benches = lab.base(place.unit), shaken_benches(lab) if lab.rule != EXACT else []
+    base, benches = trials.base(place.unit), shaken_benches(trials) if trials.rule != EXACT else []
     shaken = [bench.base(place.unit) for bench in benches]
     off = set()
     for name in place.targets:
-        groups, still = (groups_of(lab, name, base[name], edges) for edges in (EXACT, lab.rule))
-        if groups is None or still is None or off_in(groups, moved_by(lab, name, still, shaken)) > limit**2:
+        groups, still = (groups_of(trials, name, base[name], edges) for edges in (EXACT, trials.rule))
+        if groups is None or still is None or off_in(groups, moved_by(trials, name, still, shaken)) > limit**2:
             off.add(name)
     return replace(place, off=frozenset(off))
 
 
-def shaken_benches(lab: Lab) -> list[Lab]:
-    return [lab.shaken(i + 1) for i in range(DRAWS)]
+def shaken_benches(trials: FaultTrials) -> list[FaultTrials]:
+    return [trials.shaken(i + 1) for i in range(DRAWS)]
 
 
-def moved_by(lab: Lab, name: str, still: Groups, draws: Sequence[Mapping[str, Array]]) -> Array:
+def moved_by(trials: FaultTrials, name: str, still: Groups, draws: Sequence[Mapping[str, Array]]) -> Array:
     """By how much (squared) each group moves in one of the draws at most."""
     most = np.zeros(len(still.floors))
     for values in draws:
-        groups = groups_of(lab, name, values[name], lab.rule)
+        groups = groups_of(trials, name, values[name], trials.rule)
         if groups is None:
             return np.full(len(most), _TOO_MUCH)
         most = np.maximum(most, [np.mean((a - b) ** 2) for a, b in zip(groups.errors, still.errors, strict=True)])

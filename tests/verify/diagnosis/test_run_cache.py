@@ -11,7 +11,7 @@ from assay.engines.reference.weights import Weights
 from assay.models import Model
 from assay.verify.diagnosis import memory
 from assay.verify.diagnosis.diagnose_dump import diagnose
-from assay.verify.diagnosis.memory import Memory, memory_of
+from assay.verify.diagnosis.run_cache import RunCache, run_cache_of
 from tests import planting
 
 
@@ -38,7 +38,7 @@ def test_other_tokens_are_other_runs(model: Model, tmp_path: Path) -> None:
 def test_what_is_kept_is_bounded_and_read_only(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "ROOM", 2000)
     monkeypatch.setattr(memory, "LARGEST", 800)
-    kept, value = Memory(model.graph), np.arange(50.0)
+    kept, value = RunCache(model.graph), np.arange(50.0)
     for i in range(10):
         kept.keep(i, {"x": value})
     kept.keep("large", {"x": np.zeros(101)})
@@ -51,5 +51,5 @@ def test_what_is_kept_is_bounded_and_read_only(model: Model, monkeypatch: pytest
 
 def test_a_memory_is_of_its_weights_and_graph(model: Model) -> None:
     one, other = Weights(model.file), Weights(model.file)
-    assert memory_of(one, model.graph) is memory_of(one, model.graph)
-    assert memory_of(one, model.graph) is not memory_of(other, model.graph)
+    assert run_cache_of(one, model.graph) is run_cache_of(one, model.graph)
+    assert run_cache_of(one, model.graph) is not run_cache_of(other, model.graph)

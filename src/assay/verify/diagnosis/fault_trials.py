@@ -1,9 +1,13 @@
-"""Trying faults on: what would the stranger's values be, had he made this mistake?
+"""Trying faults: which values would an engine have dumped if it had made this mistake?
 
-A `Lab` holds what a dump gives to work with. A *unit* of evidence is an observed node and the segment of the graph
-between it and the nearest nodes that were dumped whole: one node in a full dump, a layer where only layer outputs
-were kept, the whole model for logits alone. A hypothesis is tried by planting it in the segment, starting from the
-stranger's own values; what lies before its first effect is computed once and shared by all hypotheses.
+`FaultTrials` holds one dump together with the model, the weights and the verdicts on the dump. A *unit* of evidence is
+an observed node and the segment of the graph between it and the nearest nodes that were dumped whole. That is one node
+in a full dump, one layer where only layer outputs were dumped, and the whole model where only logits were. A trial
+plants a hypothesis in the segment and computes it from the dump's own inputs. The nodes before the fault's first effect
+are computed once and shared by all hypotheses.
+
+Touch this module to change how a prediction is computed or how it is compared with the observations. Which hypotheses
+are tried is decided in `candidates`, `likelihood`, `by_nodes` and `by_runs`.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from assay.engines.reference.functions import attn_mask
 from assay.engines.reference.weights import Weights
 from assay.graph import Graph, Node
 from assay.models import Model
-from assay.verify.diagnosis.memory import memory_of
+from assay.verify.diagnosis.run_cache import run_cache_of
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
 from assay.verify.faults import FAULTS, Context, Planted, Variant
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
@@ -50,7 +54,7 @@ _TINY = 1e-300
 
 
 @dataclass(frozen=True)
-class Unit:
+class EvidenceUnit:
     """An observed node and the nodes recomputed to reach it."""
 
     target: str
@@ -58,7 +62,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ObservationFit:
     """How well a value accounts for the observations of a node."""
 
     ratio: float  # residual over allowed noise: up to ACCEPT is explained
@@ -77,7 +81,7 @@ class Fit:
         return self.strict <= ACCEPT
 
 
-NEVER = Fit(np.inf, np.inf, 0)  # does not account for anything
+NEVER = ObservationFit(np.inf, np.inf, 0)  # does not account for anything
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class Terms:
         return Terms(ARITHMETICS.index(diff.arithmetic), wholes < ARITHMETIC_GUESSED, subtle)
 
 
-class Lab:
+class FaultTrials:
     """A dump on the bench. Its terms and values never change; what it remembers is theirs. `on` gives another."""
 
     def __init__(
@@ -130,44 +134,46 @@ class Lab:
         self.hidden = attn_mask(self.given["inp_pos"], self.given["inp_kpos"])
         self.theirs = self._theirs() if theirs is None else theirs
         self.rule, self._hooks = rule, hooks(rule, model.file)
-        self._before: dict[tuple[Unit, str], Fit] = {}
+        self._before: dict[tuple[EvidenceUnit, str], ObservationFit] = {}
         kind = diff.arithmetic
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
-        self._bases: dict[Unit, dict[str, Array]] = {}
+        self._bases: dict[EvidenceUnit, dict[str, Array]] = {}
         self._ran = False  # are `theirs` the definition's own?
         self._shake = 0
-        self._memory = memory_of(self.weights, model.graph)
+        self._memory = run_cache_of(self.weights, model.graph)
         self._feed = (dump.tokens, dump.positions, dump.steps)
         self.rows = max(dump.positions, default=0) + 1  # from its first position on
 
-    def on(self, terms: Terms) -> Lab:
+    def on(self, terms: Terms) -> FaultTrials:
         """The same bench on other terms."""
-        lab = Lab(self.model, self.dump, self.diff, self.weights, terms, self.theirs, self.rule)
-        lab._bases, lab._ran = self._bases, self._ran  # the definition's values: no terms enter them
-        return lab
+        trials = FaultTrials(self.model, self.dump, self.diff, self.weights, terms, self.theirs, self.rule)
+        trials._bases, trials._ran = self._bases, self._ran  # the definition's values: no terms enter them
+        return trials
 
-    def rounding(self, rule: Rounding) -> Lab:
+    def rounding(self, rule: Rounding) -> FaultTrials:
         """The same bench, on which every computation rounds by this rule."""
         if rule == self.rule:
             return self
-        lab = Lab(self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule)
-        lab._memory = self._memory  # halved weights follow from these
-        return lab
+        trials = FaultTrials(
+            self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule
+        )
+        trials._memory = self._memory  # halved weights follow from these
+        return trials
 
-    def shaken(self, draw: int) -> Lab:
+    def shaken(self, draw: int) -> FaultTrials:
         """The same bench, on which every result is off as float32's sums are, drawn anew: what moves by much more than
         that hangs on edges of a rounding, and no prediction of it counts."""
-        lab = self.on(self.terms)
-        lab._bases, lab._shake = {}, draw
-        lab._hooks = Hooks(self._hooks.operand if self._hooks else None, partial(_shaken, self._hooks, draw))
-        return lab
+        trials = self.on(self.terms)
+        trials._bases, trials._shake = {}, draw
+        trials._hooks = Hooks(self._hooks.operand if self._hooks else None, partial(_shaken, self._hooks, draw))
+        return trials
 
-    def from_tokens(self) -> Lab:
+    def from_tokens(self) -> FaultTrials:
         """The definition's run in the place of the stranger's values: nothing of his was dumped whole."""
         run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | self.given
-        lab = Lab(self.model, self.dump, self.diff, self.weights, replace(self.terms, carried=True), run)
-        lab._ran = True
-        return lab
+        trials = FaultTrials(self.model, self.dump, self.diff, self.weights, replace(self.terms, carried=True), run)
+        trials._ran = True
+        return trials
 
     def _theirs(self) -> dict[str, Array]:
         """The stranger's whole tensors, and what follows from them by moving numbers about."""
@@ -184,7 +190,7 @@ class Lab:
     def graph(self) -> Graph:
         return self.model.graph
 
-    def base(self, unit: Unit) -> dict[str, Array]:
+    def base(self, unit: EvidenceUnit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the stranger's own inputs to it."""
         if self._ran and self.rule == EXACT and not self._shake:
             return {name: self.theirs[name] for name in unit.segment}
@@ -201,7 +207,7 @@ class Lab:
         return x if self._hooks is None or self._hooks.operand is None else self._hooks.operand(node, 0, x)
 
     def carry_on(
-        self, unit: Unit, after: Sequence[str], node: Node, token: int, rows: Array, *, rounded: bool
+        self, unit: EvidenceUnit, after: Sequence[str], node: Node, token: int, rows: Array, *, rounded: bool
     ) -> Array:
         """The unit's target for one token, had a node in its segment had these values, one row a guess; `after` is what
         follows from the node, in which no tokens meet."""
@@ -222,10 +228,10 @@ class Lab:
         """Is computing them a run of many layers, which one cannot do at every point of a scan?"""
         return len(nodes) >= LONG_RUN and self.size(nodes) >= LARGE_LAYER
 
-    def touches(self, variant: Variant, unit: Unit, p: float = 0.0) -> bool:
+    def touches(self, variant: Variant, unit: EvidenceUnit, p: float = 0.0) -> bool:
         return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)
 
-    def predict(self, h: Hypothesis, unit: Unit, targets: Iterable[str] = ()) -> dict[str, Array] | None:
+    def predict(self, h: Hypothesis, unit: EvidenceUnit, targets: Iterable[str] = ()) -> dict[str, Array] | None:
         """The values of the unit's target (or of others in its segment) with the fault in the segment; None where the
         fault reads a value that the dump does not give."""
         wanted = frozenset(targets) or frozenset((unit.target,))
@@ -251,11 +257,11 @@ class Lab:
             self._memory.keep(key, values)  # no number of the dump is in them
         return values
 
-    def changed(self, h: Hypothesis, unit: Unit) -> set[str]:
+    def changed(self, h: Hypothesis, unit: EvidenceUnit) -> set[str]:
         """The nodes of the segment that the fault touches, and what follows from them."""
         return _downstream(self._plant(h, unit), unit)
 
-    def _plant(self, h: Hypothesis, unit: Unit) -> Planted:
+    def _plant(self, h: Hypothesis, unit: EvidenceUnit) -> Planted:
         """The segment alone as a graph, with the fault in it."""
         nodes = {name: self.graph[name] for name in unit.segment}
         changes = {name: h.variant.at(self.context, node, h.p) for name, node in nodes.items()}
@@ -264,7 +270,7 @@ class Lab:
         functions = {name: change.function for name, change in made.items() if change.function is not None}
         return Planted(replace(self.graph, nodes=tuple(nodes.values())), functions, frozenset(made))
 
-    def compare(self, name: str, value: Array, own: Array | None = None) -> Fit:
+    def compare(self, name: str, value: Array, own: Array | None = None) -> ObservationFit:
         """The observations of a node against a value. `own` is the definition's value there: noise grows with size."""
         axis, evidence = token_axis(self.graph, name), self.evidence[name]
         level = evidence.noise_carried if self.terms.carried else evidence.noise_local
@@ -278,7 +284,7 @@ class Lab:
             with np.errstate(all="ignore"):
                 error, expected = deviation(obs, value, axis, self.model.hparams.n_embd_head, hide)
                 if not np.isfinite(error).all():
-                    return Fit(np.inf, np.inf, error.size)
+                    return ObservationFit(np.inf, np.inf, error.size)
                 if value.dtype.kind != "f":
                     every = np.maximum(every, np.inf if error.any() else 0.0)
                 else:
@@ -287,16 +293,18 @@ class Lab:
             size = float(np.sum((error + expected) ** 2)) + _TINY
             residual += float(np.sum(error**2)) / size
             count += error.size
-        return Fit(float(every[self.terms.arithmetic]), residual, count, float(every[0]), tuple(every.tolist()))
+        return ObservationFit(
+            float(every[self.terms.arithmetic]), residual, count, float(every[0]), tuple(every.tolist())
+        )
 
-    def before(self, unit: Unit, name: str | None = None) -> Fit:
+    def before(self, unit: EvidenceUnit, name: str | None = None) -> ObservationFit:
         """The observations against the definition."""
         key = (unit, name or unit.target)
         if key not in self._before:
             self._before[key] = self.compare(key[1], self.base(unit)[key[1]])
         return self._before[key]
 
-    def after(self, unit: Unit, name: str, value: Array) -> Fit:
+    def after(self, unit: EvidenceUnit, name: str, value: Array) -> ObservationFit:
         """The observations against a hypothesis. Inside a segment a fault may amplify noise beyond what was simulated:
         a value that accounts for all but a 10,000th of a large deviation is explained as well."""
         fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
@@ -307,12 +315,12 @@ class Lab:
         strict = min(fit.strict, ACCEPT) if fit.residual <= (NEAR_UNITS * UNIT["f32"]) ** 2 * n else fit.strict
         return replace(fit, ratio=ratio, strict=strict)
 
-    def fit(self, h: Hypothesis, unit: Unit) -> Fit:
+    def fit(self, h: Hypothesis, unit: EvidenceUnit) -> ObservationFit:
         """The observations of the unit's target against the hypothesis."""
         values = None if self._hopeless(h, unit) else self.predict(h, unit)
         return NEVER if values is None else self.after(unit, unit.target, values[unit.target])
 
-    def _hopeless(self, h: Hypothesis, unit: Unit) -> bool:
+    def _hopeless(self, h: Hypothesis, unit: EvidenceUnit) -> bool:
         """Does a glance at the first features of a large product already rule the guess out?"""
         node = self.graph[unit.target]
         found = self.dump.values(unit.target) if len(unit.segment) == 1 and node.op == "linear" else None
@@ -332,7 +340,7 @@ def _shaken(hooks: Hooks | None, draw: int, node: Node, y: Array) -> Array:
     return hooks.result(node, y) if hooks and hooks.result else y
 
 
-def _downstream(made: Planted, unit: Unit) -> set[str]:
+def _downstream(made: Planted, unit: EvidenceUnit) -> set[str]:
     changed: set[str] = set()
     for name in unit.segment:
         if name in made.touched or any(i in changed for i in made.graph[name].inputs):
@@ -340,7 +348,7 @@ def _downstream(made: Planted, unit: Unit) -> set[str]:
     return changed
 
 
-def _known(made: Planted, unit: Unit, env: Mapping[str, Array]) -> bool:
+def _known(made: Planted, unit: EvidenceUnit, env: Mapping[str, Array]) -> bool:
     """Are the inputs of every touched node given, or computed before it?"""
     before: set[str] = set()
     for name in unit.segment:
