@@ -1,6 +1,6 @@
 """Planting: small mistakes: a narrow type in one place, one wrong head, a clamp, a file that ends too early.
 
-A coarse engine rounds everywhere, and rightly. The faults of precision (`FaultKind.PRECISION`) are faults only where the
+A coarse engine rounds everywhere, and rightly. A fault of precision (`FaultKind.PRECISION`) is a fault only where the
 rest of the engine computes in float32.
 """
 

@@ -202,9 +202,7 @@ def _masked_row(s: _Suspect) -> Why | None:
 
 
 def _partial_sums(s: _Suspect) -> Why | None:
-    weight = np.abs(
-        s.model.file.decode(s.node.weights[0])
-    )  # a copy: decoding a float32 tensor gives a view of the file
+    weight = np.abs(s.model.file.decode(s.node.weights[0]))  # not in place: a float32 tensor is a view of the file
     rows = np.abs(s.inputs[0].reshape(len(s.inputs[0]), -1))
     sums = float((weight @ rows.max(axis=0).astype(weight.dtype)).max())
     if sums <= HALF:

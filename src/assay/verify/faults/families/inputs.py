@@ -134,9 +134,10 @@ def normed_everywhere(c: Context, node: Node, p: float) -> Change | None:
     source = another(c, node, lambda r: r.rope is not None, "Qcur_normed")
     if one is None or one.rope is not None or source is None or source.weights or not source.has(Trait.NORM):
         return None
-    eps, own = source.attr("eps"), standard(node)
+    eps = source.attr("eps")
     if node.has(Trait.STATE):
         return Change(node, lambda x: rms_norm(x.reshape(len(x), one.n_head_kv, -1), eps=eps, n_head=0))
+    own = standard(node)
     return Change(node, lambda x, pos: own(rms_norm(x, eps=eps, n_head=one.n_head), pos))
 
 
