@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from assay.graph import Graph
+from assay.graph import Graph, Node, Trait
 from assay.models import Model
 from assay.text import Tokenizer
 
@@ -32,9 +32,15 @@ class ProbeSequence:
 CROSSED = (32, 64, 256, 2048)  # lengths where tiles, pages, chunks and caches end
 
 
+def _counts_positions(node: Node) -> bool:
+    """Does the result depend on the position itself, not only on differences of positions?"""
+    attrs = node.all_attrs()
+    return bool(attrs.get("chunk")) or (node.has(Trait.POSITIONAL) and "unit" in attrs)
+
+
 def _absolute(graph: Graph) -> bool:
     """Whether a position counts by itself: learned, or in a scale, or by the chunk that it is in."""
-    return graph.max_positions is not None or any(n.op == "pos_scale" or n.all_attrs().get("chunk") for n in graph)
+    return graph.max_positions is not None or any(_counts_positions(n) for n in graph)
 
 
 def make_probes(model: Model, tokenizer: Tokenizer) -> list[ProbeSequence]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.graph import split
+from assay.graph import Trait, split
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
 from assay.verify.diagnosis.relations import Relation, describe
 from assay.verify.diagnosis.result import Cause
@@ -26,7 +26,8 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
         return []
     node = trials.graph[unit.target]
     own = trials.base(unit)[unit.target]
-    weight = np.asarray(trials.weights[node.weights[0]]) if node.op == "rms_norm" and node.weights else None
+    scaled = node.has(Trait.NORM) and not node.has(Trait.SUMS) and node.weights  # a norm that only multiplies by w
+    weight = np.asarray(trials.weights[node.weights[0]]) if scaled else None
     shape = trials.graph.shapes[unit.target]
     others = {
         name: value
@@ -34,7 +35,7 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
         if name != unit.target and split(name)[1] == split(unit.target)[1] and trials.graph.shapes.get(name) == shape
     }
     axis = token_axis(trials.graph, unit.target)
-    if node.op == "kq":
+    if node.has(Trait.UNMASKED):
         found, own = np.where(trials.hidden, 0, found), np.where(trials.hidden, 0, own)
     return describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from assay.engines.reference.functions import ACTIVATIONS, linear
 from assay.gguf import codecs
-from assay.graph import Node, split
+from assay.graph import Node, Trait, split
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
 from assay.verify.faults import Change, Context, Variant
 from assay.verify.judge.arithmetic import UNIT
@@ -33,7 +33,7 @@ _FEWEST = 3  # printed values of which one may stand out
 _MOST = 3  # bits that are held against the observations: those that fit the feature best
 _WIDEST = 1 << 16  # elements of a row whose bits are tried
 _LAST = ("ffn_out", "ffn_down")
-_MIXING = ("kq", "kqv", "cache", "rope", "pool")  # where tokens meet, or their place counts
+_BETWEEN_TOKENS = Trait.MIXES_TOKENS | Trait.POSITIONAL  # the answer of one token alone cannot be computed there
 _BENT = 0.5  # of the squared deviation of a token that lies along the answer: it is a tangent's
 _MOST_FEATURES = 4096
 _TOKENS, _POINTS, _HALVINGS = 3, 33, 6  # tokens that are solved for; points of a search, and how often it is narrowed
@@ -87,8 +87,8 @@ def _glimpsed(trials: FaultTrials, unit: EvidenceUnit, node: Node, token: int, e
     if energy[row] >= _STANDS_OUT * energy.sum():
         yield from _flips(trials, unit, node, row, lambda change: change[token : token + 1] - error[row])
         return
-    joint = trials.graph.by_name.get(node.inputs[0])
-    if joint is None or joint.op != "glu":
+    joint = _gated(trials, node)
+    if joint is None:
         return
     columns = np.asarray(trials.weights[node.weights[0]][: len(error)])
     size = np.sum(columns * columns, axis=0) + 1e-300
@@ -119,8 +119,8 @@ def _along_a_feature(trials: FaultTrials, unit: EvidenceUnit, node: Node, error:
 def _along_a_column(trials: FaultTrials, unit: EvidenceUnit, node: Node, error: Array) -> Iterator[Hypothesis]:
     """One row of gate or up is wrong: the deviation is along the column of the last matrix that takes its feature."""
     last = next((trials.graph[name] for name in unit.segment if split(name)[0] in _LAST), None)
-    joint = None if last is None else trials.graph.by_name.get(last.inputs[0])
-    if last is None or joint is None or not _product(trials, node) or not _product(trials, last) or joint.op != "glu":
+    joint = None if last is None else _gated(trials, last)
+    if last is None or joint is None or not _product(trials, node) or not _product(trials, last):
         return
     if last.name not in trials.graph[unit.target].inputs:  # a norm between them turns the columns
         return
@@ -145,7 +145,7 @@ def _by_response(trials: FaultTrials, unit: EvidenceUnit, node: Node, error: Arr
     if not _product(trials, node) or node.name == unit.target or len(trials.graph.weights[node.weights[0]]) != 2:
         return
     after = _after(trials, unit, node)
-    if unit.target not in after or any(trials.graph[name].op in _MIXING for name in after):
+    if unit.target not in after or any(trials.graph[name].has(_BETWEEN_TOKENS) for name in after):
         return
     y, target = trials.base(unit)[node.name], trials.base(unit)[unit.target]
     if y.ndim != 2 or y.shape[1] > _MOST_FEATURES:
@@ -184,9 +184,15 @@ def _after(trials: FaultTrials, unit: EvidenceUnit, node: Node) -> list[str]:
     return found[1:]
 
 
+def _gated(trials: FaultTrials, node: Node) -> Node | None:
+    """The node that a product reads, where it is act(gate) * up of two nodes."""
+    joint = trials.graph.by_name.get(node.inputs[0])
+    return joint if joint is not None and joint.op == "glu" else None
+
+
 def _product(trials: FaultTrials, node: Node) -> bool:
     """Is it a product with one matrix? A gate of one row is none."""
-    return node.op == "linear" and len(node.weights) == 1 and len(trials.graph.weights[node.weights[0]]) == 2
+    return node.has(Trait.PRODUCT) and len(trials.graph.weights[node.weights[0]]) == 2
 
 
 def _flips(

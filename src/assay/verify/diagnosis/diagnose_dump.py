@@ -27,6 +27,7 @@ from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
+from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.verdict import decide, judge
 from assay.verify.thresholds import ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
@@ -152,7 +153,9 @@ def _hidden(
     if diff.verdict == "same" and all(e.whole and len(e.segment) <= FEEDS_FIRST and e.local[0] <= LOUD for e in seen):
         return None  # every step, or layer, is float32's to its noise
     exact = ARITHMETICS[0]
-    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, seen, exact)))
+    strict = replace(
+        diff, arithmetic=exact, nodes=tuple(decide(run_inputs(model, dump.tokens, dump.positions), dump, seen, exact))
+    )
     trials = FaultTrials(model, dump, strict, weights, Terms.of(strict, subtle=True))
     found = small_fault(trials, diff, say, ruled=ruled)
     return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)

@@ -95,6 +95,6 @@ def on_top(a: Variant, b: Variant) -> Variant:
 
     def edit(c: Context, node: Node, p: float) -> Change | None:
         first = a.at(c, node)
-        return b.edit(c, first.node, p) if first is not None else None
+        return b.edited(c, first.node, p) if first is not None else None
 
     return Variant(f"{a.label}, {b.label}", edit, b.search)

@@ -96,11 +96,11 @@ def gains(plain: Groups, other: Groups) -> list[float]:
 def groups_of(trials: FaultTrials, name: str, value: Array, edges: Rounding = EXACT) -> Groups | None:
     """What was observed of a node less a value, row by row; None where the value is not finite or of another shape.
     Beyond a step of what `edges` stores, where a hypothesis must not gain by a value that was rounded the other way."""
-    graph, axis = trials.graph, token_axis(trials.graph, name)
+    axis = token_axis(trials.graph, name)
     if value.dtype.kind != "f" or value.shape[axis] < len(trials.dump.tokens):
         return None
     level = trials.evidence[name].noise_carried if trials.terms.carried else trials.evidence[name].noise_local
-    hide = trials.hidden if graph[name].op == "kq" else None
+    hide = trials.hidden_at(name)
     errors: list[Array] = []
     counts: list[float] = []
     floors: list[float] = []

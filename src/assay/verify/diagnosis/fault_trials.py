@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from assay.engines.reference import Hooks, evaluate, interpret
 from assay.engines.reference.functions import attn_mask
 from assay.engines.reference.weights import Weights
-from assay.graph import Graph, Node
+from assay.graph import Graph, Node, Trait
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
 from assay.verify.dumps.observation import Dump, inputs_of, token_axis
 from assay.verify.faults import FAULTS, Context, Planted, Variant
-from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
+from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level
@@ -49,7 +49,8 @@ from assay.verify.thresholds import (
 )
 
 Array = NDArray[Any]
-_CHEAP = ("cache", "merge_heads")  # moving numbers about: such nodes are filled in where they were not dumped
+# Operations that only move numbers and that engines rarely dump: their values follow from their inputs' dumps.
+_FILLED_IN = frozenset({"cache", "merge_heads"})
 _TINY = 1e-300
 
 
@@ -182,13 +183,17 @@ class FaultTrials:
             whole = self.dump.values(node.name) if node.name in self.dump.by_name else None
             if whole is not None:
                 found[node.name] = whole.astype(np.float64) if whole.dtype.kind == "f" else whole
-            elif node.op in _CHEAP and all(i in found for i in node.inputs):
+            elif _is_filled_in(node) and all(i in found for i in node.inputs):
                 found[node.name] = evaluate(node, [found[i] for i in node.inputs], self.weights)
         return found
 
     @cached_property
     def graph(self) -> Graph:
         return self.model.graph
+
+    def hidden_at(self, name: str) -> Array | None:
+        """The values of the node that no reader uses, because the mask hides them; None where every value counts."""
+        return self.hidden if self.graph[name].has(Trait.UNMASKED) else None
 
     def base(self, unit: EvidenceUnit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the stranger's own inputs to it."""
@@ -276,7 +281,7 @@ class FaultTrials:
         level = evidence.noise_carried if self.terms.carried else evidence.noise_local
         if own is not None and own.shape == value.shape:
             level = _noise_of(value, own, axis, level)
-        hide = self.hidden if self.graph[name].op == "kq" else None
+        hide = self.hidden_at(name)
         every, residual, count = np.zeros(len(ARITHMETICS)), 0.0, 0
         for obs in self.dump.by_name[name]:
             if value.shape[axis] < len(self.dump.tokens) and self.graph.shapes[name][axis] != 1:  # 1: pooled
@@ -323,7 +328,7 @@ class FaultTrials:
     def _hopeless(self, h: Hypothesis, unit: EvidenceUnit) -> bool:
         """Does a glance at the first features of a large product already rule the guess out?"""
         node = self.graph[unit.target]
-        found = self.dump.values(unit.target) if len(unit.segment) == 1 and node.op == "linear" else None
+        found = self.dump.values(unit.target) if len(unit.segment) == 1 and is_matrix_product(node) else None
         change = h.variant.at(self.context, node, h.p) if found is not None else None
         if found is None or change is None or change.preview is None:
             return False
@@ -333,8 +338,12 @@ class FaultTrials:
             return not float(np.sum((seen - guess) ** 2)) <= 0.5 * float(np.sum((seen - own) ** 2))
 
 
+def _is_filled_in(node: Node) -> bool:
+    return node.op in _FILLED_IN
+
+
 def _shaken(hooks: Hooks | None, draw: int, node: Node, y: Array) -> Array:
-    if y.dtype.kind == "f" and node.op not in _CHEAP:
+    if y.dtype.kind == "f" and not _is_filled_in(node):
         noise = np.random.default_rng(zlib.crc32(f"{node.name}/{draw}".encode())).standard_normal(y.shape, np.float32)
         y = y + SHAKEN * UNIT["f32"] * np.sqrt(np.mean(y * y, axis=-1, keepdims=True)) * noise
     return hooks.result(node, y) if hooks and hooks.result else y

@@ -167,9 +167,7 @@ def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool =
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
         first = [with_off(trials_by_rule[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
-    say(
-        f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {trials_by_rule[0].rule.name}"
-    )
+    say(f"small faults: trying the catalogue on {first[0].unit.target}, computed with {trials_by_rule[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or trials.terms.guessed
     best = _loudest(trials_by_rule, first, places, wide)
     covered = diff.verdict != "wrong" or allowed(trials_by_rule[0], diff, first)

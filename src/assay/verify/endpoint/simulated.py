@@ -20,6 +20,7 @@ from assay.verify.endpoint.client import ServerReply
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.noise import NoiseRuns
+from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.shared_pass import Together, sweep
 
 Array = NDArray[Any]
@@ -70,7 +71,7 @@ class SimulatedServer:
 
     def noise(self, tokens: Sequence[int]) -> float:
         """Standard deviation of a logit under the coarsest arithmetic."""
-        runs = NoiseRuns(self.model, tokens, range(len(tokens)))
+        runs = NoiseRuns(run_inputs(self.model, tokens, range(len(tokens))))
         sweep(self.model, [Together([runs.visit])])
         return float(runs.levels[self.model.graph.output].rms.max())
 
