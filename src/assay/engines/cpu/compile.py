@@ -263,7 +263,7 @@ class _Compiler:
         gate, up, glu = group.gate, group.up, group.glu
         acts = self._prepared(gate.inputs[0], self.domains[glu.name], self.tensors.format(gate.weights[0]))
         kept = [self._new(n.name) if n.name in self.keep else -1 for n in (gate, up)]
-        if glu.op == "glu_split":
+        if group.one_matrix:
             weights = self.tensors.halves(gate.weights[0])
         else:
             weights = self.tensors.matrix(gate.weights[0]), self.tensors.matrix(up.weights[0])
