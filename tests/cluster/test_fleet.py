@@ -20,7 +20,8 @@ from assay.cluster.replica_link import Link, RoutedStream
 from assay.cluster.replicated_model import Cluster
 from assay.engines.contract import PAGE
 from assay.errors import AssayError
-from assay.runtime.pages import Pages, page_names
+from assay.runtime.pages import Pages
+from assay.runtime.prefix_keys import page_names
 from assay.runtime.sequence import Job, Update
 from assay.runtime.sequence_errors import DeadlinePassed, QueueFull
 from tests.cluster.harness import Threads, client_of, events, fleet_of

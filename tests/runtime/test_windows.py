@@ -10,7 +10,7 @@ import pytest
 
 from assay.engines.contract import PAGE, Chunk
 from assay.engines.cpu import CpuEngine
-from assay.engines.plan.state_layout import page_bytes, windows
+from assay.engines.plan.state_layout import page_bytes
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
@@ -89,7 +89,7 @@ def test_logits_are_the_same_bits(model: Model, name: str, tmp_path: Path) -> No
     if name != "tiny":
         others.make(name, tmp_path / name)
         model = load(open_file(tmp_path / name))
-    (window,) = windows(model.graph)
+    (window,) = model.graph.state.windows
     engine, plain = (CpuEngine(model, threads=2, n_pages=16, window_pages=w) for w in (lambda _: SLOTS, None))
     ids = np.array(PROMPT[:400], np.int32) % model.hparams.n_vocab
     table = np.full(len(ids) // PAGE + 1, -1, np.int32)
@@ -140,10 +140,10 @@ def test_scores_of_keys_that_are_gone_are_refused(model: Model) -> None:
 
 
 def test_windows_of_a_model_and_what_is_opened(model: Model, tmp_path: Path) -> None:
-    assert windows(model.graph) == (WINDOW,)
+    assert model.graph.state.windows == (WINDOW,)
     opened = Opened(model.file, Options(engine="cpu", ctx_size=20000))
     assert opened.engine(scheduled=True).windows == {WINDOW: 512}
     assert opened.engine().windows == {}
     assert Opened(model.file, Options(engine="cpu")).engine(scheduled=True).windows == {}
     whole = load(open_file(make(tmp_path / "whole.gguf")))
-    assert windows(whole.graph) == ()
+    assert whole.graph.state.windows == ()

@@ -146,13 +146,15 @@ def memory(engine: Engine) -> dict[str, int]:
 
 def work(model: Model) -> tuple[int, int, int]:
     """Weights multiplied per prompt token, weights of the head, and bytes of weights read per decoded token."""
+    from assay.graph import Trait
+
     body = head = size = 0
     for node in model.graph:
-        if node.op not in ("linear", "expert_linear"):
+        if not node.has(Trait.PRODUCT):
             continue
         info = model.file.tensors[node.weights[0]]
         count, nbytes = info.n_elements, info.nbytes
-        if node.op == "expert_linear":
+        if node.has(Trait.EXPERTS):
             count = count * model.hparams.n_expert_used // model.hparams.n_expert
             nbytes = nbytes * model.hparams.n_expert_used // model.hparams.n_expert
         size += nbytes

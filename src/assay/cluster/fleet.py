@@ -31,7 +31,7 @@ from assay.cluster.frames import Array, ConnectionBroken
 from assay.cluster.launchers import Launcher
 from assay.cluster.replica_link import SILENT, TICK_S, WORD_S, Link, RoutedStream
 from assay.errors import AssayError
-from assay.runtime.pages import page_names
+from assay.runtime.prefix_keys import page_names
 from assay.runtime.scheduler import Meter
 from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, QueueFull

@@ -39,9 +39,12 @@ def pages_for(positions: int) -> int:
 class Chunk:
     """One sequence's part of a step: `tokens` go to cache slots start, start+1, …
 
-    `pages` must cover start + n_tokens + follow slots. `windows` are the page tables of layers that see only so far
-    back, where the engine keeps theirs apart: as long as `pages`, with -1 for a page that none of the tokens sees; an
-    engine is given all of them or none, and then `pages` is meant. `outputs` says which rows of the output are wanted.
+    `pages` is the page table: it must cover start + n_tokens + follow slots. `windows` has a page table for each
+    sliding window whose layers have pages of their own. Each is as long as `pages`, and -1 marks an evicted page. A
+    chunk brings all of them or none; without them `pages` serves these layers too. `state_slot` is where the engine
+    keeps state of a fixed size (`Graph.state.per_sequence`). A chunk with start 0 begins a sequence, so the engine
+    zeroes that state first. Two chunks of a batch never name the same state slot. `outputs` says which rows of the
+    output are wanted.
     `positions` are the RoPE positions when they differ from the slots (probes shift them); keys keep the
     positions they were written with. `rows` has a row a token for each value that the graph is `given`; where it is
     given any, the tokens themselves may be left out.
@@ -54,6 +57,7 @@ class Chunk:
     positions: NDArray[np.int32] | None = None
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
     windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
+    state_slot: int = 0
     best: int = 0  # of the last row only so many largest values are wanted; an engine may give the row all the same
     follow: int = 0  # with best 1: so many tokens more, each the best of the row before; an engine may stop earlier
     ahead: int = 1  # so many of them are begun before anybody has seen the one before
@@ -140,6 +144,7 @@ class Engine(Protocol):
     graph: Graph
     n_pages: int  # the size of its cache
     windows: Mapping[int, int] = MappingProxyType({})  # windows whose layers have pages of their own, and how many
+    state_slots: int = 0  # states of a fixed size that it has room for, where the graph keeps any
     arithmetic: Arithmetic
     dtype: np.dtype[Any] = np.dtype(np.float32)  # of the values it hands out
     isa: str = ""  # the instruction set or device that computes, where it knows
@@ -174,6 +179,10 @@ class PagedEngine(Engine, Protocol):
         """Make page `to` hold what page `source` holds. One with `windows` takes a window as a third argument, and then
         copies of these layers' pages."""
         ...
+
+    def copy_state(self, source: int, to: int) -> None:
+        """Make state slot `to` hold what `source` holds. Called only where the graph keeps state of a fixed size."""
+        raise AssayError(f"engine {self.name}: it has no state slots (found {source} and {to})")
 
 
 def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
@@ -212,6 +221,7 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
+    _check_state_slots(engine, batch)
     n_vocab = engine.model.hparams.n_vocab
     for i, bad in _outside([chunk.pages for chunk in batch], engine.n_pages):
         raise AssayError(
@@ -224,6 +234,19 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
     for name in keep:
         if name not in engine.graph:
             raise AssayError(f"node {name}: not in the graph of this model; `assay inspect --graph` lists them")
+
+
+def _check_state_slots(engine: Engine, batch: Sequence[Chunk]) -> None:
+    """Each chunk names a state slot of its own, where the graph keeps state of a fixed size."""
+    if not engine.graph.state.per_sequence:
+        return
+    named = [chunk.state_slot for chunk in batch]
+    for i, slot in enumerate(named):
+        if not 0 <= slot < engine.state_slots or slot in named[:i]:
+            raise AssayError(
+                f"chunk {i} of the batch: state slot outside the cache or named twice (found {slot}, "
+                f"expected 0 to {engine.state_slots - 1})"
+            )
 
 
 def _outside(arrays: Sequence[NDArray[np.int32]], most: int) -> Iterator[tuple[int, int]]:

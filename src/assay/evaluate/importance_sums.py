@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from assay.engines.contract import Array, Chunk, Engine, pages_for
 from assay.evaluate.pieces import TextWindow
 from assay.gguf.importance import Importance, ImportanceEntry
-from assay.graph import Graph, Node
+from assay.graph import Graph, Node, Trait
 
-PRODUCTS = ("linear", "expert_linear", "head_linear")
 HELD = 1 << 30  # bytes of attention weights that are kept of one pass
 
 
@@ -35,7 +34,7 @@ def collect(
     users = [
         (node, node.weights[0])
         for node in graph
-        if node.op in PRODUCTS and (node.weights[0].startswith("blk.") or (output and node.name == graph.output))
+        if node.has(Trait.PRODUCT) and (node.weights[0].startswith("blk.") or (output and node.name == graph.output))
     ]
     used = {name for _, name in users}
     seen = {name: softmaxes for name, softmaxes in attended(graph).items() if name in used}
@@ -49,7 +48,7 @@ def collect(
         squares: dict[str, NDArray[np.float64]] = {}
         for node, name in users:
             x = node.inputs[0]
-            if node.op == "expert_linear":
+            if node.has(Trait.EXPERTS):
                 found, n = _by_expert(nodes[x], nodes[node.inputs[1]], graph.weights[name][0])
             else:
                 if x not in squares:
@@ -72,25 +71,25 @@ def collect(
 def attended(graph: Graph) -> dict[str, list[str]]:
     """The matrices that make keys and values and nothing else, each with the softmaxes that weigh what it makes."""
     found: dict[str, list[str]] = {}
-    for kqv in (node for node in graph if node.op == "kqv"):
+    for kqv in (node for node in graph if node.has(Trait.VALUES)):
         softmax = graph[kqv.inputs[0]]
-        scores = next(_up(graph, softmax.inputs[0], ("kq",)))
-        queries = {node.weights[0] for node in _up(graph, scores.inputs[0], PRODUCTS)}
+        scores = next(_up(graph, softmax.inputs[0], Trait.KEYS))
+        queries = {node.weights[0] for node in _up(graph, scores.inputs[0], Trait.PRODUCT)}
         both = (scores.inputs[1], kqv.inputs[1])
-        for name in {node.weights[0] for value in both for node in _up(graph, value, PRODUCTS)} - queries:
+        for name in {node.weights[0] for value in both for node in _up(graph, value, Trait.PRODUCT)} - queries:
             found.setdefault(name, []).append(softmax.name)
     return found
 
 
-def _up(graph: Graph, name: str, ops: Sequence[str]) -> Iterator[Node]:
-    """The nearest nodes of these operations that a value is made of."""
+def _up(graph: Graph, name: str, trait: Trait) -> Iterator[Node]:
+    """The nearest nodes with this trait that a value is computed from."""
     if name in graph:
         node = graph[name]
-        if node.op in ops:
+        if node.has(trait):
             yield node
         else:
             for source in node.inputs:
-                yield from _up(graph, source, ops)
+                yield from _up(graph, source, trait)
 
 
 def _run(

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from assay.errors import AssayError
 from assay.graph.names import split
+from assay.graph.node import Node
 from assay.graph.ops import OPS, REQUIRED, Shape, ShapeError, Trait
+from assay.graph.state import State, declare
 
 # The values a step is given. They are named like nodes and never computed.
 INPUTS: dict[str, Shape] = {"inp_tokens": ("T",), "inp_pos": ("T",), "inp_kpos": ("S",)}
@@ -21,36 +22,6 @@ INPUTS: dict[str, Shape] = {"inp_tokens": ("T",), "inp_pos": ("T",), "inp_kpos":
 
 class GraphError(AssayError):
     """A graph that cannot be run; the message names the node."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """One value: `name = op(inputs; weights; attrs)`. Weights are GGUF tensor names."""
-
-    name: str
-    op: str
-    inputs: tuple[str, ...]
-    weights: tuple[str, ...] = ()
-    attrs: Mapping[str, Any] = field(default_factory=dict)
-
-    def has(self, trait: Trait) -> bool:
-        """Whether its operation has the trait, or one of several joined by `|`."""
-        return bool(OPS[self.op].traits & trait)
-
-    def attr(self, key: str) -> Any:
-        """The attribute, or the operation's default."""
-        return self.attrs[key] if key in self.attrs else OPS[self.op].attrs[key]
-
-    def all_attrs(self) -> dict[str, Any]:
-        return {**OPS[self.op].attrs, **self.attrs}
-
-    def with_attrs(self, **changes: Any) -> Node:
-        return replace(self, attrs={**self.attrs, **changes})
-
-    def __str__(self) -> str:
-        operands = ", ".join((*self.inputs, *self.weights))
-        attrs = ", ".join(f"{k}={v!r}" for k, v in sorted(self.attrs.items()))
-        return f"{self.name} = {self.op}({operands}{'; ' + attrs if attrs else ''})"
 
 
 @dataclass(frozen=True)
@@ -111,13 +82,13 @@ class Graph:
     @cached_property
     def causal(self) -> bool:
         """No token sees a later one: a sequence may be run in pieces over a cache, not only as a whole."""
-        return all(node.attr("causal") for node in self.nodes if node.op == "attn_softmax")
+        return all(node.attr("causal") for node in self.nodes if node.has(Trait.MASKS))
 
     @cached_property
     def whole(self) -> bool:
         """A sequence must be run at once: a token sees a later one, keys are not cached, or the output is pooled."""
         return self.output in self.pooled or any(
-            node.op == "attn_softmax" and (not node.attr("causal") or self.shapes[node.name][-1] == "T")
+            node.has(Trait.MASKS) and (not node.attr("causal") or self.shapes[node.name][-1] == "T")
             for node in self.nodes
         )
 
@@ -126,9 +97,14 @@ class Graph:
         """The nodes that are computed from all tokens at once."""
         found: set[str] = set()
         for node in self.nodes:
-            if node.op == "pool" or not found.isdisjoint(node.inputs):
+            if node.has(Trait.POOLS) or not found.isdisjoint(node.inputs):
                 found.add(node.name)
         return frozenset(found)
+
+    @cached_property
+    def state(self) -> State:
+        """What its layers keep between steps."""
+        return declare(self)
 
     @property
     def generates(self) -> bool:
@@ -138,7 +114,7 @@ class Graph:
     @cached_property
     def max_positions(self) -> int | None:
         """How many positions a table of learned ones has; None where any will do."""
-        tables = [n.weights[0] for n in self.nodes if n.op == "embed" and n.inputs == ("inp_pos",)]
+        tables = [n.weights[0] for n in self.nodes if n.has(Trait.TABLE) and n.inputs == ("inp_pos",)]
         return min((self.weights[name][0] for name in tables), default=None)
 
     def ancestors(self, targets: Collection[str], known: Collection[str] = ()) -> set[str]:

@@ -68,8 +68,8 @@ def _model(file: GGUFFile) -> tuple[Model | None, list[str]]:
 def _memory(model: Model, weights: int, context: int | None) -> dict[str, int]:
     """Bytes for the weights as stored, and for an f16 cache of keys and values over the whole context."""
     n_ctx = context or model.hparams.n_ctx_train
-    rows = [model.graph.shapes[node.name] for node in model.graph if node.op == "cache"]
-    cache = 2 * n_ctx * sum(int(heads) * int(width) for _, heads, width in rows)
+    state = model.graph.state
+    cache = int(n_ctx * state.bytes_per_position("f16")) + state.bytes_per_sequence("f16")
     return {"weights": weights, "kv_cache": cache, "context": n_ctx, "total": weights + cache}
 
 

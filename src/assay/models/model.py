@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models.arch_keys import Metadata
 from assay.models.blocks import Builder
 from assay.models.catalogue import ARCHITECTURES
@@ -56,9 +56,10 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
 def _check_experts(graph: Graph, hparams: HParams) -> None:
     """A router's choice must be an expert of every matrix it is used on; shapes alone do not say so."""
     for node in graph:
-        for name in node.weights if node.op.startswith("expert_") else ():
+        for name in node.weights if node.has(Trait.EXPERTS) else ():
             if graph.weights[name][0] != hparams.n_expert:
                 raise AssayError(f"{name}: {graph.weights[name][0]} experts (expected expert_count {hparams.n_expert})")
-        if node.op == "argsort" and graph.shapes[node.name][-1] != hparams.n_expert:
+        ranks = node.has(Trait.INDICES) and node.has(Trait.SELECTS)
+        if ranks and graph.shapes[node.name][-1] != hparams.n_expert:
             found = graph.shapes[node.name][-1]
             raise AssayError(f"node {node.name}: chooses among {found} experts (expected {hparams.n_expert})")

@@ -36,6 +36,8 @@ class DraftModel:
     """Follows every sequence that it is asked about."""
 
     def __init__(self, engine: PagedEngine) -> None:
+        if not engine.graph.state.cuttable:
+            raise AssayError("--draft: this model keeps state that tokens cannot be taken back from; use another model")
         self.engine = engine
         self._pages = Pages.of(engine)
         self._leases: dict[Sequence, Lease] = {}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 
 POOLINGS = ("mean", "first", "last")
 
@@ -34,7 +34,8 @@ def embedding_of(graph: Graph, pooling: str | None = None) -> Embedding:
         raise AssayError("embed: this graph has no node that stands for a text")
     if pooling is not None and pooling not in POOLINGS:
         raise AssayError(f"pooling: must be {', '.join(POOLINGS)} (found {pooling!r:.40})")
-    pools = [graph[name] for name in graph.ancestors([graph.embedding]) if name in graph and graph[name].op == "pool"]
+    above = graph.ancestors([graph.embedding])
+    pools = [node for node in graph if node.name in above and node.has(Trait.POOLS)]
     told = str(pools[0].attr("kind")) if pools else None
     width = int(graph.shapes[graph.embedding][-1])
     if told is not None and pooling in (None, told):

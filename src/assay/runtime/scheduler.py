@@ -21,7 +21,8 @@ from contextlib import suppress
 from assay.engines.contract import PAGE, Array, CacheLost, Chunk, Output, PagedEngine, pages_for
 from assay.errors import AssayError
 from assay.runtime.lookahead import Lookahead
-from assay.runtime.pages import OutOfPages, Pages, common
+from assay.runtime.pages import OutOfPages, Pages
+from assay.runtime.prefix_keys import common
 from assay.runtime.sampler import scores
 from assay.runtime.sequence import Job, Progress, Sequence, Sink, Update
 from assay.runtime.sequence_errors import DeadlinePassed, EngineFailed, NoLogits
@@ -102,7 +103,8 @@ class Scheduler:
         self.engine = engine
         self.tokenizer = tokenizer
         self.meter = meter or Meter()
-        self.lookahead = lookahead if lookahead and engine.arithmetic.steady else None
+        cuttable = engine.graph.state.cuttable  # else a wrong guess could not be taken back
+        self.lookahead = lookahead if lookahead and engine.arithmetic.steady and cuttable else None
         self.pages = Pages.of(engine)
         self.n_ctx = min(n_ctx or self.pages.capacity, self.pages.capacity)
         self.most, self.chunk = running, min(chunk, self.pages.step)
@@ -189,6 +191,7 @@ class Scheduler:
                 sequence.lease.pages,
                 sequence.outputs(n),
                 windows=sequence.lease.windows,
+                state_slot=max(sequence.lease.state_slot, 0),
                 best=sequence.best,
                 follow=sequence.follow,
                 ahead=self._ahead_of(),
@@ -272,7 +275,7 @@ class Scheduler:
                 heavy[sequence.job.owner] += n
         if self.lookahead:
             self._look_ahead(self.lookahead, plan)
-        if self.engine.follows:
+        if self.engine.follows and self.engine.graph.state.cuttable:
             self._follow(plan)
         for sequence, n in plan.items():
             self._shares.charge(sequence, n)

@@ -33,11 +33,11 @@ from assay.engines.contract import (
 from assay.engines.cpu.compile import GATES, Compiled, compile_program
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Attention, Gated, fuse
-from assay.engines.plan.state_layout import KV_TYPES, cache_pools, windows
+from assay.engines.plan.state_layout import KV_TYPES, cache_pools
 from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.gguf.types import by_name
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.system import machine
 
@@ -58,9 +58,6 @@ def available_memory() -> int:
     return machine.memory()
 
 
-_MATRICES = ("linear", "embed", "expert_linear", "head_linear")
-
-
 class _Tensors:
     """Weights in native form, each loaded once: interleaved copies, or the mapped file where memory is short."""
 
@@ -68,18 +65,18 @@ class _Tensors:
         self.file, self.pool, self.exact = file, pool, exact
         self.pack = pack
         self.arena = _native.Arena()
-        self.products = {name for node in graph if "linear" in node.op for name in node.weights}
+        self.products = {name for node in graph if node.has(Trait.PRODUCT) for name in node.weights}
         self.matrices: dict[str, _native.Weight] = {}
         self.split: dict[str, tuple[_native.Weight, _native.Weight]] = {}
         self.arrays: dict[str, NDArray[np.float32]] = {}
         self.vectors: dict[str, _native.Vector] = {}
         self.others: dict[str, NDArray[np.uint8]] = {}  # blocks that stand in for the file's
         for group in fuse(graph, (), self.format, GATES).groups:
-            if isinstance(group, Gated) and group.glu.op == "glu_split":
+            if isinstance(group, Gated) and group.one_matrix:
                 self.halves(group.gate.weights[0])
         for node in graph:
             for name in node.weights:
-                if node.op not in _MATRICES:
+                if not node.has(Trait.MATRIX):
                     self.vector(name)
                 elif name not in self.split:
                     self.matrix(name)
@@ -194,9 +191,9 @@ class CpuEngine(PagedEngine):
             pack = 1.1 * sum(self._pool.weight_bytes(*size) for size in sizes) < available_memory()
         self._programs: dict[frozenset[str], Compiled] = {}
         if window_pages:  # of all sequences together, for layers with this window; such chunks bring their tables
-            masks = sum(node.op == "attn_softmax" for node in self.graph)
+            masks = sum(node.has(Trait.MASKS) for node in self.graph)
             fused = sum(isinstance(group, Attention) for group in fuse(self.graph).groups) == masks
-            found = windows(self.graph) if fused else ()  # else some step reads all keys
+            found = self.graph.state.windows if fused else ()  # else some step reads all keys
             self.windows = {w: n for w in found if (n := window_pages(w)) < self.n_pages}
         groups = [0, *self.windows]
         pools = sorted(set(cache_pools(self.graph).values()), key=lambda pool: pool.index)

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay._native import Cache, Mask, Pool, Program, Vector, Weight
+from assay.engines.cpu.foreign import kernel_address, numeric_attributes
 from assay.engines.plan.batching import External
 from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.engines.plan.state_layout import cache_pools
 from assay.engines.reference.functions import alibi_slopes, rope_angles
 from assay.errors import AssayError
-from assay.graph import Graph, Node
+from assay.graph import Graph, Node, Trait
 
 GATES = ("glu", "glu_split")  # computed block by block with their products
 
@@ -152,10 +153,19 @@ class _Compiler:
     # -- steps ---------------------------------------------------------------------------------------------
 
     def _single(self, node: Node) -> None:
-        emit = _STEPS.get(node.op)
-        if emit is None:
+        if emit := _STEPS.get(node.op):
+            emit(self, node)
+        elif (function := kernel_address(node.op)) is not None:
+            self._foreign(node, function)
+        else:
             raise AssayError(f"node {node.name}: the cpu engine does not know the operation {node.op}")
-        emit(self, node)
+
+    def _foreign(self, node: Node, function: int) -> None:
+        """A kernel of another package: rows in, rows out."""
+        domain = self.domains[node.name]
+        inputs = [self._get(name, domain) for name in node.inputs]
+        weights = [self.tensors.vector(name) for name in node.weights]
+        self.program.foreign(function, inputs, weights, numeric_attributes(node), self._new(node.name))
 
     def _embed(self, node: Node) -> None:
         if node.inputs[0] not in ("inp_tokens", "inp_pos"):
@@ -163,18 +173,19 @@ class _Compiler:
         by_position = node.inputs == ("inp_pos",)
         self.program.embed(self.tensors.matrix(node.weights[0]), by_position, self._new(node.name))
 
-    def _norm(self, node: Node) -> None:
+    def _rms_norm(self, node: Node) -> None:
         x, parts = self._input(node), self._parts(node.inputs[0], node.attr("n_head"))
-        w, b = (*(self.tensors.vector(name) for name in node.weights), None, None)[:2]
-        eps = float(node.attr("eps"))
-        if node.op == "rms_norm":
-            self.program.rms_norm(x, w, eps, parts, self._new(node.name))
-        else:
-            assert w is not None
-            self.program.layer_norm(x, w, b, eps, parts, self._new(node.name))
+        w = self.tensors.vector(node.weights[0]) if node.weights else None
+        self.program.rms_norm(x, w, float(node.attr("eps")), parts, self._new(node.name))
+
+    def _layer_norm(self, node: Node) -> None:
+        x, parts = self._input(node), self._parts(node.inputs[0], node.attr("n_head"))
+        w, b = (*(self.tensors.vector(name) for name in node.weights), None)[:2]
+        assert w is not None
+        self.program.layer_norm(x, w, b, float(node.attr("eps")), parts, self._new(node.name))
 
     def _bias(self, node: Node) -> None:
-        row = node.attr("row") if node.op == "add_row" else 0
+        row = node.all_attrs().get("row", 0)
         width = int(self.graph.shapes[node.name][-1])
         values = self.tensors.array(node.weights[0]).reshape(-1, width)[row]
         self.program.bias(self._input(node), Vector(np.ascontiguousarray(values)), self._new(node.name))
@@ -183,14 +194,15 @@ class _Compiler:
         self.program.gain(self._input(node), self.tensors.vector(node.weights[0]), self._new(node.name))
 
     def _unary(self, node: Node) -> None:
-        argument = {"scale": "factor", "softcap": "cap", "clamp_min": "lo"}.get(node.op)
-        if node.op in ("softmax", "argsort", "row_sum") and len(self.graph.shapes[node.inputs[0]]) != 2:
+        """A function of one row with at most one argument, which is the operation's only attribute."""
+        argument = next(iter(node.all_attrs().values()), 0.0)
+        whole_rows = not node.has(Trait.ELEMENTWISE)
+        if whole_rows and len(self.graph.shapes[node.inputs[0]]) != 2:
             raise AssayError(f"node {node.name}: the cpu engine has {node.op} for rows only")
-        x = self._input(node)
-        self.program.unary(node.op, x, float(node.attr(argument)) if argument else 0.0, self._new(node.name))
+        self.program.unary(node.op, self._input(node), float(argument), self._new(node.name))
 
     def _binary(self, node: Node) -> None:
-        act = node.attr("act") if node.op == "glu" else "silu"
+        act = node.all_attrs().get("act", "silu")
         self.program.binary(node.op, *self._pair(node), self._new(node.name), act)
 
     def _act(self, node: Node) -> None:
@@ -263,7 +275,7 @@ class _Compiler:
         gate, up, glu = group.gate, group.up, group.glu
         acts = self._prepared(gate.inputs[0], self.domains[glu.name], self.tensors.format(gate.weights[0]))
         kept = [self._new(n.name) if n.name in self.keep else -1 for n in (gate, up)]
-        if glu.op == "glu_split":
+        if group.one_matrix:
             weights = self.tensors.halves(gate.weights[0])
         else:
             weights = self.tensors.matrix(gate.weights[0]), self.tensors.matrix(up.weights[0])
@@ -341,7 +353,7 @@ class _Compiler:
     def _heads(self, kqv: Node) -> int:
         """Memory for kqv: that of its merged form, if that is what is kept. In memory the two are the same."""
         for user in self.graph.users.get(kqv.name, ()):
-            if user in self.keep and self.graph[user].op == "merge_heads":
+            if user in self.keep and self.graph[user].has(Trait.RESHAPES):
                 self.aliases[kqv.name] = user
                 value = self._new(user)
                 self.values[kqv.name, self.domains[kqv.name]] = value
@@ -366,8 +378,8 @@ class _Compiler:
 # A row an operation; linears come in groups.
 _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     "embed": _Compiler._embed,
-    "rms_norm": _Compiler._norm,
-    "layer_norm": _Compiler._norm,
+    "rms_norm": _Compiler._rms_norm,
+    "layer_norm": _Compiler._layer_norm,
     "bias": _Compiler._bias,
     "add_row": _Compiler._bias,
     "mul_weight": _Compiler._gain,

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import Chunk, Output
-from assay.graph import Graph
+from assay.graph import OPS, Graph, Trait
 
 Array = NDArray[Any]
 STEP = 512  # most tokens computed at once
 MEMORY = 512 << 20  # bytes of kept nodes held at a time where they are handed over
-INDICES = ("argsort", "topk")  # operations whose values are indices
+INDICES = tuple(name for name, op in OPS.items() if op.traits & Trait.INDICES)  # ask `node.has(Trait.INDICES)` instead
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,12 @@ def steps(batch: Sequence[Chunk], limit: int = STEP, cut: bool = True) -> list[S
 def in_turns(graph: Graph, keep: Collection[str], batch: Sequence[Chunk]) -> Iterator[list[str]]:
     """The kept nodes in the order of the graph, in runs whose values fit in memory together.
 
-    A step is a pure function of its batch: it can be repeated for the next run.
+    The engine repeats the step for each run. That is possible where the last tokens can be taken back: the repeated
+    step writes the same rows again. A graph with other state is run once, and all kept nodes are held together.
     """
+    if not graph.state.cuttable:
+        yield sorted(keep, key=graph.order.__getitem__)
+        return
     run: list[str] = []
     held = 0
     for name in sorted(keep, key=graph.order.__getitem__):
@@ -201,4 +205,4 @@ def _shaped(graph: Graph, name: str, rows: Array, chunk: Chunk) -> Array:
         heads, tokens, width = shape
         return rows.reshape(tokens, heads, width).transpose(1, 0, 2)
     value = rows.reshape(shape)
-    return value.astype(np.int64) if graph[name].op in INDICES else value
+    return value.astype(np.int64) if graph[name].has(Trait.INDICES) else value

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from assay.engines.plan.state_layout import CachePool, cache_pools
-from assay.graph import INPUTS, Graph, Node
+from assay.graph import INPUTS, Graph, Node, Trait
 
 # What the rows of a value are: the tokens of the step, those whose output is asked for, the keys that each sequence
 # sees, a score for each (token, key), head by head, or the sequences.
@@ -70,6 +70,11 @@ class Gated:
     glu: Node
 
     @property
+    def one_matrix(self) -> bool:
+        """Whether gate and up are the two halves of one matrix's rows."""
+        return self.gate is self.up
+
+    @property
     def inner(self) -> set[str]:
         """The nodes whose values are stored only if they are kept."""
         return {self.gate.name, self.up.name}
@@ -116,14 +121,14 @@ def fuse(
     `gates` are the gating operations that the engine computes together with their products.
     """
     pools = cache_pools(graph)
-    needed = graph.ancestors({graph.output, *(name for name, p in pools.items() if not p.passing), *keep})
+    needed = graph.ancestors({graph.output, *graph.state.by_node, *keep})
     match = _Matcher(graph, needed, pools, form, gates)
     folded = {n.name: g for n in graph if n.name in needed and (g := match.attention(n) or match.gated(n, keep))}
     inside = {name for group in folded.values() for name in group.inner} | match.views(folded.values(), keep)
     # What must exist for every token: what the cache and the kept nodes depend on, scores outside a fused pass, and
     # what a fused pass or a pool reads of all tokens.
     single = needed - inside - folded.keys()
-    full = {n.name for n in graph if n.op in ("kq", "attn_softmax", "kqv", "embed", "pool") and n.name in single}
+    full = {n.name for n in graph if n.name in single and (n.has(Trait.MIXES_TOKENS) or INPUTS.keys() >= set(n.inputs))}
     full |= {name for name, group in folded.items() if not group.inner.isdisjoint(keep)}
     full = graph.ancestors({*full, *(name for name in pools if name in needed), *keep})
     domains = {name: _domain(graph, name, full) for name in needed if name not in INPUTS}

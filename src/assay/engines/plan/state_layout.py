@@ -1,4 +1,9 @@
-"""What a page of the cache holds: a pool for each `cache` node, and the positions of its keys."""
+"""Where a graph's state lies in an engine's memory: the pools of a page, bytes of a page and of a state slot.
+
+`Graph.state` declares what is kept (`graph/state.py`). This module turns the declaration into pools, which the cpu and
+the cuda engine place in their pages, and into the estimates of memory that are made before an engine exists. Touch it
+when the memory that engines give to state changes.
+"""
 
 from __future__ import annotations
 
@@ -6,84 +11,70 @@ import math
 from dataclasses import dataclass, replace
 
 from assay.engines.contract import PAGE
-from assay.graph import Graph
+from assay.graph import Graph, Trait
+from assay.graph.state import CACHE_BITS
 
-# Bits of a value in each type of cache; q8_0 has a half for every 32.
-KV_TYPES = {"f16": 16.0, "f32": 32.0, "bf16": 16.0, "q8_0": 8.5}
-_BITS = KV_TYPES | {"f64": 64.0}  # and the reference's, which nobody chooses
+KV_TYPES = CACHE_BITS  # the types of cache that an option can name
+STATE_SLOTS = 128  # room for the state of 64 running sequences, and for as many snapshots of prefixes
 
 
 @dataclass(frozen=True)
 class CachePool:
-    """Where a `cache` node's rows lie: its place among the pools and the shape of a position.
+    """Where the rows of one node lie: its number among the pools, and the shape of a position.
 
-    Keys and values that a graph does not cache are put into pages for the pass alone, in float32; such a pool serves
-    all nodes of its shape, one after the other.
+    Keys and values that a graph does not cache are put into pages for one pass, in float32. Such a pool is `passing`
+    and serves all nodes of its shape, one after the other.
     """
 
     index: int
-    keys: bool  # read by kq, hence stored transposed
+    keys: bool  # multiplied with queries, hence stored transposed
     heads: int
     dim: int
     passing: bool = False
     window: int = 0  # positions that any query sees of it, its own among them; 0: all
 
     def type(self, kv_type: str) -> str:
+        """The type of its values where the cache has type `kv_type`."""
         return "f32" if self.passing else kv_type
 
 
 def cache_pools(graph: Graph) -> dict[str, CachePool]:
-    """The pools a graph needs, by the node whose rows they hold; the same for every program of the graph."""
+    """The pools of a graph, by the node whose rows they hold; the same for every program of the graph."""
     pools: dict[str, CachePool] = {}
-    for node in graph:
-        if node.op == "cache":
-            readers = [graph[user] for user in graph.users.get(node.name, ())]
-            keys = any(r.op == "kq" and r.inputs[1] == node.name for r in readers)
-            heads, dim = graph.shapes[node.name][1:]
-            pools[node.name] = CachePool(len(pools), keys, int(heads), int(dim), window=_window(graph, node.name))
+    for kept in graph.state.rows:
+        heads, dim = kept.shape
+        pools[kept.node] = CachePool(len(pools), kept.keys, heads, dim, window=kept.window)
     passing: dict[CachePool, CachePool] = {}
     cached = len(pools)
     for node in graph:
-        if node.op in ("kq", "kqv") and graph.shapes[node.inputs[1]][0] == "T":
+        if node.has(Trait.KEYS | Trait.VALUES) and graph.shapes[node.inputs[1]][0] == "T":
             width = math.prod(int(d) for d in graph.shapes[node.inputs[1]][1:])
             heads = node.attr("n_head_kv") or int(graph.shapes[node.inputs[1]][1])
-            shape = CachePool(0, node.op == "kq", heads, width // heads, True)
+            shape = CachePool(0, node.has(Trait.KEYS), heads, width // heads, True)
             pools[node.inputs[1]] = passing.setdefault(shape, replace(shape, index=cached + len(passing)))
     return pools
 
 
-def _window(graph: Graph, name: str) -> int:
-    """How far back a query sees of a cache node's rows, itself among them; 0 where one sees all."""
-    if graph.whole or graph.pooled:
-        return 0  # run at once, so that nothing is ever behind
-    reach, below = [], [name]
-    while below:  # down to the masks, through whatever lies between
-        for user in graph.users.get(below.pop(), ()):
-            node = graph[user]
-            if node.op == "kqv" and graph.by_name[node.inputs[0]].op == "attn_softmax":
-                node = graph[node.inputs[0]]
-            if node.op == "attn_softmax":
-                reach.append(min((n for n in (node.attr("window"), node.attr("chunk")) if n), default=0))
-            elif node.op in ("kq", "softcap", "scale", "slice"):
-                below.append(user)
-            else:
-                return 0
-    return 0 if 0 in reach else max(reach, default=0)
-
-
-def windows(graph: Graph) -> tuple[int, ...]:
-    """The windows that bound what layers see of the cache, the shortest first."""
-    return tuple(sorted({pool.window for pool in cache_pools(graph).values() if pool.window}))
-
-
 def page_bytes(graph: Graph, kv_type: str, window: int | None = None) -> int:
-    """Bytes of one page: keys and values of `PAGE` positions in every layer (in those with that window; 0: without
-    any), and the positions; no engine's padding."""
-    pools = [p for p in set(cache_pools(graph).values()) if window in (None, p.window)]
-    bits = sum(p.heads * p.dim * _BITS.get(p.type(kv_type), 64.0) for p in pools)
-    return int(PAGE * (bits / 8 + (0 if window else 4)))
+    """Bytes of one page without an engine's padding: rows of `PAGE` positions in every layer, and the positions.
+
+    With `window`, only the layers with that window count (0: those without one, and the positions).
+    """
+    passing = {pool for pool in cache_pools(graph).values() if pool.passing and window in (None, 0)}
+    rows = graph.state.bytes_per_position(kv_type, window) + 4 * sum(pool.heads * pool.dim for pool in passing)
+    return int(PAGE * (rows + (0 if window else 4)))
+
+
+def slots_bytes(graph: Graph, kv_type: str) -> int:
+    """Bytes of all state slots: state of a fixed size that each sequence and each snapshot of a prefix has."""
+    return STATE_SLOTS * graph.state.bytes_per_sequence(kv_type)
+
+
+def state_slots(graph: Graph) -> int:
+    """How many state slots an engine has for this graph; none where everything is kept by position."""
+    return STATE_SLOTS if graph.state.per_sequence else 0
 
 
 def natural_kv_type(engine: str, precision: str | None) -> str:
-    """The type of the cache where none is asked for."""
+    """The type of the cache where no option names one."""
     return "f64" if engine == "reference" else "f32" if precision == "exact" else "f16"

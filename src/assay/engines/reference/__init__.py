@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from assay.engines.contract import PAGE, Arithmetic, Chunk, Emit, Output, PagedEngine, check_batch, pages_for
+from assay.engines.plan.state_layout import state_slots
 from assay.engines.reference.functions import FUNCTIONS
 from assay.engines.reference.weights import DEFAULT_BUDGET, Weights
-from assay.graph import Graph, Node
+from assay.graph import KINDS, OPS, Graph, Node, Trait
+from assay.graph.state import POSITION
 from assay.models import Model
 
 Array = NDArray[Any]
-_SPARSE = ("embed", "expert_linear")  # operations that read a few rows of a large table
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,32 @@ class Hooks:
 
 
 class Cache(Protocol):
-    """Keys and values of one sequence."""
+    """The state of one sequence."""
 
     def append(self, name: str, rows: Array) -> Array:
-        """Store this step's rows [T, G, D] of a cache node; give all rows [S, G, D]."""
+        """Store this step's rows [T, G, D] of a node; give all rows [S, G, D]."""
+        ...
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """What a node keeps for the whole sequence; zeros at the start."""
+        ...
+
+    def store(self, name: str, value: Array) -> None:
+        """Keep a node's new value for the next step."""
         ...
 
 
 class NoCache:
-    """A step that begins its sequence: its own rows are all there are."""
+    """A step that begins its sequence and is not continued: nothing came before it, and nothing is kept."""
 
     def append(self, name: str, rows: Array) -> Array:
         return rows
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return np.zeros(shape, dtype)
+
+    def store(self, name: str, value: Array) -> None:
+        return
 
 
 def evaluate(
@@ -57,11 +72,19 @@ def evaluate(
     """One node from the values of its inputs; `function` of inputs and weights stands in for its operation."""
     if function is not None:
         return function(*inputs, *(weights[name] for name in node.weights))
-    if node.op == "cache":
-        x = inputs[0]
-        return (cache or NoCache()).append(node.name, x.reshape(x.shape[0], node.attr("n_head"), -1))
-    get = weights.rows if node.op in _SPARSE else weights.__getitem__
-    return FUNCTIONS[node.op](*inputs, *(get(name) for name in node.weights), **node.all_attrs())
+    few = node.has(Trait.TABLE) and node.has(Trait.MATRIX)  # a few rows of a large table are read
+    get = weights.rows if few else weights.__getitem__
+    operands = [*inputs, *(get(name) for name in node.weights)]
+    attrs, compute = node.all_attrs(), FUNCTIONS[node.op]
+    if not node.has(Trait.STATE):
+        return compute(*operands, **attrs)
+    cache = cache or NoCache()
+    if KINDS[OPS[node.op].keeps].per == POSITION:
+        return cache.append(node.name, compute(*operands, **attrs))
+    state = cache.load(node.name, tuple(attrs.pop("state")), inputs[0].dtype)
+    value, kept = compute(*operands, state, **attrs)
+    cache.store(node.name, kept)
+    return np.asarray(value)
 
 
 def interpret(
@@ -112,10 +135,29 @@ def interpret(
 
 
 class _PagedCache:
-    """One chunk's view of the engine's pools."""
+    """One chunk's view of the engine's pools and of its state slot."""
 
-    def __init__(self, pools: dict[str, Array], slots: NDArray[np.int64], start: int, n_slots: int) -> None:
+    def __init__(
+        self,
+        pools: dict[str, Array],
+        slots: NDArray[np.int64],
+        start: int,
+        n_slots: int,
+        state: dict[str, Array] | None = None,
+    ) -> None:
         self.pools, self.slots, self.start, self.n_slots = pools, slots, start, n_slots
+        self.state = {} if state is None else state
+        self.stored: dict[str, Array] = {}
+
+    def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self.state[name] if self.start and name in self.state else np.zeros(shape, dtype)
+
+    def store(self, name: str, value: Array) -> None:
+        self.stored[name] = value
+
+    def finish(self) -> None:
+        """Replace the state of the sequence by the state after this step."""
+        self.state.update(self.stored)
 
     def append(self, name: str, rows: Array) -> Array:
         pool = self.pools.get(name)
@@ -155,17 +197,22 @@ class ReferenceEngine(PagedEngine):
         self.arithmetic = Arithmetic("reference", kind, kind)
         self.hooks = hooks
         self._pools: dict[str, Array] = {}
-        self._caches = [node.name for node in self.graph if node.op == "cache"]
+        self.state_slots = state_slots(self.graph)
+        self._states: dict[int, dict[str, Array]] = {}  # by state slot: what each node keeps for the sequence
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """One step. With `emit`, each kept node is handed over as soon as it is computed."""
         check_batch(self, batch, keep)
-        return [self._chunk(i, chunk, set(keep), emit) for i, chunk in enumerate(batch)]
+        done = [self._chunk(i, chunk, set(keep), emit) for i, chunk in enumerate(batch)]
+        for _, cache in done:  # only now: a step that raises is run again, and must find the state as it was
+            cache.finish()
+        return [output for output, _ in done]
 
-    def _chunk(self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None) -> Output:
+    def _chunk(self, i: int, chunk: Chunk, keep: set[str], emit: Emit | None) -> tuple[Output, _PagedCache]:
         at = np.arange(chunk.end)
         slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
-        cache = _PagedCache(self._pools, slots, chunk.start, self.n_pages * PAGE)
+        state = self._states.setdefault(chunk.state_slot, {})
+        cache = _PagedCache(self._pools, slots, chunk.start, self.n_pages * PAGE, state)
         positions = chunk.all_positions().astype(np.int64)
         env = {
             "inp_tokens": chunk.tokens.astype(np.int64),
@@ -188,9 +235,9 @@ class ReferenceEngine(PagedEngine):
                 else:
                     nodes[name] = value
 
-        targets = keep | head | set(self._caches)
+        targets = keep | head | self.graph.state.by_node.keys()
         interpret(self.graph, self.weights, env, targets, cache=cache, hooks=self.hooks, emit=take)
-        return Output(logits, nodes)
+        return Output(logits, nodes), cache
 
     def copy_page(self, source: int, to: int) -> None:
         span = np.arange(PAGE)
@@ -198,5 +245,9 @@ class ReferenceEngine(PagedEngine):
             found = pool[source * PAGE : (source + 1) * PAGE]
             _PagedCache(self._pools, to * PAGE + span[: len(found)], 0, self.n_pages * PAGE).append(name, found)
 
+    def copy_state(self, source: int, to: int) -> None:
+        self._states[to] = dict(self._states.get(source, {}))
+
     def close(self) -> None:
         self._pools.clear()
+        self._states.clear()

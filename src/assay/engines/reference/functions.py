@@ -442,13 +442,26 @@ def pool(x: Array, *, kind: str) -> Array:
     return x[:1] if kind == "first" else x[-1:]
 
 
-# Every row of the operation table but `cache`, which is memory and not arithmetic.
+def cache(x: Array, *, n_head: int) -> Array:
+    """This step's rows [T, n_head, D]. The engine keeps them and puts the rows of earlier steps before them."""
+    return x.reshape(x.shape[0], n_head, -1)
+
+
+# Every row of the operation table. An operation that keeps state for each sequence takes its state after the weights,
+# and returns a pair: its value and the new state.
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     f.__name__.rstrip("_"): f
     for f in (
         embed, add_row, scale, rms_norm, layer_norm, linear, slice_, concat, bias, add, mul, mul_weight, clamp, rope,
         pos_scale, kq, attn_softmax, softmax, kqv, merge_heads, split_heads, head_linear, act, glu, glu_split, glu_oai,
         sigmoid, softcap, group_mask, argsort, topk, gather, row_sum, clamp_min, div, expert_input, expert_linear,
-        expert_bias, expert_gain, expert_scale, expert_sum, pool,
+        expert_bias, expert_gain, expert_scale, expert_sum, pool, cache,
     )
 }  # fmt: skip
+
+
+def register(name: str, function: Callable[..., Any]) -> None:
+    """Add the textbook function of an operation that another package has added to the operation table."""
+    if name in FUNCTIONS:
+        raise ValueError(f"operation {name}: it has a function already; choose another name")
+    FUNCTIONS[name] = function

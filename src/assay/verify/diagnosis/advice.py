@@ -35,7 +35,7 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
         if name != unit.target and split(name)[1] == split(unit.target)[1] and trials.graph.shapes.get(name) == shape
     }
     axis = token_axis(trials.graph, unit.target)
-    if node.has(Trait.UNMASKED):
+    if node.has(Trait.KEYS):
         found, own = np.where(trials.hidden, 0, found), np.where(trials.hidden, 0, own)
     return describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
 

@@ -193,7 +193,7 @@ class FaultTrials:
 
     def hidden_at(self, name: str) -> Array | None:
         """The values of the node that no reader uses, because the mask hides them; None where every value counts."""
-        return self.hidden if self.graph[name].has(Trait.UNMASKED) else None
+        return self.hidden if self.graph[name].has(Trait.KEYS) else None
 
     def base(self, unit: EvidenceUnit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the stranger's own inputs to it."""

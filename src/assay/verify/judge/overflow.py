@@ -179,7 +179,7 @@ def _division(s: _Suspect) -> Why | None:
 
 
 def _beyond_half(s: _Suspect) -> Why | None:
-    largest, scores = _largest(s.value), s.node.has(Trait.UNMASKED)
+    largest, scores = _largest(s.value), s.node.has(Trait.KEYS)
     if largest <= HALF:
         return None
     return Why(
