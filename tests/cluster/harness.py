@@ -19,7 +19,7 @@ from assay.cluster import service
 from assay.cluster.entry import Cluster, Elsewhere
 from assay.cluster.fleet import Bounds, Fleet
 from assay.cluster.link import Stream
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
@@ -101,11 +101,11 @@ async def fleet_of(path: Path, places: Any = None, **given: Any) -> AsyncIterato
 
 @asynccontextmanager
 async def client_of(
-    path: Path, cluster: Cluster | None = None, options: Options | None = None
+    path: Path, cluster: Cluster | None = None, options: OpenOptions | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Entry]]:
     """The server's own application over a model that is computed here or elsewhere, and a client of it."""
     limits, registry = Limits(chunk=32), CollectorRegistry()
-    options = options or Options(engine="cpu", threads=1, cache_size=2048)
+    options = options or OpenOptions(engine="cpu", threads=1, cache_size=2048)
     entry = Elsewhere("m", path, options, limits, cluster=cluster) if cluster else Entry("m", path, options, limits)
     models = Models([entry], limits, Metrics(registry), 1 << 40)
     state = State(models, limits, registry, models._metrics, None, True)

@@ -29,7 +29,7 @@ def engine(request: pytest.FixtureRequest, model: Model) -> PagedEngine:
 
 
 def test_says_what_it_is(engine: PagedEngine, model: Model) -> None:
-    assert engine.name in ENGINES and engine.graph is model.graph and engine.unseen == ()
+    assert engine.name in ENGINES and engine.graph is model.graph and engine.cannot_keep == ()
     logits = engine.forward(CHUNKS)[0].logits
     assert logits.dtype == engine.dtype
     assert engine.arithmetic.precision and engine.arithmetic.kv_type and engine.arithmetic.version > 0

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from assay.cluster.audit import Auditor
 from assay.cluster.fleet import Bounds, Fleet
 from assay.cluster.launchers import Places
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve.limits import Limits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import Entry
@@ -35,7 +35,7 @@ class Cluster:
 class Elsewhere(Entry):
     """One model, computed by replicas. Of the file, this process reads metadata and vocabulary only."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: Limits, *, cluster: Cluster) -> None:
+    def __init__(self, name: str, path: Path, options: OpenOptions, limits: Limits, *, cluster: Cluster) -> None:
         super().__init__(name, path, options, limits)
         self.bytes = 0
         self._cluster = cluster

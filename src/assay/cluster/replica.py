@@ -27,10 +27,10 @@ from assay.cluster.frames import Array, Channel, Message
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.gguf import open_file
-from assay.runtime import hub, scheduler
-from assay.runtime.opening import Opened, Options
+from assay.runtime import hub
+from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.pages import Pages
-from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.scheduler import Meter, Scheduler, Updates, deliver
 from assay.runtime.sequence import Sequence, Update
 from assay.runtime.worker import Worker
 
@@ -46,10 +46,10 @@ def open_here(spec: Mapping[str, Any]) -> Opened:
     path = Path(spec["path"])
     if not path.exists() and spec.get("name"):
         path = hub.resolve(spec["name"])
-    return Opened(open_file(path), Options(**spec["options"]))
+    return Opened(open_file(path), OpenOptions(**spec["options"]))
 
 
-class Counts(scheduler.Meter):
+class Counts(Meter):
     """What a scheduler has done so far, as numbers that only grow."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Replica:
         self.scheduler = Scheduler(
             self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
             running=spec["running"], chunk=spec["chunk"], meter=self.counts,
-            lookahead=self.opened.lookahead(),
+            speculator=self.opened.speculator(),
         )  # fmt: skip
         self.held = Held(self.scheduler.pages)
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
@@ -202,13 +202,13 @@ class Replica:
         outbox.unwanted.update(n for n in numbers if n not in outbox.sequences)
         self.worker.cancel(known)
 
-    def _post(self, news: News) -> None:
+    def _post(self, news: Updates) -> None:
         """From the scheduler's thread."""
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, news)
 
-    def _deliver(self, news: News) -> None:
+    def _deliver(self, news: Updates) -> None:
         deliver(news)
         for outbox in self._outboxes:
             outbox.flush()

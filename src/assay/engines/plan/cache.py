@@ -82,8 +82,3 @@ def page_bytes(graph: Graph, kv_type: str, window: int | None = None) -> int:
     pools = [p for p in set(cache_pools(graph).values()) if window in (None, p.window)]
     bits = sum(p.heads * p.dim * _BITS.get(p.type(kv_type), 64.0) for p in pools)
     return int(PAGE * (bits / 8 + (0 if window else 4)))
-
-
-def natural_kv_type(engine: str, precision: str | None) -> str:
-    """The type of the cache where none is asked for."""
-    return "f64" if engine == "reference" else "f32" if precision == "exact" else "f16"

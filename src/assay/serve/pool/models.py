@@ -16,8 +16,8 @@ from typing import Any
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.runtime.grammar import Grammars
-from assay.runtime.opening import Opened, Options
-from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.opening import Opened, OpenOptions
+from assay.runtime.scheduler import Scheduler, Updates, deliver
 from assay.runtime.sequence import Progress
 from assay.runtime.sequence import Sequence as Running
 from assay.runtime.worker import Worker
@@ -30,7 +30,7 @@ from assay.serve.pool.update_queue import Computes
 class Entry(Opened):
     """One model, loaded or not."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: Limits) -> None:
+    def __init__(self, name: str, path: Path, options: OpenOptions, limits: Limits) -> None:
         super().__init__(open_file(path), options)
         self.id = name
         self.grammars = Grammars(self.tokenizer, self.model.hparams.n_vocab, limits.schema)
@@ -48,12 +48,12 @@ class Entry(Opened):
         """Somebody who computes this model."""
         loop = asyncio.get_running_loop()
 
-        def post(news: News) -> None:
+        def post(news: Updates) -> None:
             loop.call_soon_threadsafe(deliver, news)
 
         return await asyncio.to_thread(self._build, limits, metrics, post)
 
-    def _build(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Computes:
+    def _build(self, limits: Limits, metrics: Metrics, post: Callable[[Updates], None]) -> Computes:
         """Build the engine and start its thread. Slow: not for the event loop."""
         engine = self.engine(scheduled=True)
         memory = engine.memory
@@ -61,13 +61,13 @@ class Entry(Opened):
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
-            lookahead=self.lookahead(),
+            speculator=self.speculator(),
         )  # fmt: skip
-        return Here(Worker(scheduler, waiting=limits.waiting, post=post))
+        return LocalWorker(Worker(scheduler, waiting=limits.waiting, post=post))
 
 
-class Here:
-    """A worker of this process, as the handlers see it."""
+class LocalWorker:
+    """A worker of this process, behind the interface that request handlers use."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -96,10 +96,12 @@ class Here:
         ]  # fmt: skip
 
 
-Make = Callable[[str, Path, Options, Limits], Entry]
+Make = Callable[[str, Path, OpenOptions, Limits], Entry]
 
 
-def open_models(paths: Sequence[tuple[str, Path]], options: Options, limits: Limits, make: Make = Entry) -> list[Entry]:
+def open_models(
+    paths: Sequence[tuple[str, Path]], options: OpenOptions, limits: Limits, make: Make = Entry
+) -> list[Entry]:
     """Entries under unique names."""
     entries: dict[str, Entry] = {}
     for name, path in paths:
