@@ -9,7 +9,7 @@ Every engine must
     run a batch      `forward` computes one step: the next tokens of several sequences, each a `Chunk`
     keep nodes       `forward(keep=…)` returns the values of graph nodes by name, and computes the same bits as without
     refuse           `forward` calls `check_batch` first, so that a bad chunk raises AssayError and changes nothing
-    close            `close` frees weights and cache; it may be called twice, and `forward` raises AssayError after it
+    close            `close` frees weights and cache; it may be called twice, and is the last use of an engine
     state its bits   `arithmetic`: two engines with equal `Arithmetic` produce equal bits
 
 An engine may offer capabilities. Each is an attribute that is None or empty unless the engine sets it. Callers test
@@ -22,7 +22,7 @@ the attribute, never the engine's name.
     precisions       precision modes, each with the cache type that it uses unless another is asked for
 
 `assay.engines.contract_tests` has a test for each rule. Subclass `PagedEngine`, set the five required attributes,
-write `forward` and `close`, and run those tests; `tests/engines/test_contract.py` does that with a 40-line engine.
+write `forward` and `close`, and run those tests; `tests/engines/test_contract.py` does so with an engine of 40 lines.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Engine(Protocol):
         return MemoryUse()
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
-        """Run one step. Outputs are in the order of the batch; logits are float32 or wider.
+        """Run one step of at least one chunk. Outputs are in the order of the batch; logits are float32 or wider.
 
         `keep` names nodes to return; a kept node has a row for every token of its chunk. With `emit`, the engine passes
         each kept node to the callback in the order of the graph instead of collecting them. A long trace then needs the
