@@ -49,11 +49,11 @@ from assay.engines.contract import PAGE, Chunk, pages_for  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import load  # noqa: E402
 from assay.runtime.generate import Generator  # noqa: E402
-from assay.runtime.opening import Options, open_model  # noqa: E402
+from assay.runtime.opening import OpenOptions, open_model  # noqa: E402
 from assay.runtime.params import SamplerParams  # noqa: E402
 from assay.runtime.sequence import Job, Update  # noqa: E402
 
-OPTIONS = Options(engine="cpu", threads=1, cache_size=8192)
+OPTIONS = OpenOptions(engine="cpu", threads=1, cache_size=8192)
 ROUTE = "/v1/chat/completions"
 
 

@@ -34,7 +34,7 @@ from assay.gguf import open_file
 from assay.gguf.importance import Importance, read, write
 from assay.gguf.mixes import mix_by_name
 from assay.gguf.requantize import quantize
-from assay.runtime.opening import Opened, Options
+from assay.runtime.opening import Opened, OpenOptions
 
 
 def texts() -> tuple[str, str]:
@@ -105,8 +105,8 @@ class Work:
         assert isinstance(engine, CpuEngine)
         return engine
 
-    def options(self, precision: str) -> Options:
-        return Options("cpu", precision, ctx_size=max(self.window, 512), cache_size=0)
+    def options(self, precision: str) -> OpenOptions:
+        return OpenOptions("cpu", precision, ctx_size=max(self.window, 512), cache_size=0)
 
     def pieces(self, which: int, count: int, window: int | None = None) -> list[TextWindow]:
         """Of the text to calibrate on (0) or to measure on (1)."""

@@ -20,7 +20,7 @@ from assay.cluster.fleet import Bounds, Fleet
 from assay.cluster.launchers import LocalLauncher
 from assay.cluster.replica_link import RoutedStream
 from assay.cluster.replicated_model import Cluster, ReplicatedModel
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
@@ -99,11 +99,11 @@ async def fleet_of(path: Path, launcher: Any = None, **given: Any) -> AsyncItera
 
 @asynccontextmanager
 async def client_of(
-    path: Path, cluster: Cluster | None = None, options: Options | None = None
+    path: Path, cluster: Cluster | None = None, options: OpenOptions | None = None
 ) -> AsyncIterator[tuple[httpx.AsyncClient, ServedModel]]:
     """The server's own application over a model that is computed here or elsewhere, and a client of it."""
     limits, registry = ServerLimits(chunk=32), CollectorRegistry()
-    options = options or Options(engine="cpu", threads=1, cache_size=2048)
+    options = options or OpenOptions(engine="cpu", threads=1, cache_size=2048)
     given = ("m", path, options, limits)
     entry = ReplicatedModel(*given, cluster=cluster) if cluster else ServedModel(*given)
     models = ModelPool([entry], limits, Metrics(registry), 1 << 40)

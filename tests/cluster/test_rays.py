@@ -21,7 +21,7 @@ from assay.cluster.sweep import sweep
 from assay.cluster.worker_pool import Nodes
 from assay.errors import AssayError
 from assay.runtime.generate import Generator
-from assay.runtime.opening import Options, open_model
+from assay.runtime.opening import OpenOptions, open_model
 from assay.runtime.params import SamplerParams
 from assay.runtime.sequence import Job, Update
 from tests.cluster.harness import fleet_of, kill_after
@@ -79,7 +79,7 @@ def test_over_ray(nodes: Any, tmp_path: Path) -> None:
     assert done == [i * 0.1 for i in range(6)], "a sweep"
 
     path = make(tmp_path / "m.gguf", n_ctx=512)
-    opened = open_model(path, Options(engine="cpu", threads=1))
+    opened = open_model(path, OpenOptions(engine="cpu", threads=1))
     prompt, params = (1, 5, 6, 7), SamplerParams(temp=1.2, seed=4)
     generator = Generator(opened.engine(), opened.tokenizer, n_ctx=opened.n_ctx)
     expected = generator.generate(prompt, params, max_tokens=60, ignore_eos=True).run()

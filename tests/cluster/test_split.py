@@ -18,7 +18,7 @@ from assay.cluster.split import SplitEngine, _balanced, cuts, pieces
 from assay.engines.contract import CacheLost, Chunk, pages_for
 from assay.errors import AssayError
 from assay.runtime.generate import Generator
-from assay.runtime.opening import Opened, Options, open_model
+from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.params import SamplerParams
 from tests.cluster.harness import fleet_of, spec_of
 from tests.tiny import make
@@ -29,7 +29,7 @@ IDS = np.random.default_rng(5).integers(3, 300, 60).astype(np.int32)
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     path = make(tmp_path_factory.mktemp("split") / "m.gguf", type="Q8_0", n_layer=4, bias=True, n_ctx=256)
-    return open_model(path, Options(engine="cpu", threads=1, cache_size=1024))
+    return open_model(path, OpenOptions(engine="cpu", threads=1, cache_size=1024))
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +140,6 @@ def test_pieces_are_the_batch(lengths: list[int], n: int, cut: bool) -> None:
 
 def test_an_impossible_split_is_refused(tmp_path: Path) -> None:
     path = make(tmp_path / "m.gguf", n_layer=2)
-    opened = open_model(path, Options(engine="cpu", threads=1))
+    opened = open_model(path, OpenOptions(engine="cpu", threads=1))
     with pytest.raises(AssayError, match="--split"):
         SplitEngine(opened, spec_of(path) | {"split": 3, "token": "t"}, LocalLauncher())

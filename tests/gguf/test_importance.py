@@ -22,7 +22,7 @@ from assay.gguf import codecs, open_file
 from assay.gguf.importance import Importance, ImportanceEntry, read, write
 from assay.gguf.mixes import mix_by_name
 from assay.gguf.requantize import quantize
-from assay.runtime.opening import Opened, Options
+from assay.runtime.opening import Opened, OpenOptions
 from tests import tiny
 from tests.models import others
 
@@ -125,12 +125,12 @@ def test_keys_and_values_count_tokens_by_what_is_seen_of_them(tmp_path: Path, mo
     model = tiny.make(tmp_path / "f32.gguf", n_embd=256, n_ff=256)
     ids = np.array([1, *np.random.default_rng(2).integers(3, 259, 47)], np.int32)
     pieces = [TextWindow(0, ids, 0, 1), TextWindow(1, ids[::-1].copy(), 0, 1)]
-    options = Options("cpu", "exact", ctx_size=64)
+    options = OpenOptions("cpu", "exact", ctx_size=64)
     found = collect(Opened(open_file(model), options).engine(), pieces)
     assert {n for n, e in found.entries.items() if e.seen is not None} == {
         f"blk.{i}.attn_{part}.weight" for i in (0, 1) for part in "kv"
     }
-    reference = Opened(open_file(model), Options("reference", ctx_size=64)).engine()
+    reference = Opened(open_file(model), OpenOptions("reference", ctx_size=64)).engine()
     name = "blk.1.attn_v.weight"
     (input_,) = (node.inputs[0] for node in reference.graph if name in node.weights)
     expected = np.zeros(256)
@@ -178,7 +178,7 @@ def test_fused_and_latent_attention() -> None:
     def stems(arch: str) -> set[str]:
         with tempfile.TemporaryDirectory() as folder:
             others.make(arch, Path(folder) / "m.gguf")
-            graph = Opened(open_file(Path(folder) / "m.gguf"), Options("reference", ctx_size=64)).engine().graph
+            graph = Opened(open_file(Path(folder) / "m.gguf"), OpenOptions("reference", ctx_size=64)).engine().graph
         return {name.split(".")[2] for name in importance_sums.attended(graph)}
 
     assert stems("falcon") == set()

@@ -33,13 +33,13 @@ import asyncio, json, sys
 from pathlib import Path
 from assay.cli import _fault
 from assay.errors import AssayError
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve.limits import ServerLimits
 from assay.serve.server import Config, run
 given = json.loads(sys.argv[1])
 config = Config(
     models=[(name, Path(path)) for name, path in given["models"]], port=0, key=given["key"], memory=given["memory"],
-    options=Options(**given["options"]), limits=ServerLimits(**given["limits"]),
+    options=OpenOptions(**given["options"]), limits=ServerLimits(**given["limits"]),
 )
 try:
     asyncio.run(run(config, lambda url: print(url, flush=True)))

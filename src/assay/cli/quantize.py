@@ -103,12 +103,12 @@ def _measured(
     from assay.evaluate.importance_sums import collect
     from assay.evaluate.pieces import cut
     from assay.gguf.mixes import MIXES
-    from assay.runtime.opening import Options, open_model
+    from assay.runtime.opening import OpenOptions, open_model
     from assay.system.files import write
 
     if not args.file:
         raise AssayError("--budget: measures on a text; name one with -f")
-    options = Options("cpu", "exact", args.threads, ctx_size=512, cache_size=0)
+    options = OpenOptions("cpu", "exact", args.threads, ctx_size=512, cache_size=0)
     opened = open_model(path, options)
     tokenizer, engine = opened.tokenizer, opened.engine()
     assert isinstance(engine, CpuEngine)

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     cluster_options.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
-    from assay.runtime.opening import Options
+    from assay.runtime.opening import OpenOptions
     from assay.serve.limits import ServerLimits
     from assay.serve.server import Config
     from assay.serve.server import run as serve
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         key=key,
         cors=tuple(_origin(text) for text in args.cors),
         memory=args.models_memory,
-        options=Options(
+        options=OpenOptions(
             engine=args.engine,
             precision=args.precision,
             threads=args.threads,

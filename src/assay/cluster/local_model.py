@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.gguf import open_file
 from assay.runtime import hub
-from assay.runtime.opening import Opened, Options
+from assay.runtime.opening import Opened, OpenOptions
 
 
 def open_here(spec: Mapping[str, Any]) -> Opened:
@@ -16,4 +16,4 @@ def open_here(spec: Mapping[str, Any]) -> Opened:
     path = Path(spec["path"])
     if not path.exists() and spec.get("name"):
         path = hub.resolve(spec["name"])
-    return Opened(open_file(path), Options(**spec["options"]))
+    return Opened(open_file(path), OpenOptions(**spec["options"]))

@@ -28,9 +28,8 @@ from assay.cluster.local_model import open_here
 from assay.cluster.split import SplitEngine
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
-from assay.runtime import scheduler
 from assay.runtime.pages import Pages
-from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.scheduler import Meter, Scheduler, Updates, deliver
 from assay.runtime.sequence import Sequence, Update
 from assay.runtime.worker import Worker
 
@@ -41,7 +40,7 @@ LATELY_S = 10.0  # for how long it knows that its event loop has stood still
 MANY = 1 << 20  # sequences that may wait: the router bounds them
 
 
-class Counts(scheduler.Meter):
+class Counts(Meter):
     """What a scheduler has done so far, as numbers that only grow."""
 
     def __init__(self) -> None:
@@ -102,7 +101,7 @@ class Replica:
         self.scheduler = Scheduler(
             self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
             running=spec["running"], chunk=spec["chunk"], meter=self.counts,
-            lookahead=self.opened.lookahead(),
+            speculator=self.opened.speculator(),
         )  # fmt: skip
         self.held = Held(self.scheduler.pages)
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
@@ -192,13 +191,13 @@ class Replica:
         outbox.unwanted.update(n for n in numbers if n not in outbox.sequences)
         self.worker.cancel(known)
 
-    def _post(self, news: News) -> None:
+    def _post(self, news: Updates) -> None:
         """From the scheduler's thread."""
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, news)
 
-    def _deliver(self, news: News) -> None:
+    def _deliver(self, news: Updates) -> None:
         deliver(news)
         for outbox in self._outboxes:
             outbox.flush()

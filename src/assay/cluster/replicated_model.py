@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from assay.cluster.audit import Auditor
 from assay.cluster.fleet import Bounds, Fleet
 from assay.cluster.launchers import Launcher
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
 from assay.serve.pool.models import ServedModel
@@ -35,7 +35,7 @@ class Cluster:
 class ReplicatedModel(ServedModel):
     """One model, computed by replicas. Of the file, this process reads metadata and vocabulary only."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: ServerLimits, *, cluster: Cluster) -> None:
+    def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits, *, cluster: Cluster) -> None:
         super().__init__(name, path, options, limits)
         self.bytes = 0
         self._cluster = cluster

@@ -29,7 +29,7 @@ from assay.engines.contract import (
     CacheLost,
     Chunk,
     Emit,
-    Memory,
+    MemoryUse,
     Output,
     PagedEngine,
     check_batch,
@@ -166,9 +166,9 @@ class SplitEngine(PagedEngine):
         self.isa = "+".join(dict.fromkeys(stage.hello["isa"] for stage in self._stages))
 
     @property
-    def memory(self) -> Memory:
-        rows = [Memory(**stage.hello["memory"]) for stage in self._stages]
-        return Memory(*(sum(getattr(row, key) for row in rows) for key in ("weights", "buffers", "page")))
+    def memory(self) -> MemoryUse:
+        rows = [MemoryUse(**stage.hello["memory"]) for stage in self._stages]
+        return MemoryUse(*(sum(getattr(row, key) for row in rows) for key in ("weights", "buffers", "page")))
 
     @property
     def stages(self) -> list[tuple[int, int, Handle]]:

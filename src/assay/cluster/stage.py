@@ -42,6 +42,9 @@ class StageService:
             given.engine or engines.default_name(), opened.model, n_pages=spec["n_pages"], precision=given.precision,
             threads=given.threads, kv_type=given.kv_type, graph=self.graph,
         )  # fmt: skip
+        if self.engine.copy_page is None:
+            raise AssayError(f"--split: engine {self.engine.name} cannot copy pages; use another engine")
+        self._copy_page = self.engine.copy_page
         self._token = str(spec["token"])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="assay-stage")
         self._epoch = -1
@@ -73,7 +76,7 @@ class StageService:
                 elif message.op == "copy":
                     # Behind the pieces before it: they may still read the page.
                     await asyncio.wrap_future(
-                        self._thread.submit(self.engine.copy_page, message.head["source"], message.head["to"])
+                        self._thread.submit(self._copy_page, message.head["source"], message.head["to"])
                     )
                     if self._next:
                         self._next.send(message.head)

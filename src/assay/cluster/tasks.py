@@ -27,7 +27,7 @@ from assay.evaluate.pieces import Scores, TextWindow
 from assay.evaluate.predictors import EngineSource
 from assay.evaluate.score import score
 from assay.library.verdicts import checks, load_dump
-from assay.runtime.opening import Opened, Options, open_model
+from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, settled
 from assay.verify.diagnosis.candidates import Share, tried_here
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, ObservationFit
@@ -55,7 +55,7 @@ class SweepModels:
         if name not in self._opened:
             side, where = self._shared[name], self.where[name]
             threads = where["threads"] or int(os.environ.get("ASSAY_SWEEP_THREADS", "0")) or None
-            found = open_model(where["path"], Options(**side["options"], threads=threads))
+            found = open_model(where["path"], OpenOptions(**side["options"], threads=threads))
             if (digest := file_digest(found.file.path)) != side["file"]:
                 raise AssayError(
                     f"{found.file.path}: another file than where the sweep was started "

@@ -17,7 +17,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from assay.errors import AssayError
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
@@ -40,7 +40,7 @@ class Config:
     key: str | None = None
     cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
     memory: int | None = None  # bytes for models; None: three quarters of the machine's
-    options: Options = field(default_factory=Options)
+    options: OpenOptions = field(default_factory=OpenOptions)
     limits: ServerLimits = field(default_factory=ServerLimits)
     make: Make = ServedModel  # of each model, what the server has of it: computed here, or elsewhere
 

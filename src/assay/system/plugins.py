@@ -7,9 +7,9 @@ A package names its additions in its own metadata, and assay finds them when it 
     [project.entry-points."assay.faults"]
     mine = "my_package:register"        # called once without arguments; it registers what it has
 
-| group                  | the entry point names a function                                        |
+| group                  | the entry point names                                                   |
 |------------------------|-------------------------------------------------------------------------|
-| `assay.engines`        | `create(model, **options) -> PagedEngine`; the entry's name is the engine's |
+| `assay.engines`        | a `PagedEngine` class, or `create(model, **options)` that returns one   |
 | `assay.architectures`  | `build(builder) -> Graph`; the entry's name is `general.architecture`   |
 | `assay.faults`         | `register()`, which calls `register_fault`                              |
 | `assay.readers`        | `register()`, which calls `register_reader` and `register_rule`         |

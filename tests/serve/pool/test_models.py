@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from assay.errors import AssayError
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.runtime.sequence_errors import GrammarError
 from assay.serve.api_errors import ApiError
 from assay.serve.limits import ServerLimits
@@ -25,7 +25,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("options", [{}, {"kv_type": "f32"}, {"kv_type": "q8_0"}, {"precision": "exact"}])
 def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str, str]) -> None:
-    entry = ServedModel("tiny", path, Options(**options), ServerLimits())
+    entry = ServedModel("tiny", path, OpenOptions(**options), ServerLimits())
     expected = entry.bytes
 
     async def page() -> int:
@@ -42,7 +42,7 @@ def test_what_is_expected_is_what_the_engine_takes(path: Path, options: dict[str
 
 def test_a_wider_cache_needs_more(path: Path) -> None:
     def cache(**options: str) -> int:
-        entry = ServedModel("tiny", path, Options(**options), ServerLimits())
+        entry = ServedModel("tiny", path, OpenOptions(**options), ServerLimits())
         return entry.bytes - sum(t.nbytes for t in entry.file.tensors.values())
 
     assert cache(kv_type="f32") == pytest.approx(2 * cache(), rel=0.02)
@@ -53,7 +53,7 @@ def test_a_wider_cache_needs_more(path: Path) -> None:
 
 def test_a_budget_that_halves_would_fit_is_refused_to_floats(path: Path) -> None:
     metrics = Metrics(CollectorRegistry())
-    halves, floats = (ServedModel("tiny", path, Options(kv_type=kind), ServerLimits()) for kind in ("f16", "f32"))
+    halves, floats = (ServedModel("tiny", path, OpenOptions(kv_type=kind), ServerLimits()) for kind in ("f16", "f32"))
     between = (halves.bytes + floats.bytes) // 2
     ModelPool([halves], ServerLimits(), metrics, between)
     with pytest.raises(AssayError, match="more than the memory for models"):
@@ -61,6 +61,6 @@ def test_a_budget_that_halves_would_fit_is_refused_to_floats(path: Path) -> None
 
 
 def test_a_server_bounds_grammars(path: Path) -> None:
-    entry = ServedModel("tiny", path, Options(), ServerLimits(schema=100))
+    entry = ServedModel("tiny", path, OpenOptions(), ServerLimits(schema=100))
     with pytest.raises(GrammarError, match="too long"):
         entry.grammars.schema({"enum": ["x" * 100]})

@@ -13,9 +13,9 @@ the cut of the prompt or the cache. `docs/explanation/gpu.md` has the figures.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -24,13 +24,12 @@ from numpy.typing import NDArray
 
 from assay import _native
 from assay.engines.contract import (
-    BEST,
+    MAX_TOP_VALUES,
     PAGE,
     Arithmetic,
-    Best,
     Chunk,
     Emit,
-    Memory,
+    MemoryUse,
     Output,
     PagedEngine,
     check_batch,
@@ -38,6 +37,7 @@ from assay.engines.contract import (
     pages_for,
 )
 from assay.engines.cuda.compile import compile_program
+from assay.engines.cuda.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import Tensors
 from assay.engines.cuda.program import Memory as Addresses
@@ -58,52 +58,11 @@ _GRAPHED = 64  # steps of at most so many tokens are kept as CUDA graphs
 _SPARE = 512 << 20  # bytes left for buffers and graphs when the cache takes what is free
 
 
-class _Run:
-    """A step and those that follow it, `most` rounds in all. Some are queued ahead of the one that is looked at, and
-    looking waits for it."""
-
-    def __init__(
-        self, begin: Callable[[int], None], wait: Callable[[int], list[NDArray[np.float32]]], most: int, ahead: int
-    ) -> None:
-        self.most, self.begun = most, 0
-        self._begin, self._wait, self._ahead = begin, wait, ahead
-        self._found: list[list[NDArray[np.float32]]] = []
-        self._go_on()
-
-    def _go_on(self) -> None:
-        seen = len(self._found)  # who comes soon after another does not wait for long: at first few are ahead
-        while self.begun < min(self.most, seen + 1 + min(self._ahead, 2 + seen)):
-            self._begin(self.begun)
-            self.begun += 1
-
-    def results(self, i: int) -> list[NDArray[np.float32]]:
-        """Of round i."""
-        while i >= len(self._found):
-            self._go_on()
-            self._found.append(self._wait(len(self._found)))
-        return self._found[i]
-
-
-class _Following(Sequence[Best]):
-    """What comes for one sequence after its first token."""
-
-    def __init__(self, run: _Run, of: Callable[[int], list[Best]], sequence: int, n: int) -> None:
-        self._run, self._of, self._sequence, self._n = run, of, sequence, n
-
-    def __len__(self) -> int:
-        return min(self._n, self._run.most - 1)
-
-    def __getitem__(self, i: Any) -> Any:
-        if not 0 <= i < len(self):
-            raise IndexError(i)
-        return self._of(1 + i)[self._sequence]
-
-
 class CudaEngine(PagedEngine):
     """The engine contract over compiled programs and one device."""
 
     name = "cuda"
-    follows = True
+    precisions = PRECISIONS
 
     def __init__(
         self,
@@ -129,13 +88,17 @@ class CudaEngine(PagedEngine):
             raise AssayError(f"engine cuda: the cache needs at least one page (found {self.n_pages})")
         self._layout = cache_layout(self.graph, kv_type)
         self._loose = _loose(self.graph)
+        self._decodes = not (self.graph.whole or self._loose or self.graph.given)  # a decode step is one CUDA graph
+        if self._decodes:
+            self.top_values = DeviceTopValues(self._forward_top)
+            self.decode_runner = DeviceDecodeRunner(self._start_run, _GRAPHED)
         self._busy = threading.Lock()
         self._programs: dict[tuple[Shape, frozenset[str]], Program] = {}
         self._arena_size = self._step_words = 0
         self._at = Addresses(0, 0, 0, 0)
         self._host: NDArray[np.int32] = np.empty(0, np.int32)
         self._landing: NDArray[np.float32] = np.empty(0, np.float32)  # where results of graphs come to the host
-        self._run_on: _Run | None = None  # rounds that somebody may still look at
+        self._queue_in_flight: StepQueue | None = None  # steps whose results may not have been read yet
         self._shifted = False  # a position has differed from its slot: masks go by positions from then on
         self._device: Any = device or Driver(partial(cubins, tensor=precision == "tensor"))
         self.isa = self._device.name
@@ -184,20 +147,26 @@ class CudaEngine(PagedEngine):
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
         """One step; results in the order of the batch. Kept nodes have a row for every token."""
         check_batch(self, batch, keep)
-        with self._busy:
-            if self._tensors is None:
-                raise AssayError("engine cuda: it has been closed")
-            self._device.use()
+        with self._ready():
             outputs: list[Output] = []
             for names in in_turns(self.graph, keep, batch) if emit else (keep,):
                 outputs = hand_over(self._forward(batch, frozenset(names)), emit)
             return outputs
 
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Hold the lock, with the device's context current on this thread."""
+        with self._busy:
+            if self._tensors is None:
+                raise AssayError("engine cuda: it has been closed")
+            self._device.use()
+            yield
+
     def _forward(self, batch: Sequence[Chunk], keep: frozenset[str]) -> list[Output]:
         whole_text, pooled = self.graph.whole, bool(self.graph.pooled & {*keep, self.graph.output})
-        plain = not (keep or whole_text or self._loose or self.graph.given)
-        if plain and len(batch) <= _GRAPHED and all(c.n_tokens == 1 == c.n_outputs for c in batch):
-            return self._tokens(batch)
+        if not keep and self._is_decode(batch):
+            rows = self._decode(batch, 0, [0] * len(batch)).results(0)[0].reshape(len(batch), -1)
+            return [Output(row[None]) for row in rows]
         scored = any("S" in self.graph.shapes[name] or self._is_scores(name) for name in keep)
         results: Results | None = None
         found: list[Output] = []
@@ -213,28 +182,88 @@ class CudaEngine(PagedEngine):
             found = results.outputs(self.graph, keep, program.aliases)
         return found
 
-    def _tokens(self, batch: Sequence[Chunk]) -> list[Output]:
-        """A token a sequence and nothing kept, the usual step of serving: its graph, and one copy of the logits."""
-        self._note_positions(batch)
-        most = max(c.best for c in batch) if all(c.best for c in batch) else 0
-        best = 0 if most > BEST else BEST if most > 1 else most
-        follow = [c.follow if best == 1 else 0 for c in batch]
-        longest = max(c.end + n for c, n in zip(batch, follow, strict=True))
-        program = self._program(self._one(len(batch), longest, best), frozenset())
-        width = program.results[0][0].width
-        run = self._play(program, batch, follow)
-        if not best:
-            return [Output(row[None]) for row in run.results(0)[0].reshape(len(batch), width)]
+    # -- decode steps and runs of them -------------------------------------------------------------------------------
 
-        @cache
-        def of(i: int) -> list[Best]:
-            """Round i, a row a sequence."""
-            found = run.results(i)[0].reshape(len(batch), width)
-            return list(map(Best, found[:, best:].astype(np.int64), found[:, :best]))
+    def _is_decode(self, batch: Sequence[Chunk]) -> bool:
+        """One token of each sequence, with its output: the usual step of serving, kept as a CUDA graph."""
+        return self._decodes and len(batch) <= _GRAPHED and all(c.n_tokens == 1 == c.n_outputs for c in batch)
 
+    def _forward_top(self, batch: Sequence[Chunk], k: int) -> list[Output]:
+        """`TopValues.forward`. Any batch other than a decode step gives whole rows."""
+        check_batch(self, batch)
+        with self._ready():
+            if k > MAX_TOP_VALUES or not self._is_decode(batch):
+                return self._forward(batch, frozenset())
+            run = self._run_of(batch, k if k == 1 else MAX_TOP_VALUES, [0] * len(batch))
         nothing = np.empty((0, int(self.graph.shapes[self.graph.output][1])), np.float32)
-        firsts = zip(of(0), follow, strict=True)
-        return [Output(nothing, {}, first, _Following(run, of, i, n)) for i, (first, n) in enumerate(firsts)]
+        return [Output(nothing, top=top) for top in run.step(0)]
+
+    def _start_run(self, batch: Sequence[Chunk], max_tokens: Sequence[int], queue_depth: int) -> DeviceRun:
+        """`DecodeRunner.start`."""
+        check_batch(self, batch, max_tokens=max_tokens)
+        if not self._is_decode(batch):
+            raise AssayError(
+                f"engine cuda: a decode run takes one token of each sequence, and its output, from at most {_GRAPHED} "
+                f"sequences (found {len(batch)} chunks of {sum(c.n_tokens for c in batch)} tokens); use forward"
+            )
+        with self._ready():
+            return self._run_of(batch, 1, max_tokens, queue_depth)
+
+    def _run_of(self, batch: Sequence[Chunk], k: int, max_tokens: Sequence[int], queue_depth: int = 1) -> DeviceRun:
+        return DeviceRun(self._decode(batch, k, max_tokens, queue_depth), max_tokens, k)
+
+    def _decode(self, batch: Sequence[Chunk], k: int, max_tokens: Sequence[int], queue_depth: int = 1) -> StepQueue:
+        """Launch a decode step and its followers. The results are whole rows, or for k > 0 the k largest logits."""
+        self._note_positions(batch)
+        longest = max(c.end + n for c, n in zip(batch, max_tokens, strict=True))
+        program = self._program(self._one(len(batch), longest, k), frozenset())
+        return self._play(program, batch, max_tokens, queue_depth)
+
+    def _play(
+        self, program: Program, chunks: Sequence[Chunk], max_tokens: Sequence[int] = (), queue_depth: int = 1
+    ) -> StepQueue:
+        """Run a decode step as a captured graph; each result has a row per sequence. The following steps replay the
+        graph on the tables and the token that their predecessor left, until every sequence has its `max_tokens`."""
+        self._drain_queue()
+        further = max(max_tokens, default=0)
+        if program.play is None:
+            words = self._words(program)
+            program.play = self._device.capture(lambda: self._queue(program, words, []))
+        if further and program.again is None:
+            program.again = self._device.capture(lambda: self._launch(program))
+        self._fill_one(program.tables, chunks, max_tokens)
+        n = len(program.results)
+        sizes = [external.width * len(chunks) for external, _ in program.results] * (1 + further)
+        ends = [0, *accumulate(sizes)]
+        if ends[-1] > self._landing.size:
+            self._landing = self._device.pinned(4 * max(ends[-1], 2 * self._landing.size)).view(np.float32)
+        landed = [self._landing[a:b] for a, b in pairwise(ends)]
+
+        def launch(i: int) -> None:
+            replay = program.again if i else program.play
+            assert replay
+            replay()
+            self._fetch(program, landed[i * n : (i + 1) * n])
+            self._device.mark(i)
+
+        def wait(i: int) -> list[NDArray[np.float32]]:
+            self._device.reach(i)
+            return [part.copy() for part in landed[i * n : (i + 1) * n]]
+
+        queue = self._queue_in_flight = StepQueue(launch, wait, 1 + further, queue_depth)
+        self._launched()
+        return queue
+
+    def _launched(self) -> None:
+        """Let the caller work on the host while the device computes."""
+        if self.decode_runner and self.decode_runner.on_launch:
+            self.decode_runner.on_launch()
+
+    def _drain_queue(self) -> None:
+        """Read the results of the last run before its tables and its buffer of results are written again."""
+        if self._queue_in_flight:
+            queue, self._queue_in_flight = self._queue_in_flight, None
+            queue.drain()
 
     # -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -315,7 +344,7 @@ class CudaEngine(PagedEngine):
         self._arena_size, self._step_words = arena, words
 
     def _forget_programs(self) -> None:
-        self._settle()
+        self._drain_queue()
         for program in self._programs.values():
             program.close()
         self._programs.clear()
@@ -332,15 +361,14 @@ class CudaEngine(PagedEngine):
             for size, array, landed in zip(sizes, arrays, found, strict=True):
                 array[:size] = landed
             return
-        self._settle()
+        self._drain_queue()
         words = self._words(program)
         if shape.one:
             self._fill_one(program.tables, [p.chunk for p in step.pieces], ())
         else:
             self._fill(shape, program.tables, step)
         self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
-        if self.meanwhile:
-            self.meanwhile()
+        self._launched()
         self._device.sync()
 
     def _words(self, program: Program) -> NDArray[np.int32]:
@@ -349,52 +377,6 @@ class CudaEngine(PagedEngine):
         if not program.tables:
             program.tables = {name: words[at : at + size] for name, (at, size) in program.shape.tables().items()}
         return words
-
-    def _play(self, program: Program, chunks: Sequence[Chunk], follow: Sequence[int] = ()) -> _Run:
-        """A step of a token a sequence as one graph; a row a sequence of each result. Then the same with the tables as
-        the step before left them and its results, until every sequence has as many tokens more as `follow` says."""
-        self._settle()
-        more = max(follow, default=0)
-        if program.play is None:
-            words = self._words(program)
-            program.play = self._device.capture(lambda: self._queue(program, words, []))
-        if more and program.again is None:
-            program.again = self._device.capture(lambda: self._launch(program))
-        self._fill_one(program.tables, chunks, follow)
-        n = len(program.results)
-        sizes = [external.width * len(chunks) for external, _ in program.results] * (1 + more)
-        ends = [0, *accumulate(sizes)]
-        if ends[-1] > self._landing.size:
-            self._landing = self._device.pinned(4 * max(ends[-1], 2 * self._landing.size)).view(np.float32)
-        landed = [self._landing[a:b] for a, b in pairwise(ends)]
-
-        def begin(i: int) -> None:
-            again = program.again if i else program.play
-            assert again
-            again()
-            self._fetch(program, landed[i * n : (i + 1) * n])
-            self._device.mark(i)
-
-        def wait(i: int) -> list[NDArray[np.float32]]:
-            self._device.reach(i)
-            return [part.copy() for part in landed[i * n : (i + 1) * n]]
-
-        self._run_on = _Run(begin, wait, 1 + more, max(c.ahead for c in chunks))
-        if self.meanwhile:
-            self.meanwhile()
-        return self._run_on
-
-    def _settle(self) -> None:
-        """Take what is on its way: the memory it lands in, and the tables it reads, are wanted."""
-        if self._run_on:
-            run, self._run_on = self._run_on, None
-            run.most = run.begun
-            for i in range(run.most):
-                run.results(i)
-
-    def halt(self) -> None:
-        if self._run_on:
-            self._run_on.most = self._run_on.begun
 
     def _queue(self, program: Program, words: NDArray[np.int32], results: list[NDArray[np.float32]]) -> None:
         self._device.upload(self._at.step, words)
@@ -514,9 +496,9 @@ class CudaEngine(PagedEngine):
             self._device.close()
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         weights = self._tensors.bytes if self._tensors else 0
-        return Memory(weights, self._arena_size + 4 * self._step_words, self._layout.page_bytes)
+        return MemoryUse(weights, self._arena_size + 4 * self._step_words, self._layout.page_bytes)
 
 
 def _loose(graph: Graph) -> bool:

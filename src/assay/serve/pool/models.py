@@ -16,8 +16,8 @@ from typing import Any
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.runtime.grammar import Grammars
-from assay.runtime.opening import Opened, Options
-from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.opening import Opened, OpenOptions
+from assay.runtime.scheduler import Scheduler, Updates, deliver
 from assay.runtime.sequence import Progress
 from assay.runtime.sequence import Sequence as Running
 from assay.runtime.worker import Worker
@@ -30,7 +30,7 @@ from assay.serve.pool.update_queue import Backend
 class ServedModel(Opened):
     """One model, loaded or not."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: ServerLimits) -> None:
+    def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits) -> None:
         super().__init__(open_file(path), options)
         self.id = name
         self.grammars = Grammars(self.tokenizer, self.model.hparams.n_vocab, limits.schema)
@@ -48,12 +48,12 @@ class ServedModel(Opened):
         """Somebody who computes this model."""
         loop = asyncio.get_running_loop()
 
-        def post(news: News) -> None:
+        def post(news: Updates) -> None:
             loop.call_soon_threadsafe(deliver, news)
 
         return await asyncio.to_thread(self._build, limits, metrics, post)
 
-    def _build(self, limits: ServerLimits, metrics: Metrics, post: Callable[[News], None]) -> Backend:
+    def _build(self, limits: ServerLimits, metrics: Metrics, post: Callable[[Updates], None]) -> Backend:
         """Build the engine and start its thread. Slow: not for the event loop."""
         engine = self.engine(scheduled=True)
         memory = engine.memory
@@ -61,7 +61,7 @@ class ServedModel(Opened):
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
-            lookahead=self.lookahead(),
+            speculator=self.speculator(),
         )  # fmt: skip
         return LocalWorker(Worker(scheduler, waiting=limits.waiting, post=post))
 
@@ -96,11 +96,11 @@ class LocalWorker:
         ]  # fmt: skip
 
 
-Make = Callable[[str, Path, Options, ServerLimits], ServedModel]
+Make = Callable[[str, Path, OpenOptions, ServerLimits], ServedModel]
 
 
 def open_models(
-    paths: Sequence[tuple[str, Path]], options: Options, limits: ServerLimits, make: Make = ServedModel
+    paths: Sequence[tuple[str, Path]], options: OpenOptions, limits: ServerLimits, make: Make = ServedModel
 ) -> list[ServedModel]:
     """Entries under unique names."""
     entries: dict[str, ServedModel] = {}

@@ -109,7 +109,7 @@ def take_trace(
 ) -> Dump:
     """The trace in memory."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, engine.cannot_keep), steps_of(len(tokens), decode)
     kept: dict[str, Array] = {}
 
     def sink(name: str, value: Array, start: int) -> None:
@@ -157,7 +157,7 @@ def write_trace(
             _archive(whole, out)
         return
     graph = engine.model.graph
-    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, engine.cannot_keep), steps_of(len(tokens), decode)
     at = list(positions if positions is not None else range(len(tokens)))
     floats = engine.dtype
     tensors = [
@@ -209,7 +209,7 @@ def write_summary(
 ) -> None:
     """The trace as a dump in JSON lines: a header for each step, then one line of observations for each node."""
     graph = engine.model.graph
-    names, steps = choose(graph, nodes, engine.unseen), steps_of(len(tokens), decode)
+    names, steps = choose(graph, nodes, engine.cannot_keep), steps_of(len(tokens), decode)
     begun = -1
 
     def line(name: str, value: Array, start: int) -> None:

@@ -48,7 +48,7 @@ class LlamaCppEngine(Engine):
     """One sequence at a time; a chunk that does not begin at 0 continues the one before."""
 
     name = "llamacpp"
-    unseen = ("cache_k", "cache_v")  # views of its buffers, not values of the graph
+    cannot_keep = ("cache_k", "cache_v")  # views of its buffers, not values of the graph
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""A small model that guesses for a large one: greedy, a few tokens ahead, on an engine of its own.
+"""A small model that drafts tokens for a large one, on an engine of its own.
 
-Its cache holds only tokens that are certain; guessed ones are computed behind them and written over by what really
-came. So a wrong guess leaves nothing to undo.
+It decodes greedily. Its cache holds only tokens that are certain. Drafted tokens are computed behind them and are
+overwritten by the tokens that the large model really drew, so a rejected draft needs no clean-up.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from assay.runtime.pages import Lease, OutOfPages, Pages
 from assay.runtime.sequence import Sequence
 from assay.text import Tokenizer
 
-_CHUNK = 512  # tokens of a prompt at a time
+_CHUNK = 512  # prompt tokens computed at a time
 
 
 def check_vocabularies(draft: Tokenizer, model: Tokenizer, name: str) -> None:
-    """Guesses are ids, so both must mean the same by them."""
+    """Refuse a draft model with another vocabulary: a draft is a list of ids, which must mean the same to both."""
     if draft.n_vocab != model.n_vocab:
         raise AssayError(
             f"--draft {name}: another vocabulary (found {draft.n_vocab} tokens, expected {model.n_vocab}); "
@@ -33,7 +33,7 @@ def check_vocabularies(draft: Tokenizer, model: Tokenizer, name: str) -> None:
 
 
 class DraftModel:
-    """Follows every sequence that it is asked about."""
+    """The `Drafter` over an engine. It holds pages for every sequence that it was asked about."""
 
     def __init__(self, engine: PagedEngine) -> None:
         if not engine.graph.state.cuttable:
@@ -42,23 +42,23 @@ class DraftModel:
         self._pages = Pages.of(engine)
         self._leases: dict[Sequence, Lease] = {}
 
-    def guess(self, wanted: dict[Sequence, int]) -> dict[Sequence, list[int]]:
-        """So many tokens after each sequence; fewer, or none, where its cache has no room."""
-        going: dict[Sequence, list[int]] = {}
+    def draft(self, wanted: dict[Sequence, int]) -> dict[Sequence, list[int]]:
+        """Up to `wanted[sequence]` tokens after each sequence. A sequence without room in the cache gets none."""
+        drafts: dict[Sequence, list[int]] = {}
         for sequence, n in wanted.items():
             try:
-                going[sequence] = [self._catch_up(sequence, n)]
+                drafts[sequence] = [self._catch_up(sequence, n)]
             except OutOfPages:
                 self.forget(sequence)
         for i in range(1, max(wanted.values(), default=0)):
-            now = [sequence for sequence in going if wanted[sequence] > i]
-            chunks = [self._chunk(s, going[s][-1:], len(s.ids) + i - 1) for s in now]
-            for sequence, output in zip(now, self.engine.forward(chunks) if chunks else [], strict=True):
-                going[sequence].append(int(output.logits[-1].argmax()))
-        return going
+            going = [sequence for sequence in drafts if wanted[sequence] > i]
+            chunks = [self._chunk(s, drafts[s][-1:], len(s.ids) + i - 1) for s in going]
+            for sequence, output in zip(going, self.engine.forward(chunks) if chunks else [], strict=True):
+                drafts[sequence].append(int(output.logits[-1].argmax()))
+        return drafts
 
     def _catch_up(self, sequence: Sequence, n: int) -> int:
-        """Compute what is certain, and give the first guess; room for the others is reserved."""
+        """Compute the tokens that are certain, reserve room for n drafted ones, and return the first of these."""
         lease = self._leases.get(sequence)
         if lease is None:
             lease = self._leases[sequence] = self._pages.open(sequence.ids)
