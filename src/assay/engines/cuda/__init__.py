@@ -37,11 +37,11 @@ from assay.engines.contract import (
     hand_over,
     pages_for,
 )
-from assay.engines.cuda.compile import compile_program
+from assay.engines.cuda.context import Limits
 from assay.engines.cuda.device import Device, DeviceError, Driver
 from assay.engines.cuda.layout import Tensors
-from assay.engines.cuda.program import Memory as Addresses
-from assay.engines.cuda.program import Program
+from assay.engines.cuda.program import Program, compile_program
+from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import cubins
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
@@ -162,7 +162,7 @@ class CudaEngine(PagedEngine):
         self._device.zero(self._at.counters, counters)
         for shape in self._first_shapes():  # loads every weight, or refuses the graph
             self._program(shape, frozenset())
-        self._tensors.settle()
+        self._tensors.release_staging()
         self._device.loaded()
 
     def _first_shapes(self) -> list[Shape]:
@@ -284,22 +284,22 @@ class CudaEngine(PagedEngine):
                 self._layout,
                 shape,
                 keep,
-                self._device.shared_bytes,
+                Limits(self._device.multiprocessors, self._device.shared_bytes),
                 self._cuts,
-                self._place(shape),
+                self._reserve(shape),
             )
             if len(self._programs) >= _PROGRAMS:
                 self._programs.pop(next(iter(self._programs))).close()  # the one used longest ago
         self._programs[key] = found
         return found
 
-    def _place(self, shape: Shape) -> Callable[[int], Addresses]:
-        def place(arena: int) -> Addresses:
+    def _reserve(self, shape: Shape) -> Callable[[int], Addresses]:
+        def reserve(arena: int) -> Addresses:
             if arena > self._arena_size or shape.words > self._step_words:
                 self._grow(max(arena, self._arena_size), max(shape.words, self._step_words, 65536))
             return self._at
 
-        return place
+        return reserve
 
     def _grow(self, arena: int, words: int) -> None:
         """Larger buffers. Where the device has no room, there are none, and the next step asks for its own size."""

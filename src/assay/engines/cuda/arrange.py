@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
-
-if TYPE_CHECKING:
-    from assay.engines.cuda.program import Value
+from assay.engines.cuda.steps import Part
 
 _KERNELS = {"q4_k": "q4_k_q6_k", "q6_k": "q4_k_q6_k", "q5_k": "q5_k_q6_k"}  # layouts that have no kernel of their own
 _MIXED = {"q4_k_q6_k", "q5_k_q6_k"}
@@ -20,20 +17,6 @@ _ALL, _SOME, _STREAM = 136 << 10, 112 << 10, 150 << 10
 _MANY = 48  # tiles of a block from which it does
 _FLOATS = 8 * 512  # bytes of floats that a warp asks for at a time; of other layouts, a tile
 _SUMS = 256  # most tiles of a block, whose partial sums lie in shared memory
-
-
-@dataclass
-class Part:
-    """A matrix of a launch, where its result goes, and what follows it."""
-
-    matrix: Matrix
-    name: str
-    bias: str = ""
-    residual: Value | None = None
-    act: int = 0
-    kept: tuple[Value | None, ...] = (None, None)
-    out: Value | None = None
-    first: int = 0  # value of the bias
 
 
 @dataclass(frozen=True)
@@ -50,11 +33,11 @@ class Arrangement:
     shared: int
 
 
-def arrange(parts: Sequence[Part], groups: int, *, processors: int, most: int) -> Arrangement | None:
+def arrange(matrices: Sequence[Matrix], groups: int, *, processors: int, most: int) -> Arrangement | None:
     """How a product of one token is dealt: a block a multiprocessor, as few turns as its warps allow, all tiles on
     their way before x is there, if there is room for them."""
-    matrix, floats = parts[0].matrix, parts[0].matrix.format.floats
-    piece = _FLOATS if floats else max(p.matrix.format.tile_bytes for p in parts)
+    matrix, floats = matrices[0], matrices[0].format.floats
+    piece = _FLOATS if floats else max(m.format.tile_bytes for m in matrices)
     pieces = matrix.format.tile_bytes // piece if floats else 1
     tiles, stride = matrix.tiles, matrix.units * UNIT
     blocks = min(groups, processors * -(-groups * tiles // (processors * _SUMS)))

@@ -157,7 +157,7 @@ class Tensors:
         empty = {name: self._empty((name,)) for name, op in names.items() if op in _MATRICES}
         matrices = sum(m.bytes for m in empty.values())
         matrices += sum(
-            _factor_bytes(m) for name, m in empty.items() if names[name] == "linear" and self.made(m.format)
+            _factor_bytes(m) for name, m in empty.items() if names[name] == "linear" and self.has_factors(m.format)
         )
         vectors = sum(4 * math.prod(infos[name].shape) for name, op in names.items() if op not in _MATRICES)
         return matrices + vectors + min(max((infos[name].nbytes for name in names), default=0), _STAGED)
@@ -173,7 +173,7 @@ class Tensors:
         """Whether products with this format are the tensor cores' own."""
         return self.halves and form.name != "f32"
 
-    def made(self, form: Format) -> bool:
+    def has_factors(self, form: Format) -> bool:
         """Whether its factors are made when it is loaded."""
         return self.tensor(form) and not form.floats
 
@@ -255,13 +255,13 @@ class Tensors:
         """An array on the device, where the last one was: copies and kernels run in turn."""
         at, size = self.staged.get(place, (0, 0))
         if size < array.nbytes:
-            self.settle(place)
+            self.release_staging(place)
             at = self.device.alloc(array.nbytes, f"loading {name}")
             self.staged[place] = at, array.nbytes
         self.device.load(at, array)
         return at
 
-    def settle(self, *places: int) -> None:
+    def release_staging(self, *places: int) -> None:
         """Let go of what tensors were loaded through."""
         for place in places or tuple(self.staged):
             at, _ = self.staged.pop(place, (0, 0))

@@ -60,6 +60,25 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class PoolView:
+    """The rows of one node in a page, or some columns of each (cache.h, Pool)."""
+
+    offset: int  # bytes from the beginning of a page
+    type: int  # one of KV_NUMBERS
+    keys: bool  # stored transposed
+    heads: int
+    dim: int  # values of a head that are read
+    head_bytes: int
+    columns: int  # values of a head that are stored
+    first: int  # the first one that is read
+
+    def struct(self) -> Any:
+        return structs.Pool(
+            self.offset, self.type, int(self.keys), self.heads, self.dim, self.head_bytes, self.columns, self.first
+        )
+
+
+@dataclass(frozen=True)
 class CacheLayout:
     """The device's pages: where each pool lies in one."""
 
@@ -69,14 +88,12 @@ class CacheLayout:
     positions_at: int
     page_bytes: int
 
-    def pool(self, name: str, first: int = 0, dim: int = 0) -> Any:
-        """A node's pool, or of each of its positions `dim` values from `first` on."""
+    def pool(self, name: str, first: int = 0, dim: int = 0) -> PoolView:
+        """A node's pool, or `dim` values from column `first` of each head."""
         p = self.pools[name]
         kv_type = p.type(self.kv_type)
         size = head_bytes(p, kv_type)
-        return structs.Pool(
-            self.offsets[p.index], KV_NUMBERS[kv_type], int(p.keys), p.heads, dim or p.dim, size, p.dim, first
-        )
+        return PoolView(self.offsets[p.index], KV_NUMBERS[kv_type], p.keys, p.heads, dim or p.dim, size, p.dim, first)
 
 
 def head_bytes(pool: CachePool, kv_type: str) -> int:
@@ -121,8 +138,8 @@ def prompt_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int] | N
 TENSOR_ROWS, _TENSOR_HEADS = 128, (64, 128)
 
 
-def tensor_room(k_pool: Any, v_pool: Any) -> tuple[int, int] | None:
-    """What attention on tensor cores needs in shared memory: for half a block of keys, and for a query row."""
+def tensor_bytes(k_pool: PoolView, v_pool: PoolView) -> tuple[int, int] | None:
+    """Shared memory that attention on tensor cores needs for half a block of keys, and for a query row."""
     halves = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and not v_pool.keys
     dim = k_pool.dim
     if not halves or dim not in _TENSOR_HEADS or {v_pool.dim, v_pool.columns, k_pool.columns} != {dim}:
