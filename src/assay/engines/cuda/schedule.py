@@ -11,6 +11,7 @@ from collections.abc import Callable
 from assay.engines.cuda import schedule_attention as attention
 from assay.engines.cuda import schedule_rows as rows
 from assay.engines.cuda.context import CompileContext
+from assay.engines.cuda.folding import rope_of
 from assay.engines.cuda.kernel_enums import MAP_OPS
 from assay.engines.cuda.schedule_experts import expert_product
 from assay.engines.cuda.schedule_products import schedule_gated, schedule_products
@@ -64,7 +65,7 @@ def schedule(c: CompileContext) -> Schedule:
     if c.walk:  # tables first, because a step that no megakernel has would end the walk
         for folded in c.folds.attention.values():
             if folded.rope:
-                rows.fill_rope_table(steps, rows.rope_of(c, folded.rope), "tokens")
+                rows.fill_rope_table(steps, rope_of(c, folded.rope), "tokens")
     for group in c.plan.groups:
         match group:
             case Single(node):

@@ -1,8 +1,8 @@
 """The records that the passes of the compiler hand to each other: values in device memory, and steps that use them.
 
 schedule.py makes steps, place.py gives every value an offset, and lower.py turns a step into a launch. A step has its
-`work` (a record of one kernel family) and the values that it reads and writes. Everything here is plain data. Touch this
-module when a kernel family needs another fact from the schedule pass.
+`work` (a record of one kernel family) and the values that it reads and writes. Everything here is plain data. Touch
+this module when a kernel family needs another fact from the schedule pass.
 """
 
 from __future__ import annotations

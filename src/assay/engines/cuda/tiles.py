@@ -142,7 +142,7 @@ def _tensor_kernel(kernel: str, rows: int, matrices: Sequence[Matrix], limits: L
 
 def half_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoice:
     """For 16-bit float weights and rows: gemm_halves.cu. Of the tiles with at least half of the tokens, or 64, the one
-    for which a multiprocessor reads least is chosen. Smaller tiles read the weights too often: once a tile of tokens."""
+    for which a multiprocessor reads least. Smaller tiles read the weights too often: once for each tile of tokens."""
     most, found = limits.shared - 1024, []
     for kernel in HALF_TILES:
         tile, tokens = (int(n) for n in kernel.split("_")[1:])

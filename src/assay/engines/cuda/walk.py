@@ -1,13 +1,13 @@
 """Walks: consecutive steps of a program that one megakernel executes (native/cuda/walk.cu).
 
-A walk is a list of steps in device memory. Every multiprocessor runs one block of threads, which takes its share of each
-step in turn; steps wait for each other's results by spinning on the values themselves, not by a launch. Producer warps
-prefetch weights and keys into a ring buffer in shared memory; twelve consumer warps compute. There are kernels for one
-token (walk.cu), for two to eight (walk_few.cu), with more kinds of steps (walk_more.cu), and with two producer warps
-(walk_two.cu).
+A walk is a list of steps in device memory. Every multiprocessor runs one block of threads, which computes its share of
+each step in turn. A step waits for the results of earlier steps by spinning on the values themselves, so no launch lies
+between them. Producer warps prefetch weights and keys into a ring buffer in shared memory; twelve consumer warps
+compute. There are megakernels for one token (walk.cu), for two to eight tokens (walk_few.cu), with more kinds of steps
+(walk_more.cu), and with two producer warps (walk_two.cu).
 
-Here: the sizes that the kernels fix, and which steps of a schedule make a walk. lower_walk.py turns them into the table of
-steps. Touch this module when a megakernel is added or its shared memory changes.
+This module holds the sizes that the kernels fix, and finds the steps of a schedule that make a walk. lower_walk.py
+writes the table of steps. Touch this module when a megakernel is added or its shared memory changes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from assay.engines.cuda.steps import KernelStep, WalkNeeds
 WARPS = 12  # consumer warps
 MOST_TOKENS = 8
 COLUMN = 10  # bytes of a quantised column of MOST_TOKENS rows: codes and their share of the scales
-_FIXED = (
-    2 * ctypes.sizeof(structs.WalkStep) + 4 * MOST_TOKENS
-)  # shared memory beside the ring buffer and the steps' own
-_PARTS = 32  # the same of several tokens, for parts of x
+# Shared memory beside the ring buffer and what steps need; of several tokens, _PARTS more.
+_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * MOST_TOKENS
+_PARTS = 32
 _FLOATS = 8 * 512  # bytes of a prefetched piece of float weights
 _MOST_SLOTS = 60
 MOST_WALKS = 4  # of a program; above that, launches are faster because each begins before the last one ends

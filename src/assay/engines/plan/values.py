@@ -1,7 +1,7 @@
 """Facts about a graph's values that every compiled engine needs: widths, heads, rope tables, masks, aliases.
 
-Pure functions of a graph, without memory or kernels. Touch this module when the graph's meaning of one of these changes;
-an engine's compiler asks here instead of reading shapes and attributes itself.
+Pure functions of a graph, without memory or kernels. An engine's compiler asks here instead of reading shapes and
+attributes itself. Touch this module when the graph's meaning of one of these changes.
 """
 
 from __future__ import annotations
