@@ -1,4 +1,8 @@
-"""What every pass of the compiler reads and none changes: the graph, its plan, the weights, the shape, the device."""
+"""The compilation context: the graph, its plan, the weights, the shape of a step, the device. All passes read it; no
+pass changes it.
+
+Touch this module when a pass needs another fact about the whole compilation.
+"""
 
 from __future__ import annotations
 
@@ -52,11 +56,11 @@ class FoldedNorm:
 class Folds:
     """Nodes that the step of another node computes (folding.py)."""
 
-    norms: Mapping[str, str] = field(default_factory=dict)  # the first linear of a group -> the norm before it
-    attention: Mapping[str, FoldedAttention] = field(default_factory=dict)  # by kqv
-    walk_norms: Mapping[str, tuple[FoldedNorm, ...]] = field(default_factory=dict)  # by the first norm of a step
-    slices: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # of a product in a walk, by its last node
-    gatings: Mapping[str, Node] = field(default_factory=dict)  # activations that the quantising step computes
+    norms: Mapping[str, str] = field(default_factory=dict)  # The norm before a group of linears, by the first linear.
+    attention: Mapping[str, FoldedAttention] = field(default_factory=dict)  # By kqv.
+    walk_norms: Mapping[str, tuple[FoldedNorm, ...]] = field(default_factory=dict)  # By the first norm of a step.
+    slices: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)  # In a walk, by the product's last node.
+    gatings: Mapping[str, Node] = field(default_factory=dict)  # Activations that the quantising step computes.
 
     @property
     def skipped(self) -> set[str]:

@@ -78,7 +78,7 @@ class StepFlag(IntFlag):
 
 
 class Gating(IntEnum):
-    """What a walk step computes before it quantises a row. SPLIT: act(x) y, where y is the second half of the row.
+    """Activation before a walk step quantises a row. SPLIT: act(x) y, where y is the second half of the row.
     ALONE: act(x)."""
 
     AS_IT_IS = 0

@@ -33,9 +33,9 @@ from assay.engines.cuda.steps import (
 from assay.engines.cuda.walk import WARPS, WalkRun, fixed_shared, kernel_formats, piece_bytes, ring
 from assay.graph import Node
 
-PREFETCHED = 52 << 10  # bytes that the producer warp of a multiprocessor has requested at a time
-PREFETCHED_BY_TWO = 44 << 10  # the same where there are two producer warps
-TWO_PRODUCERS_FROM = 1.0  # average pieces of a product per slot of the ring buffers from which on there are two
+PREFETCHED = 52 << 10  # Bytes that the producer warp of a multiprocessor has requested at a time.
+PREFETCHED_BY_TWO = 44 << 10  # The same with two producer warps.
+TWO_PRODUCERS_FROM = 1.0  # Two producer warps, if products have more pieces than this for each slot, on average.
 
 
 def lower_walk(r: Resolver, run: WalkRun, steps: Sequence[KernelStep]) -> Launch:

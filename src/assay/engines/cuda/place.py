@@ -1,8 +1,8 @@
 """The place pass: from the steps of a schedule to an offset for every value. A pure function of both.
 
 A value needs memory from the first step that uses it to the last. Values that are live at the same time get different
-bytes, first fit. What the steps of a walk leave each other lies together in memory of its own: the program clears it at
-its beginning, and readers spin until a cleared word has been written.
+bytes, first fit. Values that one walk both writes and reads get one block of memory together. The program clears that
+memory at its beginning, and readers spin until a cleared word has been written.
 """
 
 from __future__ import annotations

@@ -39,12 +39,12 @@ class Program:
 
     shape: Shape
     launches: list[Launch]
-    arena: int  # bytes
-    results: list[tuple[External, int]]  # and the offset of each in the arena
-    aliases: dict[str, str]  # kept nodes that are another node's values
-    play: Played | None = None  # its CUDA graph,
-    again: Played | None = None  # and the same without the tables from the host
-    tables: dict[str, Any] = field(default_factory=dict)  # views of the step's words on the host
+    arena: int  # Bytes.
+    results: list[tuple[External, int]]  # With the offset of each in the arena.
+    aliases: dict[str, str]  # Kept nodes that are another node's values.
+    play: Played | None = None  # The CUDA graph of a step: tables from the host, then the launches.
+    again: Played | None = None  # The launches alone, for tables that the device has updated itself.
+    tables: dict[str, Any] = field(default_factory=dict)  # Views of the step's words on the host.
 
     def close(self) -> None:
         for graph in (self.play, self.again):

@@ -90,6 +90,6 @@ class Resolver:
 
 
 def halved(value: Value | None, rows: int) -> int:
-    """What a kernel is told of a result that it may have to write in 16 bits (arithmetic.h, store_halved)."""
+    """The argument `halved` of a kernel: padded rows and kind of a 16-bit result, or 0 (arithmetic.h, store_halved)."""
     kind = HALVED.get(value.layout.value) if value else None
     return 0 if kind is None else padded_rows(rows) | int(kind) << HALVED_SHIFT

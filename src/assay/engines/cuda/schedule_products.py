@@ -83,7 +83,7 @@ def _multiply(steps: StepList, linear: Node, domain: str, wanted: Sequence[Part]
     """Products of one input, whose results become new values."""
     c = steps.context
     rows, form = c.rows(domain), wanted[0].matrix.format
-    on_tensor_cores = c.tensors.tensor(form)
+    on_tensor_cores = c.tensors.on_tensor_cores(form)
     halves = len(wanted) == 1 and on_tensor_cores and (rows > 8 or not form.floats)
     read_as = form.name if form.floats else "half"
     parts = [replace(p, out=steps.new_for_readers(p.name, read_as) if halves else steps.new(p.name)) for p in wanted]

@@ -65,7 +65,7 @@ class StepList:
         self.steps.append(KernelStep(node, work, *used, walk))
 
     def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What `make` returned for this key; it runs for the first caller only."""
+        """The result of `make` for this key; only the first caller runs it."""
         if key not in self.shared:
             self.shared[key] = make()
         found: T = self.shared[key]

@@ -19,12 +19,12 @@ from assay.graph import Node
 class Layout(Enum):
     """How the numbers of a value lie in memory."""
 
-    F32 = "f32"  # rows of float32
-    HALF = "half"  # padded rows of f16, in the column order of gemm_tensor.cu
-    F16 = "f16"  # padded rows of f16, in the column order of gemm_halves.cu
-    BF16 = "bf16"  # the same of bf16
-    CODES = "codes"  # int8 codes with their scales, as one step of a walk leaves them for its products
-    SCRATCH = "scratch"  # known to one kernel family only: partial sums, lists, parts of quantised rows
+    F32 = "f32"  # Rows of float32.
+    HALF = "half"  # Padded rows of f16, in the column order of gemm_tensor.cu.
+    F16 = "f16"  # Padded rows of f16, in the column order of gemm_halves.cu.
+    BF16 = "bf16"  # Padded rows of bf16, in the same order.
+    CODES = "codes"  # int8 codes with their scales, which one step of a walk writes for its products.
+    SCRATCH = "scratch"  # Known to one kernel family only: partial sums, lists, parts of quantised rows.
 
 
 HALVES = (Layout.HALF, Layout.F16, Layout.BF16)
@@ -67,7 +67,7 @@ def padded_rows(rows: int) -> int:
 
 @dataclass(frozen=True)
 class WalkNeeds:
-    """What a step needs of the megakernel that walks it."""
+    """Requirements of a step on the megakernel that executes it."""
 
     formats: frozenset[str] = frozenset()  # of its weights; empty: every megakernel has this step
     shared: int = 0  # bytes of shared memory beside the ring buffer
@@ -302,9 +302,9 @@ class TileProduct:
     x: Quantised | Value
     rows: int
     tile: TileChoice
-    factors: bool  # weights have factors, which gemm_tensor.cu reads in the place of scales
-    chains: int  # parts of a row that are summed on their own
-    split: bool  # and by blocks of threads of their own
+    factors: bool  # gemm_tensor.cu reads factors of the weights in the place of scales.
+    chains: int  # Chains of units, each summed on its own.
+    split: bool  # Each chain has blocks of threads of its own.
     partial: Value | None
 
 
@@ -362,7 +362,7 @@ class SortedProduct:
 
 @dataclass(frozen=True)
 class AttentionFields:
-    """What every attention kernel is told."""
+    """Arguments that all attention kernels share."""
 
     keys: PoolView
     values: PoolView
@@ -456,9 +456,9 @@ class BatchProduct:
 
     parts: tuple[Part, ...]
     x: Value
-    units: int  # units of x that are in shared memory at a time
-    groups: int  # groups of rows that a block of threads takes at a time
-    piece: int  # bytes of a piece, by which the prefetch distance is chosen
+    units: int  # Units of x in shared memory at a time.
+    groups: int  # Groups of rows that a block of threads computes at a time.
+    piece: int  # Bytes of a prefetched piece; they decide how many pieces are requested ahead.
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ _FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * MOST_TOKENS
 _PARTS = 32
 _FLOATS = 8 * 512  # bytes of a prefetched piece of float weights
 _MOST_SLOTS = 60
-MOST_WALKS = 4  # of a program; above that, launches are faster because each begins before the last one ends
-LONG = 8192  # columns from which a row is quantised once instead of by every block of threads
-ALL_UNITS, SOME_UNITS = 24, (12, 8, 6, 4)  # of x in shared memory: at most so many at once, or parts of so many
+# Most walks of a program. With more, separate launches are faster, because each begins before the previous one ends.
+MOST_WALKS = 4
+LONG = 8192  # Columns from which a row is quantised once instead of by every block of threads.
+# Units of x of several tokens in shared memory: all of them up to ALL_UNITS, else parts of one of SOME_UNITS.
+ALL_UNITS, SOME_UNITS = 24, (12, 8, 6, 4)
 _FORMATS = {f.name: f for f in (*FORMATS.values(), WIDE, WIDE_MIN)}
 
 
