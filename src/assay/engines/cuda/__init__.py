@@ -11,8 +11,8 @@ program.py compiles a graph for one shape of a step; this module chooses the sha
 step, and launches the program on the device (device.py). Touch this module when a batch should be cut, padded or run in
 another way; program.py lists the modules of the compiler.
 
-The first two precisions compute docs/arithmetic.md, as the cpu engine does, so the logits are the same bits, whatever the batch,
-the cut of the prompt or the cache. `docs/gpu.md` has the figures.
+The first two precisions compute docs/arithmetic.md, as the cpu engine does. So the logits are the same bits, whatever
+the batch, the cut of the prompt or the cache. `docs/gpu.md` has the figures.
 """
 
 from __future__ import annotations
@@ -257,8 +257,8 @@ class CudaEngine(PagedEngine):
         return Shape(m, m, True, blocks, m * blocks * 8, irregular=self._shifted, best=best)
 
     def _shape(self, step: Step, *, exact: bool = False, together: bool = False) -> Shape:
-        """The shape of a step, padded. `exact`: with the exact number of keys and scores. `together`: with the number of
-        sequences, which are not cut."""
+        """The shape of a step, padded. `exact`: with the exact number of keys and scores. `together`: with the number
+        of sequences, which are not cut."""
         sizes = [p.end - p.begin for p in step.pieces]
         ends = [p.chunk.start + p.end for p in step.pieces]
         m, n, cuts, pieces = step.n_tokens, step.n_outputs, max(1, len(self._cuts)), len(sizes)
@@ -485,18 +485,18 @@ class CudaEngine(PagedEngine):
     def _cut(
         self, words: NDArray[np.int32], shape: Shape, at: int, first: int, tokens: int, keys: int, score: int
     ) -> int:
-        """Write a piece's tiles of query rows, 8 words each (attention.h, AttentionArgs::tiles), from index `at` of every
-        cut; return the most tiles that a cut has."""
+        """Write a piece's tiles of query rows, 8 words each (attention.h, AttentionArgs::tiles), from index `at` of
+        every cut; return the most tiles that a cut has."""
         most = 0
         for (group, size), table in zip(self._cuts, words.reshape(shape.cuts, -1, 8), strict=False):
             rows = tokens * group
             begins = np.arange(0, rows, size)
-            made = np.zeros((len(begins), 8), np.int64)
-            made[:, 0], made[:, 1], made[:, 2] = first, begins, np.minimum(size, rows - begins)
-            made[:, 3], made[:, 4], made[:, 7] = keys, tokens, first
-            made[:, 5], made[:, 6] = score & 0xFFFFFFFF, score >> 32
-            table[at : at + len(made)] = made.astype(np.uint32).view(np.int32)
-            most = max(most, len(made))
+            tiles = np.zeros((len(begins), 8), np.int64)
+            tiles[:, 0], tiles[:, 1], tiles[:, 2] = first, begins, np.minimum(size, rows - begins)
+            tiles[:, 3], tiles[:, 4], tiles[:, 7] = keys, tokens, first
+            tiles[:, 5], tiles[:, 6] = score & 0xFFFFFFFF, score >> 32
+            table[at : at + len(tiles)] = tiles.astype(np.uint32).view(np.int32)
+            most = max(most, len(tiles))
         return most
 
     def copy_page(self, source: int, to: int) -> None:
