@@ -11,8 +11,8 @@ program.py compiles a graph for one shape of a step; this module chooses the sha
 step, and launches the program on the device (device.py). Touch this module when a batch should be cut, padded or run in
 another way; program.py lists the modules of the compiler.
 
-The first two precisions compute docs/arithmetic.md, as the cpu engine does. So the logits are the same bits, whatever
-the batch, the cut of the prompt or the cache. `docs/gpu.md` has the figures.
+The first two precisions compute docs/reference/arithmetic.md, as the cpu engine does. So the logits are the same bits,
+whatever the batch, the cut of the prompt or the cache. `docs/explanation/gpu.md` has the figures.
 """
 
 from __future__ import annotations

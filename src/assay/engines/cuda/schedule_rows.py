@@ -30,7 +30,7 @@ from assay.engines.cuda.steps import (
     WalkNorms,
 )
 from assay.engines.plan.batching import External
-from assay.engines.plan.values import NUMBERS, RopeTable, alias_of, heads_in_row
+from assay.engines.plan.values import NUMBERS, RopeTable, heads_in_row
 from assay.errors import AssayError
 from assay.graph import Node
 
@@ -115,9 +115,8 @@ def reshape(steps: StepList, node: Node) -> None:
     if (node.name, domain) in steps.values:
         return
     value = steps.values[node.name, domain] = steps.value_of(source, domain)
-    alias = alias_of(node, c.keep)
-    if alias:
-        steps.aliases[node.name] = alias
+    if node.name in c.keep and source in c.keep:
+        steps.aliases[node.name] = source
     elif node.name in c.keep:
         steps.results.append((External(node.name, c.plan.domains[node.name], c.width(node.name)), value))
 

@@ -1,4 +1,4 @@
-"""Facts about a graph's values that every compiled engine needs: widths, heads, rope tables, masks, aliases.
+"""Facts about a graph's values that every compiled engine needs: widths, heads, rope tables, masks.
 
 Pure functions of a graph, without memory or kernels. An engine's compiler asks here instead of reading shapes and
 attributes itself. Touch this module when the graph's meaning of one of these changes.
@@ -7,7 +7,6 @@ attributes itself. Touch this module when the graph's meaning of one of these ch
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,9 +81,3 @@ def attention_mask(graph: Graph, softmax: Node, capped: Node | None, refusal: st
         sinks=softmax.weights[0] if softmax.weights else "",
         slopes=tuple(slopes),
     )
-
-
-def alias_of(node: Node, keep: Collection[str]) -> str | None:
-    """The kept node whose values a kept reshaping node repeats, if there is one. Compiled engines store heads side by
-    side in a token's row, so `merge_heads` and `split_heads` move nothing."""
-    return node.inputs[0] if node.name in keep and node.inputs[0] in keep else None
