@@ -8,12 +8,6 @@ namespace assay {
 // (d, d * sum) and the sums of its halves (n0 in the low 16 bits, n1 in the high ones). These lie [rows][blocks] where a kernel
 // takes rows one by one (step 0), else [blocks][step]: there is room for more rows than there are tokens, so that a tile need
 // not look where they end.
-struct Acts {
-    int8_t* q;
-    float2* ds;
-    uint32_t* n;
-    int32_t stride, step;  // columns, a multiple of 256; rows that there is room for, or 0
-};
 DEVICE int low_sum(uint32_t n) { return int16_t(n & 0xffff); }
 DEVICE int high_sum(uint32_t n) { return int16_t(n >> 16); }
 DEVICE int both_sums(uint32_t n) { return low_sum(n) + high_sum(n); }

@@ -1,10 +1,9 @@
 // The bits of docs/arithmetic.md, for one thread: exp, tanh, erf, gates, cos and sin, halves, quantised activations.
 #pragma once
-#include "platform.h"
+#include "abi.h"
 
 namespace assay {
 
-enum Act { SILU, GELU_TANH, GELU_ERF, RELU };
 
 constexpr float kMagic = 12582912.0f;         // 1.5 * 2^23: an integer added to it sits in the low bits
 constexpr uint32_t kMagicBits = 0x4b400000u;  // so an integer sum that starts here is, read as a float, kMagic + sum
@@ -159,8 +158,8 @@ DEVICE int64_t float_at(int64_t row, int c, int room) {
 // A value that products on tensor cores read. `halved`: room for rows; from bit 28 on whose they are: 0 of gemm_tensor.cu, of gemm_halves.cu 1 with
 // F16 and 2 with BF16 weights.
 DEVICE void store_halved(void* out, int halved, int64_t row, int c, float y) {
-    const int of = halved >> 28, room = halved & 0xfffffff;
-    static_cast<uint16_t*>(out)[of ? float_at(row, c, room) : half_at(row, c, room)] = of == 2 ? float_to_brain(y) : float_to_half(y);
+    const int of = halved >> kHalvedShift, room = halved & ((1 << kHalvedShift) - 1);
+    static_cast<uint16_t*>(out)[of ? float_at(row, c, room) : half_at(row, c, room)] = of == ORDERED_BF16 ? float_to_brain(y) : float_to_half(y);
 }
 
 }  // namespace assay

@@ -15,26 +15,8 @@
 
 namespace assay {
 
-constexpr int kBlock = 256, kPages = kBlock / kPage;
+constexpr int kPages = kBlock / kPage;
 
-struct AttentionArgs {
-    const float* q;        // [tokens][heads * k dim], before RoPE if `turn` is given
-    const float* k;        // attend_one: [tokens][kv heads * dim], to be turned and stored; or null: they are in the cache
-    const float* v;
-    const float* turn;     // [tokens][n_rot]: cosines, then sines; or null
-    float* out;            // [tokens][heads * v dim]
-    float* partial;        // attend_one: [tokens][heads][blocks][2 + v dim]
-    int32_t* arrived;      // attend_one: [tokens][kv heads * splits], zero before and after
-    const int32_t* tiles;  // attend_tile: [tiles][8]: first token, first row, rows, keys, tokens, offset of scores (2 words)
-    float* kq;             // of a trace: raw scores [head][token][key] of each chunk ...
-    float* state;          // ... and (m, l) of each row [token][head]
-    Cache cache;
-    Pool keys, values;
-    Rows rows;
-    Mask mask;
-    const int32_t* query_rows;  // null, or the token of each query row (when only outputs are attended)
-    int32_t heads, n_rot, neox, n_tokens, splits, irregular, turn_k, max_blocks;  // irregular: positions differ from slots
-};
 
 DEVICE int key_position(const AttentionArgs& a, const int32_t* pages, int slot) {
     const uint8_t* page = a.cache.pages + pages[slot / kPage] * a.cache.page_bytes + a.cache.positions_at;

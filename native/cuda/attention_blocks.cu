@@ -55,6 +55,7 @@ DEVICE void attend_blocks(const AttentionArgs& a) {
     SHARED;
     constexpr int ahead = 8;  // vectors of a key on their way
     const int k_dim = a.keys.dim, v_dim = a.values.dim, warp = thread() / 32, vectors = k_dim / 8;
+    NEEDS_SHARED(attend_blocks_bytes(HQ, k_dim, v_dim));
     const Blocks room(shared, HQ, k_dim, v_dim);
     next_may_start();
     const Where at(a, HQ);

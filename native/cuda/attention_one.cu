@@ -38,6 +38,7 @@ template <int HQ>
 DEVICE void attend_token(const AttentionArgs& a) {
     SHARED;
     const int k_dim = a.keys.dim, v_dim = a.values.dim, warp = thread() / 32;
+    NEEDS_SHARED(attend_one_bytes(HQ, k_dim, v_dim));
     const One room(shared, HQ, k_dim, v_dim);
     next_may_start();
     const Where at(a, HQ);

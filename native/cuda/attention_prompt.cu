@@ -8,7 +8,7 @@
 
 namespace assay {
 
-constexpr int kStaged = 128, kScores = kBlock + 8;  // keys at a time; from one row's scores to the next one's
+constexpr int kScores = kBlock + 8;  // floats between the scores of two rows
 
 DEVICE float4 low_halves(uint32_t x, uint32_t y) {
     return {half_to_float(uint16_t(x)), half_to_float(uint16_t(x >> 16)), half_to_float(uint16_t(y)), half_to_float(uint16_t(y >> 16))};
@@ -45,15 +45,16 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
     constexpr int count = 4 * ROWS, line = D + 4, held_each = 4 * D / ROWS, R = D / 16, wide = D / 32;
     float* const q = reinterpret_cast<float*>(shared);                   // [ROWS][line]
     float* const stage = q + ROWS * line;                                // keys: [D / 4][128][4]; values: [128][D]
-    float* const e = stage + kStaged * D;                                // [ROWS][kScores]: scores, then weights
+    float* const e = stage + kPromptKeys * D;                                // [ROWS][kScores]: scores, then weights
     RowState* const states = reinterpret_cast<RowState*>(e + ROWS * kScores);
     int* const strange = reinterpret_cast<int*>(states + ROWS);          // [2]: a staged value is not finite
-    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
+    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * kTileWords;
     const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
+    NEEDS_SHARED(attend_prompt_bytes(ROWS, D));
     // Lanes lie 4 x 8. Neighbours share a row, and the next but one a column: so two quarters of a warp read as one.
     const int rg = lane() >> 1 & 1 | lane() >> 2 & 2, cg = lane() & 1 | lane() >> 1 & 2 | lane() >> 2 & 4;
     next_may_start();
-    const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3];
+    const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], n_keys = tile[TILE_KEYS];
     wait_for_previous();
     if (rows == 0) return;
     const auto token_of = [&](int r) { return first_token + (first_row + r) / group; };
@@ -98,19 +99,19 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
 
     load_keys(from * kBlock);
     for (int base = from * kBlock; base < end; base += kBlock) {
-        const int halves = base + kStaged < end ? 2 : 1;
+        const int halves = base + kPromptKeys < end ? 2 : 1;
 #pragma unroll 1
         for (int half = 0; half < halves; half++) {
             sync_block();  // nobody reads the stage any more
 #pragma unroll
             for (int n = 0; n < held_each; n++) {
                 const int i = thread() + n * count, key = i / (kPage * (D / 8)) * kPage + i % kPage, d = i / kPage % (D / 8);
-                float4* to = reinterpret_cast<float4*>(stage) + 2 * d * kStaged + key;
+                float4* to = reinterpret_cast<float4*>(stage) + 2 * d * kPromptKeys + key;
                 to[0] = low_halves(held[n].x, held[n].y);
-                to[kStaged] = low_halves(held[n].z, held[n].w);
+                to[kPromptKeys] = low_halves(held[n].z, held[n].w);
             }
             sync_block();
-            if (half + 1 < halves) load_keys(base + kStaged);
+            if (half + 1 < halves) load_keys(base + kPromptKeys);
             else load_values(base);
             // Rows rg + 4 r of the warp's 32, keys cg + 8 n of its 32.
             const float* of_q = q + (warp / 4 * 32 + rg) * line;
@@ -124,7 +125,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
             for (int i = 0; i < D / 4; i++) {
                 float4 k[4];
 #pragma unroll
-                for (int n = 0; n < 4; n++) k[n] = of_k[i * kStaged + 8 * n];
+                for (int n = 0; n < 4; n++) k[n] = of_k[i * kPromptKeys + 8 * n];
 #pragma unroll
                 for (int r = 0; r < 8; r++) {
                     const float4 x = *reinterpret_cast<const float4*>(of_q + 4 * r * line + 4 * i);
@@ -137,7 +138,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
                     }
                 }
             }
-            float* to = e + (warp / 4 * 32 + rg) * kScores + half * kStaged + warp % 4 * 32 + cg;
+            float* to = e + (warp / 4 * 32 + rg) * kScores + half * kPromptKeys + warp % 4 * 32 + cg;
 #pragma unroll
             for (int r = 0; r < 8; r++)
 #pragma unroll
@@ -228,18 +229,18 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
                 if (not_finite(w.x) || not_finite(w.y) || not_finite(w.z) || not_finite(w.w)) strange[half] = 1;
             }
             sync_block();
-            if (half + 1 < halves) load_values(base + kStaged);
+            if (half + 1 < halves) load_values(base + kPromptKeys);
             else if (base + kBlock < end) load_keys(base + kBlock);
             const bool careful = strange[half];
             if (thread() == 0) strange[1 - half] = 0;
 #pragma unroll 1
-            for (int p = 0; p < kStaged / kPage && base + half * kStaged + p * kPage < end; p++) {
+            for (int p = 0; p < kPromptKeys / kPage && base + half * kPromptKeys + p * kPage < end; p++) {
                 float part[R][4];
 #pragma unroll
                 for (int r = 0; r < R; r++)
 #pragma unroll
                     for (int i = 0; i < 4; i++) part[r][i] = 0.0f;
-                const float* weights = e + row * kScores + half * kStaged + p * kPage;
+                const float* weights = e + row * kScores + half * kPromptKeys + p * kPage;
                 const float4* values = reinterpret_cast<const float4*>(stage) + p * kPage * (D / 4) + column;
                 if (careful) weigh_page<D, R, true>(weights, values, part);
                 else weigh_page<D, R, false>(weights, values, part);

@@ -10,11 +10,6 @@
 
 namespace assay {
 
-struct ShortArgs {
-    AttentionArgs attention;
-    Acts acts;  // of the result, or null
-    int32_t copies, padding;
-};
 
 // The result of a head, element d of it in thread d, d < 32 * warps that call this.
 DEVICE void leave(const ShortArgs& s, int64_t head, int d, float y) {
@@ -43,6 +38,7 @@ KERNEL(attend_short, ShortArgs, 768) {
     SHARED;
     const AttentionArgs& t = a.attention;
     const int dim = t.keys.dim, warp = thread() / 32, page_halves = kPage * dim;
+    NEEDS_SHARED(attend_short_bytes(dim));
     next_may_start();
     const int row = block_z(), head = block_y(), kv = head / t.splits, slot = t.rows.slots[row], first = block_x() * kBlock;
     if (slot < first) return wait_for_previous();  // of padding, too

@@ -13,16 +13,16 @@
 
 namespace assay {
 
-constexpr int kHalf = 128, kTiles = kHalf / 8;
+constexpr int kTiles = kHalfBlock / 8;
 constexpr float kLog2e = 1.4426950408889634f;
 
 // Half of a block in shared memory: keys as they lie in pages, [page][D / 8][32][8], values [128][D] with the 16-byte pieces of key j
 // at place (piece ^ j % 8).
 template <int D>
 struct HalfBlock {
-    static constexpr int bytes = 2 * kHalf * D * 2, line = 2 * D + 16;  // line: bytes of a query row
+    static constexpr int bytes = tensor_keys_bytes(D), line = tensor_query_bytes(D);  // line: bytes of a query row
     uint8_t *k, *v;
-    DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalf * D * 2) {}
+    DEVICE HalfBlock(uint8_t* at) : k(at), v(at + kHalfBlock * D * 2) {}
     DEVICE HalfBlock(uint8_t* k, uint8_t* v) : k(k), v(v) {}
     DEVICE static int value_at(int key, int piece) { return key * D * 2 + (piece ^ key % 8) * 16; }
 
@@ -32,11 +32,11 @@ struct HalfBlock {
         constexpr int each = D / 8;
         const Pool& pool = values ? a.values : a.keys;
         const int32_t* const of = pages + base / kPage;
-        int page[kHalf / kPage];
+        int page[kHalfBlock / kPage];
 #pragma unroll
-        for (int p = 0; p < kHalf / kPage; p++) page[p] = base + p * kPage < end ? of[p] : -1;
+        for (int p = 0; p < kHalfBlock / kPage; p++) page[p] = base + p * kPage < end ? of[p] : -1;
 #pragma unroll
-        for (int p = 0; p < kHalf / kPage; p++) {
+        for (int p = 0; p < kHalfBlock / kPage; p++) {
             const uint8_t* const from = head_of(a.cache, pool, page[p], kv);
 #pragma unroll 4
             for (int i = thread(); i < kPage * each; i += threads()) {
@@ -116,7 +116,7 @@ DEVICE void weigh_half(float (&s)[kTiles][4], const HalfBlock<D>& at, int first,
 #pragma unroll
         for (int e = 0; e < 4; e++) sums.acc[c][e] = sums.acc[c][e] * factor[e / 2];
 #pragma unroll
-    for (int i = 0; i < kHalf / 16; i++) {
+    for (int i = 0; i < kHalfBlock / 16; i++) {
         const uint32_t p[4] = {two_halves(s[2 * i][0], s[2 * i][1]), two_halves(s[2 * i][2], s[2 * i][3]),
                                two_halves(s[2 * i + 1][0], s[2 * i + 1][1]), two_halves(s[2 * i + 1][2], s[2 * i + 1][3])};
         const int key = 16 * i + lane() % 16;
@@ -170,10 +170,6 @@ struct Sight {
     }
 };
 
-struct TensorAttentionArgs {
-    AttentionArgs of;
-    int32_t halved, padding;  // where products on tensor cores read `out`, as store_halved says; else 0
-};
 
 template <int D, int C>
 DEVICE void store_results(const AttentionArgs& a, int halved, const RowSums<C>& sums, int first, int r, int64_t row, int head) {
@@ -200,12 +196,13 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
     constexpr int line = HalfBlock<D>::line, kRows = 128;
-    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * 8;
+    NEEDS_SHARED(attend_tensor_bytes(kRows, D));
+    const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * kTileWords;
     const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
     uint8_t* const q = shared;
     const HalfBlock<D> stages[2] = {HalfBlock<D>(shared + kRows * line), HalfBlock<D>(shared + kRows * line + HalfBlock<D>::bytes)};
     next_may_start();
-    const int first_token = tile[0], first_row = tile[1], rows = tile[2], n_keys = tile[3], chunk_tokens = tile[4];
+    const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], n_keys = tile[TILE_KEYS], chunk_tokens = tile[TILE_TOKENS];
     wait_for_previous();
     if (rows == 0) return;
     const auto token_of = [&](int r) { return first_token + (first_row + (r < rows ? r : rows - 1)) / group; };
@@ -235,16 +232,16 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
         const int row = own + 8 * r, slot = a.rows.slots[batch_row(row)];
         sight.position[r] = a.irregular ? a.rows.positions[batch_row(row)] : slot;
         sight.low[r] = a.mask.from(slot), sight.high[r] = a.mask.to(slot, n_keys), sight.head[r] = head_of_row(row);
-        scores_at[r] = (int64_t(uint32_t(tile[5])) | int64_t(tile[6]) << 32) * a.heads +
-                       (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[7]) * n_keys;
+        scores_at[r] = (int64_t(uint32_t(tile[TILE_SCORES])) | int64_t(tile[TILE_SCORES_HIGH]) << 32) * a.heads +
+                       (int64_t(head_of_row(row)) * chunk_tokens + token_of(row) - tile[TILE_CHUNK_TOKEN]) * n_keys;
     }
     RowSums<D / 8> total, sums;
     total.clear();
     sums.clear();
-    for (int base = first, n = 0; base < end; base += kHalf, n++) {
+    for (int base = first, n = 0; base < end; base += kHalfBlock, n++) {
         copies_done<0>();
         sync_block();  // this half is there, and nobody reads the one before any more
-        if (base + kHalf < end) fetch(stages[(n + 1) % 2], base + kHalf);
+        if (base + kHalfBlock < end) fetch(stages[(n + 1) % 2], base + kHalfBlock);
         copy_group();
         const HalfBlock<D> at(shared + kRows * line + n % 2 * HalfBlock<D>::bytes);
         const bool none = !whole && (base >= sight.high[0] && base >= sight.high[1]);
@@ -262,7 +259,7 @@ DEVICE void attend_tensor(const TensorAttentionArgs& all) {
             sight.apply(a, s, base, end, [&](int slot) { return int64_t(a.irregular ? key_position(a, pages, slot) : slot); });
             weigh_half<D, D / 8>(s, at, 0, sums);
         }
-        if (base % kBlock == 0 && base + kHalf < end) continue;
+        if (base % kBlock == 0 && base + kHalfBlock < end) continue;
 #pragma unroll
         for (int r = 0; r < 2; r++) {  // the block is over
             float fa = 1.0f, fb = 0.0f;
@@ -294,11 +291,12 @@ template <int D>
 DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     const AttentionArgs& a = all.of;
     SHARED;
-    constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalf + 8;
+    constexpr int line = HalfBlock<D>::line, C = D / 32, kScoreLine = kHalfBlock + 8;
     constexpr bool once = D == 128;  // heads of 64 gain nothing by it
+    NEEDS_SHARED(attend_tensor_one_bytes(D, a.heads / a.keys.heads));
     uint8_t* const q = shared;
     const HalfBlock<D> stage(nullptr, shared + 16 * line);
-    float* const scores = reinterpret_cast<float*>(stage.v + kHalf * D * 2);
+    float* const scores = reinterpret_cast<float*>(stage.v + kHalfBlock * D * 2);
     uint16_t* const last_key = reinterpret_cast<uint16_t*>(scores + (a.heads / a.keys.heads > 8 ? 16 : 8) * kScoreLine);
     const int warp = thread() / 32, g = lane() / 4, t = lane() % 4;
     next_may_start();
@@ -345,8 +343,8 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
     }
     RowSums<C> sums;
     sums.clear();
-    for (int base = at.base; base < end; base += kHalf) {
-        const bool has_new = a.k && at.slot >= base && at.slot < base + kHalf;
+    for (int base = at.base; base < end; base += kHalfBlock) {
+        const bool has_new = a.k && at.slot >= base && at.slot < base + kHalfBlock;
         const int new_slot = at.slot % kPage, new_page = (at.slot - base) / kPage;
         if (base == at.base) sync_block();  // queries are there
         if (has_new && fresh && at.sub == 0) {
@@ -404,9 +402,9 @@ DEVICE void attend_tensor_one(const TensorAttentionArgs& all) {
                 s[j][2 * r] = two.x, s[j][2 * r + 1] = two.y;
             }
         weigh_half<D, C>(s, stage, C * warp, sums, both);
-        if (base + kHalf >= end) break;
+        if (base + kHalfBlock >= end) break;
         sync_block();
-        fetch(base + kHalf);
+        fetch(base + kHalfBlock);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {

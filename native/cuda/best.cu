@@ -7,13 +7,6 @@
 
 namespace assay {
 
-struct BestArgs {
-    const float* x;    // [rows][width]
-    uint2* lists;      // [rows][n_lists][k]: order and index
-    float* out;        // [rows][2 k]: values, then indices
-    int32_t *tokens, *positions, *slots, *left;  // of the step's rows, where the best is its row's next token; else null
-    int32_t width, n_lists, k, padding;
-};
 
 constexpr int kEach = 16;                 // values of a lane
 constexpr uint32_t kNobody = 0xffffffffu;
@@ -78,6 +71,7 @@ DEVICE void go_on(const BestArgs& a, int row, int token) {
 // block_x: row; a lane has every 32nd list
 KERNEL(best_of_lists, BestArgs, 32) {
     SHARED;
+    NEEDS_SHARED(best_lists_bytes(a.n_lists));
     next_may_start();
     wait_for_previous();
     int32_t* used = reinterpret_cast<int32_t*>(shared);  // of each list

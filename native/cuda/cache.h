@@ -8,30 +8,17 @@
 
 namespace assay {
 
-enum KvType { KV_F32, KV_F16, KV_BF16, KV_Q8 };
-constexpr int kPage = 32;
+DEVICE int Pool::each() const { return type == KV_F32 ? 4 : type == KV_Q8_0 ? 16 : 8; }
+DEVICE int Pool::vectors() const { return (columns + each() - 1) / each(); }
+DEVICE int Pool::index(int slot, int d) const {
+    d += first;
+    return keys ? (d / each() * kPage + slot) * each() + d % each() : slot * vectors() * each() + d;
+}
+DEVICE int Pool::scale_index(int slot, int d) const {
+    return keys ? (first + d) / 32 * kPage + slot : slot * (columns / 32) + (first + d) / 32;
+}
+DEVICE int Pool::scales_at() const { return kPage * vectors() * 16; }
 
-struct Pool {
-    int64_t offset;  // in a page
-    int32_t type, keys, heads, dim;
-    int32_t head_bytes, columns, first, padding;  // a position has `columns` values a head; those from `first` on are meant
-
-    DEVICE int each() const { return type == KV_F32 ? 4 : type == KV_Q8 ? 16 : 8; }
-    DEVICE int vectors() const { return (columns + each() - 1) / each(); }
-    DEVICE int index(int slot, int d) const {
-        d += first;
-        return keys ? (d / each() * kPage + slot) * each() + d % each() : slot * vectors() * each() + d;
-    }
-    DEVICE int scale_index(int slot, int d) const {
-        return keys ? (first + d) / 32 * kPage + slot : slot * (columns / 32) + (first + d) / 32;
-    }
-    DEVICE int scales_at() const { return kPage * vectors() * 16; }
-};
-
-struct Cache {
-    uint8_t* pages;
-    int64_t page_bytes, positions_at;
-};
 
 DEVICE uint8_t* head_of(const Cache& cache, const Pool& pool, int page, int head) {
     return cache.pages + page * cache.page_bytes + pool.offset + int64_t(head) * pool.head_bytes;
@@ -51,7 +38,7 @@ DEVICE float read_value(const Pool& p, const uint8_t* head, int slot, int d) {
 DEVICE float write_value(const Pool& p, uint8_t* head, int slot, int d, float x, bool store) {
     const int i = p.index(slot, d);
     const bool mine = d < p.dim;
-    if (p.type == KV_Q8) {
+    if (p.type == KV_Q8_0) {
         int top = mine ? int(bits(x) & 0x7fffffffu) : 0;
         for (int h = 1; h < 32; h *= 2) {
             const int other = shuffle_xor(top, h);
@@ -76,12 +63,5 @@ DEVICE float write_value(const Pool& p, uint8_t* head, int slot, int d, float x,
 }
 
 // Which cache slot and page table each row of the step has. A row of padding has slot -1.
-struct Rows {
-    const int32_t* tokens;
-    const int32_t* positions;
-    const int32_t* slots;
-    const int32_t* tables;  // where the row's page table begins
-    const int32_t* pages;
-};
 
 }  // namespace assay

@@ -4,11 +4,6 @@
 
 namespace assay {
 
-struct SortArgs {
-    const float* experts;  // the matrix of each pair, or null (matrix_of)
-    int32_t *pairs, *matrices;
-    int32_t count, n, tile, tiles;  // pairs, matrices, slots of a tile, tiles that there is room for
-};
 
 // pairs [tiles * tile]: the pairs of matrix 0 ascending, then those of matrix 1, ... Each matrix begins with a tile; slots without a
 // pair have -1. matrices [tiles]: the matrix of each tile, -1 behind the last. block_x: a matrix, whose pairs this block sorts.
@@ -17,6 +12,7 @@ KERNEL(sort_pairs, SortArgs, 1024) {
     int* const counts = reinterpret_cast<int*>(shared);  // [n]: pairs of each matrix
     int* const found = counts + a.n;                     // [warps]: pairs of this one that each warp has
     const int warp = thread() / 32, warps = threads() / 32, mine = block_x();
+    NEEDS_SHARED(sort_pairs_bytes(a.n, warps));
     const int each = (a.count + threads() - 1) / threads() * 32, begin = warp * each, end = begin + each < a.count ? begin + each : a.count;
     for (int i = thread(); i < a.n; i += threads()) counts[i] = 0;
     next_may_start();
@@ -50,12 +46,6 @@ KERNEL(sort_pairs, SortArgs, 1024) {
     }
 }
 
-struct PairArgs {
-    const float* x;  // rows of floats; `share` pairs have one row
-    const int32_t* pairs;
-    Acts acts;
-    int32_t width, share;
-};
 
 // The row of x of every slot, quantised, in the order of slots, padded with zeros to the stride. block_x: slot; block_y shares columns.
 KERNEL(quantise_pairs, PairArgs, 256) {
@@ -72,10 +62,6 @@ KERNEL(quantise_pairs, PairArgs, 256) {
     }
 }
 
-struct SortedArgs {
-    ProductArgs product;
-    const int32_t *pairs, *matrices;
-};
 
 // out[pairs[slot]] of 32 rows x 8 slots a block of threads (gemm.h), or of tiles (gemm_tiles.h). block_x: tile of slots; block_y: tile of rows.
 #define EXPERTS(name, threads, blocks, ...)                                                \

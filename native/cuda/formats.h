@@ -149,7 +149,6 @@ struct Layout {
 };
 
 // The numbers are those of engines/cuda/layout.py.
-enum Format { F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, WIDE16, WIDE16_MIN };
 
 template <int FORMAT> struct LayoutOf;
 template <> struct LayoutOf<Q4_0> : Layout<N4, HALVES, false, false, 8> { static constexpr int number = Q4_0; };
@@ -165,6 +164,17 @@ template <> struct LayoutOf<IQ4_XS> : Layout<N4, SUPER, false, false, 0, IQ4> { 
 template <> struct LayoutOf<MXFP4> : Layout<N4, BRAINS, false, false, 0, MX4> { static constexpr int number = MXFP4; };
 template <> struct LayoutOf<WIDE16> : Layout<N8, FLOATS, true, false> { static constexpr int number = WIDE16; };          // any other type, expanded
 template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> { static constexpr int number = WIDE16_MIN; };
+
+// The compiler in Python places matrices by the sizes of abi.h.
+template <int FORMAT>
+constexpr bool same_size() {
+    using L = LayoutOf<FORMAT>;
+    using S = FormatSize<FORMAT>;
+    return L::chunks == S::chunks && L::scale_chunks == S::scale_chunks && L::word == S::word && (L::sub16 && L::min) == S::half_sums;
+}
+static_assert(same_size<Q4_0>() && same_size<Q4_1>() && same_size<Q5_0>() && same_size<Q5_1>() && same_size<Q8_0>());
+static_assert(same_size<Q4_K>() && same_size<Q5_K>() && same_size<Q6_K>() && same_size<IQ4_NL>() && same_size<IQ4_XS>());
+static_assert(same_size<MXFP4>() && same_size<WIDE16>() && same_size<WIDE16_MIN>());
 
 // Call f with the layout of a quantised format.
 template <class F>
@@ -187,14 +197,7 @@ DEVICE void with_layout(int format, F&& f) {
 }
 
 // A matrix in device memory. Floats lie in the same tiles: chunk c of an item has 8 halves or 4 floats of its columns.
-struct Matrix {
-    const uint8_t* data;
-    int64_t group_bytes;
-    int32_t format, rows, columns, units, group, tiles;  // tiles of a group: ceil(group * units / 32)
-    int32_t tile_bytes, all_rows;  // all_rows: those of all groups, padding and pairs counted
-
-    DEVICE const uint8_t* tile(int64_t group_index, int t) const { return data + group_index * group_bytes + int64_t(t) * tile_bytes; }
-};
+DEVICE const uint8_t* Matrix::tile(int64_t group_index, int t) const { return data + group_index * group_bytes + int64_t(t) * tile_bytes; }
 
 // An item in memory: word w of chunk c, and the lane's own word behind the chunks.
 struct InMemory {

@@ -9,8 +9,6 @@
 
 namespace assay {
 
-constexpr int kLine = 272;  // bytes from a row's or a token's 256 codes to the next one's: eight of them hit all banks
-
 // A row of a stage: word w of chunk c.
 struct InStage {
     const uint8_t* weights;
@@ -60,6 +58,8 @@ struct Stage {
     static constexpr int factors_at = sums_at + (L::sub16 && L::min ? tokens * 32 : 0);
     static constexpr int weights_at = factors_at + 64 * rows * (L::sub16 && L::min ? 2 : 1);
     static constexpr int words_at = weights_at + L::chunks * rows * 16;
+    static_assert(words_at + L::word * rows * 4 == few_stage_bytes(tokens, staged_weights_bytes(rows, chunks, L::word),
+                                                                   few_factors_bytes(rows, tokens, L::sub16 && L::min)));
 
     // Unit u of the activations of the tile, by a warp: codes [tokens][kLine], scales and sums [8][tokens].
     static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int u) {
@@ -243,6 +243,7 @@ DEVICE void few_tokens(const ProductArgs& a, const int32_t* pairs = nullptr, int
     const Product& p = a.parts[part_of(a, tile)];  // first_group counts tiles of rows here
     const int first = (tile - p.first_group) * ROWS;
     const int units = p.w.units;
+    NEEDS_SHARED(few_shared_bytes(ROWS, tokens, SPLITS, a.stages));
     float* const parts = reinterpret_cast<float*>(shared);  // [2 rounds][splits][rows][line]
     uint8_t* const stage = shared + 2 * SPLITS * ROWS * line * 4 + split * a.stages;  // stages: bytes of one
     float total[each];

@@ -17,6 +17,7 @@ struct HalfStage {
     static constexpr int rows = 32, tokens = 8 * J, chunks = 32;
     static constexpr int token_bytes = 528;  // spreads tokens over the banks
     static constexpr int weights_at = tokens * token_bytes;
+    static_assert(weights_at + rows * chunks * 16 == halves_few_stage_bytes(rows, tokens));
 
     static DEVICE void fetch_acts(uint8_t* to, const Acts& acts, int token, int u) {
         const uint16_t* x = reinterpret_cast<const uint16_t*>(acts.q);
@@ -127,6 +128,7 @@ DEVICE void share_tiles(const ProductArgs& a) {
     const int warp = shuffle(thread() / 32, 0), ring = a.stages, columns = (a.tokens + tokens - 1) / tokens;
     Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes);
     Arrival* const gone = here + ring;
+    NEEDS_SHARED(ring * halves_step_bytes(64 * R, tokens, S));
     next_may_start();
     if (warp == 0) {
         make_places(here, ring, 8 * kPieceLanes);

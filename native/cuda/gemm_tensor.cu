@@ -35,12 +35,6 @@ DEVICE uint2 factor_words(const Chunk& chunk, uint32_t super, int i) {
     return {scales, minima};
 }
 
-struct FactorArgs {
-    Matrix w;
-    uint8_t* out;   // [tiles][chunks][32][16]: word i % 4 of chunk i / 4 is block i's, minima come two chunks later
-    int64_t tiles;  // of the whole matrix
-    int32_t chunks, padding;
-};
 
 // The factors of all items of a matrix, once, when it is loaded.
 KERNEL(make_factors, FactorArgs, 256) {
@@ -121,15 +115,6 @@ struct LayoutsOf {
     }
 };
 
-struct TensorArgs {
-    ProductArgs product;         // first_group counts tiles of rows here
-    const uint8_t* factors[4];   // of each part, as make_factors left them
-    int32_t codes[4], pairs[4];  // chunks of codes and of factors of an item
-    float4* partial;             // sums of chains on their way, [tiles][chains, or 1 where a block has them all][J][threads]
-    int32_t* arrived;            // [tiles], zero before and after
-    int32_t room, chains;        // room: for rows of `out` where results are stored as halves, else 0
-    int32_t split, padding;      // split: block_z is the chain
-};
 
 // Units of a chain: from the first of it to the first of the next.
 DEVICE int chain_begin(const TensorArgs& a, int units, int chain) { return chain * units / a.chains; }
@@ -301,6 +286,7 @@ DEVICE void tensor_tile(const TensorArgs& all) {
     uint8_t* const raw = shared + ring * stage_bytes + warp * 2 * of.unit_bytes;
     Arrival* const here = reinterpret_cast<Arrival*>(shared + ring * stage_bytes + threads() / 32 * 2 * of.unit_bytes);
     Arrival* const gone = here + ring;
+    NEEDS_SHARED(tensor_tile_bytes(tokens, ring, S / 4, threads() / 32, of.unit_bytes));
     const int64_t step_bytes = int64_t(a.acts.step) * 128;  // of 64 columns
     const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + 4 * first * step_bytes + first_token * 128;
     const uint32_t steps = parts * units;
@@ -315,7 +301,7 @@ DEVICE void tensor_tile(const TensorArgs& all) {
     clear_rows<J>(sum);
     Layouts::with(p.w.format, [&](auto layout) {
         using L = decltype(layout);
-        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        constexpr int unit_bytes = tensor_unit_bytes(L::codes, L::sub16 && L::min ? 4 : 2);
         for (int u = 0; u < 2; u++) {
             if (u < units) of.template fetch<L, J <= 8>(raw + u * unit_bytes, first + u);
             copy_group();
@@ -405,6 +391,7 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     uint8_t* const acts = shared + group * acts_bytes;
     uint8_t* const raw = shared + groups * acts_bytes + 256 * tokens + thread() / 32 * 2 * of.unit_bytes;
     Arrival* const here = reinterpret_cast<Arrival*>(shared + groups * (acts_bytes + 8 * of.unit_bytes) + 256 * tokens) + group;
+    NEEDS_SHARED(tensor_turns_bytes(tokens, groups, of.unit_bytes));
     const int64_t step_bytes = int64_t(a.acts.step) * 128;
     const uint8_t* x = reinterpret_cast<const uint8_t*>(a.acts.q) + first_token * 128;
     const auto fetch_acts = [&](int u) {
@@ -415,7 +402,7 @@ DEVICE void tensor_turns(const TensorArgs& all) {
     bool last = false;
     Layouts::with(p.w.format, [&](auto layout) {
         using L = decltype(layout);
-        constexpr int unit_bytes = L::codes * 256 + (L::sub16 && L::min ? 1024 : 512);
+        constexpr int unit_bytes = tensor_unit_bytes(L::codes, L::sub16 && L::min ? 4 : 2);
         for (int i = 0, u = first + group; i < 2; i++, u += groups) {
             if (u < units) of.template fetch<L, J <= 8>(raw + i * unit_bytes, u);
             copy_group();

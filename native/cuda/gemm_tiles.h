@@ -22,6 +22,7 @@ struct Tile {
     static constexpr int factors_at = rows * kLine, set_bytes = factors_at + (SUB16 && MIN ? 128 : 64) * rows;
     static constexpr int scales_at = tokens * kLine, sums_at = scales_at + 64 * tokens;
     static constexpr int weights_at = sums_at + (SUB16 && MIN ? 32 * tokens : 0);
+    static_assert(set_bytes == tile_set_bytes(rows, SUB16 && MIN) && weights_at == tile_stage_bytes(tokens, SUB16 && MIN, 0));
 
     static DEVICE void fetch_acts(uint8_t* stage, const Acts& acts, int token, int u, int me) {
         const int8_t* q = acts.q + int64_t(token + me / 16) * acts.stride + u * 256 + me % 16 * 16;
@@ -146,6 +147,7 @@ DEVICE void multiply_tile(const ProductArgs& a, const Product& p, int first, int
     uint8_t* const room = shared + group * (2 * T::set_bytes + ahead * bytes);
     float4* const parts = reinterpret_cast<float4*>(shared + S * (2 * T::set_bytes + ahead * bytes)) + me;  // [2][S - 1][F J][count]
     const auto stage = [&](int n) { return room + 2 * T::set_bytes + n * bytes; };
+    NEEDS_SHARED(tile_shared_bytes(T::rows, T::tokens, S, ahead, T::set_bytes, bytes));
     const auto sync = [&] {
         if constexpr (S > 1) sync_some(1 + group, T::count);
         else sync_block();

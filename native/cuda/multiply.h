@@ -215,8 +215,8 @@ struct Codes : LayoutOf<FORMAT> {
     static constexpr bool floats = false;
 };
 
-using F32s = Floats<F32, 64>;
-using F16s = Floats<F16, 32>;
-using BF16s = Floats<BF16, 32>;
+using F32s = Floats<F32, FormatSize<F32>::chunks>;
+using F16s = Floats<F16, FormatSize<F16>::chunks>;
+using BF16s = Floats<BF16, FormatSize<BF16>::chunks>;
 
 }  // namespace assay

@@ -35,6 +35,7 @@ typedef unsigned long long uint64_t;
 // All blocks run at the same time, one a multiprocessor.
 #define TOGETHER(name, Args, threads) CROWDED(name, Args, threads, 1)
 #define SHARED uint8_t* const shared = shared_memory
+#define NEEDS_SHARED(bytes)  // the shim checks it
 #define CONSTANT __device__ const
 
 extern __shared__ __align__(1024) uint8_t shared_memory[];

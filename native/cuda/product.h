@@ -5,36 +5,8 @@
 
 namespace assay {
 
-struct Product {  // one matrix of a launch, and what follows it
-    Matrix w;
-    float* out;             // [tokens][out_stride]
-    const float* bias;      // or null
-    const float* residual;  // or null: [tokens][out_stride]
-    float* gate_out;        // of a pair of matrices: gate and up as they are, if somebody keeps them
-    float* up_out;
-    int32_t out_stride, first_group;
-    int32_t paired, act;    // paired: each group has group / 2 rows of the gate, then as many of up; out = act(gate) up
-};
 
-enum Prologue { GIVEN, PLAIN_ROWS, NORMED_ROWS };
 
-struct ProductArgs {
-    Product parts[4];
-    Acts acts;            // GIVEN: quantised already
-    const float* x;       // else rows of floats ...
-    const float* norm;    // ... and the weights of their norm
-    const float* experts; // the matrix of each pair (token, choice), or null: each token has all of them in turn (heads)
-    int64_t expert_bytes;
-    int32_t n_parts, groups, tokens, columns, x_stride, prologue;
-    float eps;
-    int32_t rows_of_x, n_experts;    // several matrices: how many pairs share a row of x, and how many matrices there are;
-                                     // one matrix, of product_one: copies of the quantised row
-    int32_t slots, share, extra;     // of product_one: pieces a warp has room for; groups a block, and how many blocks have one more;
-                                     // share of gemm_halves.cu: room for rows of `out` where results are stored as 16-bit floats, else 0
-    int32_t shift;                   // the group is 1 << shift rows
-    int32_t stages;                  // of tiles: units in shared memory at a time; of few tokens: bytes of one; of product_one: bytes of a piece;
-                                     // of a walk: from a warp's tile to its second one, in groups, where these have the same columns
-};
 
 // What follows the sum y of row r of a group, token t; `up`: the sum of the row that is paired with it. `Tail` is made before
 // anything is waited for: looking up arguments by part is slow. `ask` is for when the residual is there.

@@ -27,6 +27,7 @@ DEVICE void one_token(const ProductArgs& a) {
     float2* const ds = reinterpret_cast<float2*>(q + stride);
     uint32_t* const n = reinterpret_cast<uint32_t*>(ds + stride / 32);
     float* const sums = row + (A::floats ? stride : stride / 32 * 11);
+    NEEDS_SHARED(one_product_bytes(stride, A::floats, groups * tiles, warps, slots, room));
     next_may_start();
     if (a.experts) wait_for_previous();  // the expert is known only when the kernel before is done
     if (no_pair(a)) return;

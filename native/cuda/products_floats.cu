@@ -56,6 +56,7 @@ DEVICE void few_tokens_floats(const ProductArgs& a) {
     const int stride = a.parts[0].w.units * 256;
     float* rows = reinterpret_cast<float*>(shared);
     float* parts = rows + M * stride;
+    NEEDS_SHARED(few_floats_bytes(M, a.parts[0].w.units, a.parts[0].w.tiles));
     next_may_start();
     uint4 next[ahead];
     if (warp < a.parts[0].w.tiles && block_x() < a.groups) {

@@ -3,14 +3,6 @@
 
 namespace assay {
 
-struct RepackArgs {
-    const uint8_t* raw;      // rows as they lie in the file; WIDE: int8 codes [rows][columns] ...
-    const float *d, *m;      // ... and scales, minima [rows][columns / 16]
-    Matrix to;
-    int64_t first_row, rows; // of the matrix: raw begins with row first_row
-    int64_t row_bytes;
-    int32_t half, part;      // group of `half` rows of this matrix in each group of `to`, the part-th of them
-};
 
 DEVICE uint16_t u16(const uint8_t* p) { return uint16_t(p[0] | p[1] << 8); }
 DEVICE uint16_t finite_half(uint16_t h) { return (h & 0x7fff) == 0x7c00 ? 0x7e00 : h; }  // an infinite scale counts as NaN

@@ -6,20 +6,7 @@
 
 namespace assay {
 
-enum MapOp {
-    ADD, GLU, BIAS, SCALE, SOFTCAP, CLAMP_MIN, DIV, GATHER, EXPERT_SCALE, EXPERT_SUM, SLICE, ROW_SUM, CLAMP, ACT, GLU_SPLIT,
-    GLU_OAI, EXPERT_INPUT, EXPERT_BIAS, EXPERT_GAIN, SIGMOID, MUL, MUL_WEIGHT, CONCAT
-};
 
-struct MapArgs {
-    const float *x, *y, *z;  // z: a table of weights, where y says which of them
-    float* out;
-    int64_t rows;
-    int32_t width, x_width, y_width, op;  // width: of out
-    int32_t integer, z_rows;              // the activation, the first column of a slice, x is one head for all; rows of z
-    int32_t parts, padding;               // heads or experts of a row of out
-    float number, second;                 // a bound, a factor; the upper bound, a limit
-};
 
 DEVICE float clamped(float x, float lo, float hi) { return x < lo ? lo : x > hi ? hi : x; }
 DEVICE float glu_oai(float gate, float up, float alpha, float limit) {
@@ -71,8 +58,8 @@ KERNEL(map, MapArgs, 256) {
             case MUL_WEIGHT: v = x[j] * a.y[j % a.y_width]; break;
             case CONCAT: {  // an operand of one head gives it to all
                 const int64_t each = a.width / a.parts, head = j / each, at = j % each;
-                const int64_t n = a.integer & 1 ? a.x_width : a.x_width / a.parts, m = each - n;
-                v = at < n ? x[(a.integer & 1 ? 0 : head * n) + at] : y[(a.integer & 2 ? 0 : head * m) + at - n];
+                const int64_t n = a.integer & X_IS_ONE_HEAD ? a.x_width : a.x_width / a.parts, m = each - n;
+                v = at < n ? x[(a.integer & X_IS_ONE_HEAD ? 0 : head * n) + at] : y[(a.integer & Y_IS_ONE_HEAD ? 0 : head * m) + at - n];
                 break;
             }
             case GLU_OAI: v = glu_oai(x[j], y[j], a.number, a.second); break;
@@ -97,15 +84,6 @@ KERNEL(map, MapArgs, 256) {
     }
 }
 
-struct RowArgs {  // a block of threads a row
-    const float* x;
-    const float *w, *b;  // weights and bias of a norm, or null
-    float* out;
-    Acts acts;
-    int32_t width, parts;
-    float eps;
-    int32_t w_step;  // from one part's weights to the next one's
-};
 
 // y = w x / sqrt(mean x^2 + eps) over each of `parts` parts of a row; block_x: row * parts + part
 KERNEL(rms_norm, RowArgs, 256) {
@@ -113,6 +91,7 @@ KERNEL(rms_norm, RowArgs, 256) {
     next_may_start();
     wait_for_previous();
     const int n = a.width / a.parts;
+    NEEDS_SHARED(normed_row_bytes(n));
     const int64_t at = int64_t(block_x()) * n;
     float* row = reinterpret_cast<float*>(shared) + 4;
     for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
@@ -128,6 +107,7 @@ KERNEL(layer_norm, RowArgs, 256) {
     next_may_start();
     wait_for_previous();
     const int n = a.width / a.parts;
+    NEEDS_SHARED(normed_row_bytes(n));
     const int64_t at = int64_t(block_x()) * n;
     float* row = reinterpret_cast<float*>(shared) + 4;
     for (int i = thread(); i < n; i += threads()) row[i] = a.x[at + i];
@@ -164,6 +144,7 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     const float* x = a.x + row % a.parts * a.width;
     float* const copy = reinterpret_cast<float*>(shared) + 4;
     const int first = block_y() * threads() + thread();
+    NEEDS_SHARED(a.w ? normed_row_bytes(a.width) : 0);
     float v[8], w[8], f = 0.0f;
     next_may_start();
     if (a.w && 8 * first < a.width) load_eight(a.w + 8 * first, w);
@@ -191,14 +172,6 @@ KERNEL(quantise_rows, RowArgs, 1024) {
     }
 }
 
-struct HalveArgs {
-    const float* x;
-    const float* norm;  // weights of a norm before, or null
-    uint16_t* out;
-    int32_t width, stride, room;  // room: for rows
-    float eps;
-    int32_t kind, padding;  // as store_halved: f16 by half_at, f16 by float_at, bf16 by float_at
-};
 
 // The row, normed if there are weights, rounded to 16-bit floats as products on tensor cores read them, zeros up to the stride; block_x: row.
 // A thread has 8 columns at a time.
@@ -206,6 +179,7 @@ KERNEL(halve_rows, HalveArgs, 512) {
     SHARED;
     float* const row = reinterpret_cast<float*>(shared) + 4;
     const float* x = a.x + int64_t(block_x()) * a.width;
+    NEEDS_SHARED(halved_row_bytes(a.width));
     const bool even = a.width % 8 == 0;  // else a row does not begin where eight floats may be read at once
     const auto load = [&](const float* from, int i, float (&v)[8]) {
         if (even && 8 * i < a.width) return load_eight(from + 8 * i, v);
@@ -234,7 +208,7 @@ KERNEL(halve_rows, HalveArgs, 512) {
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             const float y = a.norm ? (v[j] * f) * w[j] : v[j];
-            h[j] = 8 * i + j >= a.width ? 0 : a.kind == 2 ? float_to_brain(y) : float_to_half(y);
+            h[j] = 8 * i + j >= a.width ? 0 : a.kind == ORDERED_BF16 ? float_to_brain(y) : float_to_half(y);
         }
         if (a.kind)
             *reinterpret_cast<uint4*>(a.out + float_at(block_x(), 8 * i, a.room)) = {h[0] | h[1] << 16, h[2] | h[3] << 16, h[4] | h[5] << 16, h[6] | h[7] << 16};

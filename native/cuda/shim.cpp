@@ -4,11 +4,12 @@
 //
 // With -fsanitize=address,undefined every allocation ends where it says, shared memory too, and a launch may touch no
 // other part of a program's memory than the values it was given (shim_guard).
-#include "shim.h"
+#include "abi.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -39,6 +40,23 @@ extern "C" void shim_guard(void* at, size_t bytes, int closed) {
 #else
     (void)at, (void)bytes, (void)closed;
 #endif
+}
+
+// "Struct size" and "Struct.field offset" lines of the structs in abi.h, as this compiler lays them out.
+extern "C" const char* shim_abi() {
+    using namespace assay;
+    static const std::string report = [] {
+        std::string text;
+        const auto add = [&](const char* name, size_t n) { text += std::string(name) + " " + std::to_string(n) + "\n"; };
+#define SIZE(name, size) add(#name, sizeof(name));
+#define OFFSET(name, member, offset) add(#name "." #member, __builtin_offsetof(name, member));
+        ABI_STRUCTS(SIZE)
+        ABI_FIELDS(OFFSET)
+#undef SIZE
+#undef OFFSET
+        return text;
+    }();
+    return report.c_str();
 }
 
 namespace shim {
@@ -210,6 +228,12 @@ void barrier_some(int id, int count, bool wait) {
     if (wait) wait_on(&now->some_turn[id]);
 }
 
+void needs_shared(int bytes) {
+    if (bytes <= state.shared_bytes) return;
+    std::fprintf(stderr, "shim: a launch has %d bytes of shared memory, its kernel needs %d\n", state.shared_bytes, bytes);
+    std::abort();
+}
+
 void pause() {
     if (++idle > 100'000'000) {
         std::fprintf(stderr, "shim: what a thread looks for does not come\n");
@@ -305,6 +329,7 @@ void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads
     context = c;
     idle = 0;
     state.threads = threads;
+    state.shared_bytes = shared_bytes;
     std::memcpy(state.grid, grid, sizeof state.grid);
     const int count = grid[0] * grid[1] * grid[2], at_once = together ? count : 1;
     if (blocks.size() < size_t(at_once)) blocks.resize(size_t(at_once));

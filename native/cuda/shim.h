@@ -14,17 +14,21 @@
 #define DEVICE inline
 #define OUTLINED inline
 #define SHARED uint8_t* const shared = shim::state.shared
+// A launch must have at least the bytes of shared memory that the kernel's formula in abi.h gives.
+#define NEEDS_SHARED(bytes) shim::needs_shared(bytes)
 #define CONSTANT static const
 #define KERNEL(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, false)
 #define KERNEL_OF(name, Args, most_threads, together)                                 \
     static void body_##name(const Args& a);                                           \
+    extern "C" int shim_threads_##name() { return most_threads; }                     \
+    extern "C" int shim_args_##name() { return int(sizeof(Args)); }                   \
     extern "C" void shim_##name(const int* grid, int count, int bytes, const void* a) { \
         shim::launch(grid, count, bytes, most_threads, together, [=] { body_##name(*static_cast<const Args*>(a)); }); \
     }                                                                                 \
     static void body_##name(const Args& a)
 
 #define CROWDED(name, Args, most_threads, blocks) KERNEL(name, Args, most_threads)
-#define TEAM 384  // of walks, whose sources are one here
+#define TEAM (32 * kWalkWarps)  // of walks, whose sources are one here
 #define TOGETHER(name, Args, most_threads) KERNEL_OF(name, Args, most_threads, true)
 
 // Aligned as on a GPU, which faults where they are not: the sanitizing build finds it.
@@ -37,7 +41,7 @@ struct alignas(16) float4 { float x, y, z, w; };
 namespace shim {
 
 struct State {
-    int thread = 0, threads = 0, block[3] = {}, grid[3] = {};
+    int thread = 0, threads = 0, block[3] = {}, grid[3] = {}, shared_bytes = 0;
     uint8_t* shared = nullptr;
     uint32_t* slots = nullptr;  // of this thread's warp: two sets of 32 x 16 words
     int* exchanged = nullptr;  // how often this thread's warp has exchanged: sets are used in turn
@@ -45,6 +49,7 @@ struct State {
 extern State state;
 
 void run_blocks(const int* grid, int threads, int shared_bytes, int most_threads, bool together, void (*body)(void*), void* context);
+void needs_shared(int bytes);
 void barrier_block();
 void pause();  // let the others run
 void barrier_warp();

@@ -5,20 +5,6 @@
 
 namespace assay {
 
-struct StepArgs {
-    Rows rows;
-    Cache cache;
-    Pool pool;
-    Matrix table;
-    const float* x;
-    float* out;
-    const double* frequencies;
-    const int32_t* which;  // rows to take, tokens, positions
-    int64_t n;
-    int32_t width, n_rot;
-    float magnitude;
-    int32_t kind;          // of pooling
-};
 
 // out[row] = the table's row of that token, or position
 KERNEL(embed, StepArgs, 256) {
@@ -62,12 +48,6 @@ KERNEL(rope_table, StepArgs, 128) {
 }
 
 // heads of a row turned from value `offset` on; x: [rows][width], table: [rows][cosines | sines]
-struct RopeArgs {
-    const float *x, *table;
-    float* out;
-    int64_t rows;
-    int32_t width, heads, n_rot, neox, offset, padding;
-};
 KERNEL(rope, RopeArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -133,14 +113,6 @@ OUTLINED double logarithm(int64_t x) {
 }
 
 // y = x * (1 + beta * ln(floor((position + offset) / unit) + 1)); block_x: row
-struct PositionArgs {
-    const float* x;
-    float* out;
-    const int32_t* which;  // position of each row
-    double beta;
-    int64_t unit, offset;
-    int32_t width, padding;
-};
 KERNEL(pos_scale, PositionArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -150,11 +122,10 @@ KERNEL(pos_scale, PositionArgs, 256) {
 }
 
 // One row of each sequence: its tokens' mean, the first or the last; which: chunks as in scores.cu, block_x: chunk
-enum Pooling { MEAN, FIRST_TOKEN, LAST_TOKEN };
 KERNEL(pool_rows, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
-    const int64_t first = a.which[6 * block_x()], n = a.which[6 * block_x() + 1];
+    const int64_t first = a.which[kChunkWords * block_x() + CHUNK_TOKEN], n = a.which[kChunkWords * block_x() + CHUNK_TOKENS];
     for (int i = thread(); n && i < a.width; i += threads()) {
         const float* x = a.x + first * a.width + i;
         float y = a.kind == LAST_TOKEN ? x[(n - 1) * a.width] : x[0];

@@ -14,10 +14,6 @@
 namespace assay {
 
 #ifndef WALK_MORE
-struct ClearArgs {
-    uint4* at;
-    int64_t vectors;
-};
 KERNEL(clear, ClearArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -35,6 +31,7 @@ DEVICE void walk(const WalkArgs& a) {
     uint8_t* const work = reinterpret_cast<uint8_t*>(steps + 2);
     constexpr int vectors = sizeof(WalkStep) / 16;
     static_assert(sizeof(WalkStep) % 16 == 0);
+    NEEDS_SHARED(walk_bytes(a.slots, a.room, 0, 0));
     const auto bring = [&](int s) {
         if (s < a.n_steps && thread() < vectors)
             copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());

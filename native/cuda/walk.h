@@ -8,47 +8,9 @@ namespace assay {
 
 // Kernels with more (MORE, walk_more.cu) have norms as steps, gates before a row is quantised, and of attention norms of heads, a factor of q,
 // windows, caps and heads of 256. Others do without: what is in a kernel costs, whether it runs or not.
-enum StepKind { PRODUCT, ATTEND, FOLD, QUANTISE, NORM };
 // Of a step: x and the residual are written by a step of this run; x, or the result of attention, are codes; of a product, two
 // lanes have an item, and a tile is two pieces; codes of several rows lie as they are, and are counted.
-enum How { X_IS = 1, RESIDUAL_IS = 2, AS_CODES = 4, BY_TWO = 8, CUT = 16, COUNTED = 32 };
 
-struct WalkAttention : AttentionArgs {
-    const float *q_norm, *k_norm;  // weights of a norm of every head before it is turned, or null
-    float eps, factor;             // of q, when it has been turned
-};
-struct Norm {  // (x f) w, then + b, + residual; centred: of x less its mean
-    const float *x, *w, *b, *residual;
-    float* out;
-    const float* more;  // null, or what is added to x first
-    float* sum;         // where that goes
-    int32_t columns, first, centred;  // first: of its tasks, of 256 columns of a row each
-    float eps;
-};
-struct NormArgs {
-    Norm parts[2];
-    int32_t n_parts, tokens, tasks, padding;
-};
-struct WalkStep {
-    int32_t kind, fresh;
-    int32_t heads, of_block, dim_shift, per_group;  // of attention: that a block of threads has at a time, all of them by that,
-                                                    // log2 of their width, and 65536 / heads of a group, rounded up
-    int32_t in_copies, in_bytes, out_copies, out_bytes;  // of x and of the result, 1 or a power of two; from one to the next
-    int32_t first, ahead;     // the block of threads that begins: one that the step before does not keep, if there is one; pieces
-                              // on their way at most
-    int32_t second, per_row;  // the first group of parts that have the kernel's second layout, or of attention 2^24 / of_block, rounded
-                              // up; of the attention of several rows: 65536 / key heads, rounded up
-    union {
-        ProductArgs product;
-        WalkAttention attention;
-        NormArgs norm;
-    };
-};
-struct WalkArgs {
-    const WalkStep* steps;
-    const int32_t* slot;                  // of the token, in the cache
-    int32_t n_steps, slots, room, rows;   // places for pieces of weights, and their bytes; tokens of the step
-};
 
 // ---- values from block to block -------------------------------------------------------------------------------------
 DEVICE float await(const float* p, bool fresh) {
@@ -97,17 +59,15 @@ DEVICE void leave_codes(uint8_t* to, float y) {
 }
 
 // What is done before a row is quantised, by `paired` of a step's first part: nothing; act(x) y, y being the second half of the row; act(x).
-enum Gating { AS_IT_IS, SPLIT, ALONE };
 
-// Quantised values of eight rows (walk_few.h): 256 columns are `kColumns` bytes. Codes lie as a lane of `mma` m16n8k32 wants them as its
+// Quantised values of eight rows (walk_few.h): 256 columns are `kWalkUnitBytes` bytes. Codes lie as a lane of `mma` m16n8k32 wants them as its
 // second operand, [two blocks][lane][16 bytes], its two words of the first block and of the second; then (d, d * sum), [block][row].
-constexpr int kRows = 8, kColumns = 2560, kOfCodes = 2048;
 DEVICE uint32_t* code_at(uint8_t* x, int row, int column) {  // of four neighbours
     const int block = column >> 5 & 7, word = column >> 2 & 7, lane_of = row * 4 + (word & 3);
-    return reinterpret_cast<uint32_t*>(x + (column >> 8) * kColumns + (block >> 1) * 512 + lane_of * 16) + (block & 1) * 2 + (word >> 2);
+    return reinterpret_cast<uint32_t*>(x + (column >> 8) * kWalkUnitBytes + (block >> 1) * 512 + lane_of * 16) + (block & 1) * 2 + (word >> 2);
 }
 DEVICE float* scale_at(uint8_t* x, int row, int column) {
-    return reinterpret_cast<float*>(x + (column >> 8) * kColumns + kOfCodes) + ((column >> 5 & 7) * kRows + row) * 2;
+    return reinterpret_cast<float*>(x + (column >> 8) * kWalkUnitBytes + kWalkCodeBytes) + ((column >> 5 & 7) * kWalkRows + row) * 2;
 }
 // A warp leaves 32 values of a row from `column` on, one a lane.
 DEVICE void leave_codes_of(uint8_t* to, int row, int column, float y) {
@@ -152,11 +112,11 @@ struct Share {
 // ---- what is fetched ------------------------------------------------------------------------------------------------
 // Pieces of weights, and of keys and values, in the order in which the steps use them. The last warp asks for them as places
 // become free, some lanes for a piece each, and not too far ahead: what has been asked for delays what is asked for later.
-// A piece of weights is a tile; in a step with tiles that are larger than a place, half a tile: its first `kCut` bytes, the chunks
+// A piece of weights is a tile; in a step with tiles that are larger than a place, half a tile: its first `kCutBytes` bytes, the chunks
 // of low bits, and the rest.
 // TWO: two warps ask, each for every other piece. `ahead` is odd then, so that either waits for pieces of the other one, and is never a turn
 // of the ring in front of it.
-constexpr int kAtOnce = 4, kCut = 8 * 512;
+constexpr int kAtOnce = 4;
 template <bool TWO>
 struct Fetch {
     const WalkArgs& a;
@@ -205,7 +165,7 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch<TWO>& fetch) {
     if constexpr (A::floats) return fetch_floats<A>(walk_step, fetch);
     const ProductArgs& p = walk_step.product;
     const Share my(walk_step);
-    const int cut = walk_step.fresh & CUT ? 1 : 0, end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
+    const int cut = walk_step.fresh & SPLIT_TILE ? 1 : 0, end = (my.begin + my.groups) * my.tiles, n_parts = p.n_parts;
     const int rest = cut & lane();
     int at = my.begin * my.tiles;
 #pragma unroll 1
@@ -213,8 +173,8 @@ DEVICE void fetch_weights(const WalkStep& walk_step, Fetch<TWO>& fetch) {
         const int stop = i + 1 < n_parts ? p.parts[i + 1].first_group * my.tiles : end, to = stop < end ? stop : end;
         const bool is_first = A::number == B::number || p.parts[i].w.format == A::number;
         const int tile = is_first ? A::tile_bytes : B::tile_bytes, step = (kAtOnce >> cut) * tile;
-        const int bytes = rest ? tile - kCut : cut ? kCut : tile;
-        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + (lane() >> cut)) * tile + rest * kCut;
+        const int bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile;
+        const uint8_t* from = p.parts[i].w.data + int64_t(at - p.parts[i].first_group * my.tiles + (lane() >> cut)) * tile + rest * kCutBytes;
 #pragma unroll 1
         for (int left = (to - at) << cut; left > 0; left -= kAtOnce, from += step) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
         if (to > at) at = to;

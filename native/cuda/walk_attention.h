@@ -16,7 +16,7 @@ DEVICE void leave_values(const WalkStep& step, int row, int at, float y) {
 
 // What 256 keys give a head: the largest score, the sum of exponentials, the sum of values.
 template <bool MORE>
-constexpr int kPart = 2 + (MORE ? 256 : 128);
+constexpr int kPart = 2 + (MORE ? kWalkHead : 128);
 
 // A head of q, or the new key, normed and turned by a warp: `q` floats or `k` halves.
 template <int DIM>
@@ -64,7 +64,7 @@ DEVICE int attend(const WalkStep& step, const int* slots, Ring ring, uint8_t* wo
     constexpr int PIECES = DIM > 64 ? DIM / 64 : 1, ROWS = kPage / PIECES, VECTORS = DIM / 8 / PIECES, STEP = H == 1 ? 8 : 4;
     constexpr int WIDE = DIM > 64 ? DIM / 32 : 2;
     const WalkAttention& t = step.attention;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const int warp = thread() / 32, max_blocks = t.max_blocks;
     float* const q = reinterpret_cast<float*>(work);                   // [H][DIM]
     uint16_t* const new_k = reinterpret_cast<uint16_t*>(q + H * DIM);  // [DIM], and the new value

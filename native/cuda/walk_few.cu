@@ -1,7 +1,7 @@
 // Two to eight tokens, of a sequence each, through a run of products and attentions by one kernel (walk.cu): the same ring, the same steps
 // and the same way from block to block. Products are those of tensor cores, and what they read is quantised once, by a step of its own.
 #ifndef TEAM
-#define TEAM 384  // and two more warps
+#define TEAM (32 * kWalkWarps)  // and two more warps
 #endif
 #include "walk_few.h"
 
@@ -13,7 +13,7 @@ struct Room {
     Ring ring;
     Parts parts;
     WalkStep* steps;  // two
-    int* slots;       // [kRows]
+    int* slots;       // [kWalkRows]
     uint8_t* work;
     DEVICE Room(const WalkArgs& a, uint8_t* shared) {
         ring = {shared, reinterpret_cast<Arrival*>(shared + a.slots * a.room), nullptr, a.slots, a.room, 0, 0};
@@ -21,7 +21,7 @@ struct Room {
         parts.first = ring.gone + a.slots;
         steps = reinterpret_cast<WalkStep*>(parts.first + 4);
         slots = reinterpret_cast<int*>(steps + 2);
-        work = reinterpret_cast<uint8_t*>(slots + kRows);
+        work = reinterpret_cast<uint8_t*>(slots + kWalkRows);
     }
 };
 
@@ -29,6 +29,7 @@ template <class A, class B, bool MORE>
 DEVICE void walk_few(const WalkArgs& a) {
     SHARED;
     constexpr int vectors = sizeof(WalkStep) / 16;
+    NEEDS_SHARED(walk_bytes(a.slots, a.room, 0, 1));
     const auto bring = [&](int s, WalkStep* steps) {
         if (s < a.n_steps && thread() < vectors)
             copy_async(reinterpret_cast<uint4*>(steps + s % 2) + thread(), reinterpret_cast<const uint4*>(a.steps + s) + thread());
@@ -39,7 +40,7 @@ DEVICE void walk_few(const WalkArgs& a) {
     next_may_start();
     if (fetches) make_ring(at.ring.here, a.slots), at.parts.make();
     wait_for_previous();
-    if (thread() < kRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
+    if (thread() < kWalkRows) at.slots[thread()] = thread() < a.rows ? a.slot[thread()] : -1;
     sync_block();
     if (thread() >= team()) {
         if (fetches) {

@@ -52,8 +52,8 @@ OUTLINED void leave_gated_unit(const WalkStep& step, int row, int unit, uint8_t*
     const bool split = p.parts[0].paired == SPLIT;
     const float* const x = p.x + int64_t(row) * (split ? 2 * columns : columns) + at;
     uint4 v[2], u[2];
-    await_vectors(x, 16, step.fresh & X_IS, v, [&](int) { return at < columns; });
-    await_vectors(x + columns, 16, step.fresh & X_IS, u, [&](int) { return split && at < columns; });
+    await_vectors(x, 16, step.fresh & AWAIT_X, v, [&](int) { return at < columns; });
+    await_vectors(x + columns, 16, step.fresh & AWAIT_X, u, [&](int) { return split && at < columns; });
     sync_warp();
     float y[8] = {as_float(v[0].x), as_float(v[0].y), as_float(v[0].z), as_float(v[0].w), as_float(v[1].x), as_float(v[1].y), as_float(v[1].z), as_float(v[1].w)};
     float z[8] = {as_float(u[0].x), as_float(u[0].y), as_float(u[0].z), as_float(u[0].w), as_float(u[1].x), as_float(u[1].y), as_float(u[1].z), as_float(u[1].w)};
@@ -74,11 +74,11 @@ template <bool MORE>
 DEVICE void quantise_rows_step(const WalkStep& step, uint8_t* work) {
     OWN_THREAD(true);
     const ProductArgs& p = step.product;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const int units = p.parts[0].w.units, columns = p.columns, rows = p.tokens, me = block_of(step);
     const int warp = thread() / 32, warps = team() / 32;
     uint8_t* const to = reinterpret_cast<uint8_t*>(p.parts[0].out);
-    int* const counted = step.fresh & COUNTED ? reinterpret_cast<int*>(to + units * kColumns) : nullptr;
+    int* const counted = step.fresh & COUNTED ? reinterpret_cast<int*>(to + units * kWalkUnitBytes) : nullptr;
     if (!p.norm) {
 #pragma unroll 1
         for (int i = warp * grid_x() + me; i < units * rows; i += warps * grid_x()) {
@@ -150,14 +150,14 @@ DEVICE void row_step_of(const WalkStep& step, uint8_t* work) {
 DEVICE void take_rows(const WalkStep& step, int units, uint4* x) {
     OWN_THREAD(true);
     const uint4* const from = reinterpret_cast<const uint4*>(step.product.x);
-    const int vectors = units * (kColumns / 16), tokens = step.product.tokens;
+    const int vectors = units * (kWalkUnitBytes / 16), tokens = step.product.tokens;
 #pragma unroll 1
     for (int i = thread(); i < vectors; i += 4 * team()) {
         uint4 v[4];
-        const auto codes = [&](int k) { return (i + k * team()) % (kColumns / 16) < kOfCodes / 16; };
+        const auto codes = [&](int k) { return (i + k * team()) % (kWalkUnitBytes / 16) < kWalkCodeBytes / 16; };
         const int row = (i & 31) >> 2, pair = (i & 3) * 2;  // the same for all four: so many threads are whole warps
         const auto is = [&](int k) { return i + k * team() < vectors && (codes(k) ? row : pair) < tokens; };
-        await_vectors(from + i, 16 * team(), step.fresh & X_IS, v, is);
+        await_vectors(from + i, 16 * team(), step.fresh & AWAIT_X, v, is);
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             if (codes(k)) v[k] = {v[k].x ^ kCodes, v[k].y ^ kCodes, v[k].z ^ kCodes, v[k].w ^ kCodes};
@@ -181,17 +181,17 @@ DEVICE void bring_parts(const WalkStep& step, Parts& parts, uint8_t* work) {
     const int units = p.parts[0].w.units, some = p.stages;
     if (some >= units || !Share(step).groups) return;
     const uint8_t* const from = reinterpret_cast<const uint8_t*>(p.x);
-    const int* const counted = reinterpret_cast<const int*>(from + units * kColumns);
+    const int* const counted = reinterpret_cast<const int*>(from + units * kWalkUnitBytes);
 #pragma unroll 1
     for (int u0 = 0; u0 < units; u0 += some, parts.count++) {
         const int here = units - u0 < some ? units - u0 : some;
         piece_here(parts.room(), parts.phase());
-        const bool mine = lane() < here && step.fresh & X_IS;
+        const bool mine = lane() < here && step.fresh & AWAIT_X;
         Patience patience;
         while (any_lane(mine && load_acquire(counted + u0 + lane()) < p.tokens - 1)) patience.lose();
         sync_warp();  // what a lane has seen, the one that asks has, too
         copies_may_begin();
-        copy_strips(work + parts.count % 2 * some * kColumns, from + u0 * kColumns, here * kColumns, 1, 0, parts.here());
+        copy_strips(work + parts.count % 2 * some * kWalkUnitBytes, from + u0 * kWalkUnitBytes, here * kWalkUnitBytes, 1, 0, parts.here());
     }
 }
 
@@ -224,7 +224,7 @@ template <class L>
 DEVICE void multiply_rows(const uint8_t* tile, const uint8_t* rest, int base, const uint4* x, float (&part)[4]) {
     const int g = lane() / 4, t = lane() % 4;
     TileRow<L> rows[2] = {{rest, base + g}, {rest, base + g + 8}};
-    const float4* const scales = reinterpret_cast<const float4*>(x + kOfCodes / 16) + t;
+    const float4* const scales = reinterpret_cast<const float4*>(x + kWalkCodeBytes / 16) + t;
     const uint32_t mine = (lane() / 16) * 512 + (base + lane() % 16) * 16;
     constexpr bool wide = L::kind == N8;     // two chunks a block
     constexpr bool by_four = L::kind == N6;  // codes are four times what they are
@@ -287,12 +287,12 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
     const Share my(step);
     if (!my.groups) return 0;
     const int units = p.parts[0].w.units, some = p.stages, batch = p.slots, shift = p.shift, warp = thread() / 32, warps = team() / 32;
-    const int cut = step.fresh & CUT ? 1 : 0;
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0;
     const bool paired = p.parts[0].paired;
     const int row_shift = paired ? shift - 1 : shift, in_group = 1 << row_shift;
     const bool in_parts = some < units;
     uint4* const x = reinterpret_cast<uint4*>(work);
-    float* const sums = reinterpret_cast<float*>(x + (in_parts ? 2 * some : some) * (kColumns / 16));  // [units][rows][tokens]
+    float* const sums = reinterpret_cast<float*>(x + (in_parts ? 2 * some : some) * (kWalkUnitBytes / 16));  // [units][rows][tokens]
     const int my_row = (thread() & 7) | thread() >> 6 << 3, token = thread() >> 3 & 7;
     int next = warp, before = 0;  // the warp's next tile; tiles of the rounds before
     ring.skip(warp << cut);
@@ -316,12 +316,12 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
                 if (of->bias) bias = of->bias[at];
             }
         }
-        const int from = (((my_row >> row_shift) << shift) + (my_row & (in_group - 1))) * kRows + token;
+        const int from = (((my_row >> row_shift) << shift) + (my_row & (in_group - 1))) * kWalkRows + token;
         float y = -0.0f, up = -0.0f;
 #pragma unroll 1
         for (int u0 = 0; u0 < units; u0 += some) {
             const int here = units - u0 < some ? units - u0 : some, tiles = ((here << shift) + 31) >> 5;
-            const uint4* const part_of_x = x + (in_parts ? parts.count % 2 * some * (kColumns / 16) : 0);
+            const uint4* const part_of_x = x + (in_parts ? parts.count % 2 * some * (kWalkUnitBytes / 16) : 0);
             if (in_parts) piece_here(parts.here(), parts.phase());
             else if (!g0) take_rows(step, units, x);
             sync_team();  // who adds up sums of the turn before is done, too
@@ -335,19 +335,19 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
                 if (cut) {
                     Ring then = ring;
                     then.skip(1);
-                    rest = then.take(true) - kCut;
+                    rest = then.take(true) - kCutBytes;
                 }
 #pragma unroll 1
                 for (int half = 0; half < 32; half += 16) {
                     const int item = tile * 32 + half, unit = item >> shift, row = (group << shift) + (item & ((1 << shift) - 1)) + lane() / 4;
                     if (unit >= here) break;
                     float part[4];
-                    const uint4* const of = part_of_x + unit * (kColumns / 16);
+                    const uint4* const of = part_of_x + unit * (kWalkUnitBytes / 16);
                     if (A::number == B::number || my.begin + g0 + group < step.second) multiply_rows<A>(piece, rest, half, of, part);
                     else multiply_rows<B>(piece, rest, half, of, part);
-                    float* const to = sums + (unit * rows + row) * kRows + lane() % 4 * 2;
+                    float* const to = sums + (unit * rows + row) * kWalkRows + lane() % 4 * 2;
                     *reinterpret_cast<float2*>(to) = {part[0], part[1]};
-                    *reinterpret_cast<float2*>(to + 8 * kRows) = {part[2], part[3]};
+                    *reinterpret_cast<float2*>(to + 8 * kWalkRows) = {part[2], part[3]};
                 }
                 if (cut) ring.leave(1);
                 ring.leave((warps << cut) - cut);
@@ -361,17 +361,17 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
             if (out) {
                 const auto add = [&](const float* at, float sum) {  // eight on their way together; what comes behind the last changes nothing
 #pragma unroll 1
-                    for (int u = 0; u < here; u += 8, at += 8 * rows * kRows) {
+                    for (int u = 0; u < here; u += 8, at += 8 * rows * kWalkRows) {
                         float v[8];
 #pragma unroll
-                        for (int k = 0; k < 8; k++) v[k] = u + k < here ? at[k * rows * kRows] : -0.0f;
+                        for (int k = 0; k < 8; k++) v[k] = u + k < here ? at[k * rows * kWalkRows] : -0.0f;
 #pragma unroll
                         for (int k = 0; k < 8; k++) sum = sum + v[k];
                     }
                     return sum;
                 };
                 y = add(sums + from, y);
-                if (paired) up = add(sums + from + in_group * kRows, up);
+                if (paired) up = add(sums + from + in_group * kWalkRows, up);
             }
         }
         if (!out) continue;
@@ -381,7 +381,7 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
             if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
             else y = gate(act, y) * up;
         }
-        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & AWAIT_RESIDUAL);
         store_fresh(out, (y + bias) + residual);
     }
     return before << cut;
@@ -395,14 +395,14 @@ DEVICE void fetch_parts(const WalkStep& step, Fetch<false>& fetch) {
     const Matrix& w = p.parts[0].w;
     if (p.stages >= w.units) return fetch_weights<A, B>(step, fetch);
     const Share my(step);
-    const int cut = step.fresh & CUT ? 1 : 0, rest = cut & lane(), each = p.stages << p.shift >> 5;
-    const int tile = w.tile_bytes, bytes = rest ? tile - kCut : cut ? kCut : tile, stride = (kAtOnce >> cut) * tile;
+    const int cut = step.fresh & SPLIT_TILE ? 1 : 0, rest = cut & lane(), each = p.stages << p.shift >> 5;
+    const int tile = w.tile_bytes, bytes = rest ? tile - kCutBytes : cut ? kCutBytes : tile, stride = (kAtOnce >> cut) * tile;
 #pragma unroll 1
     for (int t = 0; t < my.tiles; t += each)
 #pragma unroll 1
         for (int g = 0; g < my.groups; g++) {
             const int count = my.tiles - t < each ? my.tiles - t : each;
-            const uint8_t* from = w.data + int64_t((my.begin + g) * my.tiles + t + (lane() >> cut)) * tile + rest * kCut;
+            const uint8_t* from = w.data + int64_t((my.begin + g) * my.tiles + t + (lane() >> cut)) * tile + rest * kCutBytes;
 #pragma unroll 1
             for (int left = count << cut; left > 0; left -= kAtOnce, from += stride) fetch(from, bytes, left < kAtOnce ? left : kAtOnce);
         }

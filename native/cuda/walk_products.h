@@ -25,7 +25,7 @@ DEVICE void squares_may_begin(bool waits, int adds) {
 // more warp adds up squares, from `scratch`: 4 floats, and x as it was.
 DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, uint32_t* n, float* scratch) {
     const ProductArgs& p = step.product;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const uint8_t* const source = copy_of(step, p.x);
     const int warp = thread() / 32, warps = team() / 32;
     if (step.fresh & AS_CODES) {
@@ -135,7 +135,7 @@ DEVICE void take_codes(const WalkStep& step, int units, int8_t* q, float2* ds, u
 
 DEVICE void take_floats(const WalkStep& step, int stride, float* row) {
     const ProductArgs& p = step.product;
-    const bool fresh = step.fresh & X_IS;
+    const bool fresh = step.fresh & AWAIT_X;
     const float* const source = reinterpret_cast<const float*>(copy_of(step, p.x));
     if (p.columns % 8 == 0) {
 #pragma unroll 1
@@ -195,9 +195,9 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
     const int first_row = (warps - 1 - warp) * 32 + lane();  // the last warps have least to do with x
     if (first_row < threads_of) look(first_row);
     // So is a warp's first tile; where there are few, two warps share one (`by_two`), and two lanes an item.
-    const bool by_two = !A::floats && step.fresh & BY_TWO;
+    const bool by_two = !A::floats && step.fresh & TWO_LANES;
     const int item = by_two ? warp % 2 * 16 + lane() % 16 : lane(), begin = by_two ? warp / 2 : warp;
-    const int cut = !A::floats && step.fresh & CUT ? 1 : 0;  // a tile has two places
+    const int cut = !A::floats && step.fresh & SPLIT_TILE ? 1 : 0;  // a tile has two places
     int tile = begin, group = my.begin, unit = 0;
     const uint8_t* piece = nullptr;
     float* to = nullptr;  // where the partial sum of the item goes
@@ -256,7 +256,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
             if (cut) {
                 Ring then = ring;
                 then.skip(1);
-                rest = then.take(TWO) - kCut;
+                rest = then.take(TWO) - kCutBytes;
             }
             float part;
             if (is_first) part = multiply<A>(piece, rest, q + unit * 256, ds + unit * 8, n + unit * 8);
@@ -294,7 +294,7 @@ DEVICE int multiply_step(const WalkStep& step, Ring ring, uint8_t* work) {
             if (act == SILU && size < 0x1p+6f && size > 0x1p-60f) y = divide_near(y, 1.0f + exponential(-y)) * up;
             else y = gate(act, y) * up;
         }
-        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & RESIDUAL_IS);
+        if (bits(residual) == kNotYet && residual_at) residual = await(residual_at, step.fresh & AWAIT_RESIDUAL);
         store_fresh(out, (y + bias) + residual);
     }
     return A::floats ? tiles * A::pieces : tiles << cut;
@@ -324,12 +324,12 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
         for (int i = thread(); 8 * i < columns; i += team()) {
             Eight v;
             v.ask(x + 8 * i);
-            v.await(x + 8 * i, step.fresh & X_IS);
+            v.await(x + 8 * i, step.fresh & AWAIT_X);
             float4* const to = reinterpret_cast<float4*>(row) + 2 * i;
             to[0] = as_floats(v.a), to[1] = as_floats(v.b);
             if (!p.more) continue;
             v.ask(p.more + begin + 8 * i);
-            v.await(p.more + begin + 8 * i, step.fresh & X_IS);
+            v.await(p.more + begin + 8 * i, step.fresh & AWAIT_X);
             to[0] = sum_of(to[0], as_floats(v.a)), to[1] = sum_of(to[1], as_floats(v.b));
         }
         sync_team();
@@ -352,7 +352,7 @@ OUTLINED void norm_step(const WalkStep& step, uint8_t* work) {
         }
         if (thread() < 32) leave_factor(sum_of_squares(row, columns), Divisor{float(columns)}, p.eps, factor);
         sync_team();
-        if (add && bits(residual) == kNotYet) residual = await(p.residual + begin + at, step.fresh & RESIDUAL_IS);
+        if (add && bits(residual) == kNotYet) residual = await(p.residual + begin + at, step.fresh & AWAIT_RESIDUAL);
         if (mine)
 #pragma unroll 1
             for (int copy = 0; copy < step.out_copies; copy++)
@@ -368,9 +368,9 @@ DEVICE void quantise_step(const WalkStep& step) {
     for (int i = thread() / 32 * grid_x() + block_x(); i < p.parts[0].w.units * 8; i += team() / 32 * grid_x()) {
         const int at = 32 * i + lane();
         const auto value = [&] {
-            float y = await(p.x + at, step.fresh & X_IS);
+            float y = await(p.x + at, step.fresh & AWAIT_X);
             if (MORE && p.parts[0].paired != AS_IT_IS) y = gate(p.parts[0].act, y);
-            if (MORE && p.parts[0].paired == SPLIT) y = y * await(p.x + p.columns + at, step.fresh & X_IS);
+            if (MORE && p.parts[0].paired == SPLIT) y = y * await(p.x + p.columns + at, step.fresh & AWAIT_X);
             return y;
         };
         leave_codes(reinterpret_cast<uint8_t*>(p.parts[0].out) + 48 * i, at < p.columns ? value() : 0.0f);

@@ -1,7 +1,7 @@
 // Walks in which two warps fetch (walk.h), of layouts that most files have and of which the ring has places enough: for models of which the ring does not hold a step.
 #define WALK_MORE
 #ifndef TEAM
-#define TEAM 384
+#define TEAM (32 * kWalkWarps)
 #endif
 #include "walk.cu"
 
