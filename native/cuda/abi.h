@@ -105,28 +105,31 @@ enum ChunkWord {
 };
 
 // Size of each layout, which formats.h must agree with: 16-byte chunks of an item.
-template <int CHUNKS, int SCALE_CHUNKS, bool WORD, bool FLOATS, bool HALF_SUMS>
-struct SizeOf {
-    static constexpr int chunks = CHUNKS, scale_chunks = SCALE_CHUNKS;
-    static constexpr bool word = WORD, floats = FLOATS, half_sums = HALF_SUMS;
+struct FormatSize {
+    int chunks, scale_chunks;
+    bool word, floats, half_sums;
 };
-template <int FORMAT> struct FormatSize;
-template <> struct FormatSize<F32> : SizeOf<64, 0, false, true, false> {};
-template <> struct FormatSize<F16> : SizeOf<32, 0, false, true, false> {};
-template <> struct FormatSize<BF16> : SizeOf<32, 0, false, true, false> {};
-template <> struct FormatSize<Q4_0> : SizeOf<9, 1, false, false, false> {};
-template <> struct FormatSize<Q4_1> : SizeOf<10, 2, false, false, false> {};
-template <> struct FormatSize<Q5_0> : SizeOf<11, 1, false, false, false> {};
-template <> struct FormatSize<Q5_1> : SizeOf<12, 2, false, false, false> {};
-template <> struct FormatSize<Q8_0> : SizeOf<17, 1, false, false, false> {};
-template <> struct FormatSize<Q4_K> : SizeOf<9, 1, true, false, false> {};
-template <> struct FormatSize<Q5_K> : SizeOf<11, 1, true, false, false> {};
-template <> struct FormatSize<Q6_K> : SizeOf<13, 1, true, false, false> {};
-template <> struct FormatSize<IQ4_NL> : SizeOf<9, 1, false, false, false> {};
-template <> struct FormatSize<IQ4_XS> : SizeOf<9, 1, true, false, false> {};
-template <> struct FormatSize<MXFP4> : SizeOf<9, 1, false, false, false> {};
-template <> struct FormatSize<WIDE16> : SizeOf<20, 4, false, false, false> {};
-template <> struct FormatSize<WIDE16_MIN> : SizeOf<24, 8, false, false, true> {};
+constexpr FormatSize format_size(int format) {
+    switch (format) {
+        case F32: return {64, 0, false, true, false};
+        case F16: return {32, 0, false, true, false};
+        case BF16: return {32, 0, false, true, false};
+        case Q4_0: return {9, 1, false, false, false};
+        case Q4_1: return {10, 2, false, false, false};
+        case Q5_0: return {11, 1, false, false, false};
+        case Q5_1: return {12, 2, false, false, false};
+        case Q8_0: return {17, 1, false, false, false};
+        case Q4_K: return {9, 1, true, false, false};
+        case Q5_K: return {11, 1, true, false, false};
+        case Q6_K: return {13, 1, true, false, false};
+        case IQ4_NL: return {9, 1, false, false, false};
+        case IQ4_XS: return {9, 1, true, false, false};
+        case MXFP4: return {9, 1, false, false, false};
+        case WIDE16: return {20, 4, false, false, false};
+        case WIDE16_MIN: return {24, 8, false, false, true};
+    }
+    return {};
+}
 
 // A matrix in device memory, in tiles of 32 items (formats.h).
 struct Matrix {

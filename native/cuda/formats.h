@@ -169,8 +169,8 @@ template <> struct LayoutOf<WIDE16_MIN> : Layout<N8, FLOATS, true, true> { stati
 template <int FORMAT>
 constexpr bool same_size() {
     using L = LayoutOf<FORMAT>;
-    using S = FormatSize<FORMAT>;
-    return L::chunks == S::chunks && L::scale_chunks == S::scale_chunks && L::word == S::word && (L::sub16 && L::min) == S::half_sums;
+    constexpr FormatSize size = format_size(FORMAT);
+    return L::chunks == size.chunks && L::scale_chunks == size.scale_chunks && L::word == size.word && (L::sub16 && L::min) == size.half_sums;
 }
 static_assert(same_size<Q4_0>() && same_size<Q4_1>() && same_size<Q5_0>() && same_size<Q5_1>() && same_size<Q8_0>());
 static_assert(same_size<Q4_K>() && same_size<Q5_K>() && same_size<Q6_K>() && same_size<IQ4_NL>() && same_size<IQ4_XS>());

@@ -215,8 +215,8 @@ struct Codes : LayoutOf<FORMAT> {
     static constexpr bool floats = false;
 };
 
-using F32s = Floats<F32, FormatSize<F32>::chunks>;
-using F16s = Floats<F16, FormatSize<F16>::chunks>;
-using BF16s = Floats<BF16, FormatSize<BF16>::chunks>;
+using F32s = Floats<F32, format_size(F32).chunks>;
+using F16s = Floats<F16, format_size(F16).chunks>;
+using BF16s = Floats<BF16, format_size(BF16).chunks>;
 
 }  // namespace assay

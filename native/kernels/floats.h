@@ -1,7 +1,10 @@
-// Float kernels: F32, F16 and BF16 weights, and every type in exact mode. Included by panel.h.
+// Float kernels: F32, F16 and BF16 weights, and every type in exact mode. Included once per
+// instruction set, inside an anonymous namespace.
 //
 // Weights lie as [k][R]: column i of a panel is R floats. Per output element, in chunks of 256 columns, two chains
 // (even and odd columns) are accumulated in float32, then acc += even + odd. Error grows with 128 + k / 256 roundings.
+#pragma once
+#include "token_groups.h"
 
 constexpr int64_t float_columns(int64_t k) { return round_up(k, 4); }
 

@@ -213,7 +213,7 @@ struct V : NoBlock {
 
 #include "expand.h"
 #include "packing.h"
-#include "panel.h"
+#include "isa_table.h"
 
 }  // namespace
 

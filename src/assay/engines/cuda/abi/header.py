@@ -80,20 +80,19 @@ def _struct(struct: Struct) -> list[str]:
 
 
 def _format_sizes() -> list[str]:
-    lines = _comment("Size of each layout, which formats.h must agree with: 16-byte chunks of an item.")
-    lines += [
-        "template <int CHUNKS, int SCALE_CHUNKS, bool WORD, bool FLOATS, bool HALF_SUMS>",
-        "struct SizeOf {",
-        "    static constexpr int chunks = CHUNKS, scale_chunks = SCALE_CHUNKS;",
-        "    static constexpr bool word = WORD, floats = FLOATS, half_sums = HALF_SUMS;",
+    lines = [
+        *_comment("Size of each layout, which formats.h must agree with: 16-byte chunks of an item."),
+        "struct FormatSize {",
+        "    int chunks, scale_chunks;",
+        "    bool word, floats, half_sums;",
         "};",
-        "template <int FORMAT> struct FormatSize;",
+        "constexpr FormatSize format_size(int format) {",
+        "    switch (format) {",
     ]
     for row in FORMAT_ROWS:
         flags = ", ".join(str(flag).lower() for flag in (row.word, row.floats, row.half_sums))
-        size = f"SizeOf<{row.chunks}, {row.scale_chunks}, {flags}>"
-        lines.append(f"template <> struct FormatSize<{row.format.name}> : {size} {{}};")
-    return lines
+        lines.append(f"        case {row.format.name}: return {{{row.chunks}, {row.scale_chunks}, {flags}}};")
+    return [*lines, "    }", "    return {};", "}"]
 
 
 def _formula(formula: Formula) -> list[str]:
