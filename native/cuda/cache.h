@@ -1,8 +1,8 @@
-// A page of the cache on the GPU: 32 positions, a part for each pool, head by head.
+// A page of the KV cache on the GPU: 32 positions of every pool, head by head.
 //
-// 16 bytes hold E = 4 (f32), 8 (f16, bf16) or 16 (q8_0) values. Keys lie [dim / E][32 positions][E], so a warp reads one
-// vector of each of 32 keys side by side; values lie [32][dim], each position padded to 16 bytes. q8_0 appends a half
-// per 32 values: keys [dim / 32][32 positions], values [32][dim / 32].
+// 16 bytes hold E = 4 (f32), 8 (f16, bf16) or 16 (q8_0) values. Keys are [dim / E][32 positions][E], so a warp reads
+// one vector of each of 32 keys with one coalesced access. Values are [32][dim], each position padded to 16 bytes. q8_0
+// appends an f16 scale per 32 values: keys [dim / 32][32 positions], values [32][dim / 32].
 #pragma once
 #include "arithmetic.h"
 
@@ -33,8 +33,8 @@ DEVICE float read_value(const Pool& p, const uint8_t* head, int slot, int d) {
     return float(reinterpret_cast<const int8_t*>(head)[i]) * half_to_float(s);
 }
 
-// Store value d of a position and give back what a reader will see. All threads of a warp call it, lane d % 32 with d;
-// q8_0 heads are multiples of 32 wide. With `store` false nothing is written.
+// Store value d of a position and return it as a reader will see it. All lanes of a warp call it, lane d % 32 with d.
+// Heads of a q8_0 cache are multiples of 32 wide. With `store` false nothing is written.
 DEVICE float write_value(const Pool& p, uint8_t* head, int slot, int d, float x, bool store) {
     const int i = p.index(slot, d);
     const bool mine = d < p.dim;
@@ -62,6 +62,6 @@ DEVICE float write_value(const Pool& p, uint8_t* head, int slot, int d, float x,
     return p.type == KV_F16 ? half_to_float(h) : brain_to_float(h);
 }
 
-// Which cache slot and page table each row of the step has. A row of padding has slot -1.
+// Rows (abi.h) has the cache slot and page table of each row of the step. A row of padding has slot -1.
 
 }  // namespace assay

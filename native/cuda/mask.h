@@ -1,4 +1,4 @@
-// Which keys a query sees, and what becomes of a score before its softmax.
+// Which keys a query sees, and what becomes of a score before the softmax.
 #pragma once
 #include "arithmetic.h"
 
@@ -10,7 +10,7 @@ DEVICE bool Mask::hides(int64_t query, int64_t key) const {
     if (causal ? distance < 0 || (window && distance >= window) : window && away > window / 2) return true;
     return chunk && key < chunk_start(query);
 }
-// Where keys lie at positions 0, 1, 2, ...: the query sees [from, to), `n` being how many there are.
+// If key positions are 0, 1, 2, ..., n - 1, the query sees [from, to).
 DEVICE int Mask::from(int query) const {
     const int behind = !window ? 0 : causal ? query - window + 1 : query - window / 2;
     const int start = chunk ? int(chunk_start(query)) : 0, first = behind > start ? behind : start;
@@ -20,7 +20,7 @@ DEVICE int Mask::to(int query, int n) const {
     const int64_t ahead = int64_t(query) + window / 2 + 1;
     return causal ? query + 1 : window && ahead < n ? int(ahead) : n;
 }
-DEVICE bool Mask::partial() const { return window || chunk; }  // earlier keys may be unseen
+DEVICE bool Mask::partial() const { return window || chunk; }  // earlier keys may be masked
 
 DEVICE float Mask::score(float x, int head, int64_t distance) const {
     if (cap != 0.0f) x = softcap(x, cap);
