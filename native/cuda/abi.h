@@ -86,8 +86,8 @@ enum StepFlag {
     AWAIT_X = 1, AWAIT_RESIDUAL = 2, AS_CODES = 4, TWO_LANES = 8, SPLIT_TILE = 16, COUNTED = 32
 };
 
-// What a walk step computes before it quantises a row; `paired` of its first part. SPLIT: act(x) y, where y is the
-// second half of the row. ALONE: act(x).
+// Activation that a walk step applies before it quantises a row; `paired` of its first part. SPLIT: act(x) y, where y
+// is the second half of the row. ALONE: act(x).
 enum Gating {
     AS_IT_IS = 0, SPLIT = 1, ALONE = 2
 };

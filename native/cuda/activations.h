@@ -17,7 +17,7 @@ struct Constant {
     static constexpr int value = N;
 };
 
-// dot(x, x) of docs/arithmetic.md by one warp: 64 chains, of which lane l has 2 l and 2 l + 1, then the reduction tree.
+// dot(x, x) of docs/reference/arithmetic.md by one warp: 64 chains, of which lane l has 2 l and 2 l + 1, then the reduction tree.
 // Lane 0 has the result. x is aligned to 8 bytes.
 DEVICE float sum_of_squares(const float* x, int n) {
     float s = 0.0f, t = 0.0f;

@@ -1,10 +1,9 @@
-// The functions of docs/arithmetic.md for one thread, bit for bit: exp, tanh, erf, activations, cos and sin, 16-bit
+// The functions of docs/reference/arithmetic.md for one thread, bit for bit: exp, tanh, erf, activations, cos and sin, 16-bit
 // floats, quantisation.
 #pragma once
 #include "abi.h"
 
 namespace assay {
-
 
 constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: an integer added to it appears in the low bits
 constexpr uint32_t kMagicBits = 0x4b400000u;  // an integer sum that starts here is, read as a float, kMagic + sum
@@ -111,7 +110,7 @@ OUTLINED void turn(double x, double& cosine, double& sine) {
     cosine = j == 0 ? C : j == 1 ? -S : j == 2 ? -C : S;
 }
 
-// ---- halves ---------------------------------------------------------------------------------------------------------
+// ---- halves --------------------------------------------------------------------------------------------------------
 DEVICE uint16_t float_to_half(float f) {  // saturates to the largest finite value; a NaN stays a NaN
     const float most = 65504.0f;
     const float low = -most > f ? -most : f, x = most < low ? most : low;
@@ -125,7 +124,7 @@ DEVICE uint16_t float_to_brain(float f) {
 }
 DEVICE float brain_to_float(uint16_t h) { return as_float(uint32_t(h) << 16); }
 
-// ---- activations ----------------------------------------------------------------------------------------------------
+// ---- activations ---------------------------------------------------------------------------------------------------
 struct Scale {
     float d, inverse;
 };

@@ -7,7 +7,7 @@
 //                               a lane has a key
 //   attend_prompt               the same for common head widths and an f16 cache, in register tiles
 //
-// All compute docs/arithmetic.md in float32: one chain over the head for a score, 32 chains for the sum of
+// All compute docs/reference/arithmetic.md in float32: one chain over the head for a score, 32 chains for the sum of
 // exponentials, a chain per page for the weighted values. Latency-bound (one token), fma-bound (tiles).
 #pragma once
 #include "cache.h"
@@ -16,7 +16,6 @@
 namespace assay {
 
 constexpr int kPages = kBlock / kPage;
-
 
 DEVICE int key_position(const AttentionArgs& a, const int32_t* pages, int slot) {
     const uint8_t* page = a.cache.pages + pages[slot / kPage] * a.cache.page_bytes + a.cache.positions_at;

@@ -1,11 +1,10 @@
-// Attention for many tokens of a sequence (attention.h).
+// Attention for many tokens of a sequence over any cache (attention.h). Bound by fma.
 #include "attention.h"
 
 namespace assay {
 
-// ---- many tokens of a sequence --------------------------------------------------------------------------------------
-// block_x: a tile of 8 ROWS query rows (row r: token r / group, head r % group of that group); block_y: kv head.
-// STAGED pages of keys, then of values, lie in shared memory as floats; a warp has ROWS rows, a lane a key of each page.
+// block_x: a tile of 8 ROWS query rows (row r: token r / group, head r % group of that group); block_y: kv head. STAGED
+// pages of keys, then of values, are in shared memory as floats. A warp has ROWS rows, a lane a key of each page.
 
 DEVICE float low_half(uint32_t two) { return half_to_float(uint16_t(two)); }
 DEVICE float high_half(uint32_t two) { return half_to_float(uint16_t(two >> 16)); }
@@ -23,7 +22,7 @@ DEVICE void attend_many(const AttentionArgs& a) {
     const int wider = 4 * k_quads > v_dim ? 4 * k_quads : v_dim;
     float* e = stage + STAGED * kPage * wider + warp * ROWS * kBlock;  // [ROWS][256] of this warp: scores, then weights
     RowState* states = reinterpret_cast<RowState*>(stage + STAGED * kPage * wider + 8 * ROWS * kBlock) + warp * ROWS;
-    int* strange = reinterpret_cast<int*>(states + (8 - warp) * ROWS);  // a staged value is not finite
+    int* strange = reinterpret_cast<int*>(states + (8 - warp) * ROWS);  // set if a staged value is not finite
     next_may_start();
     const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], n_keys = tile[TILE_KEYS], chunk_tokens = tile[TILE_TOKENS];
     const int64_t score_at = (int64_t(uint32_t(tile[TILE_SCORES])) | int64_t(tile[TILE_SCORES_HIGH]) << 32) * a.heads;
@@ -214,6 +213,7 @@ CROWDED(attend_tile_64, AttentionArgs, 256, 2) { attend_many<8, 2, 2>(a); }  // 
 KERNEL(attend_tile_128, AttentionArgs, 256) { attend_many<8, 4, 4>(a); }
 KERNEL(attend_tile_256, AttentionArgs, 256) { attend_many<4, 8, 4>(a); }
 KERNEL(attend_tile_512, AttentionArgs, 256) { attend_many<2, 16, 4>(a); }
-KERNEL(attend_tile_512_small, AttentionArgs, 256) { attend_many<2, 16, 2>(a); }  // where four pages do not fit
+// for GPUs whose shared memory holds fewer than four pages
+KERNEL(attend_tile_512_small, AttentionArgs, 256) { attend_many<2, 16, 2>(a); }
 
 }  // namespace assay

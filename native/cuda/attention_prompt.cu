@@ -1,9 +1,10 @@
-// Attention for many tokens of a sequence, where it is most of the time (attention.h): heads of 64 or 128 values, a cache of
-// halves, positions that are slots, nothing kept.
+// Attention for many tokens of a sequence, fast path (attention.h): heads of 64 or 128 values, an f16 cache, positions
+// equal to slots, and no trace.
 //
-// block_x: a tile of ROWS query rows, the last first; block_y: kv head. 128 keys, then their values, lie in shared memory as floats
-// while the next ones are on their way in registers. A thread has 8 rows x 4 keys of the scores and D / 16 rows x 4 columns of the
-// result; lanes lie 4 x 8, so that a warp reads each float once. Bound by fma: 128 of them for 12 loads.
+// block_x: a tile of ROWS query rows, last tile first; block_y: kv head. 128 keys, then their values, are in shared
+// memory as floats, while the next 128 are prefetched into registers. A thread has 8 rows x 4 keys of the scores and D
+// / 16 rows x 4 columns of the result. Lanes are 4 x 8, so that a warp reads each float once. Bound by fma: 128 of them
+// for 12 loads.
 #include "attention.h"
 
 namespace assay {
@@ -15,7 +16,7 @@ DEVICE float4 low_halves(uint32_t x, uint32_t y) {
 }
 DEVICE bool not_finite(uint32_t two) { return (two & 0x7c00u) == 0x7c00u || (two & 0x7c000000u) == 0x7c000000u; }
 
-// acc += e v over 32 keys; CAREFUL: a key that is not seen is left out, as its value may not be finite.
+// acc += e v over 32 keys. CAREFUL: skip masked keys, whose values may not be finite.
 template <int D, int R, bool CAREFUL>
 DEVICE void weigh_page(const float* e, const float4* v, float (&part)[R][4]) {
 #pragma unroll 2
@@ -47,11 +48,12 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
     float* const stage = q + ROWS * line;                                // keys: [D / 4][128][4]; values: [128][D]
     float* const e = stage + kPromptKeys * D;                                // [ROWS][kScores]: scores, then weights
     RowState* const states = reinterpret_cast<RowState*>(e + ROWS * kScores);
-    int* const strange = reinterpret_cast<int*>(states + ROWS);          // [2]: a staged value is not finite
+    int* const strange = reinterpret_cast<int*>(states + ROWS);  // [2]: set if a staged value is not finite
     const int32_t* tile = a.tiles + (grid_x() - 1 - block_x()) * kTileWords;
     const int kv = block_y(), group = a.heads / a.keys.heads, warp = thread() / 32;
     NEEDS_SHARED(attend_prompt_bytes(ROWS, D));
-    // Lanes lie 4 x 8. Neighbours share a row, and the next but one a column: so two quarters of a warp read as one.
+    // Lanes are 4 x 8. Neighbouring lanes share a row, and every second pair a column, so two quarters of a warp read
+    // as one.
     const int rg = lane() >> 1 & 1 | lane() >> 2 & 2, cg = lane() & 1 | lane() >> 1 & 2 | lane() >> 2 & 4;
     next_may_start();
     const int first_token = tile[TILE_TOKEN], first_row = tile[TILE_ROW], rows = tile[TILE_ROWS], n_keys = tile[TILE_KEYS];
@@ -102,7 +104,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
         const int halves = base + kPromptKeys < end ? 2 : 1;
 #pragma unroll 1
         for (int half = 0; half < halves; half++) {
-            sync_block();  // nobody reads the stage any more
+            sync_block();  // all threads have finished reading the stage
 #pragma unroll
             for (int n = 0; n < held_each; n++) {
                 const int i = thread() + n * count, key = i / (kPage * (D / 8)) * kPage + i % kPage, d = i / kPage % (D / 8);
@@ -145,7 +147,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
                 for (int n = 0; n < 4; n++) to[4 * r * kScores + 8 * n] = s[r][n];
         }
         sync_block();
-        // A warp has 8 rows, four at a time. Row r sees the keys from `lowest` of lane r on, up to its `highest`.
+        // A warp has 8 rows, four at a time. Row r sees the keys from `lowest` of lane r to its `highest`.
         const bool plain = a.mask.causal && !a.mask.partial() && base + kBlock <= low + 1, simple = a.mask.cap == 0.0f && !a.mask.slopes;
         const int own = warp * 8 + lane() % 8, slot = plain && simple ? 0 : slot_of(own);
         const int lowest = plain ? 0 : a.mask.from(slot), highest = plain ? end : a.mask.to(slot, n_keys);
@@ -206,7 +208,7 @@ DEVICE void attend_prompt(const AttentionArgs& a) {
             }
         }
         sync_warp();
-        if (lane() < 8) {  // the block's m and l into the row's
+        if (lane() < 8) {  // fold the block's m and l into those of the row
             RowState& state = states[warp * 8 + lane()];
             state.take(state.fa, state.fb);
         }

@@ -19,7 +19,6 @@ DEVICE int Pool::scale_index(int slot, int d) const {
 }
 DEVICE int Pool::scales_at() const { return kPage * vectors() * 16; }
 
-
 DEVICE uint8_t* head_of(const Cache& cache, const Pool& pool, int page, int head) {
     return cache.pages + page * cache.page_bytes + pool.offset + int64_t(head) * pool.head_bytes;
 }

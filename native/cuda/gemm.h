@@ -3,7 +3,7 @@
 // shared memory. The partial sums of the units are added in ascending order.
 //
 // A `Stage` is a unit and its arithmetic: here int8 `mma`, followed for each block by the float chain of
-// docs/arithmetic.md; in gemm_halves.cu 16-bit floats. gemm_tiles.h is for more tokens, and says why integer sums start
+// docs/reference/arithmetic.md; in gemm_halves.cu 16-bit floats. gemm_tiles.h is for more tokens, and says why integer sums start
 // at kMagic.
 #pragma once
 #include "product.h"

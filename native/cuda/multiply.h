@@ -1,7 +1,7 @@
-// The inner loop of products for one token: 256 columns of a row, with the arithmetic of docs/arithmetic.md.
+// The inner loop of products for one token: 256 columns of a row, with the arithmetic of docs/reference/arithmetic.md.
 //
 // It is a loop over pieces of an item and not fully unrolled: a kernel runs for a few microseconds, and instructions
-// that are fetched for the first time miss the instruction cache (docs/lab). Weights and x are in shared memory.
+// that are fetched for the first time miss the instruction cache (docs/lab/gpu-measured.md). Weights and x are in shared memory.
 #pragma once
 #include "product.h"
 

@@ -7,7 +7,7 @@
 #pragma once
 
 // compute-sanitizer's racecheck does not follow an order that passes through two barriers. In that build every reader
-// of a ring slot arrives on its mbarrier itself (docs/lab).
+// of a ring slot arrives on its mbarrier itself (docs/lab/gpu-measured.md).
 #ifdef ASSAY_RACECHECK
 constexpr bool kRacecheck = true;
 #else

@@ -5,9 +5,6 @@
 
 namespace assay {
 
-
-
-
 // Epilogue of the sum y of row r of a group, token t; `up` is the sum of the paired row. The constructor looks up
 // arguments by part, which is slow, so it runs before the kernel waits for its predecessor. `ask` loads the residual
 // afterwards.

@@ -1,13 +1,12 @@
-// Scores of attention, one operation at a time: for graphs that the fused pass does not fit, and for traces.
+// Attention one operation at a time: for graphs that the fused kernels do not fit, and for traces.
 #include "mask.h"
 #include "softmax.h"
 
 namespace assay {
 
-// Values of scores lie [head][token][key], chunk after chunk.
+// Scores are [head][token][key], chunk after chunk.
 
-
-// block_x: token of the chunk; block_y: head; block_z: chunk. WEIGHTS: y holds (m, l) of [token][head]
+// block_x: token of the chunk; block_y: head; block_z: chunk. WEIGHTS: y holds (m, l) of [token][head].
 KERNEL(scores, ScoreArgs, 32) {
     next_may_start();
     wait_for_previous();

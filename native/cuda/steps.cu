@@ -1,12 +1,11 @@
-// What a step begins and ends with: embeddings, rotations, positions, the cache, rows taken and pooled.
+// First and last kernels of a step: embedding, RoPE tables, cache reads and writes, rows to take, scale or pool.
 #include "arithmetic.h"
 #include "cache.h"
 #include "formats.h"
 
 namespace assay {
 
-
-// out[row] = the table's row of that token, or position
+// out[row] = the table's row of that token or position; block_x: row.
 KERNEL(embed, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -33,7 +32,7 @@ KERNEL(embed, StepArgs, 256) {
     }
 }
 
-// [cosines | sines] of each row's position; angles in double
+// [cosines | sines] of each row's position; angles in double.
 KERNEL(rope_table, StepArgs, 128) {
     next_may_start();
     wait_for_previous();
@@ -47,7 +46,7 @@ KERNEL(rope_table, StepArgs, 128) {
     }
 }
 
-// heads of a row turned from value `offset` on; x: [rows][width], table: [rows][cosines | sines]
+// RoPE of the heads of a row from value `offset` on; x: [rows][width], table: [rows][cosines | sines].
 KERNEL(rope, RopeArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -66,7 +65,7 @@ KERNEL(rope, RopeArgs, 256) {
     }
 }
 
-// rows [which[i]] of x
+// out[i] = x[which[i]]; block_x: i.
 KERNEL(take_rows, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -74,7 +73,7 @@ KERNEL(take_rows, StepArgs, 256) {
     for (int i = thread(); i < a.width; i += threads()) a.out[int64_t(block_x()) * a.width + i] = from[i];
 }
 
-// block_x: row of the step; a warp a head
+// Store a row's keys or values in the cache. block_x: row of the step; a warp a head.
 KERNEL(cache_write, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -91,7 +90,7 @@ KERNEL(cache_write, StepArgs, 256) {
         *reinterpret_cast<int32_t*>(a.cache.pages + page * a.cache.page_bytes + a.cache.positions_at + 4 * (slot % kPage)) = a.rows.positions[row];
 }
 
-// The keys of all sequences, as the cache holds them; which: [keys][2]: page, slot
+// Keys or values of all sequences as the cache holds them; which: [keys][2]: page, slot.
 KERNEL(cache_read, StepArgs, 256) {
     next_may_start();
     wait_for_previous();
@@ -100,7 +99,7 @@ KERNEL(cache_read, StepArgs, 256) {
         a.out[int64_t(block_x()) * a.width + i] = read_value(a.pool, head_of(a.cache, a.pool, page, i / a.pool.dim), slot, i % a.pool.dim);
 }
 
-// The natural logarithm of a positive integer (docs/arithmetic.md)
+// The natural logarithm of a positive integer (docs/reference/arithmetic.md).
 OUTLINED double logarithm(int64_t x) {
     double m = double(x);
     int e = 0;
@@ -121,7 +120,8 @@ KERNEL(pos_scale, PositionArgs, 256) {
     for (int i = thread(); i < a.width; i += threads()) a.out[row * a.width + i] = a.x[row * a.width + i] * factor;
 }
 
-// One row of each sequence: its tokens' mean, the first or the last; which: chunks as in scores.cu, block_x: chunk
+// One row of each sequence: the mean of its tokens, the first or the last. which: chunks (abi.h, ChunkWord); block_x:
+// chunk.
 KERNEL(pool_rows, StepArgs, 256) {
     next_may_start();
     wait_for_previous();

@@ -6,13 +6,11 @@
 
 namespace assay {
 
-// Kernels with MORE (walk_more.cu) have norms as steps, gates before a row is quantised, and attention with head norms,
-// a factor of q, windows, caps and heads of 256. The other kernels omit these: code costs registers and instruction
-// cache even if it never runs. StepFlag (abi.h) has the flags of a step.
+// Kernels with MORE (walk_more.cu) also have norms as steps and gates before a row is quantised. Their attention has
+// head norms, a factor of q, windows, caps and heads of 256. The other kernels omit these: code costs registers and
+// instruction cache even if it never runs. StepFlag (abi.h) has the flags of a step.
 
-
-// ---- values that blocks publish for each other
-// ------------------------------------------------------------------------
+// ---- values that blocks publish for each other ---------------------------------------------------------------------
 DEVICE float await(const float* p, bool fresh) {
     float v = load_fresh(p);
     Patience patience;
@@ -111,8 +109,7 @@ struct Share {
     }
 };
 
-// ---- what the producer warps fetch
-// --------------------------------------------------------------------------------------
+// ---- what the producer warps fetch ---------------------------------------------------------------------------------
 // Pieces of weights, keys and values, in the order in which the steps use them. The producer warp requests them as ring
 // slots become free; up to kAtOnce lanes request a piece each. `ahead` limits the pieces in flight, because earlier
 // requests delay later ones. A piece of weights is a tile. In a step whose tiles are larger than a slot it is half a

@@ -1,18 +1,18 @@
-// Two to eight tokens, of a sequence each, through a run of products and attentions by one kernel (walk.cu): the same ring, the same steps
-// and the same way from block to block. Products are those of tensor cores, and what they read is quantised once, by a step of its own.
+// A walk of two to eight tokens, each of its own sequence (walk.cu): the same ring, steps and publishing. Products use
+// tensor cores and read values that a step of its own has quantised.
 #ifndef TEAM
-#define TEAM (32 * kWalkWarps)  // and two more warps
+#define TEAM (32 * kWalkWarps)  // two producer warps follow
 #endif
 #include "walk_few.h"
 
 namespace assay {
 
-// Shared memory: places of the ring and their arrivals, those of parts of x, steps, slots, and room for a step. It is looked up anew for
-// every step: what is kept in registers from step to step, products do not have.
+// Layout of shared memory: ring slots and their mbarriers, mbarriers of the parts of x, steps, cache slots, work space
+// of a step. It is recomputed for every step: registers held across steps would be missing in products.
 struct Room {
     Ring ring;
     Parts parts;
-    WalkStep* steps;  // two
+    WalkStep* steps;  // two steps
     int* slots;       // [kWalkRows]
     uint8_t* work;
     DEVICE Room(const WalkArgs& a, uint8_t* shared) {
@@ -78,7 +78,7 @@ DEVICE void walk_few(const WalkArgs& a) {
     }
 }
 
-#ifndef WALK_MORE  // another file has kernels of its own
+#ifndef WALK_MORE  // walk_few_more.cu defines other kernels
 #define WALK_FEW(name, A, B) \
     TOGETHER(walk_few_##name, WalkArgs, 448) { walk_few<Codes<A>, Codes<B>, false>(a); }
 WALK_FEW(q5_0, Q5_0, Q5_0)

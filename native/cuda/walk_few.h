@@ -1,10 +1,10 @@
 // Steps of a walk of two to eight tokens (walk_few.cu): x is normed and quantised once for all thread blocks, and
 // products use `mma`.
 //
-// The arithmetic is that of docs/arithmetic.md. Eight tokens are the columns of a 16 x 8 x 32 fragment; rows of x past
+// The arithmetic is that of docs/reference/arithmetic.md. Eight tokens are the columns of a 16 x 8 x 32 fragment; rows of x past
 // the last token are zeros. Integer sums are exact, and the float chain follows each. A partial sum of 256 columns goes
 // to shared memory, and one thread adds those of a result in order. Memory-bound at 7B; at TinyLlama's shape bound by
-// the latency from block to block (docs/lab).
+// the latency from block to block (docs/lab/gpu-measured.md).
 #pragma once
 #include "gemm.h"
 #include "walk_attention.h"
@@ -12,7 +12,7 @@
 
 namespace assay {
 
-// ---- x ----------------------------------------------------------------------------------------------------------------
+// ---- x -------------------------------------------------------------------------------------------------------------
 // N vectors of 16 bytes, `step` bytes apart, some of which are needed. All missing vectors are polled together.
 template <int N, class Is>
 DEVICE void await_vectors(const void* first, int step, bool fresh, uint4 (&v)[N], Is&& is) {
@@ -201,7 +201,7 @@ DEVICE void bring_parts(const WalkStep& step, Parts& parts, uint8_t* work) {
     }
 }
 
-// ---- products ---------------------------------------------------------------------------------------------------------
+// ---- products ------------------------------------------------------------------------------------------------------
 // A row of a tile: this lane's words of a block's codes and its scales in registers, the rest in shared memory.
 template <class L>
 struct TileRow {
@@ -395,8 +395,7 @@ DEVICE int multiply_rows_step(const WalkStep& step, Ring ring, Parts& parts, uin
     return before << cut;
 }
 
-// ---- what the producer warp fetches
-// --------------------------------------------------------------------------------------
+// ---- what the producer warp fetches --------------------------------------------------------------------------------
 // Tiles in their order of use: if x is taken in parts, those of one part for all groups, then those of the next.
 template <class A, class B>
 DEVICE void fetch_parts(const WalkStep& step, Fetch<false>& fetch) {

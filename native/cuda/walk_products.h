@@ -15,7 +15,7 @@ DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) 
 }
 
 // x is complete for the warp that sums its squares: that warp waits, and the warps that wrote units arrive. racecheck
-// counts barriers without their ids (docs/lab), so in that build all warps wait.
+// counts barriers without their ids (docs/lab/gpu-measured.md), so in that build all warps wait.
 DEVICE void squares_may_begin(bool waits, int adds) {
     if (kRacecheck) sync_team();
     else if (waits) sync_some(2, 32 * adds + 32);

@@ -1,5 +1,5 @@
-// Warpgroup products: d = d + a b for 64 rows x 8 J tokens over 16 columns of 16-bit floats (`Type`), accumulated in
-// float32 on tensor cores by four warps. All four warps call these functions together.
+// Warpgroup products on tensor cores: d = d + a b for 64 rows x 8 J tokens over 16 columns of 16-bit floats (`Type`).
+// Four warps accumulate in float32, and all four call these functions together.
 //
 // A warp has 16 of the rows, in registers as `mma` fragments. b is in shared memory, [8 J tokens][64 columns], with the
 // 16-byte pieces of token t at place (piece ^ t % 8). From sm_90 on `wgmma` runs asynchronously: `a`, `d` and b must

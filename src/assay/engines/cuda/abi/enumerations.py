@@ -180,8 +180,8 @@ class StepFlag(IntFlag):
 
 
 class Gating(IntEnum):
-    """What a walk step computes before it quantises a row; `paired` of its first part. SPLIT: act(x) y, where y is the
-    second half of the row. ALONE: act(x)."""
+    """Activation that a walk step applies before it quantises a row; `paired` of its first part. SPLIT: act(x) y, where
+    y is the second half of the row. ALONE: act(x)."""
 
     AS_IT_IS = 0
     SPLIT = 1
