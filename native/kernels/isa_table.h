@@ -35,7 +35,7 @@ void multiply(const Matrix& w, Acts format, const void* acts, int64_t m, float* 
         gemm_f32(w, static_cast<const float*>(acts), m, out, ldo, begin, end);
 }
 
-// Read-modify-write 64 dot products on 16 accumulators; the result is stored so that none may be left out.
+// 64 dot products on 16 accumulators; the result is stored, so that the compiler cannot drop any.
 void dot_loop(int64_t iterations) {
     alignas(64) uint8_t bytes[4 * VB];
     alignas(64) int8_t acts[64];

@@ -1,8 +1,8 @@
 // The kernels, written once over a vector type V. Included once per instruction set, inside an anonymous namespace.
 //
 // One accumulation, `panel`, serves every case: a packed layout with 1..4 tokens (decode), or a panel expanded to a
-// tile of bytes that many groups of 4 tokens share (prompts). Both run the same float operations in the same order,
-// so the number of tokens cannot change a bit; blocking along k parks the totals in `out` and changes none either.
+// tile of bytes that many groups of 4 tokens share (prompts). Both run the same float operations in the same order, so
+// the number of tokens cannot change a bit. Blocking along k keeps the totals in `out` and changes no bit either.
 #pragma once
 #include "token_groups.h"
 
@@ -28,7 +28,7 @@ INLINE void add_minima(V::F (&acc)[T][PV], const typename F::Head& head, const u
     }
 }
 
-// Half h of a block, 16 columns, to every sum.
+// Add half h of a block, 16 columns, to every sum.
 template <class F, int H, int T>
 INLINE void add_half(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Group* a) {
     typename V::A x[T];
@@ -47,7 +47,7 @@ INLINE void block_sums(V::I (&sum)[T][PV], const uint8_t* unit, int j, const Gro
     });
     unroll<2>([&](auto h) INLINE_LAMBDA { add_half<F, h>(sum, unit, j, a); });
 }
-// acc += these sums, scaled, and the minima.
+// acc += the sums, scaled, and the minima.
 template <class F, int T>
 INLINE void add_sums(V::F (&acc)[T][PV], const V::I (&sum)[T][PV], const typename F::Head& head, const uint8_t* unit,
                      int j, const Group* a) {
@@ -71,7 +71,7 @@ template <class F, int T>
 INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const uint8_t* unit, int j, const Group* a) {
     using I = V::I;
     using Float = V::F;
-    if constexpr (V::template has_block<F, T>) {  // the same operations in an instruction set's own words
+    if constexpr (V::template has_block<F, T>) {  // the same operations, written for the instruction set
         V::template block<F, T>(acc, head, unit, j, a);
         Float none[PV];
         if constexpr (F::min) add_minima<F, T>(acc, head, unit, j, none, a);
@@ -105,8 +105,9 @@ INLINE void add_block(V::F (&acc)[T][PV], const typename F::Head& head, const ui
     }
 }
 
-// out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group: partial sums of 8
-// blocks, 256 columns, each added to the total. A total begins as -0, to which anything added stays what it is.
+// out[t, r] (+)= over `blocks` blocks of 32, for the R rows of a panel and T tokens of one group. Partial sums of 8
+// blocks, 256 columns, are added to the total. A total starts at -0, so that adding the first partial sum gives exactly
+// that sum.
 template <class F, int T>
 void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, float* out, int64_t ldo) {
     typename V::F total[T][PV];
@@ -120,7 +121,8 @@ void panel(const uint8_t* weights, int64_t blocks, const Group* a, bool carry, f
         const int units = int(blocks - b < SUM ? blocks - b : SUM) / F::unit_blocks;
         int u = 0;
         if constexpr (V::two_in_flight && T == 1 && !F::sub16 && !V::template has_block<F, T>) {
-            // The sums of two blocks, then what is done with them: the one's long chain runs beside the other's.
+            // Compute the integer sums of two blocks before the float chain of the first, so that the two chains
+            // overlap.
             constexpr int step = F::unit_blocks == 1 ? 2 : 1;
             for (; u + step <= units; u += step, unit += step * F::unit_bytes) {
                 const typename F::Head head(unit);
@@ -182,8 +184,8 @@ void gemm_q8(const Matrix& w, const Group* acts, int64_t m, float* out, int64_t 
             });
         });
     if (direct) return;
-    uint8_t* const room = scratch.tile;     // found once: a thread's own memory is a call away in a shared library
-    for (int64_t t = 0; t < m; t += BATCH)  // so many tokens that their activations stay in the second level cache
+    uint8_t* const room = scratch.tile;  // looked up once: thread-local access is a function call in a shared library
+    for (int64_t t = 0; t < m; t += BATCH)  // as many tokens as keep their activations in L2
         expand_panels(w, begin, end, CHUNK, room, [&](auto tile, int64_t b, int64_t blocks, const Rows& rows, Ahead) {
             panel_tokens<decltype(tile)>(room, b, blocks, acts + t / TOKENS * all, all, m - t < BATCH ? m - t : BATCH,
                                          out + t * ldo, ldo, rows);

@@ -1,9 +1,10 @@
-// Activations as products read them, in groups of tokens, and a thread's scratch memory: what panel.h and floats.h share.
+// Activations as products read them, in groups of tokens, and a thread's scratch memory; shared by panel.h and
+// floats.h.
 //
 // Included once per instruction set, inside an anonymous namespace.
 #pragma once
 
-constexpr int TOKENS = 4;       // tokens a group: their scales lie together
+constexpr int TOKENS = 4;  // tokens of a group: their scales are adjacent
 constexpr int64_t BATCH = 256;  // tokens that use an expanded panel before the next one is expanded
 constexpr int64_t CHUNK = 64;   // blocks of 32 along k that are expanded at once
 
@@ -17,7 +18,7 @@ struct Group {
     int32_t neg0[TOKENS];  // -(sum of the first half)
     int32_t neg[TOKENS];   // -(sum of the block)
 };
-static_assert(sizeof(Group) == 192);  // activations: [ceil(m / 4), k / 32] groups; dispatch.cpp knows the size
+static_assert(sizeof(Group) == 192);  // activations: [ceil(m / 4), k / 32] groups; dispatch.cpp relies on the size
 
 #include "quantise.h"
 
@@ -31,16 +32,16 @@ void quantise_row(const float* x, int64_t k, int lane, Group* group) {
     }
 }
 
-// Floats: in units of so many columns; in a unit, 4 tokens (or all, if fewer) together, 4 columns of each in turn. What
-// a unit of weights meets is one stream. Beside a single token, as if it were a second, may lie the same times 2^112
-// (floats.h: Shifted).
+// Float activations: in units of UNIT columns. In a unit, 4 tokens (or all, if fewer) are interleaved, 4 columns of
+// each in turn, so that a unit of weights meets one stream. For a single token, a copy times 2^112 may take the place
+// of a second token (floats.h: Shifted).
 constexpr int64_t UNIT = 256;
 struct FloatActs {
-    int64_t stride, width, tokens;  // columns and tokens with their padding; tokens that lie together
+    int64_t stride, width, tokens;  // columns and tokens with padding; tokens that are interleaved
     FloatActs(int64_t m, int64_t k)
         : stride(round_up(k, 16)), width(m == 1 ? 1 + V::shifts_halves : m < TOKENS ? m : TOKENS), tokens(round_up(m, width)) {}
     int64_t columns(int64_t c) const { return stride - c < UNIT ? stride - c : UNIT; }  // of the unit that begins at c
-    // Where the unit that begins at c has the tokens of which t is the first.
+    // Offset of the group of tokens that begins with t, in the unit that begins at column c.
     int64_t at(int64_t c, int64_t t) const { return c * tokens + t * columns(c); }
 };
 
@@ -65,7 +66,7 @@ void prepare_tokens(Acts format, const float* x, int64_t ldx, int64_t m, int64_t
     }
 }
 
-// f with 1..4 as a constant.
+// Call f with 1..4 as a constant.
 template <class Function>
 INLINE void by_tokens(int tokens, Function f) {
     switch (tokens) {
