@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from assay.engines.cuda import abi, sources
+from assay.engines.cuda import sources
 from assay.engines.cuda.abi import arguments, enumerations, header, shared_memory
 from assay.engines.cuda.kernel_table import KERNELS
 from tests.engines.on_cuda import device
@@ -67,7 +67,3 @@ def test_python_and_the_header_compute_the_same_bytes(formula: shared_memory.For
     for shape in (1, 8, 64, 100, 256):
         values = {name: shape + 8 * i for i, name in enumerate(formula.parameters)}
         assert eval(expression, {**names, **values}) == getattr(shared_memory, formula.name)(**values)
-
-
-def test_the_package_says_what_it_is_for() -> None:
-    assert "abi.h" in (abi.__doc__ or "")
