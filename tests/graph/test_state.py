@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from assay.runtime.draft_model import DraftModel
 
 from assay.engines.contract import PAGE, Array, Chunk
 from assay.engines.plan.batching import in_turns
@@ -19,6 +18,7 @@ from assay.gguf import open_file
 from assay.graph import KINDS, OPS, Graph, Kind, Node, Op, Trait, register
 from assay.graph.state import POSITION, SEQUENCE, State
 from assay.models import Model, load
+from assay.runtime.draft_model import DraftModel
 from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.params import GREEDY
 from assay.runtime.scheduler import Scheduler
