@@ -41,6 +41,7 @@ from assay.engines.contract import (
     hand_over,
     pages_for,
 )
+from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, TILE_WORDS, TileWord
 from assay.engines.cuda.context import Limits
 from assay.engines.cuda.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.cuda.device import Device, DeviceError, Driver
@@ -456,7 +457,7 @@ class CudaEngine(PagedEngine):
             output_tile += self._cut(at["output_tiles"], shape, output_tile, output, len(outs), end, score)
             if shape.chunks:
                 words = np.array((row, n, key, end, score & 0xFFFFFFFF, score >> 32), np.int64)
-                at["chunks"].reshape(-1, 6)[i] = words.astype(np.uint32).view(np.int32)
+                at["chunks"].reshape(-1, CHUNK_WORDS)[i] = words.astype(np.uint32).view(np.int32)
             if shape.keys:
                 of_keys = np.arange(end)
                 pages = p.chunk.pages[of_keys // PAGE]
@@ -470,13 +471,14 @@ class CudaEngine(PagedEngine):
         """Write a piece's tiles of query rows, 8 words each (attention.h, AttentionArgs::tiles), from index `at` of
         every cut; return the most tiles that a cut has."""
         most = 0
-        for (group, size), table in zip(self._cuts, words.reshape(shape.cuts, -1, 8), strict=False):
+        for (group, size), table in zip(self._cuts, words.reshape(shape.cuts, -1, TILE_WORDS), strict=False):
             rows = tokens * group
             begins = np.arange(0, rows, size)
-            tiles = np.zeros((len(begins), 8), np.int64)
-            tiles[:, 0], tiles[:, 1], tiles[:, 2] = first, begins, np.minimum(size, rows - begins)
-            tiles[:, 3], tiles[:, 4], tiles[:, 7] = keys, tokens, first
-            tiles[:, 5], tiles[:, 6] = score & 0xFFFFFFFF, score >> 32
+            tiles = np.zeros((len(begins), TILE_WORDS), np.int64)
+            tiles[:, TileWord.TILE_TOKEN] = tiles[:, TileWord.TILE_CHUNK_TOKEN] = first
+            tiles[:, TileWord.TILE_ROW], tiles[:, TileWord.TILE_ROWS] = begins, np.minimum(size, rows - begins)
+            tiles[:, TileWord.TILE_KEYS], tiles[:, TileWord.TILE_TOKENS] = keys, tokens
+            tiles[:, TileWord.TILE_SCORES], tiles[:, TileWord.TILE_SCORES_HIGH] = score & 0xFFFFFFFF, score >> 32
             table[at : at + len(tiles)] = tiles.astype(np.uint32).view(np.int32)
             most = max(most, len(tiles))
         return most

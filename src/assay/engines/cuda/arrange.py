@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from assay.engines.cuda.abi.shared_memory import one_product_bytes
 from assay.engines.cuda.layout import LANES, UNIT, Matrix
 from assay.engines.cuda.steps import Part
 
@@ -46,7 +47,7 @@ def arrange(matrices: Sequence[Matrix], groups: int, *, processors: int, most: i
     blocks = min(groups, processors * -(-groups * tiles // (processors * _SUMS)))
     share, extra = divmod(groups, blocks)
     mine = (share + bool(extra)) * tiles
-    room = 24 + (4 * stride if floats else stride // 8 * 11) + 4 * LANES * mine
+    room = one_product_bytes(stride, floats, mine, 0, 0, 0)
     many = mine > _MANY
     found = []
     for warps in range(_WARPS[0], _WARPS[0 if many else 1] + 1):
@@ -57,7 +58,7 @@ def arrange(matrices: Sequence[Matrix], groups: int, *, processors: int, most: i
         found.append((slots < min(2, turns * pieces), turns, warps, min(slots, LANES)))
     for _, _, warps, most_slots in sorted(found):
         for slots in range(most_slots, 0, -1):
-            shared = room + warps * slots * (piece + 8)
+            shared = one_product_bytes(stride, floats, mine, warps, slots, piece)
             if shared <= most - 1024:
                 return Arrangement(blocks, LANES * warps, slots, piece, share, extra, shared)
     return None

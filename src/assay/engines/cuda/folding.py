@@ -17,8 +17,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from assay.engines.cuda.abi.enumerations import ACTS
 from assay.engines.cuda.context import CompileContext, FoldedAttention, FoldedNorm, Folds
-from assay.engines.cuda.kernel_enums import ACTS
 from assay.engines.plan.fuse import Attention, Gated, Products, Single
 from assay.engines.plan.values import RopeTable, rope_table
 from assay.graph import Node, Trait

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from assay import _native
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.enumerations import FORMAT_ROWS
 from assay.engines.cuda.device import Device, Launch
 from assay.gguf import GGUFFile
 from assay.graph import Graph, Node, Trait
@@ -51,25 +52,12 @@ class Format:
         return 4 if self.sums else 2
 
 
-_FORMATS = (
-    Format(0, 64, "f32", floats=True),
-    Format(1, 32, "f16", floats=True),
-    Format(2, 32, "bf16", floats=True),
-    Format(3, 9, "q4_0"),
-    Format(4, 10, "q4_1", scales=2),
-    Format(5, 11, "q5_0"),
-    Format(6, 12, "q5_1", scales=2),
-    Format(7, 17, "q8_0"),
-    Format(8, 9, "q4_k", word=True),
-    Format(9, 11, "q5_k", word=True),
-    Format(10, 13, "q6_k", word=True),
-    Format(11, 9, "iq4_nl"),
-    Format(12, 9, "iq4_xs", word=True),
-    Format(13, 9, "mxfp4"),
-)
-FORMATS = {f.name.upper(): f for f in _FORMATS}  # by ggml's type name
-WIDE = Format(14, 20, "wide16", scales=4)
-WIDE_MIN = Format(15, 24, "wide16_min", sums=True, scales=8)
+_FORMATS = {
+    row.name: Format(row.format, row.chunks, row.name, row.word, row.floats, row.half_sums, row.scale_chunks)
+    for row in FORMAT_ROWS
+}
+WIDE, WIDE_MIN = _FORMATS["wide16"], _FORMATS["wide16_min"]
+FORMATS = {name.upper(): form for name, form in _FORMATS.items() if form not in (WIDE, WIDE_MIN)}  # by ggml's type name
 _WITH_MINIMA = ("Q2_K",)
 _AS_FLOATS = ("Q8_K",)
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.enumerations import Prologue
+from assay.engines.cuda.abi.shared_memory import few_floats_bytes, sort_pairs_bytes
 from assay.engines.cuda.arrange import arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.kernel_enums import Prologue
-from assay.engines.cuda.layout import LANES, UNIT
+from assay.engines.cuda.layout import UNIT
 from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.schedule_products import ROW_COPIES
 from assay.engines.cuda.steps import (
@@ -51,10 +52,10 @@ def _row_product(r: Resolver, w: RowProduct) -> Launch:
     )
     if w.kernel:
         return _one_row(r, w.kernel, args, w.parts, groups, (1, 1))
-    each = 4 * (matrix.units * UNIT + max(64, matrix.tiles * LANES))  # bytes of shared memory for a row of x
-    fit = next((n for n in (4, 2) if n * each <= r.context.limits.shared), 1)
+    shared = {n: few_floats_bytes(n, matrix.units, matrix.tiles) for n in (4, 2, 1)}  # by rows of x at a time
+    fit = next((n for n in (4, 2) if shared[n] <= r.context.limits.shared), 1)
     grid = (groups, -(-w.rows // fit), 1)
-    return Launch(f"product_floats_{fit}", grid, 32 * warps_for(matrix.tiles), args, fit * each)
+    return Launch(f"product_floats_{fit}", grid, 32 * warps_for(matrix.tiles), args, shared[fit])
 
 
 def _one_row(r: Resolver, kernel: str, args: Any, parts: Sequence[Part], groups: int, rest: tuple[int, int]) -> Launch:
@@ -143,7 +144,7 @@ def _expert_product(r: Resolver, w: ExpertProduct) -> Launch:
 def _sort_pairs(r: Resolver, w: SortPairs) -> Launch:
     args = structs.SortArgs(r.at(w.choices), r.at(w.order), r.at(w.matrices), w.pairs, w.count, w.tokens, w.tiles)
     threads = min(1024, max(256, -(-w.pairs // 256) * 32))
-    return Launch("sort_pairs", (w.count, 1, 1), threads, args, 4 * (w.count + threads // 32))
+    return Launch("sort_pairs", (w.count, 1, 1), threads, args, sort_pairs_bytes(w.count, threads // 32))
 
 
 def _quantise_pairs(r: Resolver, w: QuantisePairs) -> Launch:

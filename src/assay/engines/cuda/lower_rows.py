@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.enumerations import HALVED, MAP_OPS, POOLINGS
+from assay.engines.cuda.abi.shared_memory import best_lists_bytes, halved_row_bytes, normed_row_bytes
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.kernel_enums import HALVED, MAP_OPS, POOLINGS
 from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.steps import (
     BestLogits,
@@ -122,7 +123,7 @@ def _norm_rows(r: Resolver, w: NormRows) -> Launch:
         eps=w.eps,
         w_step=each if w.own_weights else 0,
     )
-    return Launch(w.kernel, (w.rows * w.parts, 1, 1), 256 if each >= 256 else 64, args, 16 + 4 * each)
+    return Launch(w.kernel, (w.rows * w.parts, 1, 1), 256 if each >= 256 else 64, args, normed_row_bytes(each))
 
 
 def _sort_row(r: Resolver, w: SortRow) -> Launch:
@@ -140,7 +141,8 @@ def _quantise_rows(r: Resolver, w: QuantiseRows) -> Launch:
         eps=float(w.norm.attr("eps")) if w.norm else 0.0,
     )
     if w.norm:
-        return Launch("quantise_rows", (w.copies, 1, 1), min(1024, w.out.stride // 8), args, 16 + 4 * w.columns)
+        threads = min(1024, w.out.stride // 8)
+        return Launch("quantise_rows", (w.copies, 1, 1), threads, args, normed_row_bytes(w.columns))
     return Launch("quantise_rows", (w.copies, -(-w.out.stride // 2048), 1), 256, args)
 
 
@@ -148,7 +150,7 @@ def _halve_rows(r: Resolver, w: HalveRows) -> Launch:
     weights, eps = (r.weights(w.norm.weights[0]), float(w.norm.attr("eps"))) if w.norm else (0, 0.0)
     sizes, kind = (w.columns, w.stride, padded_rows(w.rows)), int(HALVED[w.out.layout.value])
     args = structs.HalveArgs(r.at(w.x), weights, r.at(w.out), *sizes, eps, kind)
-    return Launch("halve_rows", (w.rows, 1, 1), min(512, w.stride // 8), args, 48 + 4 * w.columns)
+    return Launch("halve_rows", (w.rows, 1, 1), min(512, w.stride // 8), args, halved_row_bytes(w.columns))
 
 
 def _best_logits(r: Resolver, w: BestLogits) -> Launch:
@@ -156,7 +158,7 @@ def _best_logits(r: Resolver, w: BestLogits) -> Launch:
     tables = [r.table(t) if w.k == 1 else 0 for t in ("tokens", "positions", "slots", "left")]
     args = structs.BestArgs(r.at(w.x), r.at(w.lists), r.at(w.out), *tables, w.width, w.n_lists, w.k)
     if w.merge:
-        return Launch("best_of_lists", (w.rows, 1, 1), 32, args, 4 * w.n_lists)
+        return Launch("best_of_lists", (w.rows, 1, 1), 32, args, best_lists_bytes(w.n_lists))
     return Launch("best_lists", (-(-w.n_lists // 8), w.rows, 1), 256, args)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.enumerations import ACTS, Gating, Prologue, StepFlag, StepKind
+from assay.engines.cuda.abi.shared_memory import walk_bytes
 from assay.engines.cuda.device import Launch
-from assay.engines.cuda.kernel_enums import ACTS, Gating, Prologue, StepFlag, StepKind
 from assay.engines.cuda.layout import Format
 from assay.engines.cuda.lower_attention import attention_args
 from assay.engines.cuda.resolver import Resolver
@@ -30,7 +31,7 @@ from assay.engines.cuda.steps import (
     WalkProduct,
     WalkQuantise,
 )
-from assay.engines.cuda.walk import WARPS, WalkRun, fixed_shared, kernel_formats, piece_bytes, ring
+from assay.engines.cuda.walk import WARPS, WalkRun, kernel_formats, piece_bytes, ring
 from assay.graph import Node
 
 PREFETCHED = 52 << 10  # Bytes that the producer warp of a multiprocessor has requested at a time.
@@ -49,7 +50,7 @@ def lower_walk(r: Resolver, run: WalkRun, steps: Sequence[KernelStep]) -> Launch
     array = (structs.WalkStep * len(table))(*table)
     at = r.context.tensors.constant(np.frombuffer(bytes(array), np.uint8))
     args = structs.WalkArgs(at, r.table("slots"), len(table), slots, slot_bytes, tokens)
-    shared = slots * (slot_bytes + 16) + fixed_shared(tokens) + run.needs.shared
+    shared = walk_bytes(slots, slot_bytes, run.needs.shared, int(tokens > 1))
     kind = ("few",) * (tokens > 1) + ("more",) * run.needs.extended + ("two",) * two
     name = "_".join(("walk", *kind, *(form.name for form in formats)))
     threads = 32 * (WARPS + 1 + (two or tokens > 1))

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.enumerations import HALVED, HALVED_SHIFT
 from assay.engines.cuda.context import CompileContext
-from assay.engines.cuda.kernel_enums import HALVED, HALVED_SHIFT
 from assay.engines.cuda.layout import Matrix
 from assay.engines.cuda.place import Placement
 from assay.engines.cuda.steps import Part, Quantised, Value, padded_rows

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from assay.engines.cuda import schedule_attention as attention
 from assay.engines.cuda import schedule_rows as rows
+from assay.engines.cuda.abi.enumerations import MAP_OPS
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.folding import rope_of
-from assay.engines.cuda.kernel_enums import MAP_OPS
 from assay.engines.cuda.schedule_experts import expert_product
 from assay.engines.cuda.schedule_products import schedule_gated, schedule_products
 from assay.engines.cuda.step_list import Schedule, StepList

@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from assay.engines.cuda.abi.enumerations import BLOCK, HALVED, KV_TYPES, TILE_WORDS, WALK_HEAD, ScoreOp
+from assay.engines.cuda.abi.shared_memory import (
+    attend_blocks_bytes,
+    attend_halves_bytes,
+    attend_one_bytes,
+    attend_short_bytes,
+    attend_tensor_bytes,
+    attend_tensor_one_bytes,
+    walk_attention_bytes,
+)
 from assay.engines.cuda.context import CompileContext, FoldedAttention
 from assay.engines.cuda.folding import rope_of
-from assay.engines.cuda.kernel_enums import HALVED, ScoreOp
 from assay.engines.cuda.schedule_products import ROW_COPIES, quantised_key
 from assay.engines.cuda.schedule_rows import fill_rope_table
-from assay.engines.cuda.shapes import BLOCK, KV_NUMBERS, TENSOR_ROWS, prompt_rows, tensor_bytes, tile_rows
+from assay.engines.cuda.shapes import TENSOR_ROWS, fits_tensor_cores, prompt_rows, tile_rows
 from assay.engines.cuda.step_list import StepList, fill_pool
 from assay.engines.cuda.steps import (
     AttendRow,
@@ -28,7 +37,7 @@ from assay.engines.plan.fuse import Attention
 from assay.engines.plan.values import AttentionMask, attention_mask, heads_in_row
 from assay.graph import Node
 
-_PART = 2 + 256  # floats of a head's partial result of a block of keys (walk_attention.h)
+_PART = 2 + WALK_HEAD  # floats of a head's partial result of a block of keys (walk_attention.h)
 _WALK_HEADS = (32, 64, 128, 256)  # head widths that megakernels have
 
 
@@ -78,7 +87,7 @@ def _attend_row(
 ) -> None:
     """The first kernel family that has all that this attention needs."""
     c = steps.context
-    if c.tensors.halves and tensor_bytes(fields.keys, fields.values):
+    if c.tensors.halves and fits_tensor_cores(fields.keys, fields.values):
         _attend_tensor(steps, kqv, fields, x)
         return
     mask, plain = fields.mask, _is_plain(c, fields)
@@ -98,7 +107,7 @@ def _is_plain(c: CompileContext, fields: AttentionFields) -> bool:
     """Whether walks have all that this needs; without a window and a cap, attention_short.cu does as well."""
     mask, k, v = fields.mask, fields.keys, fields.values
     simple = not (c.shape.irregular or mask.sinks or mask.slopes or mask.chunk)
-    alike = k.type == v.type == KV_NUMBERS["f16"] and k.dim == v.dim == v.columns
+    alike = k.type == v.type == KV_TYPES["f16"] and k.dim == v.dim == v.columns
     shape = k.dim % 32 == 0 and k.dim <= 256 and not v.keys and k.heads == v.heads
     return bool(simple and mask.causal and alike and shape)
 
@@ -120,7 +129,7 @@ def _attend_short(steps: StepList, kqv: Node, fields: AttentionFields, x: Operan
     out, acts = steps.new(kqv.name), None
     if stride % 256 == 0 and steps.context.read_as("q8", kqv.name):
         acts = steps.once(quantised_key(out, stride), lambda: quantised(ROW_COPIES, stride))
-    shared = 4 * (BLOCK * dim + 2 * dim + BLOCK + 8 + 8 * dim)
+    shared = attend_short_bytes(dim)
     grid, threads, splits = (fields.max_blocks, heads, 1), max(256, 3 * dim), heads // fields.keys.heads
     partial = _partial(1, fields)
     _add_row(
@@ -132,8 +141,7 @@ def _attend_tensor(steps: StepList, kqv: Node, fields: AttentionFields, x: Opera
     """On tensor cores."""
     k_pool, heads, rows = fields.keys, fields.heads, fields.rows
     splits = -(-heads // k_pool.heads // 16)
-    key_bytes, row_bytes = tensor_bytes(k_pool, fields.values) or (0, 0)
-    shared = 16 * row_bytes + key_bytes // 2 + 544 * (16 if heads // k_pool.heads > 8 else 8) + 2 * k_pool.dim
+    shared = attend_tensor_one_bytes(k_pool.dim, heads // k_pool.heads)
     grid, out = (fields.max_blocks, k_pool.heads * splits, rows), steps.new_for_readers(kqv.name, *HALVED)
     name = f"attend_tensor_one_{k_pool.dim}"
     _add_row(steps, kqv, AttendRow(name, fields, *x, out, _partial(rows, fields), splits, grid, 128, shared))
@@ -144,7 +152,7 @@ def _attend_blocks(steps: StepList, kqv: Node, fields: AttentionFields, x: Opera
     limits, k, v = steps.context.limits, fields.keys, fields.values
     rows, blocks, group = fields.rows, fields.max_blocks, fields.heads // fields.keys.heads
     staged = 2 * BLOCK * (k.dim + v.dim)  # keys and values of a block, as halves
-    halves = k.type == KV_NUMBERS["f16"] and not v.keys and k.dim % 8 == v.dim % 8 == 0 and (
+    halves = k.type == KV_TYPES["f16"] and not v.keys and k.dim % 8 == v.dim % 8 == 0 and (
         v.dim <= 2 * k.dim and staged + 32768 < limits.shared)  # fmt: skip
     at_once = 1
     for at_once in (1, 2, 4, 8) if halves else (1, 4):
@@ -152,15 +160,13 @@ def _attend_blocks(steps: StepList, kqv: Node, fields: AttentionFields, x: Opera
             break
     splits = -(-group // at_once)
     grid = (blocks, k.heads * splits, rows)
-    shared, kernel = 4 * at_once * (k.dim + BLOCK + 2), "one"
-    if not halves:
-        shared += 4 * (k.dim + v.dim + 64 + 8 * at_once * v.dim)
-    elif math.prod(grid) > limits.processors * max(1, limits.shared // (shared + staged)):
-        kernel = "blocks"  # more blocks of threads than run at once: less shared memory for each
-        shared += 2 * BLOCK * v.dim + 2 * k.dim + 32 * at_once * v.dim + 8
-    else:
-        kernel = "halves"
-        shared += staged + 2 * (k.dim + v.dim) + 56 * at_once
+    kernel, bytes_of = "one", attend_one_bytes
+    if halves:
+        each = 4 * at_once * (k.dim + BLOCK + 2) + staged
+        kernel, bytes_of = "halves", attend_halves_bytes
+        if math.prod(grid) > limits.processors * max(1, limits.shared // each):
+            kernel, bytes_of = "blocks", attend_blocks_bytes  # more blocks of threads than run at once: less for each
+    shared = bytes_of(at_once, k.dim, v.dim)
     out, name = steps.new(kqv.name), f"attend_{kernel}_{at_once}"
     _add_row(steps, kqv, AttendRow(name, fields, *x, out, _partial(rows, fields), splits, grid, 256, shared))
 
@@ -185,7 +191,7 @@ def _walk_attention(steps: StepList, kqv: Node, fields: AttentionFields, folded:
     work = WalkAttend(
         fields, q, k, v, rope, out, partial, folded.norms, folded.factor, at_once, piece, fold=False
     )  # fmt: skip
-    needs = WalkNeeds(shared=4 * (at_once * (9 * dim + 2 * BLOCK + 8) + dim + 4), piece=piece, extended=extended)
+    needs = WalkNeeds(shared=walk_attention_bytes(at_once, dim), piece=piece, extended=extended)
     steps.add(kqv.name, work, x, (out, partial), needs)
     if partial:
         steps.add(kqv.name, replace(work, fold=True), x, (out, partial), WalkNeeds(extended=extended))
@@ -196,24 +202,24 @@ def _walk_attention(steps: StepList, kqv: Node, fields: AttentionFields, folded:
 
 def _attend_tiles(steps: StepList, group: Attention, fields: AttentionFields, q: Value, domain: str) -> None:
     c, kqv, k_pool, v_pool = steps.context, group.kqv, fields.keys, fields.values
-    staged = tensor_bytes(k_pool, v_pool) if c.tensors.halves else None
-    out = steps.new_for_readers(kqv.name, *HALVED) if staged else steps.new(kqv.name)
+    on_tensor_cores = c.tensors.halves and fits_tensor_cores(k_pool, v_pool)
+    out = steps.new_for_readers(kqv.name, *HALVED) if on_tensor_cores else steps.new(kqv.name)
     kept = [steps.new(n.name) if n and n.name in c.keep else None for n in (group.kq, group.capped, group.softmax)]
     traced, (raw, capped, weights) = any(kept), kept
-    plain = all(p.type == KV_NUMBERS["f16"] and p.columns == p.dim for p in (k_pool, v_pool)) and not v_pool.keys
+    plain = all(p.type == KV_TYPES["f16"] and p.columns == p.dim for p in (k_pool, v_pool)) and not v_pool.keys
     kernel, rows, shared = tile_rows(v_pool.dim, k_pool.dim, c.limits.shared)
     if plain and not (traced or c.shape.irregular):
         found = prompt_rows(v_pool.dim, k_pool.dim, c.limits.shared)
         kernel, rows, shared = found or (kernel, rows, shared)
-    if staged:
-        key_bytes, row_bytes = staged
-        kernel, rows, shared = f"attend_tensor_{k_pool.dim}", TENSOR_ROWS, TENSOR_ROWS * row_bytes + 2 * key_bytes
-    cut = c.cuts.index((fields.heads // k_pool.heads, rows)) * 32 * c.shape.tiles
+    if on_tensor_cores:
+        kernel, rows = f"attend_tensor_{k_pool.dim}", TENSOR_ROWS
+        shared = attend_tensor_bytes(rows, k_pool.dim)
+    cut = c.cuts.index((fields.heads // k_pool.heads, rows)) * 4 * TILE_WORDS * c.shape.tiles
     scores = (raw or Value(4 * fields.heads * c.shape.scores)) if traced else None
     state = Value(8 * fields.heads * c.rows(domain), Layout.SCRATCH) if traced else None
     grid = (c.shape.tiles, k_pool.heads, 1)
     work = AttendTiles(
-        kernel, fields, q, out, scores, state, domain, cut, bool(staged), grid, shared
+        kernel, fields, q, out, scores, state, domain, cut, on_tensor_cores, grid, shared
     )  # fmt: skip
     steps.add(kqv.name, work, [q], [out, scores, state])
     if capped:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.engines.cuda import structs, walk
+from assay.engines.cuda.abi.enumerations import HALVED
+from assay.engines.cuda.abi.shared_memory import normed_row_bytes, walk_floats_bytes, walk_product_bytes
 from assay.engines.cuda.arrange import by_kernel, by_layouts
-from assay.engines.cuda.kernel_enums import HALVED
 from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.schedule_rows import activation, map_rows, norm_rows
 from assay.engines.cuda.step_list import StepList
@@ -235,10 +236,8 @@ def _walk_shared(steps: StepList, parts: Sequence[Part], codes: bool) -> int:
     """Shared memory of a product of one token: quantised x, then partial sums in the place of x as it was read."""
     matrix = parts[0].matrix
     rows = -(-sum(p.matrix.groups for p in parts) // steps.context.limits.processors) * matrix.group
-    stride, sums = matrix.units * UNIT, 32 * rows * -(-matrix.units // 8)
-    if matrix.format.floats:
-        return 16 + 4 * stride + sums
-    return 16 + stride // 8 * 11 + max(sums, 16 + 4 * stride * (not codes))
+    stride = matrix.units * UNIT
+    return walk_floats_bytes(stride, rows) if matrix.format.floats else walk_product_bytes(stride, rows, int(codes))
 
 
 def _walk_quantise(steps: StepList, x: Value, matrix: Matrix, gating: Node | None) -> Value:
@@ -273,7 +272,7 @@ def _batch_quantise(
     def make() -> Value:
         codes = Value(matrix.units * (UNIT * walk.COLUMN + 4 * counted), Layout.CODES)
         work = BatchQuantise(matrix, x, codes, norm, gating, counted)
-        needs = WalkNeeds(shared=16 + 4 * matrix.columns if norm else 0, extended=bool(gating))
+        needs = WalkNeeds(shared=normed_row_bytes(matrix.columns) if norm else 0, extended=bool(gating))
         steps.add(norm.name if norm else "", work, [x], [codes], needs)
         return codes
 

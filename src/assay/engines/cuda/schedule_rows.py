@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from assay.engines.cuda.abi.enumerations import ACTS
+from assay.engines.cuda.abi.shared_memory import normed_row_bytes
 from assay.engines.cuda.context import FoldedNorm
 from assay.engines.cuda.folding import rope_of
-from assay.engines.cuda.kernel_enums import ACTS
 from assay.engines.cuda.layout import UNIT
 from assay.engines.cuda.step_list import StepList, read_cache, write_cache
 from assay.engines.cuda.steps import (
@@ -254,7 +255,7 @@ def walk_norms(steps: StepList, norms: Sequence[FoldedNorm]) -> None:
         parts.append(NormPart(n.norm, x, addend, residual, total, out, width, tasks))
         tasks += c.shape.tokens * -(-width // UNIT)
     reads = [v for p in parts for v in (p.x, p.addend, p.residual)]
-    needs = WalkNeeds(shared=16 + 4 * max(p.width for p in parts), extended=True)
+    needs = WalkNeeds(shared=normed_row_bytes(max(p.width for p in parts)), extended=True)
     writes = [v for p in parts for v in (p.total, p.out)]
     steps.add(norms[0].norm.name, WalkNorms(tuple(parts), tasks), reads, writes, needs)
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, KV_TYPES, TILE_WORDS
+from assay.engines.cuda.abi.shared_memory import attend_prompt_bytes, attend_tile_bytes
 from assay.engines.plan.fuse import Attention, fuse
 from assay.engines.plan.state_layout import CachePool, cache_pools
 from assay.errors import AssayError
 from assay.graph import Graph
-
-KV_NUMBERS = {"f32": 0, "f16": 1, "bf16": 2, "q8_0": 3}  # cache.h
-BLOCK = 256  # keys of one step of the running softmax
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,15 @@ class Shape:
         sizes = {"tokens": m, "positions": m, "slots": m, "tables": m, "left": m, "outputs": self.outputs}
         sizes |= {
             "output_positions": self.outputs,
-            "tiles": 8 * self.tiles * self.cuts,
-            "output_tiles": 8 * self.tiles * self.cuts,
+            "tiles": TILE_WORDS * self.tiles * self.cuts,
+            "output_tiles": TILE_WORDS * self.tiles * self.cuts,
         }
-        sizes |= {"chunks": 6 * self.chunks, "keys": 2 * self.keys, "key_positions": self.keys, "pages": self.pages}
+        sizes |= {
+            "chunks": CHUNK_WORDS * self.chunks,
+            "keys": 2 * self.keys,
+            "key_positions": self.keys,
+            "pages": self.pages,
+        }
         found, at = {}, 0
         for name, size in sizes.items():
             found[name] = (at, size)
@@ -68,7 +72,7 @@ class PoolView:
     """The rows of one node in a page, or some columns of each (cache.h, Pool)."""
 
     offset: int  # bytes from the beginning of a page
-    type: int  # one of KV_NUMBERS
+    type: int  # one of KV_TYPES
     keys: bool  # stored transposed
     heads: int
     dim: int  # values of a head that are read
@@ -97,7 +101,7 @@ class CacheLayout:
         p = self.pools[name]
         kv_type = p.type(self.kv_type)
         size = head_bytes(p, kv_type)
-        return PoolView(self.offsets[p.index], KV_NUMBERS[kv_type], p.keys, p.heads, dim or p.dim, size, p.dim, first)
+        return PoolView(self.offsets[p.index], KV_TYPES[kv_type], p.keys, p.heads, dim or p.dim, size, p.dim, first)
 
 
 def head_bytes(pool: CachePool, kv_type: str) -> int:
@@ -135,7 +139,7 @@ _PROMPTS = {64: 128, 128: 64}
 def prompt_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int] | None:
     """The kernel for prompts over an f16 cache, its query rows of a tile and its shared memory, if one fits."""
     rows = _PROMPTS.get(v_dim, 0)
-    size = 4 * (rows * (v_dim + 4 + BLOCK + 8 + 8) + 128 * v_dim + 2)
+    size = attend_prompt_bytes(rows, v_dim)
     return (f"attend_prompt_{v_dim}", rows, size) if rows and k_dim == v_dim and size <= shared - 1024 else None
 
 
@@ -143,13 +147,11 @@ def prompt_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int] | N
 TENSOR_ROWS, _TENSOR_HEADS = 128, (64, 128)
 
 
-def tensor_bytes(k_pool: PoolView, v_pool: PoolView) -> tuple[int, int] | None:
-    """Shared memory that attention on tensor cores needs for half a block of keys, and for a query row."""
-    halves = k_pool.type == v_pool.type == KV_NUMBERS["f16"] and not v_pool.keys
+def fits_tensor_cores(k_pool: PoolView, v_pool: PoolView) -> bool:
+    """Whether attention_tensor.cu has a kernel for this cache."""
+    halves = k_pool.type == v_pool.type == KV_TYPES["f16"] and not v_pool.keys
     dim = k_pool.dim
-    if not halves or dim not in _TENSOR_HEADS or {v_pool.dim, v_pool.columns, k_pool.columns} != {dim}:
-        return None
-    return 512 * dim, 2 * dim + 16
+    return bool(halves and dim in _TENSOR_HEADS and {v_pool.dim, v_pool.columns, k_pool.columns} == {dim})
 
 
 def tile_cuts(graph: Graph, layout: CacheLayout, shared: int, tensor: bool = False) -> tuple[tuple[int, int], ...]:
@@ -171,7 +173,7 @@ def tile_rows(v_dim: int, k_dim: int, shared: int) -> tuple[str, int, int]:
     """The kernel for any prompt, its query rows of a tile and its shared memory."""
     quads = -(-k_dim // 4)
     for name, most, rows, staged in _TILES:
-        size = 4 * (8 * rows * 4 * quads + staged * 32 * max(4 * quads, v_dim) + 8 * rows * (BLOCK + 8) + 4)
+        size = attend_tile_bytes(rows, staged, quads, v_dim)
         if v_dim <= most and size <= shared - 1024:
             return name, 8 * rows, size
     raise AssayError(

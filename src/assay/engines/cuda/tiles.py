@@ -9,6 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.shared_memory import (
+    few_factors_bytes,
+    few_shared_bytes,
+    few_stage_bytes,
+    float_tile_bytes,
+    halves_few_stage_bytes,
+    halves_step_bytes,
+    staged_weights_bytes,
+    tensor_tile_bytes,
+    tensor_turns_bytes,
+    tensor_unit_bytes,
+    tile_set_bytes,
+    tile_shared_bytes,
+    tile_stage_bytes,
+)
 from assay.engines.cuda.context import Limits
 from assay.engines.cuda.layout import Format, Matrix
 from assay.engines.cuda.steps import TileChoice, padded_rows
@@ -33,25 +48,25 @@ def _all_tiles(matrices: Sequence[Matrix], rows: int) -> int:
 
 
 def _weight_bytes(formats: Sequence[Format], tile: int) -> int:
-    return max(tile * (16 * f.chunks + 4 * f.word) for f in formats)
+    return max(staged_weights_bytes(tile, f.chunks, int(f.word)) for f in formats)
 
 
 def _few_shared(formats: Sequence[Format], tile: int, tokens: int, warps: int) -> tuple[int, int]:
     """Bytes of a stage of gemm.h, and its shared memory."""
-    sums = max(64 * tile + (64 * tile + 32 * tokens) * f.sums for f in formats)
-    size = tokens * 336 + _weight_bytes(formats, tile) + sums
-    return size, warps * (size + 8 * tile * (tokens if tokens == 8 else tokens + 8))
+    factors = max(few_factors_bytes(tile, tokens, int(f.sums)) for f in formats)
+    stage = few_stage_bytes(tokens, _weight_bytes(formats, tile), factors)
+    return stage, few_shared_bytes(tile, tokens, warps, stage)
 
 
 def _tile_shared(
     formats: Sequence[Format], tile: int, tokens: int, groups: int, most_stages: int, limit: int
 ) -> tuple[int, int]:
     """Stages of gemm_tiles.h that fit, and its shared memory."""
-    sums = any(f.sums for f in formats)
-    fixed, stage = 2 * tile * (336 + 64 * sums), tokens * (336 + 32 * sums) + _weight_bytes(formats, tile)
-    exchanged = 8 * (groups - 1) * tile * tokens  # partial sums that groups of warps send each other
-    stages = min(most_stages, ((limit - exchanged) // groups - fixed) // stage)
-    return stages, groups * (fixed + stages * stage) + exchanged
+    sums = int(any(f.sums for f in formats))
+    unpacked, stage = tile_set_bytes(tile, sums), tile_stage_bytes(tokens, sums, _weight_bytes(formats, tile))
+    fixed = tile_shared_bytes(tile, tokens, groups, 0, unpacked, stage)
+    stages = min(most_stages, (limit - fixed) // groups // stage)
+    return stages, tile_shared_bytes(tile, tokens, groups, stages, unpacked, stage)
 
 
 def _largest(rows: int, matrices: Sequence[Matrix], limits: Limits, tiles: Sequence[TileChoice]) -> TileChoice:
@@ -88,8 +103,7 @@ def float_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileCho
     """For float weights and more than eight rows: gemm_floats.cu, if a tile fits."""
     fitting = []
     for kernel, (tile, tokens, groups) in structs.FLOAT_TILES.items():
-        sums, step = 4 * tokens * (tile + 4), 4 * 16 * (tile + 4 + tokens + 4)
-        shared = sums * (groups + 1 if groups > 1 else 1) + 2 * groups * step
+        shared = float_tile_bytes(tile, tokens, groups)
         if shared <= limits.shared - 1024 and (tokens < 2 * rows or tokens == 32):
             fitting.append(TileChoice(kernel, tile, tokens, 256, 0, shared))
     return _largest(rows, matrices, limits, fitting) if rows > 8 and fitting else None
@@ -118,14 +132,14 @@ def _tensor_kernel(kernel: str, rows: int, matrices: Sequence[Matrix], limits: L
     """How a kernel of gemm_tensor.cu is launched, if it fits: its groups of four warps have 64 rows each (tensor_*), or
     take units in turn (turns_*). A warp stages two units of weights."""
     tokens, formats = int(kernel.split("_")[1]), [m.format for m in matrices]
-    row = 2 * max(16 * (f.codes + f.pairs) for f in formats)
+    unit = max(tensor_unit_bytes(f.codes, f.pairs) for f in formats)
     work, most = _chains(matrices) * -(-rows // tokens), limits.shared - 1024
     if kernel.startswith("tensor"):
-        stage = 128 * tokens * (1 if tokens > 64 else 2)  # steps of 64 or 128 columns
+        strips = 1 if tokens > 64 else 2  # of 64 columns, in a slot of the ring buffer
         ring = 8 if tokens == 128 else 4
         chains = matrices[0].chains > 1 and tokens == 64
         for groups in (2,) if tokens > 64 else (1,) if rows > 64 or chains else (2, 4, 1):
-            shared = ring * (stage + 16) + 64 * groups * row + 8
+            shared = tensor_tile_bytes(tokens, ring, strips, 4 * groups, unit)
             at_once = groups * limits.processors * min(4 // groups, most // (shared + 1024))
             if shared <= most and (at_once >= work or groups != 2 or tokens > 64):
                 name = f"{kernel}_alone" if (groups, tokens) == (1, 64) else kernel  # compiled with more registers
@@ -134,7 +148,7 @@ def _tensor_kernel(kernel: str, rows: int, matrices: Sequence[Matrix], limits: L
     alone = work <= limits.processors  # else two blocks of threads share a multiprocessor
     first = structs.TENSOR_TILES[kernel] // 128
     for groups, limit in ((first, most), (3, most), (2, most)) if alone else ((2, most // 2 - 512), (2, most)):
-        shared = groups * (512 * tokens + 64 * row + 8) + 256 * tokens + 8
+        shared = tensor_turns_bytes(tokens, groups, unit)
         if shared <= limit:
             return TileChoice(kernel, 64, tokens, 128 * groups, 0, shared)
     return None
@@ -146,7 +160,7 @@ def half_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoi
     most, found = limits.shared - 1024, []
     for kernel in HALF_TILES:
         tile, tokens = (int(n) for n in kernel.split("_")[1:])
-        step = 128 * (tile + tokens) * (2 if tile == 64 else 1) + 16
+        step = halves_step_bytes(tile, tokens, 2 if tile == 64 else 1)
         beside = 0 if tokens == 128 else 16384  # left free, so that the launch that halves rows can begin
         ring = max(3, min(12, (most - beside) // step))
         turns = -(-_all_tiles(matrices, tile) * -(-rows // tokens) // limits.processors)
@@ -154,9 +168,9 @@ def half_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoi
             launch = kernel, tile, tokens, structs.HALF_TILES[kernel], ring, ring * step
             found.append((2 * tokens < min(128, padded_rows(rows)), turns * (tile + tokens), launch))
     if rows <= 8 and (not found or _all_tiles(matrices, 64) < limits.processors):
-        size = 8 * 528 + 32 * 512  # a unit of 8 tokens and 32 rows
+        size = halves_few_stage_bytes(32, 8)
         for name, splits in (("product_tensor_8", 8), ("product_tensor_8_small", 4)):
-            shared = splits * (size + 2 * 32 * 8 * 4)
+            shared = few_shared_bytes(32, 8, splits, size)
             if shared <= most:
                 return TileChoice(name, 32, 8, 32 * splits, size, shared)
     return TileChoice(*min(found)[2])

@@ -12,21 +12,18 @@ writes the table of steps. Touch this module when a megakernel is added or its s
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.engines.cuda import structs
+from assay.engines.cuda.abi.enumerations import WALK_ROWS, WALK_UNIT_BYTES, WALK_WARPS
+from assay.engines.cuda.abi.shared_memory import walk_bytes
 from assay.engines.cuda.context import CompileContext
 from assay.engines.cuda.layout import FORMATS, UNIT, WIDE, WIDE_MIN, Format, rows_per_group
 from assay.engines.cuda.steps import KernelStep, WalkNeeds
 
-WARPS = 12  # consumer warps
-MOST_TOKENS = 8
-COLUMN = 10  # bytes of a quantised column of MOST_TOKENS rows: codes and their share of the scales
-# Shared memory beside the ring buffer and what steps need; of several tokens, _PARTS more.
-_FIXED = 2 * ctypes.sizeof(structs.WalkStep) + 4 * MOST_TOKENS
-_PARTS = 32
+WARPS, MOST_TOKENS = WALK_WARPS, WALK_ROWS  # consumer warps, and tokens of a walk
+COLUMN = WALK_UNIT_BYTES // UNIT  # bytes of a quantised column of MOST_TOKENS rows: codes and a share of the scales
 _FLOATS = 8 * 512  # bytes of a prefetched piece of float weights
 _MOST_SLOTS = 60
 # Most walks of a program. With more, separate launches are faster, because each begins before the previous one ends.
@@ -67,21 +64,22 @@ def _slot(formats: frozenset[str], piece: int = 0) -> tuple[int, int]:
     return max(pieces[0], piece), 8 + WARPS * (1 + (pieces[-1] > pieces[0]))
 
 
-def fixed_shared(tokens: int) -> int:
-    return _FIXED + (_PARTS if tokens > 1 else 0)
+def _fixed_shared(tokens: int) -> int:
+    """Shared memory beside the ring buffer and what steps need."""
+    return walk_bytes(0, 0, 0, int(tokens > 1))
 
 
 def ring(c: CompileContext, needs: WalkNeeds) -> tuple[int, int]:
     """Slots of the ring buffer (0: too few fit), and the bytes of each."""
     size, fewest = _slot(needs.formats, needs.piece)
-    found = min(_MOST_SLOTS, (c.limits.shared - 1024 - needs.shared - fixed_shared(c.shape.tokens)) // (size + 16))
+    found = min(_MOST_SLOTS, (c.limits.shared - 1024 - needs.shared - _fixed_shared(c.shape.tokens)) // (size + 16))
     return found if found >= fewest else 0, size
 
 
 def free_shared(c: CompileContext, formats: frozenset[str]) -> int:
     """Shared memory that steps may use beside the smallest ring buffer for such weights."""
     size, fewest = _slot(formats)
-    return c.limits.shared - 1024 - fixed_shared(c.shape.tokens) - fewest * (size + 16)
+    return c.limits.shared - 1024 - _fixed_shared(c.shape.tokens) - fewest * (size + 16)
 
 
 def batch_possible(c: CompileContext) -> bool:
