@@ -16,11 +16,16 @@ from hypothesis import strategies as st
 
 from assay.engines.contract import Chunk
 from assay.engines.cuda import CudaEngine
+from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.lower import LOWERINGS
 from assay.engines.cuda.lower_walk import _LOWERINGS as WALK_LOWERINGS
 from assay.engines.cuda.place import place
 from assay.engines.cuda.step_list import Schedule
-from assay.engines.cuda.steps import KernelStep, TakeOutputRows, Value, Work
+from assay.engines.cuda.steps import (
+    KernelStep,
+    TakeOutputRows,
+    Work,
+)
 from assay.engines.cuda.walk import NoWalk, WalkNeeds, WalkRun
 from assay.engines.plan.batching import External
 from tests.engines import bits

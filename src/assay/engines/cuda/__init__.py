@@ -7,9 +7,9 @@
                       of its own. They do not depend on the batch, the cut of the prompt or the cache, but may differ
                       between kinds of GPU.
 
-program.py compiles a graph for one shape of a step; this module chooses the shape of each batch, fills the tables of a
-step, and launches the program on the device (device.py). Touch this module when a batch should be cut, padded or run in
-another way; program.py lists the modules of the compiler.
+program.py compiles a graph for one shape of a step. This module chooses the shape of each batch, fills the tables of a
+step (step_tables.py), and launches the program on the device (device.py). Touch this module when a batch should be cut,
+padded or run in another way; program.py lists the modules of the compiler.
 
 The first two precisions compute docs/reference/arithmetic.md, as the cpu engine does. So the logits are the same bits,
 whatever the batch, the cut of the prompt or the cache. `docs/explanation/gpu.md` has the figures.
@@ -41,7 +41,6 @@ from assay.engines.contract import (
     hand_over,
     pages_for,
 )
-from assay.engines.cuda.abi.enumerations import CHUNK_WORDS, TILE_WORDS, TileWord
 from assay.engines.cuda.context import Limits
 from assay.engines.cuda.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.cuda.device import Device, DeviceError, Driver
@@ -50,6 +49,7 @@ from assay.engines.cuda.program import Program, compile_program
 from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
 from assay.engines.cuda.sources import cubins
+from assay.engines.cuda.step_tables import fill_decode_step, fill_step
 from assay.engines.plan.batching import Results, Step, in_turns, steps, whole
 from assay.engines.plan.fuse import Single, fuse
 from assay.engines.plan.state_layout import KV_TYPES
@@ -239,7 +239,7 @@ class CudaEngine(PagedEngine):
             program.play = self._device.capture(lambda: self._queue(program, words, []))
         if further and program.again is None:
             program.again = self._device.capture(lambda: self._launch(program))
-        self._fill_one(program.tables, chunks, max_tokens)
+        fill_decode_step(program.tables, self._positions, chunks, max_tokens)
         n = len(program.results)
         sizes = [external.width * len(chunks) for external, _ in program.results] * (1 + further)
         ends = [0, *accumulate(sizes)]
@@ -374,9 +374,9 @@ class CudaEngine(PagedEngine):
         self._drain_queue()
         words = self._words(program)
         if shape.one:
-            self._fill_one(program.tables, [p.chunk for p in step.pieces], ())
+            fill_decode_step(program.tables, self._positions, [p.chunk for p in step.pieces], ())
         else:
-            self._fill(shape, program.tables, step)
+            fill_step(program.tables, self._positions, step, shape, self._cuts)
         self._queue(program, words, [a[:size] for size, a in zip(sizes, arrays, strict=True)])
         self._launched()
         self._device.sync()
@@ -404,84 +404,6 @@ class CudaEngine(PagedEngine):
         for (external, offset), array in zip(program.results, results, strict=False):
             if array.size and not external.given:
                 self._device.download(array, self._at.arena + offset)
-
-    def _fill_one(self, at: dict[str, NDArray[np.int32]], chunks: Sequence[Chunk], follow: Sequence[int]) -> None:
-        """Fill the tables of a decode step, with pages for the `follow` tokens that each sequence decodes after it."""
-        if len(chunks) == 1 == at["slots"].size and not any(follow):  # fast path of a single stream
-            c = chunks[0]
-            last, position = c.start // PAGE, c.start if c.positions is None else int(c.positions[0])
-            at["positions"][0], at["slots"][0], at["tables"][0], at["left"][0] = position, c.start, 0, 0
-            at["tokens"][0] = c.tokens[0] if c.tokens.size else 0
-            at["pages"][: last + 1] = c.pages[: last + 1]
-            self._positions[c.pages[last], c.start % PAGE] = position
-            return
-        n, slots = len(chunks), [c.start for c in chunks]
-        later = list(follow) or [0] * n
-        used = [pages_for(c.end + m) for c, m in zip(chunks, later, strict=True)]
-        first = [0, *accumulate(used)]
-        positions = [c.start if c.positions is None else int(c.positions[0]) for c in chunks]
-        rows = {"positions": positions, "tables": first[:n], "slots": slots, "left": later}
-        rows["tokens"] = [
-            int(c.tokens[0]) if c.tokens.size else 0 for c in chunks
-        ]  # zero if the caller gives rows instead
-        for name, values in rows.items():
-            at[name][:n] = values
-            at[name][n:] = -1 if name == "slots" else 0  # rows of padding
-        pages = [c.pages[:count] for c, count in zip(chunks, used, strict=True)]
-        at["pages"][: first[n]] = np.concatenate(pages)
-        self._positions[[c.pages[c.start // PAGE] for c in chunks], np.mod(slots, PAGE)] = positions
-        for c, position, m in zip(chunks, positions, later, strict=True):
-            if m:
-                at_slots = np.arange(c.end, c.end + m)
-                self._positions[c.pages[at_slots // PAGE], at_slots % PAGE] = position - c.start + at_slots
-
-    def _fill(self, shape: Shape, at: dict[str, NDArray[np.int32]], step: Step) -> None:
-        """Fill the tables of any other step."""
-        for name, words in at.items():
-            words[:] = -1 if name == "slots" else 0
-        row = output = page = tile = output_tile = key = score = 0
-        for i, p in enumerate(step.pieces):
-            n, start, end = p.end - p.begin, p.chunk.start + p.begin, p.chunk.start + p.end
-            positions, slots = p.chunk.all_positions()[p.begin : p.end], np.arange(start, end)
-            at["tokens"][row : row + n] = p.chunk.tokens[p.begin : p.end] if p.chunk.tokens.size else 0
-            at["positions"][row : row + n] = positions
-            at["slots"][row : row + n] = slots
-            at["tables"][row : row + n] = page
-            self._positions[p.chunk.pages[slots // PAGE], slots % PAGE] = positions
-            outs = np.arange(row + n - p.n_outputs, row + n)
-            at["outputs"][output : output + len(outs)] = outs
-            at["output_positions"][output : output + len(outs)] = positions[n - len(outs) :]
-            table = p.chunk.pages[: pages_for(end)]
-            at["pages"][page : page + len(table)] = table
-            tile += self._cut(at["tiles"], shape, tile, row, n, end, score)
-            output_tile += self._cut(at["output_tiles"], shape, output_tile, output, len(outs), end, score)
-            if shape.chunks:
-                words = np.array((row, n, key, end, score & 0xFFFFFFFF, score >> 32), np.int64)
-                at["chunks"].reshape(-1, CHUNK_WORDS)[i] = words.astype(np.uint32).view(np.int32)
-            if shape.keys:
-                of_keys = np.arange(end)
-                pages = p.chunk.pages[of_keys // PAGE]
-                at["keys"].reshape(-1, 2)[key : key + end] = np.stack([pages, of_keys % PAGE], 1)
-                at["key_positions"][key : key + end] = self._positions[pages, of_keys % PAGE]
-            row, output, page, key, score = row + n, output + len(outs), page + len(table), key + end, score + n * end
-
-    def _cut(
-        self, words: NDArray[np.int32], shape: Shape, at: int, first: int, tokens: int, keys: int, score: int
-    ) -> int:
-        """Write a piece's tiles of query rows, 8 words each (attention.h, AttentionArgs::tiles), from index `at` of
-        every cut; return the most tiles that a cut has."""
-        most = 0
-        for (group, size), table in zip(self._cuts, words.reshape(shape.cuts, -1, TILE_WORDS), strict=False):
-            rows = tokens * group
-            begins = np.arange(0, rows, size)
-            tiles = np.zeros((len(begins), TILE_WORDS), np.int64)
-            tiles[:, TileWord.TILE_TOKEN] = tiles[:, TileWord.TILE_CHUNK_TOKEN] = first
-            tiles[:, TileWord.TILE_ROW], tiles[:, TileWord.TILE_ROWS] = begins, np.minimum(size, rows - begins)
-            tiles[:, TileWord.TILE_KEYS], tiles[:, TileWord.TILE_TOKENS] = keys, tokens
-            tiles[:, TileWord.TILE_SCORES], tiles[:, TileWord.TILE_SCORES_HIGH] = score & 0xFFFFFFFF, score >> 32
-            table[at : at + len(tiles)] = tiles.astype(np.uint32).view(np.int32)
-            most = max(most, len(tiles))
-        return most
 
     def copy_page(self, source: int, to: int) -> None:
         for page in (source, to):

@@ -19,7 +19,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.abi.enumerations import FORMAT_ROWS
 from assay.engines.cuda.device import Device, Launch
 from assay.gguf import GGUFFile
-from assay.graph import Graph, Node, Trait
+from assay.graph import Graph, Trait
 
 UNIT, LANES = 256, 32
 CHAIN = 16  # most units of a chain
@@ -143,7 +143,7 @@ class Tensors:
         """Bytes that the weights of a graph will take, and the largest staging buffer."""
         readers = {name: node for node in graph for name in node.weights}
         infos = self.file.tensors
-        empty = {name: self._empty((name,)) for name, node in readers.items() if _reads_matrix(node)}
+        empty = {name: self._empty((name,)) for name, node in readers.items() if node.has(Trait.MATRIX)}
         matrices = sum(m.bytes for m in empty.values())
         linear = {name for name, node in readers.items() if node.op == "linear"}
         matrices += sum(_factor_bytes(m) for name, m in empty.items() if name in linear and self.has_factors(m.format))
@@ -283,11 +283,6 @@ class Tensors:
         for at in self.owned:
             self.device.free(at)
         self.owned.clear()
-
-
-def _reads_matrix(node: Node) -> bool:
-    """Whether the node's weight is stored as a matrix; others are vectors of float32."""
-    return node.has(Trait.PRODUCT) or (node.has(Trait.TABLE) and not node.has(Trait.ELEMENTWISE))
 
 
 def _factor_bytes(matrix: Matrix) -> int:

@@ -12,12 +12,15 @@ from typing import Any
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.lower_attention import ATTENTION
 from assay.engines.cuda.lower_products import PRODUCTS
 from assay.engines.cuda.lower_rows import ROWS
 from assay.engines.cuda.lower_walk import lower_walk
 from assay.engines.cuda.resolver import Resolver
-from assay.engines.cuda.steps import KernelStep, Value
+from assay.engines.cuda.steps import (
+    KernelStep,
+)
 from assay.engines.cuda.walk import WalkRun
 
 LOWERINGS: Mapping[type, Callable[[Resolver, Any], Launch]] = {**ROWS, **PRODUCTS, **ATTENTION}

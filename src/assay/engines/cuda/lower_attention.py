@@ -7,9 +7,15 @@ from typing import Any
 
 from assay.engines.cuda import structs
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.resolver import Resolver, halved
 from assay.engines.cuda.schedule_products import ROW_COPIES
-from assay.engines.cuda.steps import AttendRow, AttendTiles, AttentionFields, Scores, Value
+from assay.engines.cuda.steps import (
+    AttendRow,
+    AttendTiles,
+    AttentionFields,
+    Scores,
+)
 
 
 def attention_args(

@@ -10,21 +10,19 @@ from assay.engines.cuda.abi.enumerations import Prologue
 from assay.engines.cuda.abi.shared_memory import few_floats_bytes, sort_pairs_bytes
 from assay.engines.cuda.arrange import arrange, by_kernel, warps_for
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device_values import HALVES, Quantised, padded_rows
 from assay.engines.cuda.layout import UNIT
 from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.schedule_products import ROW_COPIES
 from assay.engines.cuda.steps import (
-    HALVES,
     ExpertProduct,
     FloatTiles,
     Part,
-    Quantised,
     QuantisePairs,
     RowProduct,
     SortedProduct,
     SortPairs,
     TileProduct,
-    padded_rows,
 )
 from assay.engines.cuda.tiles import count_tiles
 from assay.errors import AssayError

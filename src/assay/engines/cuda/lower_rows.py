@@ -11,6 +11,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.abi.enumerations import HALVED, MAP_OPS, POOLINGS
 from assay.engines.cuda.abi.shared_memory import best_lists_bytes, halved_row_bytes, normed_row_bytes
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device_values import padded_rows
 from assay.engines.cuda.resolver import Resolver
 from assay.engines.cuda.steps import (
     BestLogits,
@@ -27,7 +28,6 @@ from assay.engines.cuda.steps import (
     ScaleByPosition,
     SortRow,
     TakeOutputRows,
-    padded_rows,
 )
 
 

@@ -15,6 +15,7 @@ from assay.engines.cuda import structs
 from assay.engines.cuda.abi.enumerations import ACTS, Gating, Prologue, StepFlag, StepKind
 from assay.engines.cuda.abi.shared_memory import walk_bytes
 from assay.engines.cuda.device import Launch
+from assay.engines.cuda.device_values import Layout, Value
 from assay.engines.cuda.layout import Format
 from assay.engines.cuda.lower_attention import attention_args
 from assay.engines.cuda.resolver import Resolver
@@ -23,9 +24,7 @@ from assay.engines.cuda.steps import (
     BatchProduct,
     BatchQuantise,
     KernelStep,
-    Layout,
     Part,
-    Value,
     WalkAttend,
     WalkNorms,
     WalkProduct,

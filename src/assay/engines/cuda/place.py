@@ -10,8 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from assay.engines.cuda.device_values import Layout, Value
 from assay.engines.cuda.step_list import Schedule
-from assay.engines.cuda.steps import KernelStep, Layout, Value, WalkNorms, WalkProduct
+from assay.engines.cuda.steps import (
+    KernelStep,
+    WalkNorms,
+    WalkProduct,
+)
 from assay.engines.cuda.walk import NoWalk, WalkRun
 
 _ALIGNMENT = 256

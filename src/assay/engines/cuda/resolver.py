@@ -11,9 +11,12 @@ import numpy as np
 from assay.engines.cuda import structs
 from assay.engines.cuda.abi.enumerations import HALVED, HALVED_SHIFT
 from assay.engines.cuda.context import CompileContext
+from assay.engines.cuda.device_values import Quantised, Value, padded_rows
 from assay.engines.cuda.layout import Matrix
 from assay.engines.cuda.place import Placement
-from assay.engines.cuda.steps import Part, Quantised, Value, padded_rows
+from assay.engines.cuda.steps import (
+    Part,
+)
 from assay.engines.plan.values import AttentionMask
 
 

@@ -16,6 +16,7 @@ from assay.engines.cuda.abi.shared_memory import (
     walk_attention_bytes,
 )
 from assay.engines.cuda.context import CompileContext, FoldedAttention
+from assay.engines.cuda.device_values import Layout, Value, quantised
 from assay.engines.cuda.folding import rope_of
 from assay.engines.cuda.schedule_products import ROW_COPIES, quantised_key
 from assay.engines.cuda.schedule_rows import fill_rope_table
@@ -25,12 +26,9 @@ from assay.engines.cuda.steps import (
     AttendRow,
     AttendTiles,
     AttentionFields,
-    Layout,
     Scores,
-    Value,
     WalkAttend,
     WalkNeeds,
-    quantised,
 )
 from assay.engines.cuda.walk import COLUMN, NoWalk, batch_fits_whole
 from assay.engines.plan.fuse import Attention

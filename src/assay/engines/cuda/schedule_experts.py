@@ -5,20 +5,22 @@ Pairs are multiplied one by one or, where many pairs have the same matrix, sorte
 
 from __future__ import annotations
 
+from assay.engines.cuda.device_values import (
+    Layout,
+    Quantised,
+    Value,
+    quantised,
+)
 from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.schedule_products import quantise
 from assay.engines.cuda.step_list import StepList
 from assay.engines.cuda.steps import (
     ExpertProduct,
-    Layout,
     Part,
-    Quantised,
     QuantisePairs,
     SortedProduct,
     SortPairs,
     TileChoice,
-    Value,
-    quantised,
 )
 from assay.engines.cuda.tiles import expert_tile
 from assay.graph import Node

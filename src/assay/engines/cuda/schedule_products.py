@@ -14,6 +14,13 @@ from assay.engines.cuda import structs, walk
 from assay.engines.cuda.abi.enumerations import HALVED
 from assay.engines.cuda.abi.shared_memory import normed_row_bytes, walk_floats_bytes, walk_product_bytes
 from assay.engines.cuda.arrange import by_kernel, by_layouts
+from assay.engines.cuda.device_values import (
+    Layout,
+    Quantised,
+    Value,
+    padded_rows,
+    quantised,
+)
 from assay.engines.cuda.layout import UNIT, Matrix
 from assay.engines.cuda.schedule_rows import activation, map_rows, norm_rows
 from assay.engines.cuda.step_list import StepList
@@ -22,21 +29,16 @@ from assay.engines.cuda.steps import (
     BatchQuantise,
     FloatTiles,
     HalveRows,
-    Layout,
     Part,
-    Quantised,
     QuantiseRows,
     RowProduct,
     TileChoice,
     TileProduct,
-    Value,
     WalkNeeds,
     WalkProduct,
     WalkQuantise,
-    padded_rows,
     part_reads,
     part_writes,
-    quantised,
 )
 from assay.engines.cuda.tiles import count_tiles, float_tile, half_tile, quantised_tile, tensor_tile
 from assay.engines.plan.fuse import Gated, Products
@@ -67,7 +69,7 @@ def schedule_gated(steps: StepList, group: Gated) -> None:
     """A gate with its up: one product of paired rows, if both weights have one format; else two products and a map."""
     tensors, gate, up, glu = steps.context.tensors, group.gate, group.up, group.glu
     domain, act = steps.context.domain(glu.name), activation(glu)
-    if glu.op == "glu_split":  # halves of one linear
+    if group.one_matrix:
         _multiply(steps, gate, domain, [Part(tensors.matrix(gate.weights[0]), gate.name)])
         map_rows(steps, glu, glu.inputs, integer=act)
         return

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from assay.engines.cuda.abi.enumerations import ACTS
 from assay.engines.cuda.abi.shared_memory import normed_row_bytes
 from assay.engines.cuda.context import FoldedNorm
+from assay.engines.cuda.device_values import Layout, Value
 from assay.engines.cuda.folding import rope_of
 from assay.engines.cuda.layout import UNIT
 from assay.engines.cuda.step_list import StepList, read_cache, write_cache
@@ -18,7 +19,6 @@ from assay.engines.cuda.steps import (
     BestLogits,
     Embed,
     FillRopeTable,
-    Layout,
     Map,
     NormPart,
     NormRows,
@@ -26,7 +26,6 @@ from assay.engines.cuda.steps import (
     Rope,
     ScaleByPosition,
     SortRow,
-    Value,
     WalkNeeds,
     WalkNorms,
 )

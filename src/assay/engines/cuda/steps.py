@@ -1,4 +1,4 @@
-"""The records that the passes of the compiler hand to each other: values in device memory, and steps that use them.
+"""Step records: what the schedule pass hands to the passes after it.
 
 schedule.py makes steps, place.py gives every value an offset, and lower.py turns a step into a launch. A step has its
 `work` (a record of one kernel family) and the values that it reads and writes. Everything here is plain data. Touch
@@ -8,61 +8,12 @@ this module when a kernel family needs another fact from the schedule pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
+from assay.engines.cuda.device_values import Quantised, Value
 from assay.engines.cuda.layout import Matrix
 from assay.engines.cuda.shapes import PoolView
 from assay.engines.plan.values import AttentionMask, RopeTable
 from assay.graph import Node
-
-
-class Layout(Enum):
-    """How the numbers of a value lie in memory."""
-
-    F32 = "f32"  # Rows of float32.
-    HALF = "half"  # Padded rows of f16, in the column order of gemm_tensor.cu.
-    F16 = "f16"  # Padded rows of f16, in the column order of gemm_halves.cu.
-    BF16 = "bf16"  # Padded rows of bf16, in the same order.
-    CODES = "codes"  # int8 codes with their scales, which one step of a walk writes for its products.
-    SCRATCH = "scratch"  # Known to one kernel family only: partial sums, lists, parts of quantised rows.
-
-
-HALVES = (Layout.HALF, Layout.F16, Layout.BF16)
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """Memory of a program. Two values are never equal: each has its own bytes while it is live."""
-
-    size: int
-    layout: Layout = Layout.F32
-    resident: bool = False  # keeps its memory from the first launch to the last
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """Rows of int8 codes, their scales with sums, and sums of half blocks (activations.h, Acts)."""
-
-    codes: Value
-    scales: Value
-    sums: Value
-    stride: int  # columns of a row, padded to whole units
-    padded_rows: int = 0  # rows of whole tiles of tokens; 0: row by row
-
-    @property
-    def values(self) -> tuple[Value, Value, Value]:
-        return self.codes, self.scales, self.sums
-
-
-def quantised(rows: int, stride: int, padded_rows: int = 0) -> Quantised:
-    """New memory for quantised rows."""
-    codes, scales, sums = (Value(rows * stride // divisor, Layout.SCRATCH) for divisor in (1, 4, 8))
-    return Quantised(codes, scales, sums, stride, padded_rows)
-
-
-def padded_rows(rows: int) -> int:
-    """Rows of activations that memory is reserved for: whole tiles of tokens."""
-    return max(8, 1 << (rows - 1).bit_length()) if rows <= 128 else -(-rows // 256) * 256
 
 
 @dataclass(frozen=True)
