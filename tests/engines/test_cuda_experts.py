@@ -11,7 +11,7 @@ import pytest
 from assay.engines.contract import Chunk
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine, structs, tiles
-from assay.engines.cuda.context import Limits
+from assay.engines.cuda.context import DeviceLimits
 from assay.engines.cuda.device import Launch
 from assay.engines.cuda.layout import FORMATS, Matrix, rows_per_group
 from assay.engines.cuda.shim import Shim
@@ -182,6 +182,6 @@ def test_how_experts_are_dealt(name: str) -> None:
     layout, count, rows, columns, pairs, kernel = SHAPES[name]
     units = -(-columns // 256)
     matrix = Matrix(FORMATS[layout], rows, columns, units, rows_per_group(units, False), 0, count)
-    found = tiles.expert_tile(pairs, matrix, Limits(132, 227 << 10))
+    found = tiles.expert_tile(pairs, matrix, DeviceLimits(132, 227 << 10))
     assert (found.kernel if found else "") == kernel
     assert not found or (found.stages >= 2 and found.shared <= 226 << 10)

@@ -41,10 +41,10 @@ from assay.engines.contract import (
     hand_over,
     pages_for,
 )
-from assay.engines.cuda.context import Limits
+from assay.engines.cuda.context import DeviceLimits
 from assay.engines.cuda.decode_run import DeviceDecodeRunner, DeviceRun, DeviceTopValues, StepQueue
 from assay.engines.cuda.device import Device, DeviceError, Driver
-from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.program import Program, compile_program
 from assay.engines.cuda.resolver import Addresses
 from assay.engines.cuda.shapes import Shape, cache_layout, tile_cuts
@@ -108,7 +108,7 @@ class CudaEngine(PagedEngine):
         self._shifted = False  # once a position differs from its slot, masks compare positions
         self._device: Any = device or Driver(partial(cubins, tensor=precision == "tensor"))
         self.isa = self._device.name
-        self._tensors: Tensors | None = Tensors(self._device, model.file, precision)
+        self._tensors: DeviceWeights | None = DeviceWeights(self._device, model.file, precision)
         try:
             self._load()
         except BaseException:
@@ -322,7 +322,7 @@ class CudaEngine(PagedEngine):
                 self._layout,
                 shape,
                 keep,
-                Limits(self._device.multiprocessors, self._device.shared_bytes),
+                DeviceLimits(self._device.multiprocessors, self._device.shared_bytes),
                 self._cuts,
                 self._reserve(shape),
             )

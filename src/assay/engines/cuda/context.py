@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.shapes import CacheLayout, Shape
 from assay.engines.plan.fuse import Plan
 from assay.engines.plan.values import row_width
@@ -18,7 +18,7 @@ from assay.graph import Graph, Node, Trait
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """The device that a program is compiled for."""
 
     processors: int  # multiprocessors
@@ -76,11 +76,11 @@ class CompileContext:
     """One compilation: a graph, for one shape of a step."""
 
     graph: Graph
-    tensors: Tensors
+    tensors: DeviceWeights
     cache: CacheLayout
     shape: Shape
     keep: frozenset[str]
-    limits: Limits
+    limits: DeviceLimits
     cuts: tuple[tuple[int, int], ...]  # ways to cut query rows into tiles (shapes.py, tile_cuts)
     plan: Plan
     walk: bool = False  # whether products and attention become steps of a walk

@@ -121,7 +121,7 @@ def rows_per_group(units: int, paired: bool) -> int:
     return min((16, 32), key=lambda group: -(-group * units // LANES) * LANES / (group * units))
 
 
-class Tensors:
+class DeviceWeights:
     """The weights of a graph, loaded when a program first asks for them, each once."""
 
     def __init__(self, device: Device, file: GGUFFile, precision: str) -> None:

@@ -14,7 +14,7 @@ from assay.engines.cuda.steps import (
     AttendRow,
     AttendTiles,
     AttentionFields,
-    Scores,
+    PairScores,
 )
 
 
@@ -72,7 +72,7 @@ def _attend_tiles(r: Resolver, w: AttendTiles) -> Launch:
     return Launch(w.kernel, w.grid, structs.KERNELS[w.kernel][1], args, w.shared)
 
 
-def _scores(r: Resolver, w: Scores) -> Launch:
+def _scores(r: Resolver, w: PairScores) -> Launch:
     tables = (r.table(name) for name in ("chunks", "positions", "key_positions"))
     values = r.at(w.x), r.at(w.y), r.at(w.out)
     args = structs.ScoreArgs(*values, *tables, r.mask(w.mask), w.heads, w.kv_heads, w.dim, w.op)
@@ -82,5 +82,5 @@ def _scores(r: Resolver, w: Scores) -> Launch:
 ATTENTION: Mapping[type, Callable[[Resolver, Any], Launch]] = {
     AttendRow: _attend_row,
     AttendTiles: _attend_tiles,
-    Scores: _scores,
+    PairScores: _scores,
 }

@@ -24,7 +24,7 @@ from assay.engines.cuda.steps import (
     NormRows,
     PoolRows,
     QuantiseRows,
-    Rope,
+    RotateRows,
     ScaleByPosition,
     SortRow,
     TakeOutputRows,
@@ -63,7 +63,7 @@ def _fill_rope_table(r: Resolver, w: FillRopeTable) -> Launch:
     return Launch("rope_table", _blocks(w.rows * w.rope.n_rot, 1024), 128, args)
 
 
-def _rope(r: Resolver, w: Rope) -> Launch:
+def _rope(r: Resolver, w: RotateRows) -> Launch:
     values = r.at(w.x), r.at(w.table), r.at(w.out)
     args = structs.RopeArgs(*values, w.rows, w.width, w.heads, w.n_rot, int(w.neox), w.offset)
     return Launch("rope", _blocks(w.rows * w.width, 4096), 256, args)
@@ -166,7 +166,7 @@ ROWS: Mapping[type, Callable[[Resolver, Any], Launch]] = {
     Embed: _embed,
     TakeOutputRows: _take_output_rows,
     FillRopeTable: _fill_rope_table,
-    Rope: _rope,
+    RotateRows: _rope,
     CacheWrite: _cache_write,
     CacheRead: _cache_read,
     ScaleByPosition: _scale_by_position,

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from assay.engines.cuda.context import CompileContext, Limits
+from assay.engines.cuda.context import CompileContext, DeviceLimits
 from assay.engines.cuda.device import Launch, Played
 from assay.engines.cuda.folding import find_folds
-from assay.engines.cuda.layout import Tensors
+from assay.engines.cuda.layout import DeviceWeights
 from assay.engines.cuda.lower import lower
 from assay.engines.cuda.place import place
 from assay.engines.cuda.resolver import Addresses, Resolver
@@ -55,11 +55,11 @@ class Program:
 
 def compile_program(
     graph: Graph,
-    tensors: Tensors,
+    tensors: DeviceWeights,
     cache: CacheLayout,
     shape: Shape,
     keep: frozenset[str],
-    limits: Limits,
+    limits: DeviceLimits,
     cuts: tuple[tuple[int, int], ...],
     reserve: Callable[[int], Addresses],
 ) -> Program:

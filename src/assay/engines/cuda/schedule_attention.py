@@ -26,7 +26,7 @@ from assay.engines.cuda.steps import (
     AttendRow,
     AttendTiles,
     AttentionFields,
-    Scores,
+    PairScores,
     WalkAttend,
     WalkNeeds,
 )
@@ -221,15 +221,15 @@ def _attend_tiles(steps: StepList, group: Attention, fields: AttentionFields, q:
     )  # fmt: skip
     steps.add(kqv.name, work, [q], [out, scores, state])
     if capped:
-        _add_scores(steps, kqv.name, Scores(ScoreOp.CAPPED, scores, None, capped, fields.heads, fields.mask))
+        _add_scores(steps, kqv.name, PairScores(ScoreOp.CAPPED, scores, None, capped, fields.heads, fields.mask))
     if weights:
-        _add_scores(steps, kqv.name, Scores(ScoreOp.WEIGHTS, scores, state, weights, fields.heads, fields.mask))
+        _add_scores(steps, kqv.name, PairScores(ScoreOp.WEIGHTS, scores, state, weights, fields.heads, fields.mask))
 
 
 # -- one operation at a time -----------------------------------------------------------------------------------------
 
 
-def _add_scores(steps: StepList, node: str, work: Scores) -> None:
+def _add_scores(steps: StepList, node: str, work: PairScores) -> None:
     steps.add(node, work, [work.x, work.y], [work.out])
 
 
@@ -238,14 +238,14 @@ def kq(steps: StepList, node: Node) -> None:
     q, k = steps.value_of(node.inputs[0], "tokens"), steps.value_of(node.inputs[1], "keys")
     heads = int(c.graph.shapes[node.name][0])
     dim, kv_heads = c.width(node.inputs[0]) // heads, _kv_heads(c, node)
-    work = Scores(ScoreOp.KQ, q, k, steps.new(node.name), heads, kv_heads=kv_heads, dim=dim)
+    work = PairScores(ScoreOp.KQ, q, k, steps.new(node.name), heads, kv_heads=kv_heads, dim=dim)
     _add_scores(steps, node.name, work)
 
 
 def attn_softmax(steps: StepList, node: Node) -> None:
     c, x = steps.context, steps.value_of(node.inputs[0], "scores")
     out = steps.new(node.name)
-    _add_scores(steps, node.name, Scores(ScoreOp.SOFTMAX, x, None, out, c.width(node.name), mask_of(c, node)))
+    _add_scores(steps, node.name, PairScores(ScoreOp.SOFTMAX, x, None, out, c.width(node.name), mask_of(c, node)))
 
 
 def kqv(steps: StepList, node: Node) -> None:
@@ -253,7 +253,7 @@ def kqv(steps: StepList, node: Node) -> None:
     p, v = steps.value_of(node.inputs[0], "scores"), steps.value_of(node.inputs[1], "keys")
     heads, kv_heads = int(c.graph.shapes[node.name][0]), _kv_heads(c, node)
     dim = c.width(node.inputs[1]) // kv_heads
-    work = Scores(ScoreOp.KQV, p, v, steps.new(node.name), heads, kv_heads=kv_heads, dim=dim)
+    work = PairScores(ScoreOp.KQV, p, v, steps.new(node.name), heads, kv_heads=kv_heads, dim=dim)
     _add_scores(steps, node.name, work)
 
 

@@ -23,7 +23,7 @@ from assay.engines.cuda.steps import (
     NormPart,
     NormRows,
     PoolRows,
-    Rope,
+    RotateRows,
     ScaleByPosition,
     SortRow,
     WalkNeeds,
@@ -82,7 +82,7 @@ def rotate(steps: StepList, node: Node) -> None:
     table = fill_rope_table(steps, rope, domain)
     x, out = steps.value_of(node.inputs[0], domain), steps.new(node.name)
     heads, neox, offset = int(node.attr("n_head")), node.attr("mode") == "neox", int(node.attr("offset"))
-    work = Rope(x, table, out, c.rows(domain), c.width(node.name), heads, rope.n_rot, neox, offset)
+    work = RotateRows(x, table, out, c.rows(domain), c.width(node.name), heads, rope.n_rot, neox, offset)
     steps.add(node.name, work, [x, table], [out])
 
 

@@ -55,7 +55,7 @@ class FillRopeTable:
 
 
 @dataclass(frozen=True)
-class Rope:
+class RotateRows:
     x: Value
     table: Value
     out: Value
@@ -366,7 +366,7 @@ class AttendTiles:
 
 
 @dataclass(frozen=True)
-class Scores:
+class PairScores:
     """One operation on the scores of all pairs of query and key (scores.cu)."""
 
     op: int
@@ -469,11 +469,11 @@ class WalkAttend:
 
 
 RowWork = (
-    Embed | TakeOutputRows | FillRopeTable | Rope | CacheWrite | CacheRead | ScaleByPosition | PoolRows | Map | NormRows
-    | SortRow | QuantiseRows | HalveRows | BestLogits
+    Embed | TakeOutputRows | FillRopeTable | RotateRows | CacheWrite | CacheRead | ScaleByPosition | PoolRows | Map
+    | NormRows | SortRow | QuantiseRows | HalveRows | BestLogits
 )  # fmt: skip
 ProductWork = RowProduct | FloatTiles | TileProduct | ExpertProduct | SortPairs | QuantisePairs | SortedProduct
-AttentionWork = AttendRow | AttendTiles | Scores
+AttentionWork = AttendRow | AttendTiles | PairScores
 WalkWork = WalkProduct | WalkQuantise | BatchProduct | BatchQuantise | WalkNorms | WalkAttend
 Work = RowWork | ProductWork | AttentionWork | WalkWork
 

@@ -24,7 +24,7 @@ from assay.engines.cuda.abi.shared_memory import (
     tile_shared_bytes,
     tile_stage_bytes,
 )
-from assay.engines.cuda.context import Limits
+from assay.engines.cuda.context import DeviceLimits
 from assay.engines.cuda.device_values import padded_rows
 from assay.engines.cuda.layout import Format, Matrix
 from assay.engines.cuda.steps import (
@@ -72,7 +72,7 @@ def _tile_shared(
     return stages, tile_shared_bytes(tile, tokens, groups, stages, unpacked, stage)
 
 
-def _largest(rows: int, matrices: Sequence[Matrix], limits: Limits, tiles: Sequence[TileChoice]) -> TileChoice:
+def _largest(rows: int, matrices: Sequence[Matrix], limits: DeviceLimits, tiles: Sequence[TileChoice]) -> TileChoice:
     """The first (largest) tile that occupies all multiprocessors, or the last one."""
     for found in tiles:
         blocks = _all_tiles(matrices, found.rows) * -(-rows // found.tokens)
@@ -81,7 +81,7 @@ def _largest(rows: int, matrices: Sequence[Matrix], limits: Limits, tiles: Seque
     return tiles[-1]
 
 
-def quantised_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoice:
+def quantised_tile(rows: int, matrices: Sequence[Matrix], limits: DeviceLimits) -> TileChoice:
     """For quantised rows and weights: gemm_few.cu up to 16 tokens, then gemm_many.cu."""
     formats, limit = [m.format for m in matrices], limits.shared - 1024
     few = _all_tiles(matrices, 32) <= limits.processors and not matrices[0].paired
@@ -102,7 +102,7 @@ def quantised_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> Til
     return _largest(rows, matrices, limits, fitting)
 
 
-def float_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoice | None:
+def float_tile(rows: int, matrices: Sequence[Matrix], limits: DeviceLimits) -> TileChoice | None:
     """For float weights and more than eight rows: gemm_floats.cu, if a tile fits."""
     fitting = []
     for kernel, (tile, tokens, groups) in structs.FLOAT_TILES.items():
@@ -117,7 +117,7 @@ def _chains(matrices: Sequence[Matrix]) -> int:
     return _all_tiles(matrices, 64) * matrices[0].chains
 
 
-def tensor_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoice:
+def tensor_tile(rows: int, matrices: Sequence[Matrix], limits: DeviceLimits) -> TileChoice:
     """For quantised weights and rows of 16-bit floats: gemm_tensor.cu."""
     fitting = {name: t for name in TENSOR_TILES if (t := _tensor_kernel(name, rows, matrices, limits))}
     few = max(8, 1 << (rows - 1).bit_length())
@@ -131,7 +131,7 @@ def tensor_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileCh
     return _largest(rows, matrices, limits, large or list(fitting.values())[-1:])
 
 
-def _tensor_kernel(kernel: str, rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoice | None:
+def _tensor_kernel(kernel: str, rows: int, matrices: Sequence[Matrix], limits: DeviceLimits) -> TileChoice | None:
     """How a kernel of gemm_tensor.cu is launched, if it fits: its groups of four warps have 64 rows each (tensor_*), or
     take units in turn (turns_*). A warp stages two units of weights."""
     tokens, formats = int(kernel.split("_")[1]), [m.format for m in matrices]
@@ -157,7 +157,7 @@ def _tensor_kernel(kernel: str, rows: int, matrices: Sequence[Matrix], limits: L
     return None
 
 
-def half_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoice:
+def half_tile(rows: int, matrices: Sequence[Matrix], limits: DeviceLimits) -> TileChoice:
     """For 16-bit float weights and rows: gemm_halves.cu. Of the tiles with at least half of the tokens, or 64, the one
     for which a multiprocessor reads least. Smaller tiles read the weights too often: once for each tile of tokens."""
     most, found = limits.shared - 1024, []
@@ -179,7 +179,7 @@ def half_tile(rows: int, matrices: Sequence[Matrix], limits: Limits) -> TileChoi
     return TileChoice(*min(found)[2])
 
 
-def expert_tile(pairs: int, matrix: Matrix, limits: Limits) -> TileChoice | None:
+def expert_tile(pairs: int, matrix: Matrix, limits: DeviceLimits) -> TileChoice | None:
     """For pairs sorted by matrix: experts.cu; None where pairs are multiplied one by one."""
     each, formats, limit = pairs / matrix.count, [matrix.format], limits.shared - 1024
     if matrix.format.floats or each < (SORTED_LARGE if matrix.size >= _LARGE else SORTED):
