@@ -162,7 +162,7 @@ class _Response:
         yield self._event("response.in_progress", response=self.body())
         async for _, update in self._begun.reader:
             for delta, _logprobs in answer.add(update):
-                for event in self._take(delta):
+                for event in self._events_of(delta):
                     yield event
         for event in self._close():
             yield event
@@ -170,7 +170,7 @@ class _Response:
         kind = "incomplete" if self._finish == "length" else "completed"
         yield self._event(f"response.{kind}", response=self.body())
 
-    def _take(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
+    def _events_of(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
         events = []
         for kind, name in (("reasoning", "reasoning_content"), ("message", "content")):
             if delta.get(name):
