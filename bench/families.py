@@ -2,7 +2,7 @@
 
     python bench/families.py --jobs 2             # everything that is not graded yet; results in build/families.jsonl
     python bench/families.py --only "gemma2;qwen3" --again
-    python bench/families.py --page               # the shares into tests/data/families.json, for docs/reference/models.md
+    python bench/families.py --page               # shares into tests/data/families.json, for docs/reference/models.md
 
 A model is a golden file or a case of tests/models/others.py. Its row names the faults that its description warns of;
 each variant that applies and moves a value is planted in the reference engine, dumped in three styles and diagnosed.

@@ -130,7 +130,7 @@ class Arithmetic:
     """Identifies the bits that an engine produces. File, tokens and positions being equal, two engines with equal
     `Arithmetic` produce equal bits."""
 
-    name: str  # the definition of sums and rounding: "native" is docs/arithmetic.md, "cuda" is tensor cores
+    name: str  # the definition of sums and rounding: "native" is docs/reference/arithmetic.md, "cuda" is tensor cores
     precision: str
     kv_type: str
     version: int = 1  # of the definition; it rises when any bit changes

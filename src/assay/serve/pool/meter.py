@@ -1,4 +1,4 @@
-"""What the schedulers count, as Prometheus metrics.
+"""Prometheus metrics of the schedulers.
 
 Every value is finite: counters and histograms of finite observations, gauges that are set on every step.
 """
@@ -24,7 +24,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class BucketCounts:
-    """One model's part of a histogram. One thread writes it."""
+    """The histogram of one model. Only one thread writes it."""
 
     def __init__(self) -> None:
         self.counts, self.sum = [0] * (len(_SECONDS) + 1), 0.0
@@ -35,7 +35,7 @@ class BucketCounts:
 
 
 class Histograms(Collector):
-    """A histogram of values that come many at a time, equal ones: one number is counted for all of them."""
+    """Histograms for values that occur many times at once: equal values are added with one update."""
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name, self._text = name, text
@@ -54,7 +54,7 @@ class Histograms(Collector):
 
 
 class Metrics:
-    """All the series of one server; `meter` gives the view of one model."""
+    """All metrics of one server. `meter` returns the meter of one model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -96,7 +96,7 @@ class Metrics:
 
 
 class PrometheusMeter(Meter):
-    """Counts the work of one model's scheduler in the server's series."""
+    """Counts the events of one model's scheduler."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         def of(metric: Metric) -> Metric:
@@ -129,7 +129,7 @@ class PrometheusMeter(Meter):
         self._preemptions.inc()
 
     def tokens(self, sequence: Progress, n: int, now: float) -> None:
-        """Those that came together have an equal share of the time since the last."""
+        """Tokens that arrive together share the time since the previous token equally."""
         self._tokens.inc(n)
         if sequence.times.last:
             self._between.observe((now - sequence.times.last) / n, n)

@@ -210,7 +210,7 @@ class Fault:
     shows: str = ""  # the first tensor that differs
     at_zero: str = ""  # what one token at position 0 shows
     probe: str = ""  # the cheapest run that exposes it, in words
-    evidence: str = ""  # where the mistake was met: letters that `docs/faults.md` explains
+    evidence: str = ""  # where the mistake was met: letters that `docs/reference/faults.md` explains
     sources: str = ""  # links, separated by spaces
     waits: str = ""  # why it is listed and not planted
     variants: tuple[Variant, ...] = field(default=(), compare=False)
