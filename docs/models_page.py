@@ -38,8 +38,8 @@ angles are off by 1e-9.
 
 CHECKED = """\
 `assay check FILE --engine llamacpp` gives exit code 0 on the last two files as published: all nodes at the lengths 1,
-2, 7 and 33, prefill and decode. (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma took 4.4 minutes of CPU time, Qwen
-6.) The 37 tiny models pass as well; `command-r-plus`, of 64 layers, was run at the lengths 1, 2, 7 and 33. On Arm (two
+2, 7 and 33, prefill and decode. (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma took 4.4 minutes of CPU time,
+Qwen 6.) The 37 tiny models pass as well; `command-r-plus`, of 64 layers, was run at the lengths 1, 2, 7 and 33. On Arm (two
 Neoverse-N1 cores, llama.cpp with its NEON kernels, 2026-11-16) the first 13 of them pass at the lengths 2 and 7. Gemma
 and Qwen pass there at 1, 2, 7 and 33, 12 of 12 checks each with exit code 0.
 """
@@ -82,7 +82,7 @@ Embedding models are compared with llama.cpp's pooled vectors of length 1, and w
 (`tests/library/test_embed.py`). The cpu engine in precision `exact` is within 2e-7 of the definition. The
 remaining difference to llama.cpp is its table of halves for GELU: the definition with that table is within 4e-5 of
 llama.cpp on every file. The table changes a value by up to 1.8e-4 in the tiny random models (`bert`, first token) and
-by up to 6e-5 in all-MiniLM-L6-v2. A bound of 1e-4 therefore holds without the table on the real file, and with it on all.
+by up to 6e-5 in all-MiniLM-L6-v2. A bound of 1e-4 holds without the table on the real file, and with it on all.
 """
 
 NOTES = """\
