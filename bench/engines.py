@@ -1,4 +1,4 @@
-"""Other people's engines on two files: docs/lab/engines.md, a line an engine, with the verdict in words.
+"""Runs other people's engines on two files and writes docs/lab/engines.md: a row for each engine, the verdict in words.
 
 make engines            # installs the extras, then: python bench/engines.py
 python bench/engines.py --engine tinygrad --again
@@ -36,7 +36,7 @@ LIMIT_S = 900
 WIDTH = 200
 FOLDERS = re.compile(r"(?:/[^\s/:]+)*/(?=[^\s/:]+\.gguf)")
 
-# What was found by hand about a verdict; printed only while the verdict is that one.
+# Findings by hand about a verdict; printed only while the verdict is the same.
 BY_HAND = {
     ("tinygrad", FACTORED, "wrong: rope-freq-factors"): """\
 True, and its source says so: `llm/model.py` makes the frequencies of `rope.freq_base` alone, and where it loads the
@@ -65,7 +65,7 @@ def versions(engine: str) -> str | None:
 
 
 def verdict(model: str, engine: str) -> dict[str, Any]:
-    """What `assay check` says, as JSON."""
+    """The answer of `assay check`, as JSON."""
     command = [sys.executable, "-m", "assay", "check", model, "--engine", engine, "--lengths", LENGTHS]
     command += [*OPTIONS.get(engine, ()), "--json"]
     try:

@@ -40,8 +40,8 @@ CHECKED = """\
 `assay check FILE --engine llamacpp` gives exit code 0 on the last two files as published: all nodes at the lengths 1,
 2, 7 and 33, prefill and decode. (2 cores of a Sapphire Rapids server, 2026-11-16; Gemma took 4.4 minutes of CPU time,
 Qwen 6.) The 37 tiny models pass as well; `command-r-plus`, of 64 layers, was run at the lengths 1, 2, 7 and 33. On Arm
-(two Neoverse-N1 cores, llama.cpp with its NEON kernels, 2026-11-16) the first 13 of them pass at the lengths 2 and 7. Gemma
-and Qwen pass there at 1, 2, 7 and 33, 12 of 12 checks each with exit code 0.
+(two Neoverse-N1 cores, llama.cpp with its NEON kernels, 2026-11-16) the first 13 of them pass at the lengths 2 and 7.
+Gemma and Qwen pass there at 1, 2, 7 and 33, 12 of 12 checks each with exit code 0.
 """
 
 GREEDY = """\
