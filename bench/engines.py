@@ -124,9 +124,9 @@ HEAD = """\
 # Other people's engines
 
 Made by `make engines` (`bench/engines.py`); every cell is what `assay check MODEL --engine NAME --lengths 10` says.
-Each engine is an optional extra of its name: `pip install -e '.[tinygrad]'` in a checkout. What an engine lets be seen
-decides how its answer is found: from nodes, from the outputs of layers, or from log-probabilities alone. tinygrad runs
-with its switch HALF=0, in float32; by default its weights are halves. OpenVINO is asked for float32. mlx-lm reads no
+Each engine is an optional extra of its name: `pip install -e '.[tinygrad]'` in a checkout. The visible values
+of an engine decide how it is judged: by nodes, by the outputs of layers, or by log-probabilities alone. tinygrad runs
+with its switch HALF=0, in float32; by default its weights are halves. OpenVINO runs in float32. mlx-lm reads no
 GGUF files: its model definitions get the file's decoded weights. The others read the file themselves.
 
 The second file is like a Llama 3 file: stories15M with a tensor `rope_freqs.weight` (ones, then 2 to 8 over the upper
