@@ -23,7 +23,7 @@ struct Constant {
     static constexpr int value = N;
 };
 
-// dot(x, x) of docs/arithmetic.md by one warp: 64 chains, neighbours 2 l and 2 l + 1 in lane l, then the tree. Lane 0 has the
+// dot(x, x) of docs/reference/arithmetic.md by one warp: 64 chains, neighbours 2 l and 2 l + 1 in lane l, then the tree. Lane 0 has the
 // result. x is aligned to 8 bytes.
 DEVICE float sum_of_squares(const float* x, int n) {
     float s = 0.0f, t = 0.0f;

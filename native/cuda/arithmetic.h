@@ -1,4 +1,4 @@
-// The bits of docs/arithmetic.md, for one thread: exp, tanh, erf, gates, cos and sin, halves, quantised activations.
+// The bits of docs/reference/arithmetic.md, for one thread: exp, tanh, erf, gates, cos and sin, halves, quantised activations.
 #pragma once
 #include "platform.h"
 

@@ -7,7 +7,7 @@
 //                               keys; lane = key
 //   attend_prompt               the same for the usual heads and caches, in tiles of registers
 //
-// All compute docs/arithmetic.md: float32, one chain over the head for a score, 32 chains for the sum of exponentials,
+// All compute docs/reference/arithmetic.md: float32, one chain over the head for a score, 32 chains for the sum of exponentials,
 // a chain per page of values. Bound by latency (one), by fma (tile).
 #pragma once
 #include "cache.h"

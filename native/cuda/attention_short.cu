@@ -4,7 +4,7 @@
 // sink (attention.py asks for it then; attention_halves.cu has all of these). A warp has a page of 32 keys: it copies keys and
 // values to shared memory before the kernel waits for the one that computes q, k and v, scores the keys, a lane each, and
 // weighs the values, two a lane. The result is left as floats and, if `acts` is given, quantised for the product that reads it.
-// Bound by latency: what is executed comes from afar, so it is short (docs/gpu-measured.md).
+// Bound by latency: what is executed comes from afar, so it is short (docs/lab/gpu-measured.md).
 #include "activations.h"
 #include "attention_one.h"
 

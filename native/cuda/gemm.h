@@ -2,7 +2,7 @@
 // 256 columns. A warp copies the weights of its unit, as they lie in memory, and the activations to shared memory; the partial
 // sums of the units are added in order.
 //
-// What a unit is made of is a `Stage`: here int8 `mma` with the float chain of docs/arithmetic.md behind each block, in
+// What a unit is made of is a `Stage`: here int8 `mma` with the float chain of docs/reference/arithmetic.md behind each block, in
 // gemm_halves.cu 16-bit floats. gemm_tiles.h has more tokens, and says why integer sums start at kMagic.
 #pragma once
 #include "product.h"

@@ -1,5 +1,5 @@
 // Products of F32, F16 and BF16 weights for many tokens, in the cpu's order: within a unit of 256 columns one chain over the even
-// columns and one over the odd ones, units added ascending (docs/arithmetic.md).
+// columns and one over the odd ones, units added ascending (docs/reference/arithmetic.md).
 //
 // A lane has 8 rows x 8 tokens of one of the two chains, its neighbour those of the other; a warp has 32 rows x 32 tokens, a group of
 // WR WT warps 32 WR rows x 32 WT tokens. S groups take the units in turn, and their partial sums are added in order. Weights and

@@ -2,7 +2,7 @@
 //
 // Unit by unit (256 columns) the weights, as they lie in memory, and the activations are copied to shared memory some units
 // ahead. All warps unpack the weights, once: codes to int8, scales and minima to floats. Then `mma` reads both through
-// `ldmatrix`, and the float chain of docs/arithmetic.md follows each block of 32 columns. Partial sums of the units are added in
+// `ldmatrix`, and the float chain of docs/reference/arithmetic.md follows each block of 32 columns. Partial sums of the units are added in
 // order. Of a 16 x 8 x 32 fragment the chain is 12 instructions (16 with a scale per 16), everything else about 3. Bound by the
 // rate of instructions.
 //

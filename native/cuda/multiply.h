@@ -1,7 +1,7 @@
-// The inner loop of the products of one token: 256 columns of a row, as docs/arithmetic.md says.
+// The inner loop of the products of one token: 256 columns of a row, as docs/reference/arithmetic.md says.
 //
 // It is a loop over pieces of an item and not one long list of instructions: a kernel runs for a few microseconds, and
-// instructions that are met for the first time come from afar (docs/gpu-measured.md). Weights and x lie in shared memory.
+// instructions that are met for the first time come from afar (docs/lab/gpu-measured.md). Weights and x lie in shared memory.
 #pragma once
 #include "product.h"
 

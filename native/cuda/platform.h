@@ -5,7 +5,7 @@
 // No contraction, no flushing of subnormals: the compiler is told so, and every fused operation is written `fma`.
 #pragma once
 
-// For racecheck, which does not follow an order over two steps: who has read a place says so itself (docs/gpu-measured.md).
+// For racecheck, which does not follow an order over two steps: who has read a place says so itself (docs/lab/gpu-measured.md).
 #ifdef ASSAY_RACECHECK
 constexpr bool kRacecheck = true;
 #else

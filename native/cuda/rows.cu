@@ -1,6 +1,6 @@
 // Maps and row operations: a thread a value or a block of threads a row, any number of rows.
 //
-// Values are matrices of float32 rows, [rows][width], as on the cpu engine (docs/arithmetic.md has the formulas).
+// Values are matrices of float32 rows, [rows][width], as on the cpu engine (docs/reference/arithmetic.md has the formulas).
 #include "activations.h"
 #include "softmax.h"
 
@@ -122,7 +122,7 @@ KERNEL(rms_norm, RowArgs, 256) {
     for (int i = thread(); i < n; i += threads()) a.out[at + i] = a.w ? (row[i] * f) * w[i] : row[i] * f;
 }
 
-// The same of x - mean, and a bias; sum64 of docs/arithmetic.md by the first warp
+// The same of x - mean, and a bias; sum64 of docs/reference/arithmetic.md by the first warp
 KERNEL(layer_norm, RowArgs, 256) {
     SHARED;
     next_may_start();

@@ -120,7 +120,7 @@ KERNEL(cache_read, StepArgs, 256) {
         a.out[int64_t(block_x()) * a.width + i] = read_value(a.pool, head_of(a.cache, a.pool, page, i / a.pool.dim), slot, i % a.pool.dim);
 }
 
-// The natural logarithm of a positive integer (docs/arithmetic.md)
+// The natural logarithm of a positive integer (docs/reference/arithmetic.md)
 OUTLINED double logarithm(int64_t x) {
     double m = double(x);
     int e = 0;

@@ -1,13 +1,13 @@
 // One token through a run of products and attentions by one kernel: a block of threads on every multiprocessor that stays.
 //
-// It computes docs/arithmetic.md. A run is a list of steps in device memory. The last warp of a block asks for weights, step
+// It computes docs/reference/arithmetic.md. A run is a list of steps in device memory. The last warp of a block asks for weights, step
 // after step, as places in shared memory become free: it does not wait for x, so the stream does not pause between steps.
 // The other warps take x of a step when it is there (norm and quantisation are done by every block for itself), multiply a
 // tile each, add up partial sums in order, and leave rows of the result in global memory.
 //
 // There is no barrier between steps. What one step leaves for another is `kNotYet` before (kernel `clear`) and never after:
 // readers look until it is something else. So all blocks must run at the same time (`together`), and a value is written once.
-// Bound by memory at 7B; a small model by latency: the way of x from block to block, and every instruction behind it (docs/gpu-measured.md).
+// Bound by memory at 7B; a small model by latency: the way of x from block to block, and every instruction behind it (docs/lab/gpu-measured.md).
 #include "walk_attention.h"
 #include "walk_products.h"
 

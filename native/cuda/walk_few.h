@@ -1,8 +1,8 @@
 // The steps of a walk of two to eight tokens (walk_few.cu): x, normed and quantised once for all blocks of threads, and products by `mma`.
 //
-// It computes docs/arithmetic.md. Eight tokens are the columns of a fragment of 16 rows x 8 x 32; rows of x behind the last token are
+// It computes docs/reference/arithmetic.md. Eight tokens are the columns of a fragment of 16 rows x 8 x 32; rows of x behind the last token are
 // zeros. Integer sums are exact; behind each comes the float chain. A partial sum of 256 columns goes to shared memory, and a thread adds up
-// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/gpu-measured.md).
+// those of one result, in order. Bound by memory at 7B, by the way from block to block at TinyLlama's shape (docs/lab/gpu-measured.md).
 #pragma once
 #include "gemm.h"
 #include "walk_attention.h"

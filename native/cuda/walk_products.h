@@ -14,7 +14,7 @@ DEVICE void leave_factor(float squares, const Divisor& n, float eps, float* to) 
 }
 
 // x is there for the warp that adds up its squares: it waits, those that have units arrive. Racecheck counts the barriers that a warp
-// has left, without their numbers (docs/gpu-measured.md): for it all warps meet.
+// has left, without their numbers (docs/lab/gpu-measured.md): for it all warps meet.
 DEVICE void squares_may_begin(bool waits, int adds) {
     if (kRacecheck) sync_team();
     else if (waits) sync_some(2, 32 * adds + 32);

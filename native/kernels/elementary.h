@@ -1,4 +1,4 @@
-// exp, tanh and erf of floats, cos and sin of doubles: the formulas of docs/arithmetic.md, constant by constant. The C
+// exp, tanh and erf of floats, cos and sin of doubles: the formulas of docs/reference/arithmetic.md, constant by constant. The C
 // library has its own on every system; these are the same everywhere. Included by rowops.cpp after simd.h.
 #pragma once
 

@@ -2,7 +2,7 @@
 //
 // A tile product adds, for 16 tokens and 16 rows, the products of up to 64 columns. Scales belong to 32 columns or to
 // 16, so that many are multiplied at a time: half or a quarter of the unit's peak. What bounds the loop is what
-// surrounds it: beside tile instructions one port is left for multiplications, two of them for 16 sums (docs/kernels.md
+// surrounds it: beside tile instructions one port is left for multiplications, two of them for 16 sums (docs/explanation/kernels.md
 // has the budget). A block of a panel's vector, as it is expanded, is a tile as it lies.
 #include "isa.h"
 

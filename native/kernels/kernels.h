@@ -13,7 +13,7 @@
 //           isa.gemm(W, ...) for every matrix that reads this input, in parallel over rows; no barrier between them
 //
 // Bits. out[t, r] depends on row r of W and row t of x only: not on m, on the range of rows a call covers, on packed or
-// mapped storage, on other tokens, nor on the instruction set. docs/arithmetic.md says which bits.
+// mapped storage, on other tokens, nor on the instruction set. docs/reference/arithmetic.md says which bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +24,7 @@
 
 namespace assay::kernels {
 
-// The version of docs/arithmetic.md: a change of any bit of any result is a new number.
+// The version of docs/reference/arithmetic.md: a change of any bit of any result is a new number.
 constexpr int kArithmetic = 1;
 
 // ggml's type ids, as they stand in GGUF files.

@@ -1,4 +1,4 @@
-// 32 values as int8 with one scale (docs/arithmetic.md). Included once per instruction set, inside its namespace.
+// 32 values as int8 with one scale (docs/reference/arithmetic.md). Included once per instruction set, inside its namespace.
 
 struct Quantised {
     float d;

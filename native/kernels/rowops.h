@@ -1,7 +1,7 @@
 // Everything that is not a matrix product: norms, activations, rotation, cache pages, attention.
 //
 // One table of functions per instruction set (rowops.cpp is compiled once for each), chosen to match the matrix
-// kernels (kernels.h: Isa). docs/arithmetic.md says which bits they compute.
+// kernels (kernels.h: Isa). docs/reference/arithmetic.md says which bits they compute.
 #pragma once
 
 #include <cstddef>

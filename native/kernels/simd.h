@@ -1,6 +1,6 @@
 // A vector of W floats and the dozen operations the row kernels need, for the instruction set this file is
 // compiled for. `ASSAY_PORTABLE` asks for plain C++ that any compiler can lower. Every operation means the same bits
-// everywhere (docs/arithmetic.md).
+// everywhere (docs/reference/arithmetic.md).
 #pragma once
 
 #include <cstdint>

@@ -149,7 +149,7 @@ double nmse(const std::vector<float>& got, const std::vector<double>& want) {
     return error / power;
 }
 
-// What every instruction set of every machine gives for all products of run_checks (docs/arithmetic.md, version 1).
+// What every instruction set of every machine gives for all products of run_checks (docs/reference/arithmetic.md, version 1).
 constexpr uint64_t recorded = 0xed2e730c92627902;
 
 uint64_t hash(const std::vector<float>& x, uint64_t h) {
@@ -251,7 +251,7 @@ void check(const Isa& isa, Type type, int64_t n, int64_t k, unsigned seed, std::
     }
 }
 
-// A token with a NaN, an infinity, huge and tiny values: its outputs are NaN or finite as docs/arithmetic.md says, the
+// A token with a NaN, an infinity, huge and tiny values: its outputs are NaN or finite as docs/reference/arithmetic.md says, the
 // same for one token and for many, packed and mapped; and no other token's changes.
 void check_strange(const Isa& isa) {
     constexpr int64_t n = 37, k = 512, m = 12;

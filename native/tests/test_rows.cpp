@@ -252,7 +252,7 @@ void check_nan(const RowOps& ops) {
     expect(m == 1 && l == 2 && acc[0] == 3, "a block without keys is not left out");
 }
 
-// What every instruction set of every machine gives (docs/arithmetic.md, version 1).
+// What every instruction set of every machine gives (docs/reference/arithmetic.md, version 1).
 constexpr uint64_t kBits = 0x8c0f1c1b3b43e89c;
 
 uint64_t hash(const void* data, size_t bytes, uint64_t h = 0xcbf29ce484222325) {
