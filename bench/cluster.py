@@ -10,7 +10,7 @@ python bench/cluster.py eval                   # over four processes (--cluster 
 python bench/cluster.py split                  # three stages, each killed once in a stream
 python bench/cluster.py audit                  # a weight's bit flipped in a replica's memory
 
-Without --model a tiny model with random weights is used: what is measured is the cluster, not the engine.
+Without --model a tiny model with random weights is used, because the cluster is measured and not the engine.
 """
 
 from __future__ import annotations
