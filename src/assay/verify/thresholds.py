@@ -50,9 +50,9 @@ MOST_UNEXPLAINED = 12  # nodes that nothing explains before the search ends
 
 # When a small fault speaks (`likelihood`): logarithms of likelihood ratios, in nats.
 FIRST_OBSERVED = 3  # nodes of a run from the tokens that a hypothesis is held against first
-MOST_HEARD = 4  # the loudest, that are held against every rule where each try is a run of the model
-HEARD = 3.0  # on a few nodes: worth holding against all of them
-SPEAKS = 12.0  # beyond the number of hypotheses tried: chance gives this once in 100,000
+MOST_HINTS = 4  # the loudest, that are held against every rule where each try is a run of the model
+HINT_NATS = 3.0  # on a few nodes: worth holding against all of them
+SIGNIFICANT_NATS = 12.0  # beyond the number of hypotheses tried: chance gives this once in 100,000
 MOST_REFINED, STEPS_REFINED = 2, 32  # families whose parameter is solved for everywhere at once, and in how many steps
 PARAMETER_NATS = 5.0  # what a solved parameter costs
 ALIKE_NATS = 3.0  # hypotheses this near cannot be told apart

@@ -13,7 +13,7 @@ from assay.models import Model, load
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.fault_trials import Hypothesis
-from assay.verify.diagnosis.likelihood import Voice
+from assay.verify.diagnosis.hypothesis_score import HypothesisScore
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump
 from assay.verify.faults import FAULTS
@@ -91,11 +91,11 @@ def test_a_file_that_ends_early(tmp_path: Path, arithmetic: str) -> None:
 def test_the_luck_of_a_rule_is_no_fault() -> None:
     """Under a rule a row may get another expert by luck, and lose its whole deviation; the others keep theirs."""
     hypothesis = Hypothesis("eps-value", FAULTS["eps-value"].variants[0], 1e-6)
-    lucky = Voice(hypothesis, 112.0, 0.71, 0.86, 1.03e4, 8.8e3, 6.1e3, 7.0e3, 17, ("result_output",), Q8)
-    assert not lucky.speaks(275)
-    assert replace(lucky, after=10.0, left=5.0).speaks(275)
+    lucky = HypothesisScore(hypothesis, 112.0, 0.71, 0.86, 1.03e4, 8.8e3, 6.1e3, 7.0e3, 17, ("result_output",), Q8)
+    assert not lucky.is_significant(275)
+    assert replace(lucky, after=10.0, left=5.0).is_significant(275)
     quiet = replace(lucky, before=1.5, usual=1.5, after=0.6, left=0.6)
-    assert not quiet.speaks(275) and replace(quiet, after=0.1, left=0.1).speaks(275)
+    assert not quiet.is_significant(275) and replace(quiet, after=0.1, left=0.1).is_significant(275)
 
 
 def test_a_whole_parameter_beside_a_rule(models: dict[str, Model], tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ def relations_at(trials: FaultTrials, unit: EvidenceUnit) -> list[Relation]:
         if name != unit.target and split(name)[1] == split(unit.target)[1] and trials.graph.shapes.get(name) == shape
     }
     axis = token_axis(trials.graph, unit.target)
-    if node.has(Trait.UNMASKED):
-        found, own = np.where(trials.hidden, 0, found), np.where(trials.hidden, 0, own)
+    hidden = trials.hidden_at(unit.target)
+    if hidden is not None:
+        found, own = np.where(hidden, 0, found), np.where(hidden, 0, own)
     return describe(found, own, axis, weight, others, trials.context.starts(len(trials.dump.tokens)))
 
 

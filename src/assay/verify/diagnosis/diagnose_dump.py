@@ -27,7 +27,7 @@ from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
-from assay.verify.judge.run_inputs import run_inputs
+from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.judge.verdict import decide, judge
 from assay.verify.thresholds import ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
@@ -73,19 +73,20 @@ def _accepted(found: Diagnosis) -> Diagnosis:
 
 
 def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: bool, share: Share | None) -> Diagnosis:
-    diff = judge(model, dump, cache=cache)
+    inputs = run_inputs(model, dump.tokens, dump.positions)
+    diff = judge(model, dump, cache=cache, inputs=inputs)
     if diff.first_wrong is None:
         say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
-        hidden = _hidden(model, dump, diff, weights, say)
+        hidden = _hidden(inputs, dump, diff, weights, say)
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
-    trials = FaultTrials(model, dump, diff, weights)
+    trials = FaultTrials(model, dump, diff, weights, inputs=inputs)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
     long = len(wrong[0].evidence.segment) > FEEDS_FIRST  # every hypothesis is a run: six other feeds are the cheapest
     result = _by_feed(trials, diff, wrong, say) if long else None
     searched = False  # for small faults, in vain
     if result is None and trials.terms.guessed:
-        result = _hidden(model, dump, diff, weights, say, ruled=True)
+        result = _hidden(inputs, dump, diff, weights, say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
         if searched and result is not None and result.rounds:  # no more is noise than this rule's
             known = [a.name for a in ARITHMETICS].index(result.rounds)
@@ -105,7 +106,7 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
     if not searched and (
         vague or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse))
     ):
-        hidden = _hidden(model, dump, diff, weights, say)
+        hidden = _hidden(inputs, dump, diff, weights, say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
     shown = _excused(diff) if result and result.diff is not None else diff
     return replace(result, notes=(*result.notes, *diff.notes, *diff.contradictions), diff=shown)
@@ -146,16 +147,15 @@ def _from_afar(diff: Diff) -> bool:
 
 
 def _hidden(
-    model: Model, dump: Dump, diff: Diff, weights: Weights, say: Progress, *, ruled: bool = False
+    inputs: RunInputs, dump: Dump, diff: Diff, weights: Weights, say: Progress, *, ruled: bool = False
 ) -> Diagnosis | None:
     """A small fault that a coarse arithmetic would excuse or hide: it speaks in the deviations, whatever their size."""
     seen = [n.evidence for n in diff.nodes]
     if diff.verdict == "same" and all(e.whole and len(e.segment) <= FEEDS_FIRST and e.local[0] <= LOUD for e in seen):
         return None  # every step, or layer, is float32's to its noise
     exact = ARITHMETICS[0]
-    strict = replace(
-        diff, arithmetic=exact, nodes=tuple(decide(run_inputs(model, dump.tokens, dump.positions), dump, seen, exact))
-    )
-    trials = FaultTrials(model, dump, strict, weights, Terms.of(strict, subtle=True))
+    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(inputs, dump, seen, exact)))
+    terms = Terms.of(strict, subtle=True)
+    trials = FaultTrials(inputs.model, dump, strict, weights, terms, inputs=inputs)
     found = small_fault(trials, diff, say, ruled=ruled)
     return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)

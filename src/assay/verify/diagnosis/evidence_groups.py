@@ -39,7 +39,7 @@ class Place:
     brief: bool = False
     off: frozenset[str] = frozenset()
 
-    def heard(self, trials: FaultTrials, h: Hypothesis) -> list[tuple[str, ...]]:
+    def targets_of(self, trials: FaultTrials, h: Hypothesis) -> list[tuple[str, ...]]:
         """The nodes that speak of a mistake, in turn: of a brief place, first where it shows first."""
         if not self.brief:
             return [self.targets]
@@ -59,7 +59,7 @@ class Place:
 
     def near(self, trials: FaultTrials, h: Hypothesis) -> EvidenceUnit | None:
         """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
-        parts = self.heard(trials, h)
+        parts = self.targets_of(trials, h)
         if not parts:
             return None
         last = parts[-1][-1]

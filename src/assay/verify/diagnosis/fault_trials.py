@@ -23,18 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference import Hooks, evaluate, interpret
-from assay.engines.reference.functions import attn_mask
 from assay.engines.reference.weights import Weights
-from assay.graph import Graph, Node, Trait
+from assay.graph import Graph, Node
 from assay.models import Model
 from assay.verify.diagnosis.run_cache import run_cache_of
-from assay.verify.dumps.observation import Dump, inputs_of, token_axis
+from assay.verify.dumps.observation import Dump, token_axis
 from assay.verify.faults import FAULTS, Context, Planted, Variant
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT, is_matrix_product
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.evidence import deviation, ratios
 from assay.verify.judge.noise import Level
 from assay.verify.judge.rounding import EXACT, Rounding, hooks, weights_of
+from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.thresholds import (
     ACCEPT,
     AMPLIFIED,
@@ -113,7 +113,11 @@ class Terms:
 
 
 class FaultTrials:
-    """A dump on the bench. Its terms and values never change; what it remembers is theirs. `on` gives another."""
+    """One dump, and the means to try faults on it.
+
+    Terms, values and rounding rule never change after construction; `on`, `rounding`, `shaken` and `from_tokens` give
+    trials under other ones.
+    """
 
     def __init__(
         self,
@@ -124,60 +128,86 @@ class FaultTrials:
         terms: Terms | None = None,
         theirs: Mapping[str, Array] | None = None,
         rule: Rounding = EXACT,
+        inputs: RunInputs | None = None,
     ) -> None:
         self.model, self.dump, self.diff = model, dump, diff
+        self.inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
         self.terms = terms or Terms.of(diff)
         self.right = {n.name for n in diff.nodes if n.verdict != "wrong"}
         self.evidence = {n.name: n.evidence for n in diff.nodes}
         self.context = Context(model, dump.steps)
         self.weights = weights or Weights(model.file)
-        self.given = inputs_of(dump.tokens, dump.positions)
-        self.hidden = attn_mask(self.given["inp_pos"], self.given["inp_kpos"])
-        self.theirs = self._theirs() if theirs is None else theirs
+        self.given = self.inputs.given
+        self.theirs = self._theirs() if theirs is None else theirs  # the dump's values, and what follows from them
         self.rule, self._hooks = rule, hooks(rule, model.file)
         self._before: dict[tuple[EvidenceUnit, str], ObservationFit] = {}
         kind = diff.arithmetic
         self._near = (NEAR_Q8 if kind.q8 else NEAR_UNITS * kind.unit) ** 2
         self._bases: dict[EvidenceUnit, dict[str, Array]] = {}
-        self._ran = False  # are `theirs` the definition's own?
-        self._shake = 0
-        self._memory = run_cache_of(self.weights, model.graph)
+        self._ran = False  # `theirs` are the definition's own values
+        self._shake = 0  # number of the draw of float32 errors, 0 for none
+        self._runs = run_cache_of(self.weights, model.graph)
         self._feed = (dump.tokens, dump.positions, dump.steps)
-        self.rows = max(dump.positions, default=0) + 1  # from its first position on
+        self.rows = max(dump.positions, default=0) + 1  # counted from position 0
+
+    def _with(
+        self,
+        *,
+        terms: Terms | None = None,
+        weights: Weights | None = None,
+        theirs: Mapping[str, Array] | None = None,
+        rule: Rounding | None = None,
+    ) -> FaultTrials:
+        """Trials of the same dump that differ in these."""
+        return FaultTrials(
+            self.model,
+            self.dump,
+            self.diff,
+            weights or self.weights,
+            terms or self.terms,
+            self.theirs if theirs is None else theirs,
+            rule or self.rule,
+            self.inputs,
+        )
 
     def on(self, terms: Terms) -> FaultTrials:
-        """The same bench on other terms."""
-        trials = FaultTrials(self.model, self.dump, self.diff, self.weights, terms, self.theirs, self.rule)
-        trials._bases, trials._ran = self._bases, self._ran  # the definition's values: no terms enter them
+        """The same trials, judged on other terms."""
+        trials = self._with(terms=terms)
+        trials._bases, trials._ran = self._bases, self._ran  # the definition's values do not depend on the terms
         return trials
 
     def rounding(self, rule: Rounding) -> FaultTrials:
-        """The same bench, on which every computation rounds by this rule."""
+        """The same trials, in which every computation rounds by this rule."""
         if rule == self.rule:
             return self
-        trials = FaultTrials(
-            self.model, self.dump, self.diff, weights_of(rule, self.weights), self.terms, self.theirs, rule
-        )
-        trials._memory = self._memory  # halved weights follow from these
+        trials = self._with(weights=weights_of(rule, self.weights), rule=rule)
+        trials._runs = self._runs  # the key names the rule, and halved weights follow from these
         return trials
 
+    def with_weights(self, weights: Weights) -> FaultTrials:
+        """The same trials with the weights in another type, in float arithmetic without a rounding rule."""
+        return self._with(weights=weights, rule=EXACT)
+
     def shaken(self, draw: int) -> FaultTrials:
-        """The same bench, on which every result is off as float32's sums are, drawn anew: what moves by much more than
-        that hangs on edges of a rounding, and no prediction of it counts."""
+        """The same trials, in which every result is off by an error as large as float32's sums make, drawn anew.
+
+        A prediction that moves by much more than that depends on a value at the edge of a rounding step. It is no
+        evidence.
+        """
         trials = self.on(self.terms)
         trials._bases, trials._shake = {}, draw
         trials._hooks = Hooks(self._hooks.operand if self._hooks else None, partial(_shaken, self._hooks, draw))
         return trials
 
     def from_tokens(self) -> FaultTrials:
-        """The definition's run in the place of the stranger's values: nothing of his was dumped whole."""
-        run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | self.given
-        trials = FaultTrials(self.model, self.dump, self.diff, self.weights, replace(self.terms, carried=True), run)
+        """Trials that start at the tokens, for a dump without a whole tensor: the definition's run stands in for it."""
+        run = interpret(self.graph, self.weights, self.given, [n.name for n in self.graph]) | dict(self.given)
+        trials = self._with(terms=replace(self.terms, carried=True), theirs=run, rule=EXACT)
         trials._ran = True
         return trials
 
     def _theirs(self) -> dict[str, Array]:
-        """The stranger's whole tensors, and what follows from them by moving numbers about."""
+        """The dump's whole tensors, and the values that follow from them by moving numbers alone."""
         found = dict(self.given)
         for node in self.model.graph:
             whole = self.dump.values(node.name) if node.name in self.dump.by_name else None
@@ -193,7 +223,7 @@ class FaultTrials:
 
     def hidden_at(self, name: str) -> Array | None:
         """The values of the node that no reader uses, because the mask hides them; None where every value counts."""
-        return self.hidden if self.graph[name].has(Trait.UNMASKED) else None
+        return self.inputs.hidden_at(self.graph[name])
 
     def base(self, unit: EvidenceUnit) -> dict[str, Array]:
         """The definition's values in the unit's segment, from the stranger's own inputs to it."""
@@ -241,7 +271,7 @@ class FaultTrials:
         fault reads a value that the dump does not give."""
         wanted = frozenset(targets) or frozenset((unit.target,))
         key = (h, unit.segment, wanted, self.rule, self._feed, self._ran, self._shake)
-        known = self._memory.recall(key)
+        known = self._runs.recall(key)
         if known is not None:
             return known
         made = self._plant(h, unit)
@@ -259,7 +289,7 @@ class FaultTrials:
         if h.variant in FAULTS[h.fault].variants and (
             self._ran or all(i in self.given or i in made.graph for node in made.graph for i in node.inputs)
         ):
-            self._memory.keep(key, values)  # no number of the dump is in them
+            self._runs.keep(key, values)  # no number of the dump is in them
         return values
 
     def changed(self, h: Hypothesis, unit: EvidenceUnit) -> set[str]:

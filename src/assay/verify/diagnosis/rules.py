@@ -21,7 +21,7 @@ from assay.verify.thresholds import (
     FLOAT32_LEFT,
     ON_AN_EDGE,
     RULE_NATS,
-    SPEAKS,
+    SIGNIFICANT_NATS,
 )
 
 
@@ -38,12 +38,12 @@ def rules(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> list[Fault
         nats.append(heard if np.isfinite(heard) else -np.inf)  # values too large to be squared tell nothing of a rule
         exact.append(len(_exactly(groups)))
     values = sum(float(groups.counts.sum()) for groups in plain[0].values() if groups is not None)
-    plainest = nats[0] > max(nats) - max(SPEAKS, CLEARER_NATS * values)
+    plainest = nats[0] > max(nats) - max(SIGNIFICANT_NATS, CLEARER_NATS * values)
     # A fault hides the rule in all that follows from it: the right one is exact up to there.
     possible = [
         i
         for i in range(len(trials_by_rule))
-        if nats[i] > max(nats) - max(SPEAKS, RULE_NATS * values) or exact[i] == max(exact) > exact[0]
+        if nats[i] > max(nats) - max(SIGNIFICANT_NATS, RULE_NATS * values) or exact[i] == max(exact) > exact[0]
     ] or [0]
     return [trials_by_rule[i] for i in sorted(possible, key=lambda i: (i > 0 or not plainest, -nats[i]))]
 

@@ -136,12 +136,7 @@ class Screen:
     @cached_property
     def narrow(self) -> FaultTrials | None:
         """The same question in float32, which takes half the time."""
-        trials = self.trials
-        return (
-            None
-            if self.head is None
-            else FaultTrials(trials.model, trials.dump, trials.diff, self._weights, trials.terms, trials.theirs)
-        )
+        return None if self.head is None else self.trials.with_weights(self._weights)
 
     @cached_property
     def _weights(self) -> Narrow:

@@ -24,7 +24,7 @@ _TOO_MUCH = 1e300
 
 def with_off(trials: FaultTrials, place: Place, limit: float) -> Place:
     """With the nodes at which the definition is off by more than an edge of the rule makes."""
-    base, benches = trials.base(place.unit), shaken_benches(trials) if trials.rule != EXACT else []
+    base, benches = trials.base(place.unit), shaken_trials(trials) if trials.rule != EXACT else []
     shaken = [bench.base(place.unit) for bench in benches]
     off = set()
     for name in place.targets:
@@ -34,7 +34,7 @@ def with_off(trials: FaultTrials, place: Place, limit: float) -> Place:
     return replace(place, off=frozenset(off))
 
 
-def shaken_benches(trials: FaultTrials) -> list[FaultTrials]:
+def shaken_trials(trials: FaultTrials) -> list[FaultTrials]:
     return [trials.shaken(i + 1) for i in range(DRAWS)]
 
 

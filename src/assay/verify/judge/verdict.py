@@ -23,15 +23,21 @@ from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.thresholds import CLEARLY_OWN, MISPRINTS
 
 
-def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None = None, cache: bool = True) -> Diff:
-    """The verdict on a resolved dump."""
+def judge(
+    model: Model,
+    dump: Dump,
+    progress: Callable[[int, int], None] | None = None,
+    cache: bool = True,
+    inputs: RunInputs | None = None,
+) -> Diff:
+    """The verdict on a resolved dump. `inputs` is the record of its tokens, where the caller has it already."""
     if not dump.by_name and dump.not_finite is None:
         known = ", ".join(node.name for node in list(model.graph)[:20])
         theirs = ", ".join(dump.unmatched[:20]) or "none"
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
-    inputs = run_inputs(model, dump.tokens, dump.positions)
+    inputs = inputs or run_inputs(model, dump.tokens, dump.positions)
     with one_thread(model.graph), heap.kept():
         evidence, routes = examine(inputs, dump, progress, cache) if dump.by_name else ([], [])
     arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
