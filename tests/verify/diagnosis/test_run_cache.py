@@ -9,7 +9,7 @@ import pytest
 
 from assay.engines.reference.weights import Weights
 from assay.models import Model
-from assay.verify.diagnosis import memory
+from assay.verify.diagnosis import run_cache
 from assay.verify.diagnosis.diagnose_dump import diagnose
 from assay.verify.diagnosis.run_cache import RunCache, run_cache_of
 from tests import planting
