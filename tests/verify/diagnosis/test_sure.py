@@ -70,4 +70,4 @@ def test_a_shaken_run_moves_by_float32s_noise_and_no_more(model: Model, weights:
     one, other = (bench.predict(h, unit) for bench in (trials, trials.shaken(1)))
     assert (
         one is not None and other is not None and (one["l_out-0"] != other["l_out-0"]).any()
-    )  # no memory of the other
+    )  # not the cached run of the other

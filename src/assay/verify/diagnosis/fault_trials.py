@@ -66,11 +66,11 @@ class EvidenceUnit:
 class ObservationFit:
     """How well a value accounts for the observations of a node."""
 
-    ratio: float  # residual over allowed noise: up to ACCEPT is explained
-    residual: float  # sum of squares, relative to the size of what was observed
-    count: int  # numbers compared
-    strict: float = np.inf  # as `ratio`, against the noise of float32 alone
-    every: tuple[float, ...] = ()  # as `ratio`, for each arithmetic
+    ratio: float  # Residual over allowed noise: up to ACCEPT is explained.
+    residual: float  # Sum of squares, relative to the size of the observations.
+    count: int  # Number of values compared.
+    strict: float = np.inf  # As `ratio`, against the noise of float32 alone.
+    every: tuple[float, ...] = ()  # As `ratio`, for each arithmetic.
 
     @property
     def explained(self) -> bool:
@@ -78,7 +78,7 @@ class ObservationFit:
 
     @property
     def exact(self) -> bool:
-        """Explained to the last bits: no coarser arithmetic needs to be called on."""
+        """Explained to float32's noise, without a coarser arithmetic."""
         return self.strict <= ACCEPT
 
 
@@ -99,11 +99,11 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Terms:
-    """On which terms hypotheses are judged."""
+    """The terms on which hypotheses are judged."""
 
     arithmetic: int  # index in ARITHMETICS
-    guessed: bool  # it was inferred from little: a coarser one is possible
-    subtle: bool = False  # look for small faults only: weights read wrongly are never small
+    guessed: bool  # it was inferred from few nodes: a coarser one is possible
+    subtle: bool = False  # look for small faults only; misread weights are never small
     carried: bool = False  # judge by the noise of whole runs, not of single steps
 
     @staticmethod
@@ -226,7 +226,7 @@ class FaultTrials:
         return self.inputs.hidden_at(self.graph[name])
 
     def base(self, unit: EvidenceUnit) -> dict[str, Array]:
-        """The definition's values in the unit's segment, from the stranger's own inputs to it."""
+        """The definition's values in the unit's segment, from the dump's own inputs to it."""
         if self._ran and self.rule == EXACT and not self._shake:
             return {name: self.theirs[name] for name in unit.segment}
         if unit not in self._bases:
@@ -238,14 +238,16 @@ class FaultTrials:
         return self._bases[unit]
 
     def operand(self, node: Node, x: Array) -> Array:
-        """What the node reads, where this rule of rounding is obeyed."""
+        """The first operand of a node, rounded by the rule of these trials."""
         return x if self._hooks is None or self._hooks.operand is None else self._hooks.operand(node, 0, x)
 
     def carry_on(
         self, unit: EvidenceUnit, after: Sequence[str], node: Node, token: int, rows: Array, *, rounded: bool
     ) -> Array:
-        """The unit's target for one token, had a node in its segment had these values, one row a guess; `after` is what
-        follows from the node, in which no tokens meet."""
+        """The unit's target for one token, if a node in its segment had these values (one row a guess).
+
+        `after` are the nodes that depend on the node. They must not mix tokens.
+        """
         base = self.base(unit)
         wanted = {i for name in after for i in self.graph[name].inputs if i not in after and i != node.name}
         env = {i: np.repeat((base[i] if i in unit.segment else self.theirs[i])[token : token + 1], len(rows), axis=0)
@@ -256,19 +258,21 @@ class FaultTrials:
         return made[unit.target]
 
     def size(self, nodes: Iterable[str]) -> int:
-        """How many weights they read."""
+        """The number of weights that these nodes read."""
         return sum(math.prod(self.graph.weights[w]) for name in nodes for w in self.graph[name].weights)
 
     def run_of(self, nodes: Collection[str]) -> bool:
-        """Is computing them a run of many layers, which one cannot do at every point of a scan?"""
+        """Is computing them a run of many layers, too costly for every point of a scan?"""
         return len(nodes) >= LONG_RUN and self.size(nodes) >= LARGE_LAYER
 
     def touches(self, variant: Variant, unit: EvidenceUnit, p: float = 0.0) -> bool:
         return any(variant.at(self.context, self.graph[name], p) is not None for name in unit.segment)
 
     def predict(self, h: Hypothesis, unit: EvidenceUnit, targets: Iterable[str] = ()) -> dict[str, Array] | None:
-        """The values of the unit's target (or of others in its segment) with the fault in the segment; None where the
-        fault reads a value that the dump does not give."""
+        """The values of the unit's target (or of `targets` in its segment) with the fault planted in the segment.
+
+        None where the fault reads a value that the dump does not give.
+        """
         wanted = frozenset(targets) or frozenset((unit.target,))
         key = (h, unit.segment, wanted, self.rule, self._feed, self._ran, self._shake)
         known = self._runs.recall(key)
@@ -283,17 +287,17 @@ class FaultTrials:
         try:
             with np.errstate(all="ignore"):
                 values = interpret(made.graph, self.weights, env, wanted, hooks=self._hooks, functions=made.functions)
-        except Exception as error:  # an edit that applies and does not run is a bug of ours: say which
+        except Exception as error:  # an edit that applies must run: name the one that does not
             error.add_note(f"with the fault {h.fault} ({h}) planted before {unit.target}")
             raise
         if h.variant in FAULTS[h.fault].variants and (
             self._ran or all(i in self.given or i in made.graph for node in made.graph for i in node.inputs)
         ):
-            self._runs.keep(key, values)  # no number of the dump is in them
+            self._runs.keep(key, values)  # they depend on the tokens alone
         return values
 
     def changed(self, h: Hypothesis, unit: EvidenceUnit) -> set[str]:
-        """The nodes of the segment that the fault touches, and what follows from them."""
+        """The nodes of the segment that the fault changes, directly or through their inputs."""
         return _downstream(self._plant(h, unit), unit)
 
     def _plant(self, h: Hypothesis, unit: EvidenceUnit) -> Planted:
@@ -340,8 +344,11 @@ class FaultTrials:
         return self._before[key]
 
     def after(self, unit: EvidenceUnit, name: str, value: Array) -> ObservationFit:
-        """The observations against a hypothesis. Inside a segment a fault may amplify noise beyond what was simulated:
-        a value that accounts for all but a 10,000th of a large deviation is explained as well."""
+        """The observations against a hypothesis.
+
+        Inside a segment a fault may amplify noise beyond the simulation. So a value that accounts for all but a
+        10,000th of a large deviation is explained as well.
+        """
         fit, before = self.compare(name, value, own=self.base(unit).get(name)), self.before(unit, name)
         if fit.residual > AMPLIFIED * before.residual:
             return fit
@@ -356,7 +363,7 @@ class FaultTrials:
         return NEVER if values is None else self.after(unit, unit.target, values[unit.target])
 
     def _hopeless(self, h: Hypothesis, unit: EvidenceUnit) -> bool:
-        """Does a glance at the first features of a large product already rule the guess out?"""
+        """Do the first features of a large product rule the hypothesis out? Decoding the whole matrix is costly."""
         node = self.graph[unit.target]
         found = self.dump.values(unit.target) if len(unit.segment) == 1 and is_matrix_product(node) else None
         change = h.variant.at(self.context, node, h.p) if found is not None else None
@@ -398,9 +405,9 @@ def _known(made: Planted, unit: EvidenceUnit, env: Mapping[str, Array]) -> bool:
 
 
 def _noise_of(value: Array, own: Array, axis: int, level: Level) -> Level:
-    """The noise of a faulty value: as much larger as the value itself, and never less than rounding it once.
+    """The noise of a faulty value: it grows with the value, and is never less than rounding it once.
 
-    The definition's noise can be nothing at all, as for a rotation by zero, where the fault's is not.
+    The definition's noise can be zero where the fault's is not, as for a rotation by zero.
     """
     faulty, plain = (np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1) for x in (value, own))
     with np.errstate(all="ignore"):

@@ -2,8 +2,8 @@
 
 Let e be the observed value less the definition's, and d the change that the fault would have made. If the fault did not
 happen, e does not depend on d, and e - d is larger than e. If it happened, e - d shrinks to the engine's
-own noise. The noise of every group of values is unknown (a group is a token's row of a node, or the printed values of
-one), so the logarithm of the likelihood ratio is
+own noise. A group of values is a token's row of a node, or the printed values of one. The noise of a group is unknown,
+so the logarithm of the likelihood ratio is
 
     sum over the groups of  n/2 · ln((mean e² + v) / (mean (e - d)² + v))
 
@@ -50,15 +50,15 @@ class HypothesisScore:
     """How much likelier the observations are with a fault than with the definition, and how much it leaves."""
 
     hypothesis: Hypothesis
-    nats: float  # logarithm of the likelihood ratio over the definition
-    better: float  # share of the touched groups in which the fault leaves a smaller deviation
-    coefficient: float  # the multiple of the predicted change that fits the deviation best: about 1
-    before: float  # deviation over the noise floor without the fault, as rms over the touched groups
-    after: float  # the same with the fault planted
-    left: float  # as `after`, in the median group: a few values may lie at the edge of a rounding step
-    usual: float  # as `before`, in the median group
-    touched: int  # groups in which the fault shows
-    nodes: tuple[str, ...]  # observed nodes where the fault leaves a smaller deviation
+    nats: float  # Logarithm of the likelihood ratio over the definition.
+    better: float  # Share of the touched groups in which the fault leaves a smaller deviation.
+    coefficient: float  # Multiple of the predicted change that fits the deviation best: about 1.
+    before: float  # Deviation over the noise floor without the fault, as rms over the touched groups.
+    after: float  # The same with the fault planted.
+    left: float  # As `after`, in the median group: a few values may lie at a rounding edge.
+    usual: float  # As `before`, in the median group.
+    touched: int  # Groups in which the fault shows.
+    nodes: tuple[str, ...]  # Observed nodes where the fault leaves a smaller deviation.
     rule: Rounding = EXACT
     near: float = np.inf  # as `left`, where the fault shows first: later nodes accumulate other roundings
     stable: bool = False  # nothing is left wherever the prediction does not depend on the edge of a rounding step
@@ -170,9 +170,9 @@ def score_all(
     """The scores of several hypotheses. Places are the outer loop, so that the definition's values of a place are
     computed once for all hypotheses.
 
-    With `unrounded` trials every rounding falls as in the definition. A fault then gains by its own change, and not by
-    a value at the edge of a rounding step that any other change would have moved as well. With `draws` (shaken trials),
-    values that move from draw to draw are no evidence.
+    With `unrounded` trials every rounding falls as in the definition. A fault then gains by its own change only. It
+    does not gain by a value at a rounding edge, which any other change would have moved as well. With `draws` (shaken
+    trials), values that move from draw to draw are no evidence.
     """
     tallies = [_Tally() for _ in mistakes]
     for place in places:

@@ -16,8 +16,8 @@ Verdict = Literal["same", "noise", "wrong"]
 class NodeVerdict:
     """The verdict on one node.
 
-    `own` is True where the node itself is at fault, and False where it only passes on a wrong input. It is None for
-    a right node, and where the dump does not hold enough to tell.
+    `own` is True where the node itself is at fault, and False where it only passes on a wrong input. None
+    means a right node, or a dump that does not hold enough to tell.
     """
 
     name: str
