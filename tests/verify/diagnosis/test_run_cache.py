@@ -1,4 +1,4 @@
-"""Runs that are remembered give the diagnoses that they gave when they were computed."""
+"""Cached runs give the same diagnoses as computed ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_another_dump_of_the_same_tokens(model: Model, tmp_path: Path, style: st
         dump = planting.dump(case, style, model, tmp_path / bug)
         found = diagnose(model, dump, weights=weights)
         assert found.causes[0].fault == bug
-        if bug == bugs[-1]:  # with the runs of the one before at hand
+        if bug == bugs[-1]:  # with the cached runs of the case before
             assert found.to_dict() == diagnose(model, dump, weights=Weights(model.file)).to_dict()
 
 
