@@ -131,7 +131,7 @@ def test_scores_of_keys_that_are_gone_are_refused(model: Model) -> None:
     engine = scheduler(model).engine
     pages = np.arange(3, dtype=np.int32)
     gone = {WINDOW: np.array([-1, 1, 2], np.int32)}
-    with pytest.raises(AssayError, match="behind a window are gone"):
+    with pytest.raises(AssayError, match="keys outside the window were evicted"):
         engine.forward([Chunk(np.array([5], np.int32), 80, pages, windows=gone)], keep=["kq_soft_max-0"])
     with pytest.raises(ValueError, match="page outside the cache"):  # a page that is seen
         engine.forward([Chunk(np.array([5], np.int32), 70, pages, windows=gone)])

@@ -1,7 +1,7 @@
-"""One vector for a text: which node stands for it, and what is left to do to the node's rows.
+"""One vector for a text: which node to keep, and how to pool its rows.
 
-An encoder is run whole, so the graph pools by itself. A causal model's rows come chunk by chunk; they are summed token
-by token in float64, which gives the same vector however the text was cut.
+An encoder is run in one step, so its graph pools. The rows of a causal model arrive chunk by chunk; they are summed
+token by token in float64, so that the vector does not depend on the chunks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POOLINGS = ("mean", "first", "last")
 
 @dataclass(frozen=True)
 class Embedding:
-    """Keep `node`, pool its rows by `pooling`; the text's vector has `width` values. `told`: how the file pools."""
+    """Keep `node` and pool its rows by `pooling` to a vector of `width` values. `told`: the pooling the file names."""
 
     node: str
     pooling: str
@@ -29,7 +29,7 @@ class Embedding:
 
 
 def embedding_of(graph: Graph, pooling: str | None = None) -> Embedding:
-    """How to embed a text: as the file says, by its mean where it says nothing, or by another `pooling`."""
+    """How to embed a text: by `pooling`, else by the pooling of the file, else by the mean."""
     if not graph.embedding:
         raise AssayError("embed: this graph has no node that stands for a text")
     if pooling is not None and pooling not in POOLINGS:
@@ -39,7 +39,7 @@ def embedding_of(graph: Graph, pooling: str | None = None) -> Embedding:
     told = str(pools[0].attr("kind")) if pools else None
     width = int(graph.shapes[graph.embedding][-1])
     if told is not None and pooling in (None, told):
-        if graph.whole or pools[0].name != graph.embedding:  # the graph pools, and what comes behind is its own
+        if graph.whole or pools[0].name != graph.embedding:  # the graph itself pools and projects
             return Embedding(graph.embedding, "last", width, told)
         return Embedding(pools[0].inputs[0], told, width, told)
     if told is not None and pools[0].name != graph.embedding:
@@ -67,7 +67,7 @@ class Pool:
 
     @property
     def state(self) -> tuple[NDArray[np.float64], int]:
-        """What another process needs to give the vector."""
+        """The sum and the count, from which another process can compute the vector."""
         assert self._sum is not None
         return self._sum, self._count
 

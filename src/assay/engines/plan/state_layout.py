@@ -1,8 +1,8 @@
 """Where a graph's state lies in an engine's memory: the pools of a page, bytes of a page and of a state slot.
 
 `Graph.state` declares what is kept (`graph/state.py`). This module turns the declaration into pools, which the cpu and
-the cuda engine place in their pages, and into the estimates of memory that are made before an engine exists. Touch it
-when the memory that engines give to state changes.
+the cuda engine place in their pages. It also estimates memory before an engine exists. Touch it when the memory that
+engines give to state changes.
 """
 
 from __future__ import annotations
