@@ -1,4 +1,4 @@
-"""The plan of a graph: every needed node in exactly one group, fused only where no other node reads the values between."""
+"""The plan of a graph: every needed node in exactly one group, fused only where no other node reads between."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Golden:
         return float(np.sum((found[finite] - golden[finite]) ** 2) / np.sum(golden[finite] ** 2))
 
     def recorded_inputs(self, node: str) -> bool:
-        """Whether the node's inputs were recorded, or are rearrangements of recorded values; long models lack layers."""
+        """Whether the node's inputs were recorded or rearrange recorded values. The long models lack some layers."""
         views = ("cache", "slice", "split_heads", "merge_heads")
         graph = self.model.graph
         return all(

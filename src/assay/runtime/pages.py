@@ -157,9 +157,10 @@ class Pages:
     @classmethod
     def of(cls, engine: PagedEngine) -> Pages:
         """The pages of an engine, and the slots that its graph's state needs."""
-        kept = engine.graph.state.per_sequence
-        states = StateSlots(engine.state_slots, engine.copy_state) if kept else None
-        return cls(engine.n_pages, copy=engine.copy_page, windows=engine.windows, states=states)
+        state = engine.graph.state
+        states = StateSlots(engine.state_slots, engine.copy_state) if state.per_sequence else None
+        copy = engine.copy_page if state.cuttable else None
+        return cls(engine.n_pages, copy=copy, windows=engine.windows, states=states)
 
     @property
     def copies(self) -> bool:
