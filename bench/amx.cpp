@@ -1,5 +1,5 @@
 // What bounds a tile product on an AMX machine: cycles for its parts, alone and beside multiplications
-// (docs/kernels.md).
+// (docs/explanation/kernels.md).
 //
 //   g++ -O2 -std=c++20 -march=sapphirerapids bench/amx.cpp -o amx && ./amx
 //

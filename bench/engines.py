@@ -1,4 +1,4 @@
-"""Other people's engines on two files: docs/engines.md, a line an engine, with the verdict in words.
+"""Other people's engines on two files: docs/lab/engines.md, a line an engine, with the verdict in words.
 
 make engines            # installs the extras, then: python bench/engines.py
 python bench/engines.py --engine tinygrad --again
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 from tests.synthetic import with_factors  # noqa: E402
 
 KEPT = ROOT / "build" / "engines.json"
-PAGE = ROOT / "docs" / "engines.md"
+PAGE = ROOT / "docs" / "lab" / "engines.md"
 STORIES = ROOT.parent / "shared" / "data" / "models" / "stories15M-q8_0.gguf"
 ORDINARY, FACTORED = "smollm2", "stories15M-rope_freqs.gguf"
 LENGTHS = "10"

@@ -2,7 +2,7 @@
 
     python bench/families.py --jobs 2             # everything that is not graded yet; results in build/families.jsonl
     python bench/families.py --only "gemma2;qwen3" --again
-    python bench/families.py --page               # the shares into tests/data/families.json, for docs/models.md
+    python bench/families.py --page               # the shares into tests/data/families.json, for docs/reference/models.md
 
 A model is a golden file or a case of tests/models/others.py. Its row names the faults that its description warns of;
 each variant that applies and moves a value is planted in the reference engine, dumped in three styles and diagnosed.
@@ -218,7 +218,7 @@ def confident(row: dict[str, Any]) -> bool:
 
 
 def page(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What docs/models.md shows: shares by style, and everything that was not named."""
+    """What docs/reference/models.md shows: shares by style, and everything that was not named."""
     healthy, rows = [r for r in rows if not r["fault"]], [r for r in rows if r["fault"]]
     shares = {}
     for style, wanted in STYLES.items():

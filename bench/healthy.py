@@ -6,7 +6,7 @@ python bench/healthy.py --every 10      # a sample
 The engine is the second one (tests/second_engine.py), which shares no code with assay: float32, halves, bfloat16, 8-bit
 operands (Q8_0 and, on the K-quant model, Q8_K), a cache in halves or in eight bits, attention in flash attention's
 order, kernels whose inner values are neither rounded nor seen. Results are kept in build/healthy.jsonl; `--again`
-starts over. The last lines printed are the table of docs/verify.md.
+starts over. The last lines printed are the table of docs/explanation/verify.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python bench/score.py                       # the synthetic model of every block type, everything
 python bench/score.py --model smollm2       # SmolLM2, a sample (a run of it costs more)
-python bench/score.py --page                # write docs/score.md from the results so far
+python bench/score.py --page                # write docs/lab/score.md from the results so far
 python bench/score.py --every 9 --out build/after.jsonl --against build/before.jsonl    # did a change move a verdict?
 
 Results are kept line by line in build/score-MODEL.jsonl and reused; `--again` starts over.
@@ -240,7 +240,7 @@ def page(results: dict[str, list[dict[str, Any]]]) -> str:
                 table.setdefault(r["bug"], {})[r["style"]] = r
         for bug, found in sorted(table.items()):
             cells = [_cell(found.get(style)) for style in GOALS]
-            out.append(f"| [{bug}](faults.md#{planting.fault_id(bug)}) | " + " | ".join(cells) + " |")
+            out.append(f"| [{bug}](../reference/faults.md#{planting.fault_id(bug)}) | " + " | ".join(cells) + " |")
         for kind, title in (
             ("pairs", "pairs"),
             ("unknown", "faults outside the table"),
@@ -274,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="synthetic", help="synthetic, or a model that assay knows")
     grading.add_arguments(parser)
-    parser.add_argument("--page", action="store_true", help="only write docs/score.md")
+    parser.add_argument("--page", action="store_true", help="only write docs/lab/score.md")
     parser.add_argument("--out", type=Path, metavar="FILE", help="keep the results here, and leave the page alone")
     parser.add_argument("--against", type=Path, metavar="FILE", help="exit 1 if a verdict of these results has moved")
     args = parser.parse_args()
@@ -301,9 +301,9 @@ def main() -> None:
         p.stem.removeprefix("score-"): grading.read(p) for p in sorted(build.glob("score-*.jsonl"), reverse=True)
     }
     text = page(results) + small_faults.section(grading.read(build / "small-faults.jsonl"))
-    (ROOT / "docs" / "score.md").write_text(text)
+    (ROOT / "docs" / "lab" / "score.md").write_text(text)
     print("\n".join(line for line in text.split("\n## ")[0].splitlines() if line.startswith("|")))
-    print("docs/score.md written", file=sys.stderr)
+    print("docs/lab/score.md written", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _reason(notes: Sequence[str]) -> str:
 
 
 def section(rows: Sequence[dict[str, Any]]) -> str:
-    """The table of docs/score.md."""
+    """The table of docs/lab/score.md."""
     if not rows:
         return ""
     names = ", ".join(dict.fromkeys(r["model"] for r in rows))

@@ -53,9 +53,9 @@ first. What was assumed is printed as a note.
 
 ## Emitters
 
-Twenty lines each: [C](emitters/emit.c), [Rust](emitters/emit.rs),
-[Go](emitters/emit.go), [Zig](emitters/emit.zig),
-[JavaScript](emitters/emit.js), [Python](emitters/emit.py).
+Twenty lines each: [C](../emitters/emit.c), [Rust](../emitters/emit.rs),
+[Go](../emitters/emit.go), [Zig](../emitters/emit.zig),
+[JavaScript](../emitters/emit.js), [Python](../emitters/emit.py).
 
 ## Other formats
 
@@ -105,7 +105,7 @@ evidence.
 
 
 def dump_page() -> str:
-    from assay.verify.dumps import patterns
+    from assay.verify.dumps.printed import patterns
 
     first, language, table, _ = (patterns.__doc__ or "").split("\n\n")
     table = "\n".join(line.removeprefix("  ") for line in table.splitlines())

@@ -1,9 +1,9 @@
-"""The text around the table in docs/faults.md; the table itself is `assay.verify.faults`."""
+"""The text around the table in docs/reference/faults.md; the table itself is `assay.verify.faults`."""
 # ruff: noqa: E501  tables of a page
 
 from __future__ import annotations
 
-from assay.verify.faults import FAULTS, Fault, Kind, Stage
+from assay.verify.faults import FAULTS, Fault, FaultKind, Stage
 
 INTRO = """# What goes wrong in inference engines
 
@@ -22,7 +22,7 @@ names the row. [The dump format](dump-format.md) is a line of JSON per tensor; t
 
 1. **Compare token ids first.** If the ids differ, nothing after them can agree. `assay tokenize MODEL TEXT --check IDS`.
 2. **Compare with the file, not with intuition.** Norm weights of rms 0.046 are right for TinyLlama; a BOS embedding of
-   rms 0.002 is right; a flat distribution after BOS alone is right ([what raw BOS predicts](raw-bos.md)).
+   rms 0.002 is right; a flat distribution after BOS alone is right ([what raw BOS predicts](../lab/raw-bos.md)).
 3. **Compare the same thing.** A chat-templated run of another program says nothing about your raw run.
 4. **Run it twice.** If two equal requests differ, look for a race, uninitialised memory or a stale cache before anything
    else, whatever the values say.
@@ -84,12 +84,12 @@ one-token prompt shows: `logits` already differ; `tensor only`, an intermediate 
 """
 
 KINDS = {
-    Kind.COMPUTATION: "another computation",
-    Kind.PRECISION: "a narrow type in one place",
-    Kind.WEIGHTS: "other weights",
-    Kind.INPUTS: "other inputs, positions or cache",
-    Kind.TOKENS: "other tokens",
-    Kind.CHOICE: "sampling or stopping",
+    FaultKind.COMPUTATION: "another computation",
+    FaultKind.PRECISION: "a narrow type in one place",
+    FaultKind.WEIGHTS: "other weights",
+    FaultKind.INPUTS: "other inputs, positions or cache",
+    FaultKind.TOKENS: "other tokens",
+    FaultKind.CHOICE: "sampling or stopping",
 }
 
 

@@ -43,7 +43,7 @@ def names_page() -> str:
     """Node names of every builder, and the operations."""
     from assay.graph import OPS
     from assay.models.catalogue import ARCHITECTURES, VARIANTS, example
-    from assay.verify.dumps import foreign_names
+    from assay.verify.dumps.naming import foreign_names
 
     out = [
         "# Nodes and operations\n",
@@ -106,11 +106,11 @@ def models_page() -> str:
 
 
 PAGES: dict[str, Callable[[], str]] = {
-    "names.md": names_page,
-    "models.md": models_page,
-    "cli.md": cli_page,
-    "faults.md": faults_page,
-    "dump-format.md": dump_page,
+    "reference/names.md": names_page,
+    "reference/models.md": models_page,
+    "reference/cli.md": cli_page,
+    "reference/faults.md": faults_page,
+    "reference/dump-format.md": dump_page,
 }
 
 

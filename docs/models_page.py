@@ -167,7 +167,7 @@ def cost() -> list[str]:
         "engine, no operation, no rule of verifying, serving or running names an architecture "
         "(`tests/models/test_architectures.py`",
         "holds it); a new block type of attention or feed-forward is an operation, and those are counted in "
-        "[design](design.md).\n",
+        "[design](../explanation/design.md).\n",
         "| file | lines | architectures |",
         "|---|---:|---|",
     ]

@@ -1,4 +1,4 @@
-"""The pictures of docs/page.md: every view of the page, at three widths, light and dark, in a real browser.
+"""The pictures of docs/reference/page.md: every view of the page, at three widths, light and dark, in a real browser.
 
     python docs/screenshots.py                 # writes docs/images/page/VIEW-WIDTH-THEME.webp
     python docs/screenshots.py --views diagnose --widths 360

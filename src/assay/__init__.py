@@ -5,7 +5,7 @@
     with assay.load("smollm2") as model:
         print(model.chat("Why is the sky blue?", max_new_tokens=64))
 
-`docs/python.md` has an example of everything. What stands behind a name is imported when the name is used.
+`docs/reference/python.md` has an example of everything. What stands behind a name is imported when the name is used.
 """
 
 from __future__ import annotations

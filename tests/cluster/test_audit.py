@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("llguidance")
 
-from assay.cluster.entry import Cluster
 from assay.cluster.fleet import Bounds
-from assay.cluster.launchers import Here
+from assay.cluster.launchers import LocalLauncher
+from assay.cluster.replicated_model import Cluster
 from assay.gguf import open_file
 from assay.graph import Graph
 from assay.models import load
@@ -59,8 +59,8 @@ def test_a_flipped_bit_is_found_and_named(tmp_path: Path, n: int) -> None:
     node = reader(load(file).graph, "blk.1.ffn_norm.weight")
 
     async def main() -> None:
-        places = Here()
-        async with client_of(path, Cluster(lambda: places, Bounds(n, n), audit=1.0)) as (client, entry):
+        launcher = LocalLauncher()
+        async with client_of(path, Cluster(lambda: launcher, Bounds(n, n), audit=1.0)) as (client, entry):
             fleet: Any = entry.worker
             await fleet.settled()
             auditor = fleet.finished.__self__

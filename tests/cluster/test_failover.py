@@ -15,10 +15,10 @@ import pytest
 pytest.importorskip("llguidance")
 pytest.importorskip("httpx")
 
-from assay.cluster.entry import Cluster
 from assay.cluster.fleet import MOVES, Bounds, Fleet
-from assay.cluster.launchers import Here
-from assay.cluster.link import SILENT, Stream
+from assay.cluster.launchers import LocalLauncher
+from assay.cluster.replica_link import SILENT, RoutedStream
+from assay.cluster.replicated_model import Cluster
 from assay.runtime.sequence import Job, Update
 from assay.runtime.sequence_errors import EngineFailed
 from tests.cluster.harness import Threads, client_of, events, fleet_of, kill_after, plain
@@ -80,8 +80,8 @@ def test_killed_at_every_token(path: Path, kind: str) -> None:
         expected = await whole(path, kind)
         last = events(expected)[-1]["choices"][0]["finish_reason"]
         assert last == {"schema": "stop", "tools": "tool_calls"}.get(kind, "length")
-        places = Threads()
-        async with client_of(path, Cluster(lambda: places, Bounds(2, 4))) as (client, entry):
+        launcher = Threads()
+        async with client_of(path, Cluster(lambda: launcher, Bounds(2, 4))) as (client, entry):
             fleet: Any = entry.worker
             undisturbed, plainly = (await client.post("/v1/chat/completions", json=KINDS[kind])).content, fleet._news
             assert plain(undisturbed) == plain(expected), "through the router alone"
@@ -90,7 +90,7 @@ def test_killed_at_every_token(path: Path, kind: str) -> None:
                 await fleet.settled()
                 fleet._news = plainly
 
-                def kill(stream: Stream) -> None:
+                def kill(stream: RoutedStream) -> None:
                     nonlocal moved
                     moved += 1
                     assert stream.link
@@ -118,13 +118,13 @@ def test_a_process_dies(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -
 
     async def main() -> None:
         expected = {kind: plain(await whole(path, kind)) for kind in KINDS}
-        places = Here()
-        async with client_of(path, Cluster(lambda: places, Bounds(2, 2))) as (client, entry):
+        launcher = LocalLauncher()
+        async with client_of(path, Cluster(lambda: launcher, Bounds(2, 2))) as (client, entry):
             fleet: Any = entry.worker
             await fleet.settled()
-            hit: list[Stream] = []
+            hit: list[RoutedStream] = []
 
-            def kill(stream: Stream) -> None:
+            def kill(stream: RoutedStream) -> None:
                 if not hit:
                     hit.append(stream)
                     handle: Any = stream.link.handle if stream.link else None
@@ -149,7 +149,7 @@ def test_a_request_that_kills_is_not_moved_for_ever(path: Path) -> None:
             over: asyncio.Future[Update] = asyncio.get_running_loop().create_future()
             deaths = 0
 
-            def place(self: Fleet, stream: Stream, avoid: Any = None, inner: Any = fleet.place) -> None:
+            def place(self: Fleet, stream: RoutedStream, avoid: Any = None, inner: Any = fleet.place) -> None:
                 nonlocal deaths
                 inner(stream, avoid)
                 if stream.link:
@@ -176,7 +176,7 @@ def test_who_travels_with_a_killer_does_not_pay_for_it(path: Path) -> None:
             poison = Job((1, 9, 9), max_tokens=8)
             inner = fleet.place
 
-            def place(stream: Stream, avoid: Any = None) -> None:
+            def place(stream: RoutedStream, avoid: Any = None) -> None:
                 inner(stream, avoid)
                 if stream.job is poison and (link := stream.link):
                     asyncio.get_running_loop().call_soon(lambda: fleet.lose(link, "poisoned"))
@@ -207,7 +207,7 @@ def test_who_came_when_it_was_silent_already_is_not_blamed(path: Path) -> None:
             first.silent = second.silent = SILENT + 1
             fleet.lose(first, "silent")
             assert stream.link is third and stream.blamed == [first]
-            late = Stream(job, lambda update: None)
+            late = RoutedStream(job, lambda update: None)
             second.send(late, 999, [])
             fleet.lose(second, "silent")
             assert late.moves == 1 and not late.blamed
@@ -222,13 +222,13 @@ def test_a_cut_is_told_from_a_hang_by_the_replica_itself(path: Path, stood: bool
     times = 2 * MOVES
 
     async def main() -> None:
-        places = Threads()
-        async with fleet_of(path, places, n=1) as fleet:
-            replica: Any = places.started[0].service
+        launcher = Threads()
+        async with fleet_of(path, launcher, n=1) as fleet:
+            replica: Any = launcher.started[0].service
             replica._stood = deque([(math.inf, 1.0)] if stood else [], maxlen=int(stood))
             inner = fleet.place
 
-            def place(stream: Stream, avoid: Any = None) -> None:
+            def place(stream: RoutedStream, avoid: Any = None) -> None:
                 inner(stream, avoid)
                 if (link := stream.link) and fleet.tally.lost < times:
                     link.silent = SILENT + 1
@@ -249,8 +249,8 @@ def test_streams_move_only_among_equals(path: Path, tmp_path: Path) -> None:
 
     async def main() -> None:
         other = make(tmp_path / "other.gguf", seed=2, n_ctx=512)
-        places = Threads()
-        async with fleet_of(path, places, n=1) as fleet:
+        launcher = Threads()
+        async with fleet_of(path, launcher, n=1) as fleet:
             first = fleet.up[0]
             fleet.spec = {**fleet.spec, "path": str(other)}
             fleet.grow()

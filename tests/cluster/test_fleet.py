@@ -15,9 +15,9 @@ pytest.importorskip("llguidance")
 
 from assay import cli
 from assay.cluster.affinity import Known, cost
-from assay.cluster.entry import Cluster
 from assay.cluster.fleet import Bounds
-from assay.cluster.link import Link, Stream
+from assay.cluster.replica_link import Link, RoutedStream
+from assay.cluster.replicated_model import Cluster
 from assay.engines.contract import PAGE
 from assay.errors import AssayError
 from assay.runtime.pages import Pages
@@ -152,7 +152,7 @@ def test_no_room_and_no_time(path: Path) -> None:
                 fleet.submit(jobs[:1], [sinks[0][0]])
             fleet.bounds = Bounds(0, 0)
             link = fleet.up[0]
-            late = Stream(Job((1, 5, 6), max_tokens=3, deadline=time.monotonic() + 0.2), (sink := follow())[0])
+            late = RoutedStream(Job((1, 5, 6), max_tokens=3, deadline=time.monotonic() + 0.2), (sink := follow())[0])
             link.handle.kill()
             fleet.lose(link, "gone for good")
             fleet.place(late)

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.cluster.launchers import Here
+from assay.cluster.launchers import LocalLauncher
 from assay.cluster.split import SplitEngine, _balanced, cuts, pieces
 from assay.engines.contract import CacheLost, Chunk, pages_for
 from assay.errors import AssayError
 from assay.runtime.generate import Generator
-from assay.runtime.opening import Opened, Options, open_model
+from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.params import SamplerParams
 from tests.cluster.harness import fleet_of, spec_of
 from tests.tiny import make
@@ -29,13 +29,13 @@ IDS = np.random.default_rng(5).integers(3, 300, 60).astype(np.int32)
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     path = make(tmp_path_factory.mktemp("split") / "m.gguf", type="Q8_0", n_layer=4, bias=True, n_ctx=256)
-    return open_model(path, Options(engine="cpu", threads=1, cache_size=1024))
+    return open_model(path, OpenOptions(engine="cpu", threads=1, cache_size=1024))
 
 
 @pytest.fixture(scope="module")
 def split(opened: Opened) -> Iterator[SplitEngine]:
-    spec = spec_of(opened.file.path) | {"split": 3, "token": "secret", "places": Here().spec()}
-    engine = SplitEngine(opened, spec)
+    spec = spec_of(opened.file.path) | {"split": 3, "token": "secret"}
+    engine = SplitEngine(opened, spec, LocalLauncher())
     yield engine
     engine.close()
 
@@ -88,7 +88,7 @@ def test_a_replica_in_stages(opened: Opened) -> None:
     """Behind the router a replica in stages is like any other: streams move between it and a whole one."""
 
     async def main() -> None:
-        async with fleet_of(opened.file.path, Here(), n=1, spec={"split": 2}) as fleet:
+        async with fleet_of(opened.file.path, LocalLauncher(), n=1, spec={"split": 2}) as fleet:
             fleet.spec = {**fleet.spec, "split": 0}
             fleet.grow()
             while len(fleet.up) < 2:
@@ -140,6 +140,6 @@ def test_pieces_are_the_batch(lengths: list[int], n: int, cut: bool) -> None:
 
 def test_an_impossible_split_is_refused(tmp_path: Path) -> None:
     path = make(tmp_path / "m.gguf", n_layer=2)
-    opened = open_model(path, Options(engine="cpu", threads=1))
+    opened = open_model(path, OpenOptions(engine="cpu", threads=1))
     with pytest.raises(AssayError, match="--split"):
-        SplitEngine(opened, spec_of(path) | {"split": 3, "token": "t", "places": Here().spec()})
+        SplitEngine(opened, spec_of(path) | {"split": 3, "token": "t"}, LocalLauncher())

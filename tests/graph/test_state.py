@@ -19,12 +19,12 @@ from assay.gguf import open_file
 from assay.graph import KINDS, OPS, Graph, Kind, Node, Op, Trait, register
 from assay.graph.state import POSITION, SEQUENCE, State
 from assay.models import Model, load
-from assay.runtime.draft import DraftModel
-from assay.runtime.lookahead import Lookahead
-from assay.runtime.opening import Opened, Options
+from assay.runtime.draft_model import DraftModel
+from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.params import GREEDY
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job, Update
+from assay.runtime.speculation import Speculator
 from assay.text import Tokenizer
 from tests.models import others
 from tests.tiny import make
@@ -154,11 +154,11 @@ def test_a_new_kind_is_allocated_and_resumed(toy: Model) -> None:
     shorter = PROMPT[:70]
 
     def scheduler(**limits: int) -> Scheduler:
-        return Scheduler(ReferenceEngine(toy, n_pages=64), tokenizer, lookahead=Lookahead(), **limits)
+        return Scheduler(ReferenceEngine(toy, n_pages=64), tokenizer, speculator=Speculator(), **limits)
 
     alone = [generate(scheduler(), prompt)[0][0] for prompt in (PROMPT, shorter)]
     together = scheduler(chunk=PAGE)
-    assert together.lookahead is None, "its tail cannot be cut: a wrong guess could not be taken back"
+    assert together.speculator is None, "its tail cannot be cut: a wrong guess could not be taken back"
     assert together.pages.states and not together.pages.copies
     assert generate(together, PROMPT, shorter)[0] == alone
     again, cached = generate(together, PROMPT, shorter)
@@ -167,7 +167,7 @@ def test_a_new_kind_is_allocated_and_resumed(toy: Model) -> None:
 
 
 def test_a_new_kind_is_counted_in_estimates_of_memory(model: Model, toy: Model) -> None:
-    opened = Opened(model.file, Options(engine="reference"))
+    opened = Opened(model.file, OpenOptions(engine="reference"))
     before = opened.cache_bytes
     opened.model = toy
     assert opened.cache_bytes == before + STATE_SLOTS * 32 * 4

@@ -130,7 +130,7 @@ def test_latent_attention_caches_one_row(case_file: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2", "falcon", "gpt-oss", "deepseek2"])
 def test_the_page_says_what_is_measured(name: str) -> None:
-    """docs/models.md, by its record."""
+    """docs/reference/models.md, by its record."""
     record = json.loads(measure.RECORD.read_text())
     found = measure.of_golden(name)
     for key, value in record[golden.golden(name).model.hparams.arch]["golden"][name].items():

@@ -14,7 +14,7 @@ from assay.engines.plan.state_layout import page_bytes
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
-from assay.runtime.opening import Opened, Options
+from assay.runtime.opening import Opened, OpenOptions
 from assay.runtime.params import GREEDY
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job, Update
@@ -141,9 +141,9 @@ def test_scores_of_evicted_keys_are_refused(model: Model) -> None:
 
 def test_windows_of_a_model_and_what_is_opened(model: Model, tmp_path: Path) -> None:
     assert model.graph.state.windows == (WINDOW,)
-    opened = Opened(model.file, Options(engine="cpu", ctx_size=20000))
+    opened = Opened(model.file, OpenOptions(engine="cpu", ctx_size=20000))
     assert opened.engine(scheduled=True).windows == {WINDOW: 512}
     assert opened.engine().windows == {}
-    assert Opened(model.file, Options(engine="cpu")).engine(scheduled=True).windows == {}
+    assert Opened(model.file, OpenOptions(engine="cpu")).engine(scheduled=True).windows == {}
     whole = load(open_file(make(tmp_path / "whole.gguf")))
     assert whole.graph.state.windows == ()

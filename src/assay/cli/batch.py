@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from assay.cli import common
-from assay.cli.run import encode, warm
+from assay.cli.prompting import encode_prompt, start_template_process
 from assay.errors import AssayError
 from assay.system.plain import plain
 
@@ -37,7 +37,7 @@ def run_batch(args: argparse.Namespace) -> int:
     start = time.monotonic()
     lines = _lines(args.batch)
     skipped = _skip_answered(Path(args.output), lines) if args.resume else 0
-    warm(args)
+    start_template_process(args)
     opened = common.opened(args, cache_size=None)
     params = common.sampler_params(args, opened)
     asked: list[tuple[int, Any]] = []  # index and id of what has been taken from `lines` and not been written
@@ -102,7 +102,7 @@ def _request(args: argparse.Namespace, opened: Opened, line: bytes, params: Any)
             raise AssayError(f"line: needs one of prompt, ids and messages (found {', '.join(prompts) or 'none'})")
         prompt = value.pop(prompts[0])
         if prompts[0] == "prompt" and isinstance(prompt, str):
-            prompt = encode(args, prompt, opened)
+            prompt = encode_prompt(args, prompt, opened)
         elif not isinstance(prompt, list):
             raise AssayError(f"{prompts[0]}: must be {'a text' if prompts[0] == 'prompt' else 'a list'}")
         return name, (prompt, _defaults(args, value) | value | {"params": params})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from assay.cli import common
 from assay.cli.conversations import bring, changed, keep, kept, recalled
 from assay.cli.progress import loading
-from assay.cli.run import speed
+from assay.cli.prompting import speed_line
 from assay.cli.style import paint
 from assay.errors import AssayError
 from assay.system.terminal import harmless
@@ -250,7 +250,7 @@ class _Chat:
             }
         )
         if self.stats or result.finish_reason == "interrupted":
-            self.note(f"({speed(result, self.load_seconds)})")
+            self.note(f"({speed_line(result, self.load_seconds)})")
 
     def show(self, text: str) -> int:
         if not self.quiet:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.cli.cluster_options import add_cluster_argument
 from assay.cli.common import add_json_argument, add_model_argument, emit, opened, token_ids
 from assay.cli.progress import counting
-from assay.cli.spread import add_cluster_argument
 from assay.cli.trace import add_run_arguments
 from assay.system.terminal import harmless
 
@@ -60,14 +60,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _passes_elsewhere(args: argparse.Namespace, on: Opened, options: dict[str, Any]) -> bool:
     """A length a task. Where one fails, the checks are done again here, for the page and the words about it."""
-    from assay.cli import spread
+    from assay.cli import cluster_options as on_cluster
     from assay.cluster import sweep, tasks
     from assay.library.verdicts import verdict_of
     from assay.verify.conformance.engine_check import Check, lengths_for
 
     lengths = args.lengths or lengths_for(on.model)
     where = sweep.folder(args.results)
-    rows = tasks.check(on, args.engine, lengths, options, spread.crew(args), where, spread.bar())
+    rows = tasks.check(
+        on, args.engine, lengths, options, on_cluster.worker_pool(args), where, on_cluster.sweep_progress()
+    )
     if args.html or not all(passed for _, passed, _ in rows):
         return False
     done = [Check(*row) for row in rows]

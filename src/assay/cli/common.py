@@ -73,10 +73,10 @@ def model_path(args: argparse.Namespace) -> Path:
 
 def opened(args: argparse.Namespace, *, cache_size: int | None = 0) -> Opened:
     """The model that MODEL and the engine's options name; `cache_size` 0 is a cache for one context."""
-    from assay.runtime.opening import Options, open_model
+    from assay.runtime.opening import OpenOptions, open_model
 
     names = ("engine", "precision", "threads", "kv_type", "ctx_size", "template", "draft")
-    options = Options(
+    options = OpenOptions(
         **{name: getattr(args, name, None) for name in names},
         cache_size=cache_size,
         template_arguments=template_arguments(args),

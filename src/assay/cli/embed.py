@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     ids = [opened.tokenizer.encode(text) if isinstance(text, str) else text for text in texts]
     with LanguageModel(opened) as model:
         vectors = model.embed(ids, pooling=args.pooling, dimensions=args.dimensions)
-    about = {"model": str(opened.file.path), "pooling": args.pooling or how.told or "mean",
+    about = {"model": str(opened.file.path), "pooling": args.pooling or how.declared or "mean",
              "dimensions": vectors.shape[1], "tokens": [len(one) for one in ids]}  # fmt: skip
     if args.output is None:
         common.emit(args, about | {"embeddings": vectors}, lambda: _text(vectors))

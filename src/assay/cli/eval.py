@@ -13,8 +13,8 @@ from assay.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.evaluate.evaluation import Evaluation, Worst
-    from assay.evaluate.pieces import Piece
-    from assay.evaluate.predictors import Source
+    from assay.evaluate.pieces import TextWindow
+    from assay.evaluate.predictors import LogitsSource
     from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
@@ -29,8 +29,8 @@ assay eval smollm2 --choices hellaswag.jsonl --limit 200"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from assay.cli.cluster_options import add_cluster_argument
     from assay.cli.common import add_engine_arguments, add_json_argument, add_model_argument, whole
-    from assay.cli.spread import add_cluster_argument
 
     add_model_argument(parser)
     what = parser.add_mutually_exclusive_group()
@@ -88,7 +88,7 @@ def _text(args: argparse.Namespace) -> int:
     if args.cluster is not None:
         if stored:
             raise AssayError("--cluster: workers open models; a file of log-probabilities is read from here alone")
-        result = _spread(args, pieces, model, other)
+        result = _evaluate_on_cluster(args, pieces, model, other)
     else:
         window = len(pieces[0].tokens)
         source = _source(model, tokenizer, window)
@@ -101,16 +101,17 @@ def _text(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spread(
-    args: argparse.Namespace, pieces: list[Piece], model: Opened | str, base: Opened | str | None
+def _evaluate_on_cluster(
+    args: argparse.Namespace, pieces: list[TextWindow], model: Opened | str, base: Opened | str | None
 ) -> Evaluation:
     """The same over many processes or machines."""
-    from assay.cli import spread
+    from assay.cli import cluster_options as on_cluster
     from assay.cluster import sweep, tasks
 
     if isinstance(model, str) or isinstance(base, str):
         raise AssayError("--cluster: workers open files; a server is asked from here alone")
-    return tasks.evaluate(pieces, model, base, spread.crew(args), sweep.folder(args.results), spread.bar())
+    place = on_cluster.worker_pool(args), sweep.folder(args.results), on_cluster.sweep_progress()
+    return tasks.evaluate(pieces, model, base, *place)
 
 
 def _choices(args: argparse.Namespace) -> int:
@@ -124,10 +125,11 @@ def _choices(args: argparse.Namespace) -> int:
     if isinstance(found, str):
         raise AssayError(f"{args.model}: questions are put to a file, not to a server; name the file")
     if args.cluster is not None:
-        from assay.cli import spread
+        from assay.cli import cluster_options as on_cluster
         from assay.cluster import sweep, tasks
 
-        result = tasks.answers(items, found, spread.crew(args), sweep.folder(args.results), spread.bar())
+        place = on_cluster.worker_pool(args), sweep.folder(args.results), on_cluster.sweep_progress()
+        result = tasks.answers(items, found, *place)
     else:
         result = answer_all(found.engine(), found.tokenizer, items, progress(f"of {len(items)} questions"))
     emit(args, result.to_dict(), str(result))
@@ -146,7 +148,7 @@ def _side(args: argparse.Namespace, name: str | None, *, base: bool = False) -> 
     return opened(its)
 
 
-def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> Source:
+def _source(side: Opened | str, tokenizer: Tokenizer, window: int) -> LogitsSource:
     from assay.engines.contract import pages_for
     from assay.evaluate.predictors import EndpointSource, EngineSource
     from assay.verify.endpoint.client import Client

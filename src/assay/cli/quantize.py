@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from assay.gguf.importance import Importance
     from assay.gguf.mixes import Mix
-    from assay.gguf.requantize import Step
+    from assay.gguf.requantize import TensorStep
     from assay.gguf.types import GGMLType
 
 HELP = "write a model in another quantisation"
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             done, total = 0, sum(t.nbytes for t in file.tensors.values())
             with progress() as tell:
 
-                def told(step: Step) -> None:
+                def told(step: TensorStep) -> None:
                     nonlocal done
                     tell(f"quantising to {mix.name}", done, total)
                     done += step.bytes_before
@@ -103,12 +103,12 @@ def _measured(
     from assay.evaluate.importance_sums import collect
     from assay.evaluate.pieces import cut
     from assay.gguf.mixes import MIXES
-    from assay.runtime.opening import Options, open_model
+    from assay.runtime.opening import OpenOptions, open_model
     from assay.system.files import write
 
     if not args.file:
         raise AssayError("--budget: measures on a text; name one with -f")
-    options = Options("cpu", "exact", args.threads, ctx_size=512, cache_size=0)
+    options = OpenOptions("cpu", "exact", args.threads, ctx_size=512, cache_size=0)
     opened = open_model(path, options)
     tokenizer, engine = opened.tokenizer, opened.engine()
     assert isinstance(engine, CpuEngine)
@@ -128,19 +128,19 @@ def _measured(
     return named, choice.types, importance
 
 
-def line(step: Step) -> str:
+def line(step: TensorStep) -> str:
     """`blk.0.attn_q.weight  576 × 576  F16 → Q5_0`"""
     change = step.before.name if step.before == step.after else f"{step.before} → {step.after}"
     return f"{printable(step.name):<32} {' × '.join(map(str, step.shape)):>16}  {change}"
 
 
-def summary(steps: list[Step]) -> str:
+def summary(steps: list[TensorStep]) -> str:
     before, after = sum(s.bytes_before for s in steps), sum(s.bytes_after for s in steps)
     weights = sum(s.bytes_after * s.after.block_size // s.after.type_size for s in steps)
     return f"{before / 1e6:.1f} MB → {after / 1e6:.1f} MB of tensors, {8 * after / max(weights, 1):.2f} bits per weight"
 
 
-def fallbacks(mix: Mix, steps: list[Step]) -> list[str]:
+def fallbacks(mix: Mix, steps: list[TensorStep]) -> list[str]:
     """Which tensors got another type than they would have, because their rows are no whole number of its blocks."""
     from assay.gguf.mixes import FLOATS, is_quantizable
     from assay.gguf.types import by_name
@@ -154,7 +154,7 @@ def fallbacks(mix: Mix, steps: list[Step]) -> list[str]:
     ]
 
 
-def report(mix: Mix, output: str | None, steps: list[Step]) -> dict[str, Any]:
+def report(mix: Mix, output: str | None, steps: list[TensorStep]) -> dict[str, Any]:
     return {
         "output": output,
         "type": mix.name,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from assay.cli import common
 from assay.cli.progress import loading
+from assay.cli.prompting import encode_prompt, speed_line, start_template_process
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.runtime.generate import Generation, Result
-    from assay.runtime.opening import Opened
     from assay.text import Tokenizer
 
 HELP = "answer a prompt, streaming; without one, converse"
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("-p", "--prompt", type=common.text_argument, metavar="TEXT", help="the same as PROMPT")
     source.add_argument("-f", "--file", metavar="FILE", help="the prompt from a file, - for standard input")
     source.add_argument("--batch", metavar="FILE",
-                        help="many prompts, one JSON value a line, - for standard input; docs/python.md")  # fmt: skip
+                        help="many prompts, one JSON value a line, - for standard input; docs/reference/python.md")  # fmt: skip
     source.add_argument("--ids", type=common.token_ids, metavar="1,2,3", help="the prompt as token ids, no template")
     group.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
     common.add_template_argument(group)
@@ -65,7 +65,7 @@ def add_form_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    _settle(args)
+    _assign_words(args)
     if args.batch is not None:
         from assay.cli.batch import run_batch
 
@@ -82,9 +82,9 @@ def run(args: argparse.Namespace) -> int:
         return chat.run(args)
     if args.logprobs is not None and not args.json:
         raise AssayError("--logprobs: are part of the JSON object; add --json")
-    warm(args, text)
+    start_template_process(args, text)
     opened = common.opened(args)
-    prompt_ids = args.ids if text is None else encode(args, text, opened)
+    prompt_ids = args.ids if text is None else encode_prompt(args, text, opened)
     params = common.sampler_params(args, opened)
     from assay.library.language_model import LanguageModel
 
@@ -97,16 +97,8 @@ def run(args: argparse.Namespace) -> int:
         result = stream(generation, quiet=args.json)
         common.emit(args, _object(result, opened.tokenizer, load_seconds, model.engine.name), "")
         if (args.stats or result.finish_reason == "interrupted") and not args.json:
-            common.say(f"\n{speed(result, load_seconds)}")
+            common.say(f"\n{speed_line(result, load_seconds)}")
     return 130 if result.finish_reason == "interrupted" else 0
-
-
-def warm(args: argparse.Namespace, text: str | None = "") -> None:
-    """Start what renders templates, beside the opening of the model."""
-    if text is not None and not args.raw:
-        from assay.text import ChatTemplate
-
-        ChatTemplate.warm()
 
 
 def stream(generation: Generation, *, quiet: bool = False) -> Result:
@@ -126,19 +118,7 @@ def stream(generation: Generation, *, quiet: bool = False) -> Result:
     return result
 
 
-def speed(result: Result, load_seconds: float) -> str:
-    """One line for people: how much, how fast, why it ended."""
-    timing = result.timing
-    cached = f", {timing.cached_tokens} of them cached" if timing.cached_tokens else ""
-    rate = f", {timing.rate:.1f}/s" if timing.tokens > 1 else ""
-    return (
-        f"prompt {timing.prompt_tokens} tokens{cached}, {timing.prompt_rate:.1f}/s; "
-        f"answer {timing.tokens} tokens{rate}; loaded in {load_seconds:.2f} s; "
-        f"ended by {result.finish_reason}"
-    )
-
-
-def _settle(args: argparse.Namespace) -> None:
+def _assign_words(args: argparse.Namespace) -> None:
     """Which word is the model and which the prompt: the first is the model, unless -m named one or it is a sentence."""
     words = list(args.words)
     sentence = len(words) == 1 and any(c.isspace() for c in words[0].strip()) and not os.path.exists(words[0])
@@ -183,20 +163,6 @@ def _unescape(text: str) -> str:
         following = next(rest, "") if c == "\\" else None
         out.append(c if following is None else escapes.get(following, c + following))
     return "".join(out)
-
-
-def encode(args: argparse.Namespace, text: str, opened: Opened) -> list[int]:
-    """The prompt as ids: by the file's chat template when it has one, unless --raw."""
-    template = None if args.raw else opened.template
-    if template is None:
-        if args.system is not None:
-            why = "--raw leaves it out" if args.raw else "this file has none"
-            raise AssayError(f"--system: needs a chat template, and {why}")
-        return opened.tokenizer.encode(text)
-    from assay.library.language_model import conversation
-    from assay.text import encode_chat
-
-    return encode_chat(opened.tokenizer, template, conversation(text, args.system))
 
 
 def _object(result: Result, tokenizer: Tokenizer, load_seconds: float, engine: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.cli import common, spread
+from assay.cli import cluster_options, common
 from assay.cli.progress import progress
 from assay.errors import AssayError
 from assay.system import machine
@@ -49,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--drain", type=common.number, metavar="S", help="after SIGTERM, until the end (default 30)")
     common.add_template_argument(group)
     cluster = parser.add_argument_group("cluster")
-    spread.add_cluster_argument(cluster, sweep=False)
+    cluster_options.add_cluster_argument(cluster, sweep=False)
     cluster.add_argument(
-        "--replicas", type=spread.bounds, metavar="N", help="how many; 1:4 lets waiting decide; default 1"
+        "--replicas", type=cluster_options.bounds, metavar="N", help="how many; 1:4 lets waiting decide; default 1"
     )
     cluster.add_argument("--split", type=stages, metavar="N",
                          help="stages of layers, a process each; 8G: as many as that size asks for")  # fmt: skip
-    cluster.add_argument("--audit", type=spread.share, default=0.0, metavar="P",
+    cluster.add_argument("--audit", type=cluster_options.share, default=0.0, metavar="P",
                          help="share of answers that are computed again elsewhere and compared")  # fmt: skip
     common.add_engine_arguments(parser)
     common.add_json_argument(parser)
@@ -77,9 +77,9 @@ def size(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     import asyncio
 
-    spread.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
-    from assay.runtime.opening import Options
-    from assay.serve.limits import Limits
+    cluster_options.needs_cluster(args, replicas=args.replicas, split=args.split, audit=args.audit)
+    from assay.runtime.opening import OpenOptions
+    from assay.serve.limits import ServerLimits
     from assay.serve.server import Config
     from assay.serve.server import run as serve
 
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         key=key,
         cors=tuple(_origin(text) for text in args.cors),
         memory=args.models_memory,
-        options=Options(
+        options=OpenOptions(
             engine=args.engine,
             precision=args.precision,
             threads=args.threads,
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
             lookahead=args.lookahead,
             draft=args.draft,
         ),
-        limits=replace(Limits(), **{key: value for key, value in given.items() if value is not None}),
+        limits=replace(ServerLimits(), **{key: value for key, value in given.items() if value is not None}),
     )
 
     def ready(url: str) -> None:
@@ -134,9 +134,9 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
     """With --cluster, the models are computed by replicas."""
     if args.cluster is None:
         return config
-    from assay.cluster.entry import Cluster, Elsewhere
     from assay.cluster.fleet import Bounds
-    from assay.cluster.launchers import local
+    from assay.cluster.launchers import local_processes
+    from assay.cluster.replicated_model import Cluster, ReplicatedModel
     from assay.serve.http.connection import is_loopback
 
     if config.key is None and not is_loopback(config.host) and not args.insecure_cluster:
@@ -144,7 +144,7 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
             f"--host {config.host}: whoever reaches this router could use the cluster; give --api-key-file, or say "
             "--insecure-cluster"
         )
-    here = local(args.cluster)
+    here = local_processes(args.cluster)
     if here and args.replicas:
         raise AssayError(f"--cluster {args.cluster}: says how many replicas there are, and so does --replicas")
     bounds = args.replicas or Bounds(here or 1, here or 1)
@@ -154,8 +154,10 @@ def _elsewhere(args: argparse.Namespace, config: Config) -> Config:
     if here is not None and threads is None:  # together they have the cores of this machine
         cores = machine.cores()
         threads = max(1, cores // (bounds.most * (args.split if isinstance(args.split, int) else 1)))
-    found = Cluster(spread.places(args), bounds, args.split or 0, args.audit)
-    return replace(config, options=replace(config.options, threads=threads), make=partial(Elsewhere, cluster=found))
+    found = Cluster(cluster_options.launcher(args), bounds, args.split or 0, args.audit)
+    return replace(
+        config, options=replace(config.options, threads=threads), make=partial(ReplicatedModel, cluster=found)
+    )
 
 
 def _model(args: argparse.Namespace, name: str | None) -> tuple[str, Path]:

@@ -24,7 +24,7 @@ from assay.errors import AssayError
 
 if TYPE_CHECKING:
     from assay.text import Tokenizer
-    from assay.text.compare import Chat, Finding
+    from assay.text.compare import Chat, TokenDifference
 
 HELP = "ids and pieces of a text or a chat; what is wrong with somebody's ids"
 EXAMPLE = """assay tokenize smollm2 "Hello world"
@@ -165,7 +165,7 @@ def _check(
     return 0 if ids == given else 1
 
 
-def _verdict(ids: list[int], given: list[int], findings: list[Finding]) -> Iterator[str]:
+def _verdict(ids: list[int], given: list[int], findings: list[TokenDifference]) -> Iterator[str]:
     if ids == given:
         yield f"same: all {len(ids)} ids agree"
         return

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         args.engine, model, budget=0 if once else None,
         n_pages=pages_for(len(tokens)), precision=args.precision, threads=args.threads, kv_type=args.kv_type,
     )  # fmt: skip
-    names = choose(model.graph, args.nodes, engine.unseen)
+    names = choose(model.graph, args.nodes, engine.cannot_keep)
     with counting(f"tracing on {engine.name}") as progress:
         if args.summary:
             out = sys.stdout if args.output is None else io.StringIO()

@@ -19,7 +19,7 @@ import numpy as np
 
 from assay.cluster.fleet import Fleet
 from assay.cluster.frames import Array
-from assay.cluster.link import Link, Stream
+from assay.cluster.replica_link import Link, RoutedStream
 from assay.errors import AssayError
 from assay.graph.names import split
 from assay.runtime.sequence import Job, Update
@@ -30,7 +30,7 @@ AT_ONCE = 4  # audits; more are left out, for clients come first
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """A difference. `replica` is the one that two others contradict, or both names where there was no third."""
 
     replica: str
@@ -53,10 +53,10 @@ class Auditor:
         self._fleet, self._share, self._names = fleet, share, list(names)
         self._tasks: set[asyncio.Task[None]] = set()
         self.done = 0
-        self.found: list[Finding] = []
+        self.found: list[AuditFinding] = []
         fleet.finished = self.finished
 
-    def finished(self, stream: Stream, link: Link) -> None:
+    def finished(self, stream: RoutedStream, link: Link) -> None:
         """An answer has ended; the draw whether it is audited is not the answer's."""
         whole = not stream.moves and not stream.job.keep and stream.job.prompt_logprobs is None
         if whole and stream.generated and len(self._tasks) < AT_ONCE and random.random() < self._share:
@@ -69,7 +69,7 @@ class Auditor:
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _audit(self, stream: Stream, link: Link) -> None:
+    async def _audit(self, stream: RoutedStream, link: Link) -> None:
         others = [o for o in self._fleet.up if o is not link and o.fingerprint == stream.fingerprint]
         if not others:
             return
@@ -83,7 +83,7 @@ class Auditor:
         if position is not None:
             await self._name(stream, link, other, position)
 
-    async def _compare(self, stream: Stream, link: Link, other: Link) -> int | None:
+    async def _compare(self, stream: RoutedStream, link: Link, other: Link) -> int | None:
         """Where the other replica gives something else than the client was given, if anywhere.
 
         Drawn tokens hide small differences, so the last row of the final norm is compared as well, on both replicas.
@@ -100,7 +100,7 @@ class Auditor:
         rows = _differs(mine[last], theirs[last])
         return None if rows is None else max(rows - n + 1, 0)
 
-    async def _name(self, stream: Stream, link: Link, other: Link, position: int) -> None:
+    async def _name(self, stream: RoutedStream, link: Link, other: Link, position: int) -> None:
         ids = stream.ids[: stream.n_prompt + position]
         fresh: Link | None = None
         try:
@@ -117,7 +117,7 @@ class Auditor:
                 await self._fleet.dismiss(fresh)
         named = alone.name if alone else f"{link.name} or {other.name}"
         where = alone.handle.node if alone else f"{link.handle.node} or {other.handle.node}"
-        finding = Finding(named, where, position, first, detail)
+        finding = AuditFinding(named, where, position, first, detail)
         self.found.append(finding)
         log.error("%s", finding)
         if alone and alone.state == "up":
@@ -151,7 +151,7 @@ class Auditor:
         done = await self._run(link, Job(tuple(ids), keep=tuple(names)))
         return {name: np.concatenate(parts, axis=0) for name, parts in done.nodes.items() if _by_token(parts, ids)}
 
-    async def _run(self, link: Link, job: Job) -> Stream:
+    async def _run(self, link: Link, job: Job) -> RoutedStream:
         """A job on one replica and no other."""
         over: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 

@@ -27,9 +27,9 @@ from typing import Any
 
 from assay.cluster import jobs
 from assay.cluster.affinity import cost
-from assay.cluster.frames import Array, Broken
-from assay.cluster.launchers import Places
-from assay.cluster.link import SILENT, TICK_S, WORD_S, Link, Stream
+from assay.cluster.frames import Array, ConnectionBroken
+from assay.cluster.launchers import Launcher
+from assay.cluster.replica_link import SILENT, TICK_S, WORD_S, Link, RoutedStream
 from assay.errors import AssayError
 from assay.runtime.prefix_keys import page_names
 from assay.runtime.scheduler import Meter
@@ -71,7 +71,7 @@ class Fleet:
 
     def __init__(
         self,
-        places: Places,
+        launcher: Launcher,
         spec: Mapping[str, Any],
         *,
         token: str,
@@ -80,17 +80,17 @@ class Fleet:
         meter: Meter | None = None,
         choose: Callable[[list[Link], list[str], int], Link] | None = None,
     ) -> None:
-        self.places, self.token = places, token
-        self.spec = {**spec, "kind": "replica", "token": token, "places": places.spec()}
+        self.launcher, self.token = launcher, token
+        self.spec = {**spec, "kind": "replica", "token": token}
         self.bounds = bounds or Bounds()
         self.meter = meter or Meter()
         self.links: list[Link] = []
         self.tally = Tally()
-        self.finished: Callable[[Stream, Link], None] | None = None  # who looks at answers that have ended
+        self.finished: Callable[[RoutedStream, Link], None] | None = None  # who looks at answers that have ended
         self._choose = choose or cheapest
         self._queue = waiting
         self._numbers = count(1)
-        self._homeless: list[Stream] = []  # no replica can take them now
+        self._homeless: list[RoutedStream] = []  # no replica can take them now
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting = 0
         self._stop: Exception | None = None
@@ -105,21 +105,21 @@ class Fleet:
     def ready(self) -> bool:
         return bool(self.up)
 
-    def submit(self, given: Sequence[Job], sinks: Sequence[Sink]) -> list[Stream]:
+    def submit(self, given: Sequence[Job], sinks: Sequence[Sink]) -> list[RoutedStream]:
         if self._stop:
             raise self._stop
         live = self.live
         if live + len(given) > max(len(self.up), 1) * self.spec["running"] + self._queue:
-            places = max(len(self.up), 1) * self.spec["running"]
-            raise QueueFull(live, max(1, min(60, round(self._spread * live / places))))
-        streams = [Stream(job, sink) for job, sink in zip(given, sinks, strict=True)]
+            slots = max(len(self.up), 1) * self.spec["running"]
+            raise QueueFull(live, max(1, min(60, round(self._spread * live / slots))))
+        streams = [RoutedStream(job, sink) for job, sink in zip(given, sinks, strict=True)]
         for stream in streams:
             self.place(stream)
         return streams
 
     def cancel(self, sequences: Sequence[Progress]) -> None:
         for stream in sequences:
-            if isinstance(stream, Stream) and not stream.finished:
+            if isinstance(stream, RoutedStream) and not stream.finished:
                 if stream.link:
                     stream.link.cancel([stream.number])
                 self._end(stream, Update(finish="cancelled"))
@@ -140,7 +140,7 @@ class Fleet:
             if link.channel:
                 link.channel.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self.places.close)
+        await asyncio.to_thread(self.launcher.close)
 
     def streams(self) -> list[Progress]:
         return [stream for link in self.links for stream in link.streams.values() if stream.began]
@@ -176,7 +176,7 @@ class Fleet:
 
     # --- streams
 
-    def place(self, stream: Stream, avoid: Link | None = None) -> None:
+    def place(self, stream: RoutedStream, avoid: Link | None = None) -> None:
         """Send a stream to the replica where it costs least, or keep it until there is one."""
         equal = [link for link in self.up if not link.trial and stream.fingerprint in (None, link.fingerprint)]
         links = [link for link in equal if link is not avoid] or equal
@@ -197,7 +197,7 @@ class Fleet:
         stream.fingerprint = link.fingerprint
         link.send(stream, next(self._numbers), names)
 
-    def move(self, stream: Stream, why: str, *, strike: bool) -> None:
+    def move(self, stream: RoutedStream, why: str, *, strike: bool) -> None:
         """Go on elsewhere."""
         link = stream.link
         if link:
@@ -215,17 +215,17 @@ class Fleet:
         else:
             self.place(stream, avoid=link)
 
-    def only(self, job: Job, sink: Sink, link: Link) -> Stream:
+    def only(self, job: Job, sink: Sink, link: Link) -> RoutedStream:
         """A stream that is computed on one replica or not at all."""
         if link.channel is None:
             raise AssayError(f"{link.name}: is not connected")
-        stream = Stream(job, sink)
+        stream = RoutedStream(job, sink)
         stream.pinned = True
         stream.fingerprint = link.fingerprint
         link.send(stream, next(self._numbers), page_names(stream.ids))
         return stream
 
-    def _news(self, stream: Stream, found: Mapping[str, Any], nodes: dict[str, list[Array]]) -> None:
+    def _news(self, stream: RoutedStream, found: Mapping[str, Any], nodes: dict[str, list[Array]]) -> None:
         """An update of a stream that is where the frame came from."""
         update, link, now = jobs.to_update(found), stream.link, time.monotonic()
         assert link
@@ -257,7 +257,7 @@ class Fleet:
         else:
             stream.sink(update)
 
-    def _end(self, stream: Stream, update: Update, link: Link | None = None) -> None:
+    def _end(self, stream: RoutedStream, update: Update, link: Link | None = None) -> None:
         assert update.finish
         if stream.link:
             stream.link.leave(stream)
@@ -315,7 +315,7 @@ class Fleet:
 
     async def spawn(self) -> Link:
         """A replica that nobody has met yet."""
-        return Link(await asyncio.to_thread(self.places.spawn, self.spec))
+        return Link(await asyncio.to_thread(self.launcher.spawn, self.spec))
 
     async def guest(self) -> Link:
         """A fresh replica that gets no streams but those that are sent to it by name."""
@@ -328,7 +328,7 @@ class Fleet:
 
     async def _listen(self, link: Link) -> None:
         assert link.channel
-        with suppress(Broken):
+        with suppress(ConnectionBroken):
             while True:
                 link.hear(await link.channel.receive(), self._news)
         self.lose(link, "cut")
@@ -379,7 +379,7 @@ class Fleet:
                 return
             try:
                 channel = await link.meet(self.token, timeout=1.0)
-            except Broken as error:
+            except ConnectionBroken as error:
                 log.info("%s", error)
                 await asyncio.sleep(0.2)
                 continue
@@ -393,7 +393,7 @@ class Fleet:
             try:
                 while True:
                     link.hear(await channel.receive(), self._news)
-            except Broken as error:
+            except ConnectionBroken as error:
                 self.lose(link, str(error))
             since = time.monotonic()
 

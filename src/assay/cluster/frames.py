@@ -38,12 +38,12 @@ _NONCE, _PROOF, _MAC = 16, 32, 16
 _U32 = struct.Struct("<I")
 
 
-class Broken(AssayError):
+class ConnectionBroken(AssayError):
     """The connection cannot go on: it was cut, or the other end is not who it should be."""
 
 
 @dataclass(frozen=True)
-class Message:
+class Frame:
     """What a frame says."""
 
     head: dict[str, Any]
@@ -59,13 +59,15 @@ def pack(head: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> 
     given = {name: np.asarray(value, order="C") for name, value in (arrays or {}).items()}
     for name, value in given.items():
         if value.dtype.name not in TYPES:
-            raise Broken(f"frame: array {name} cannot be sent (found {value.dtype}, expected {', '.join(TYPES)})")
+            raise ConnectionBroken(
+                f"frame: array {name} cannot be sent (found {value.dtype}, expected {', '.join(TYPES)})"
+            )
     listed = [[name, value.dtype.name, list(value.shape)] for name, value in given.items()]
     text = json.dumps({**head, "arrays": listed} if given else dict(head), separators=(",", ":")).encode()
     return b"".join((_U32.pack(len(text)), text, *(value.tobytes() for value in given.values())))
 
 
-def unpack(body: bytes) -> Message:
+def unpack(body: bytes) -> Frame:
     """What a body says; anything that `pack` would not write is refused."""
     try:
         (size,) = _U32.unpack_from(body)
@@ -89,8 +91,8 @@ def unpack(body: bytes) -> Message:
         if at != len(body):
             raise ValueError("longer than its arrays")
     except (ValueError, TypeError, RecursionError, struct.error) as error:
-        raise Broken(f"frame: cannot be read ({error})") from None
-    return Message(head, arrays)
+        raise ConnectionBroken(f"frame: cannot be read ({error})") from None
+    return Frame(head, arrays)
 
 
 class Channel:
@@ -112,7 +114,7 @@ class Channel:
     def send(self, head: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         body = pack(head, arrays)
         if len(body) + _MAC > LARGEST:
-            raise Broken(f"frame: too large (found {len(body)} bytes, at most {LARGEST - _MAC})")
+            raise ConnectionBroken(f"frame: too large (found {len(body)} bytes, at most {LARGEST - _MAC})")
         if self._writer.is_closing():
             return
         mac = _mac(self._out, self._sent, body)
@@ -126,26 +128,26 @@ class Channel:
         with suppress(OSError):
             await self._writer.drain()
 
-    async def receive(self) -> Message:
+    async def receive(self) -> Frame:
         try:
             (size,) = _U32.unpack(await self._reader.readexactly(4))
             if not _MAC + 4 <= size <= LARGEST:
-                raise Broken(f"frame: of {size} bytes (expected {_MAC + 4} to {LARGEST})")
+                raise ConnectionBroken(f"frame: of {size} bytes (expected {_MAC + 4} to {LARGEST})")
             data = await self._reader.readexactly(size)
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise Broken(f"connection to {self.peer}: cut ({error})") from None
+            raise ConnectionBroken(f"connection to {self.peer}: cut ({error})") from None
         mac, body = data[:_MAC], data[_MAC:]
         if not hmac.compare_digest(mac, _mac(self._in, self._got, body)):
-            raise Broken(f"connection to {self.peer}: a frame was changed on the way")
+            raise ConnectionBroken(f"connection to {self.peer}: a frame was changed on the way")
         self._got += 1
         return unpack(body)
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Frame]:
         """Every message until the connection breaks."""
         while True:
             try:
                 yield await self.receive()
-            except Broken:
+            except ConnectionBroken:
                 return
 
     def close(self) -> None:
@@ -161,20 +163,22 @@ async def connect(host: str, port: int, token: str, *, timeout: float = HELLO_S)
             try:
                 hello = await reader.readexactly(len(_MAGIC) + _NONCE)
                 if not hello.startswith(_MAGIC):
-                    raise Broken(f"{host}:{port}: does not speak assay's frames")
+                    raise ConnectionBroken(f"{host}:{port}: does not speak assay's frames")
                 nonces = hello[len(_MAGIC) :] + secrets.token_bytes(_NONCE)
                 writer.write(nonces[_NONCE:] + _proof(token, b"client", nonces))
                 if not hmac.compare_digest(await reader.readexactly(_PROOF), _proof(token, b"server", nonces)):
-                    raise Broken(f"{host}:{port}: has another token")
+                    raise ConnectionBroken(f"{host}:{port}: has another token")
             except BaseException:
                 writer.transport.abort()
                 raise
     except asyncio.IncompleteReadError:
-        raise Broken(f"{host}:{port}: hung up before it had shown its token; it may have another one") from None
+        raise ConnectionBroken(
+            f"{host}:{port}: hung up before it had shown its token; it may have another one"
+        ) from None
     except TimeoutError:
-        raise Broken(f"{host}:{port}: no answer within {timeout:g} s") from None
+        raise ConnectionBroken(f"{host}:{port}: no answer within {timeout:g} s") from None
     except OSError as error:
-        raise Broken(f"{host}:{port}: {error.strerror or error}") from None
+        raise ConnectionBroken(f"{host}:{port}: {error.strerror or error}") from None
     return Channel(reader, writer, (_key(token, b"to server", nonces), _key(token, b"to client", nonces)))
 
 
@@ -186,10 +190,10 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tok
         async with asyncio.timeout(HELLO_S):
             answer = await reader.readexactly(_NONCE + _PROOF)
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
-        raise Broken("a stranger hung up") from None
+        raise ConnectionBroken("a stranger hung up") from None
     nonces = nonce + answer[:_NONCE]
     if not hmac.compare_digest(answer[_NONCE:], _proof(token, b"client", nonces)):
-        raise Broken("a stranger without the token")
+        raise ConnectionBroken("a stranger without the token")
     writer.write(_proof(token, b"server", nonces))
     return Channel(reader, writer, (_key(token, b"to client", nonces), _key(token, b"to server", nonces)))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.cluster.frames import Array, Broken
+from assay.cluster.frames import Array, ConnectionBroken
 from assay.engines.contract import CacheLost
 from assay.errors import AssayError
 from assay.runtime.grammar import Grammars, Maker
@@ -68,7 +68,7 @@ def to_job(head: Mapping[str, Any], arrays: Mapping[str, Array], grammars: Gramm
             **given,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Broken(f"frame: not a job ({type(error).__name__}: {error})") from None
+        raise ConnectionBroken(f"frame: not a job ({type(error).__name__}: {error})") from None
 
 
 def from_choice(choice: Choice) -> list[Any]:

@@ -36,7 +36,7 @@ class Handle(Protocol):
         ...
 
 
-class Places(Protocol):
+class Launcher(Protocol):
     """Somewhere to start things."""
 
     where: str  # in words
@@ -45,16 +45,12 @@ class Places(Protocol):
         """Start what the specification says and wait until it listens."""
         ...
 
-    def spec(self) -> dict[str, Any]:
-        """What a replica needs in order to start stages in the same places."""
-        ...
-
     def close(self) -> None:
         """End everything that was started."""
         ...
 
 
-def local(address: str) -> int | None:
+def local_processes(address: str) -> int | None:
     """What `local` or `local:N` names: N processes of this machine, 0 where the number is open. None: a Ray cluster."""
     name, colon, n = address.partition(":")
     if name != "local":
@@ -64,16 +60,7 @@ def local(address: str) -> int | None:
     return int(n or 0)
 
 
-def places(spec: Mapping[str, Any]) -> Places:
-    """The places that a `spec()` describes."""
-    if spec["where"] == "ray":
-        from assay.cluster.rays import RayPlaces
-
-        return RayPlaces.inside()
-    return Here()
-
-
-class Process:
+class LocalProcess:
     """A process of this machine."""
 
     def __init__(self, name: str, node: str, process: subprocess.Popen[str], host: str, port: int) -> None:
@@ -92,7 +79,7 @@ class Process:
                     pipe.close()
 
 
-class Here:
+class LocalLauncher:
     """Processes of this machine. `cpus` pins them, one list each in turn; `nodes` has names, commands to start them
     under (such as `ip netns exec NAME`) and the addresses they then have."""
 
@@ -104,12 +91,9 @@ class Here:
         self._cpus, self._nodes = cpus, nodes
         self._numbers = count()
         self._lock = threading.Lock()
-        self._started: list[Process] = []
+        self._started: list[LocalProcess] = []
 
-    def spec(self) -> dict[str, Any]:
-        return {"where": "here"}
-
-    def spawn(self, spec: Mapping[str, Any]) -> Process:
+    def spawn(self, spec: Mapping[str, Any]) -> LocalProcess:
         with self._lock:
             number = next(self._numbers)
         name = f"{spec['kind']}-{number}"
@@ -118,7 +102,7 @@ class Here:
         if self._cpus:
             given["cpus"] = list(self._cpus[number % len(self._cpus)])
         process = subprocess.Popen(
-            [*command, sys.executable, "-m", "assay.cluster.process"],
+            [*command, sys.executable, "-m", "assay.cluster.service_process"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert process.stdin and process.stdout
@@ -136,7 +120,7 @@ class Here:
             process.kill()
             why = answer.get("error", f"it ended with code {process.wait()} before it listened")
             raise AssayError(f"{name} on {node}: {why}")
-        found = Process(name, node, process, answer["host"], answer["port"])
+        found = LocalProcess(name, node, process, answer["host"], answer["port"])
         with self._lock:
             self._started = [other for other in self._started if other.alive()] + [found]
         return found

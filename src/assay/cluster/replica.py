@@ -18,19 +18,18 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from assay.cluster import jobs
 from assay.cluster.fingerprint import fingerprint
-from assay.cluster.frames import Array, Channel, Message
+from assay.cluster.frames import Array, Channel, Frame
+from assay.cluster.launchers import Launcher
+from assay.cluster.local_model import open_here
+from assay.cluster.split import SplitEngine
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
-from assay.gguf import open_file
-from assay.runtime import hub, scheduler
-from assay.runtime.opening import Opened, Options
 from assay.runtime.pages import Pages
-from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.scheduler import Meter, Scheduler, Updates, deliver
 from assay.runtime.sequence import Sequence, Update
 from assay.runtime.worker import Worker
 
@@ -41,15 +40,7 @@ LATELY_S = 10.0  # for how long it knows that its event loop has stood still
 MANY = 1 << 20  # sequences that may wait: the router bounds them
 
 
-def open_here(spec: Mapping[str, Any]) -> Opened:
-    """This host's own copy of the model: at the same path, or where its name leads."""
-    path = Path(spec["path"])
-    if not path.exists() and spec.get("name"):
-        path = hub.resolve(spec["name"])
-    return Opened(open_file(path), Options(**spec["options"]))
-
-
-class Counts(scheduler.Meter):
+class Counts(Meter):
     """What a scheduler has done so far, as numbers that only grow."""
 
     def __init__(self) -> None:
@@ -102,15 +93,15 @@ class Held:
 class Replica:
     """The service. One event loop; the scheduler has a thread of its own."""
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Mapping[str, Any], launcher: Launcher) -> None:
         self.opened = open_here(spec)
-        self.engine = self._engine(spec)
+        self.engine = self._engine(spec, launcher)
         self.fingerprint = fingerprint(self.opened.file.path, self.engine, self.opened.n_ctx)
         self.counts = Counts()
         self.scheduler = Scheduler(
             self.engine, self.opened.tokenizer, n_ctx=self.opened.n_ctx,
             running=spec["running"], chunk=spec["chunk"], meter=self.counts,
-            lookahead=self.opened.lookahead(),
+            speculator=self.opened.speculator(),
         )  # fmt: skip
         self.held = Held(self.scheduler.pages)
         self.worker = Worker(self.scheduler, waiting=MANY, post=self._post)
@@ -119,11 +110,9 @@ class Replica:
         self._pulse: asyncio.Task[None] | None = None
         self._stood: deque[tuple[float, float]] = deque(maxlen=16)  # when the event loop stood still, and how long
 
-    def _engine(self, spec: Mapping[str, Any]) -> PagedEngine:
+    def _engine(self, spec: Mapping[str, Any], launcher: Launcher) -> PagedEngine:
         if spec.get("split"):
-            from assay.cluster.split import SplitEngine
-
-            return SplitEngine(self.opened, spec)
+            return SplitEngine(self.opened, spec, launcher)
         return self.opened.engine(scheduled=True)
 
     def close(self) -> None:
@@ -173,18 +162,18 @@ class Replica:
                 task.cancel()
             self.worker.cancel(list(outbox.sequences.values()))
 
-    def _job(self, message: Message) -> Any:
+    def _job(self, message: Frame) -> Any:
         try:
             return jobs.to_job(message.head["job"], message.arrays, self.opened.grammars)
         except AssayError as error:
             return error
 
-    async def _compiled(self, outbox: _Outbox, message: Message) -> None:
+    async def _compiled(self, outbox: _Outbox, message: Frame) -> None:
         """A grammar is compiled off the event loop: the beat goes on meanwhile."""
         job = await asyncio.to_thread(self._job, message)
         self._submit(outbox, message, job)
 
-    def _submit(self, outbox: _Outbox, message: Message, job: Any) -> None:
+    def _submit(self, outbox: _Outbox, message: Frame, job: Any) -> None:
         number = message.head["id"]
         if number in outbox.unwanted:
             outbox.unwanted.discard(number)
@@ -202,13 +191,13 @@ class Replica:
         outbox.unwanted.update(n for n in numbers if n not in outbox.sequences)
         self.worker.cancel(known)
 
-    def _post(self, news: News) -> None:
+    def _post(self, news: Updates) -> None:
         """From the scheduler's thread."""
         if self._loop is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._deliver, news)
 
-    def _deliver(self, news: News) -> None:
+    def _deliver(self, news: Updates) -> None:
         deliver(news)
         for outbox in self._outboxes:
             outbox.flush()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from assay.cluster.frames import Broken, Channel, accept
+from assay.cluster.frames import Channel, ConnectionBroken, accept
+from assay.cluster.launchers import Launcher
 
 log = logging.getLogger("assay.cluster")
 STRANGERS = 64  # connections at once that have not shown the token yet
@@ -29,15 +30,15 @@ class Service(Protocol):
     def close(self) -> None: ...
 
 
-def make(spec: Mapping[str, Any]) -> Service:
+def make(spec: Mapping[str, Any], launcher: Launcher) -> Service:
     """What the specification names. Slow: weights are loaded."""
     if spec["kind"] == "stage":
-        from assay.cluster.stage import Stage
+        from assay.cluster.stage import StageService
 
-        return Stage(spec)
+        return StageService(spec)
     from assay.cluster.replica import Replica
 
-    return Replica(spec)
+    return Replica(spec, launcher)
 
 
 async def run(
@@ -56,14 +57,14 @@ async def run(
         strangers += 1
         try:
             channel = await accept(reader, writer, token)
-        except Broken as error:
+        except ConnectionBroken as error:
             log.info("%s", error)
         finally:
             strangers -= 1
         try:
             if channel is not None:
                 await service.attend(channel)
-        except Broken as error:
+        except ConnectionBroken as error:
             log.info("%s", error)
         except asyncio.CancelledError:
             pass  # the process ends

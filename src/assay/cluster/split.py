@@ -21,15 +21,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from assay.cluster.frames import Array, Broken, Channel, connect
-from assay.cluster.launchers import Handle, places
-from assay.cluster.stage import pack_chunks
+from assay.cluster.chunk_frames import pack_chunks
+from assay.cluster.frames import Array, Channel, ConnectionBroken, connect
+from assay.cluster.launchers import Handle, Launcher
 from assay.engines.contract import (
     Arithmetic,
     CacheLost,
     Chunk,
     Emit,
-    Memory,
+    MemoryUse,
     Output,
     PagedEngine,
     check_batch,
@@ -136,13 +136,13 @@ class SplitEngine(PagedEngine):
 
     name = "split"
 
-    def __init__(self, opened: Opened, spec: Mapping[str, Any]) -> None:
+    def __init__(self, opened: Opened, spec: Mapping[str, Any], launcher: Launcher) -> None:
         self.model, self.graph, self.n_pages = opened.model, opened.model.graph, opened.n_pages
         if kept := self.graph.state.per_sequence:  # stages exchange pages, not state slots
             raise AssayError(f"--split: the model keeps {kept[0].kind.name} state; run it on one node or in replicas")
         self._spec = {**spec, "kind": "stage", "n_pages": self.n_pages, "path": str(opened.file.path.resolve())}
         self._token = str(spec["token"])
-        self._places = places(spec["places"])
+        self._launcher = launcher
         self._epoch = 0
         self._numbers = 0
         self._work: dict[int, _Work] = {}
@@ -157,7 +157,7 @@ class SplitEngine(PagedEngine):
                 self._stages = list(threads.map(lambda span: self._spawn(*span), spans))
             self._call(self._connect())
         except BaseException:
-            self._places.close()
+            self._launcher.close()
             raise
         hello = self._stages[0].hello
         found = {tuple(sorted(stage.hello["arithmetic"].items())) for stage in self._stages}
@@ -168,9 +168,9 @@ class SplitEngine(PagedEngine):
         self.isa = "+".join(dict.fromkeys(stage.hello["isa"] for stage in self._stages))
 
     @property
-    def memory(self) -> Memory:
-        rows = [Memory(**stage.hello["memory"]) for stage in self._stages]
-        return Memory(*(sum(getattr(row, key) for row in rows) for key in ("weights", "buffers", "page")))
+    def memory(self) -> MemoryUse:
+        rows = [MemoryUse(**stage.hello["memory"]) for stage in self._stages]
+        return MemoryUse(*(sum(getattr(row, key) for row in rows) for key in ("weights", "buffers", "page")))
 
     @property
     def stages(self) -> list[tuple[int, int, Handle]]:
@@ -183,7 +183,7 @@ class SplitEngine(PagedEngine):
         groups = pieces(batch, len(self._stages), cut=cut)
         try:
             found = self._call(self._run(groups, list(keep)))
-        except Broken as error:
+        except ConnectionBroken as error:
             self._rebuild(str(error))
         logits: list[list[Array]] = [[] for _ in batch]
         nodes: list[dict[str, Array]] = [{} for _ in batch]
@@ -204,14 +204,14 @@ class SplitEngine(PagedEngine):
 
     def close(self) -> None:
         self._call(self._leave())
-        self._places.close()
+        self._launcher.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     # --- stages
 
     def _spawn(self, first: int, last: int) -> _Stage:
-        handle = self._places.spawn({**self._spec, "first": first, "last": last})
+        handle = self._launcher.spawn({**self._spec, "first": first, "last": last})
         return _Stage(first, last, self.graph.part(first, last), handle)
 
     def _rebuild(self, why: str) -> None:
@@ -224,7 +224,7 @@ class SplitEngine(PagedEngine):
             self._stages[i] = self._spawn(self._stages[i].first, self._stages[i].last)
         try:
             self._call(self._connect())
-        except Broken as error:
+        except ConnectionBroken as error:
             raise AssayError(f"split: the stages cannot be wired again ({error})") from None
         raise CacheLost(f"split: {why}; {len(dead)} stages were built again")
 
@@ -260,7 +260,7 @@ class SplitEngine(PagedEngine):
             )
         await _within(WIRE_S, self._wired.wait(), f"the wiring of {len(self._stages)} stages")
         if self._broken:
-            raise Broken(self._broken)
+            raise ConnectionBroken(self._broken)
 
     async def _leave(self) -> None:
         readers = list(self._readers)
@@ -288,7 +288,7 @@ class SplitEngine(PagedEngine):
                         work.kept |= message.arrays
                     elif not work.done.done():
                         work.done.set_result(message.arrays)
-        except (Broken, TimeoutError) as error:
+        except (ConnectionBroken, TimeoutError) as error:
             channel.close()
             if stage.channel is channel:
                 stage.channel = None
@@ -304,14 +304,14 @@ class SplitEngine(PagedEngine):
         self._wired.set()
         for work in self._work.values():
             if not work.done.done():
-                work.done.set_exception(Broken(why))
+                work.done.set_exception(ConnectionBroken(why))
 
     # --- work
 
     async def _run(self, groups: list[Group], keep: list[str]) -> list[tuple[_Work, dict[str, Array]]]:
         """All pieces are on their way at once; the stages keep their order."""
         if self._broken:
-            raise Broken(self._broken)
+            raise ConnectionBroken(self._broken)
         works: dict[int, _Work] = {}
         for group in groups:
             self._numbers += 1
@@ -340,4 +340,4 @@ async def _within(seconds: float, work: Coroutine[Any, Any, T], what: str) -> T:
     try:
         return await asyncio.wait_for(work, seconds)
     except TimeoutError:
-        raise Broken(f"{what}: no answer within {seconds:g} s") from None
+        raise ConnectionBroken(f"{what}: no answer within {seconds:g} s") from None

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from assay import engines
-from assay.cluster.frames import Array, Broken, Channel, Message, connect
-from assay.cluster.replica import open_here
+from assay.cluster.chunk_frames import pack_chunks, unpack_chunks
+from assay.cluster.frames import Channel, ConnectionBroken, Frame, connect
+from assay.cluster.local_model import open_here
 from assay.engines.contract import Chunk, Output, PagedEngine
 from assay.errors import AssayError
 
@@ -30,33 +31,7 @@ BEAT_S = 0.2
 _NONE = np.zeros(0, np.int32)
 
 
-def pack_chunks(chunks: list[Chunk]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
-    """Chunks as frames say them."""
-    heads: list[dict[str, Any]] = []
-    arrays: dict[str, Array] = {}
-    for i, chunk in enumerate(chunks):
-        heads.append({"start": chunk.start, "outputs": chunk.outputs, "moved": chunk.positions is not None})
-        arrays |= {f"{i}/tokens": chunk.tokens, f"{i}/pages": chunk.pages}
-        if chunk.positions is not None:
-            arrays[f"{i}/positions"] = chunk.positions
-        arrays |= {f"{i}/rows/{name}": rows for name, rows in chunk.rows.items()}
-    return heads, arrays
-
-
-def unpack_chunks(heads: list[Mapping[str, Any]], arrays: Mapping[str, Array]) -> list[Chunk]:
-    rows: list[dict[str, Array]] = [{} for _ in heads]
-    for key, value in arrays.items():
-        place, kind, *name = key.split("/", 2)
-        if kind == "rows":
-            rows[int(place)][name[0]] = value
-    return [
-        Chunk(arrays[f"{i}/tokens"], head["start"], arrays[f"{i}/pages"], head["outputs"],
-              arrays.get(f"{i}/positions"), rows[i])
-        for i, head in enumerate(heads)
-    ]  # fmt: skip
-
-
-class Stage:
+class StageService:
     """The service. The engine has one thread; pieces wait for it in order."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
@@ -67,6 +42,9 @@ class Stage:
             given.engine or engines.default_name(), opened.model, n_pages=spec["n_pages"], precision=given.precision,
             threads=given.threads, kv_type=given.kv_type, graph=self.graph,
         )  # fmt: skip
+        if self.engine.copy_page is None:
+            raise AssayError(f"--split: engine {self.engine.name} cannot copy pages; use another engine")
+        self._copy_page = self.engine.copy_page
         self._token = str(spec["token"])
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="assay-stage")
         self._epoch = -1
@@ -98,7 +76,7 @@ class Stage:
                 elif message.op == "copy":
                     # Behind the pieces before it: they may still read the page.
                     await asyncio.wrap_future(
-                        self._thread.submit(self.engine.copy_page, message.head["source"], message.head["to"])
+                        self._thread.submit(self._copy_page, message.head["source"], message.head["to"])
                     )
                     if self._next:
                         self._next.send(message.head)
@@ -123,10 +101,10 @@ class Stage:
                 host, port = found["next"]
                 self._next = await connect(host, port, self._token)
             head.send({"op": "wired", "epoch": self._epoch})
-        except Broken as error:
+        except ConnectionBroken as error:
             head.send({"op": "failed", "epoch": self._epoch, "error": str(error)})
 
-    async def _work(self, message: Message) -> None:
+    async def _work(self, message: Frame) -> None:
         """Compute a piece and pass it on. Frames of one connection are read one after the other: order holds."""
         epoch, head = self._epoch, self._head
         assert head

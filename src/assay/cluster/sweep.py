@@ -46,28 +46,28 @@ class Task:
         return sha256(text.encode()).hexdigest()
 
 
-class Lost(Exception):
+class WorkerLost(Exception):
     """The worker is gone."""
 
 
-class Worker(Protocol):
+class TaskWorker(Protocol):
     """Somebody who does tasks, one at a time."""
 
     name: str
 
     def ask(self, task: Mapping[str, Any]) -> Any:
-        """The result. Raises Lost when the worker dies, AssayError when the task cannot be done."""
+        """The result. Raises WorkerLost when the worker dies, AssayError when the task cannot be done."""
         ...
 
     def close(self) -> None: ...
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Where workers come from. `n` is how many there should be."""
 
     n: int
 
-    def hire(self, number: int) -> Worker: ...
+    def start_worker(self, number: int) -> TaskWorker: ...
 
 
 Progress = Callable[[int, int, Mapping[str, str]], None]  # done, all, what each worker does
@@ -87,7 +87,7 @@ def kept(where: Path, key: str) -> Any:
 
 
 def sweep(
-    tasks: Sequence[Task], crew: Crew, where: Path, progress: Progress = lambda done, total, who: None
+    tasks: Sequence[Task], pool: WorkerPool, where: Path, progress: Progress = lambda done, total, who: None
 ) -> list[Any]:
     """The results, in the order of the tasks."""
     keys = [task.key for task in tasks]
@@ -118,7 +118,7 @@ def sweep(
                 over.set()
 
     def work(number: int) -> None:
-        worker: Worker | None = None
+        worker: TaskWorker | None = None
         try:
             while not over.is_set():
                 try:
@@ -126,12 +126,12 @@ def sweep(
                 except queue.Empty:
                     continue
                 try:
-                    worker = worker or crew.hire(number)
+                    worker = worker or pool.start_worker(number)
                     with lock:
                         doing[worker.name] = tasks[i].label
                         tell()
                     finish(i, worker.ask(tasks[i].to_dict()))
-                except Lost as error:
+                except WorkerLost as error:
                     if worker:
                         doing.pop(worker.name, None)
                     worker = None
@@ -146,7 +146,7 @@ def sweep(
             if worker:
                 worker.close()
 
-    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(min(crew.n, left))]
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(min(pool.n, left))]
     for thread in threads:
         thread.start()
     over.wait()

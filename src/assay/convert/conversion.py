@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.convert.architectures import ARCHITECTURES, EXPERTS, LAYER, TOP, Architecture, common
-from assay.convert.folder import Folder, Source, floats
+from assay.convert.folder import Folder, StoredTensor, floats
 from assay.convert.vocabulary import vocabulary
 from assay.errors import AssayError
 from assay.gguf import codecs
@@ -28,11 +28,11 @@ _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 
 
 @dataclass(frozen=True)
-class Plan:
+class TensorPlan:
     """A tensor to write: its name, and where its values come from; several sources are stacked."""
 
     name: str
-    sources: tuple[Source, ...]
+    sources: tuple[StoredTensor, ...]
     change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
 
     @property
@@ -55,7 +55,7 @@ def convert(
     n_vocab = len(keys["tokenizer.ggml.tokens"].value)  # type: ignore[arg-type]
     done = 0
 
-    def data(one: Plan, type_: GGMLType) -> NDArray[np.uint8]:
+    def data(one: TensorPlan, type_: GGMLType) -> NDArray[np.uint8]:
         nonlocal done
         done += 1
         progress(done, len(plans))
@@ -83,10 +83,10 @@ def recognised(folder: Folder) -> Architecture:
     return ARCHITECTURES[name]
 
 
-def plan(folder: Folder, architecture: Architecture) -> Iterator[Plan]:
+def plan(folder: Folder, architecture: Architecture) -> Iterator[TensorPlan]:
     """The tensors in the order of the folder; the experts of a layer together."""
     layer = LAYER | dict(architecture.layer)
-    stacks: dict[str, dict[int, Source]] = {}
+    stacks: dict[str, dict[int, StoredTensor]] = {}
     for key, source in folder.tensors.items():
         key = key.removeprefix("language_model.")
         if key.endswith(_IGNORED) or key.startswith(("vision_tower.", "multi_modal_projector.", "model.vision_tower.")):
@@ -95,21 +95,21 @@ def plan(folder: Folder, architecture: Architecture) -> Iterator[Plan]:
         block = _BLOCK.fullmatch(key)
         if stem in TOP:
             if not (architecture.tied and stem == "lm_head"):
-                yield Plan(f"{TOP[stem]}.{suffix}", (source,), _change(folder, architecture, key))
+                yield TensorPlan(f"{TOP[stem]}.{suffix}", (source,), _change(folder, architecture, key))
             continue
         expert = _EXPERT.fullmatch(block[2]) if block else None
         if block and expert and expert[2] in EXPERTS:
             stacks.setdefault(f"blk.{block[1]}.{EXPERTS[expert[2]]}.weight", {})[int(expert[1])] = source
         elif block and block[2] in layer:
             name = f"blk.{block[1]}.{layer[block[2]]}.{block[3]}"
-            yield Plan(name, (source,), _change(folder, architecture, key))
+            yield TensorPlan(name, (source,), _change(folder, architecture, key))
         else:
             raise AssayError(f"{folder.path}: tensor {key!r:.100} has no place in {architecture.name}")
     for name, experts in stacks.items():
         n = folder.need("num_local_experts", "num_experts")
         if sorted(experts) != list(range(n)):
             raise AssayError(f"{folder.path}: {name}: {len(experts)} experts (expected {n})")
-        yield Plan(name, tuple(experts[i] for i in range(n)))
+        yield TensorPlan(name, tuple(experts[i] for i in range(n)))
 
 
 def _change(
@@ -133,13 +133,13 @@ def paired(x: NDArray[np.float32], n_head: int) -> NDArray[np.float32]:
     return x.reshape(n_head, 2, len(x) // n_head // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
-def natural(plans: list[Plan]) -> str:
+def natural(plans: list[TensorPlan]) -> str:
     """BF16 where the first matrix of 16 bits is that, else F16."""
     kinds = (p.sources[0].entry.dtype for p in plans if len(p.shape) > 1)
     return "BF16" if next((kind for kind in kinds if kind in ("BF16", "F16")), "F16") == "BF16" else "F16"
 
 
-def stored(one: Plan, kind: str) -> GGMLType:
+def stored(one: TensorPlan, kind: str) -> GGMLType:
     """Vectors, norms and routers stay F32; a row that is no whole number of blocks is F16."""
     exact = len(one.shape) <= 1 or one.name.endswith(("_norm.weight", ".bias"))
     if exact or one.name.endswith(("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")):
@@ -148,7 +148,7 @@ def stored(one: Plan, kind: str) -> GGMLType:
     return type_ if one.shape[-1] % type_.block_size == 0 else by_name("F16")
 
 
-def encoded(one: Plan, type_: GGMLType) -> NDArray[np.uint8]:
+def encoded(one: TensorPlan, type_: GGMLType) -> NDArray[np.uint8]:
     values = [floats(source) for source in one.sources]
     x = np.stack(values) if one.name.endswith("_exps.weight") else values[0]
     if one.change is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.safetensors import Entry, read_safetensors
+from assay.verify.dumps.formats.safetensors import Entry, read_safetensors
 
 MOST = 256 << 20  # bytes of a JSON file
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Source:
+class StoredTensor:
     """A tensor of the folder, not read yet."""
 
     entry: Entry
@@ -82,7 +82,7 @@ class Folder:
         return found
 
     @cached_property
-    def tensors(self) -> dict[str, Source]:
+    def tensors(self) -> dict[str, StoredTensor]:
         """Every tensor of every part, by name."""
         index = self.path / "model.safetensors.index.json"
         if index.is_file():
@@ -92,17 +92,17 @@ class Folder:
             names = sorted(p.name for p in self.path.glob("model*.safetensors"))
         if not names:
             raise AssayError(f"{self.path}: no model.safetensors in it; weights in other formats are not converted")
-        found: dict[str, Source] = {}
+        found: dict[str, StoredTensor] = {}
         for name in names:
             if Path(name).name != name:
                 raise AssayError(f"{index}: names a file outside the folder ({name!r:.60})")
             if not (self.path / name).is_file():
                 raise AssayError(f"{self.path}: {name} is missing; fetch the whole model")
             readers, entries, _ = read_safetensors(self.path / name)
-            found |= {key: Source(entries[key], readers[key]) for key in entries}
+            found |= {key: StoredTensor(entries[key], readers[key]) for key in entries}
         return found
 
 
-def floats(source: Source) -> NDArray[np.float32]:
+def floats(source: StoredTensor) -> NDArray[np.float32]:
     """The tensor as float32: exact for the half types."""
     return source.read().astype(np.float32, copy=False)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from assay.engines.cpu import CpuEngine
 from assay.errors import AssayError
 from assay.evaluate.page import cell, render, shade, table
-from assay.evaluate.pieces import Piece
+from assay.evaluate.pieces import TextWindow
 from assay.evaluate.predictors import EngineSource, Rows
 from assay.evaluate.score import divergence
 from assay.gguf import GGUFFile, codecs
@@ -49,7 +49,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TypeChoice:
     """A type for every tensor, and what is expected of the file."""
 
     types: Mapping[str, GGMLType]
@@ -59,7 +59,7 @@ class Choice:
 
 def measure(
     engine: CpuEngine,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextWindow],
     importance: Importance | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Sensitivity]:
@@ -89,7 +89,7 @@ def sensitivity(
     engine: CpuEngine,
     source: EngineSource,
     name: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextWindow],
     base: Sequence[Rows],
     importance: Importance | None,
 ) -> Sensitivity:
@@ -141,7 +141,7 @@ def _error(kind: str, rows: NDArray[np.float32], weights: NDArray[np.float32] | 
     return float(np.sum(lost if weights is None else weights * lost, dtype=np.float64))
 
 
-def choose(found: Sequence[Sensitivity], bits_per_weight: float) -> Choice:
+def choose(found: Sequence[Sensitivity], bits_per_weight: float) -> TypeChoice:
     """The types of least expected cost whose size is at most the budget."""
     weights = sum(math.prod(s.shape) for s in found)
     budget = bits_per_weight * weights
@@ -159,7 +159,7 @@ def choose(found: Sequence[Sensitivity], bits_per_weight: float) -> Choice:
     chosen = _filled(found, _at(found, high), budget)
     cost = sum(s.cost[kind] for s, kind in zip(found, chosen, strict=True))
     types = {s.name: by_name(kind) for s, kind in zip(found, chosen, strict=True)}
-    return Choice(types, _size(found, chosen) / weights, cost)
+    return TypeChoice(types, _size(found, chosen) / weights, cost)
 
 
 def _at(found: Sequence[Sensitivity], price: float) -> list[str]:
@@ -185,7 +185,7 @@ def _filled(found: Sequence[Sensitivity], chosen: list[str], budget: float) -> l
         chosen[best[0]], left = best[1], left - best[2]
 
 
-def page(title: str, found: Sequence[Sensitivity], choice: Choice, said: Sequence[str]) -> str:
+def page(title: str, found: Sequence[Sensitivity], choice: TypeChoice, said: Sequence[str]) -> str:
     """Where the error comes from: a map of layers and roles, darker for more of the divergence, and every tensor."""
     cost = {s.name: s.cost[choice.types[s.name].name] for s in found}
     total = sum(cost.values()) or 1.0
@@ -220,7 +220,7 @@ def _role(name: str) -> str:
     return name.split(".", 2)[-1].removesuffix(".weight") if layer_of(name) >= 0 else role_of(name)
 
 
-def _square(name: str | None, choice: Choice, cost: Mapping[str, float], total: float, largest: float) -> str:
+def _square(name: str | None, choice: TypeChoice, cost: Mapping[str, float], total: float, largest: float) -> str:
     if name is None:
         return cell("")
     return shade(f"{choice.types[name]} {cost[name] / total:.1%}", cost[name] / largest)

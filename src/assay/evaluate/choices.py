@@ -36,7 +36,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Item:
+class Question:
     """A question: its context, the endings as they follow it (with their space), and which is right."""
 
     context: str
@@ -46,7 +46,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Answer:
+class QuestionAnswer:
     """What the model made of an item."""
 
     logprobs: tuple[float, ...]
@@ -56,8 +56,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Result:
-    answers: tuple[Answer, ...]
+class ChoiceResult:
+    answers: tuple[QuestionAnswer, ...]
 
     @property
     def acc(self) -> Mean:
@@ -77,7 +77,7 @@ class Result:
         return f"acc      {self.acc}\nacc_norm {self.acc_norm}\n{len(self.answers)} questions; ± is one standard error"
 
 
-def read(path: str | Path) -> list[Item]:
+def read(path: str | Path) -> list[Question]:
     """The questions of a file."""
     path = Path(path)
     if path.stat().st_size > MOST:
@@ -92,7 +92,9 @@ def read(path: str | Path) -> list[Item]:
             items.append(item(row))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise AssayError(f"{path}: question {i}: not a shape that is known ({what}); see docs/eval.md") from None
+            raise AssayError(
+                f"{path}: question {i}: not a shape that is known ({what}); see docs/reference/eval.md"
+            ) from None
     if not items:
         raise AssayError(f"{path}: no questions in it")
     return items
@@ -112,7 +114,7 @@ def _rows(path: Path, text: str) -> list[Row]:
     return rows
 
 
-def item(row: Row) -> Item:
+def item(row: Row) -> Question:
     """A row in any of the shapes."""
     if "arguments" in row and "doc" in row:
         return _harness(row)
@@ -127,15 +129,15 @@ def item(row: Row) -> Item:
     return _checked(str(context), [f" {e}" for e in endings], int(row["gold"] if "gold" in row else row["label"]))
 
 
-def _checked(context: str, endings: Sequence[str], gold: int, letters: bool = False) -> Item:
+def _checked(context: str, endings: Sequence[str], gold: int, letters: bool = False) -> Question:
     if len(endings) < 2 or not 0 <= gold < len(endings):
         raise ValueError(f"right answer {gold} of {len(endings)} endings")
     if not all(endings):
         raise ValueError("an ending is empty")
-    return Item(context, tuple(endings), gold, letters)
+    return Question(context, tuple(endings), gold, letters)
 
 
-def _hellaswag(row: Row) -> Item:
+def _hellaswag(row: Row) -> Question:
     """WikiHow's section marks are taken out, as the task does it."""
 
     def clean(text: str) -> str:
@@ -147,13 +149,13 @@ def _hellaswag(row: Row) -> Item:
     return _checked(context, [f" {clean(e)}" for e in row["endings"]], int(row["label"]))
 
 
-def _arc(row: Row) -> Item:
+def _arc(row: Row) -> Question:
     choices = row["choices"]
     gold = list(choices["label"]).index(row["answerKey"])
     return _checked(f"Question: {row['question']}\nAnswer:", [f" {t}" for t in choices["text"]], gold)
 
 
-def _mmlu(row: Row) -> Item:
+def _mmlu(row: Row) -> Question:
     choices = row["choices"]
     names = LETTERS[: len(choices)]
     answer = row["answer"]
@@ -165,7 +167,7 @@ def _mmlu(row: Row) -> Item:
     return _checked(context, [f" {name}" for name in names], gold, letters=True)
 
 
-def _harness(row: Row) -> Item:
+def _harness(row: Row) -> Question:
     """The requests that a harness made of a question, and its target."""
     found = row["arguments"]
     if isinstance(found, dict):  # {"gen_args_0": {"arg_0": context, "arg_1": ending}, …}
@@ -180,20 +182,20 @@ def _harness(row: Row) -> Item:
 def answer_all(
     engine: PagedEngine,
     tokenizer: Tokenizer,
-    items: Sequence[Item],
+    items: Sequence[Question],
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Result:
+) -> ChoiceResult:
     """Put every question. Questions are independent of each other."""
     answers = []
     for it in items:
         answers.append(answer(engine, tokenizer, it))
         progress(len(answers), len(items))
-    return Result(tuple(answers))
+    return ChoiceResult(tuple(answers))
 
 
-def answer(engine: PagedEngine, tokenizer: Tokenizer, it: Item) -> Answer:
+def answer(engine: PagedEngine, tokenizer: Tokenizer, it: Question) -> QuestionAnswer:
     requests = [pair(tokenizer, it.context, ending) for ending in it.endings]
     logprobs = np.array([found.logprob for found in loglikelihoods(engine, requests)])
     lengths = np.ones(len(logprobs)) if it.letters else np.array([len(e.removeprefix(" ")) or 1 for e in it.endings])
     norm = int(np.argmax(logprobs / lengths))
-    return Answer(tuple(logprobs.tolist()), it.gold, int(np.argmax(logprobs)), norm)
+    return QuestionAnswer(tuple(logprobs.tolist()), it.gold, int(np.argmax(logprobs)), norm)

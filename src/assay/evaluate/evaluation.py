@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.evaluate.pieces import Piece, Scores, joined
-from assay.evaluate.predictors import Source
+from assay.evaluate.pieces import Scores, TextWindow, joined
+from assay.evaluate.predictors import LogitsSource
 from assay.evaluate.score import score
 from assay.text import Tokenizer
 
@@ -121,7 +121,7 @@ class Evaluation:
         change = np.exp(-self._all("nll")) - np.exp(-self._all("base_nll"))
         return Mean.of(change**2).root()
 
-    def worst(self, pieces: Sequence[Piece], tokenizer: Tokenizer, n: int = WORST) -> list[Worst]:
+    def worst(self, pieces: Sequence[TextWindow], tokenizer: Tokenizer, n: int = WORST) -> list[Worst]:
         """The tokens with the largest divergence (without a base: the largest loss), in their context."""
         values = self._all("kl" if self.base else "nll")
         ends = np.cumsum([len(s.nll) for s in self.parts])
@@ -188,9 +188,9 @@ class Evaluation:
 
 
 def evaluate(
-    pieces: Sequence[Piece],
-    source: Source,
-    base: Source | None = None,
+    pieces: Sequence[TextWindow],
+    source: LogitsSource,
+    base: LogitsSource | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Score every piece here, one after another."""

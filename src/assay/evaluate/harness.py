@@ -22,7 +22,7 @@ from lm_eval.utils import (  # type: ignore[import-not-found,import-untyped,unus
 from assay.errors import AssayError
 from assay.evaluate.continuations import loglikelihoods, pair
 from assay.runtime.generate import Generator
-from assay.runtime.opening import Options, open_model
+from assay.runtime.opening import OpenOptions, open_model
 from assay.runtime.params import SamplerParams
 from assay.text import encode_chat
 
@@ -49,7 +49,7 @@ class AssayLM(LM):  # type: ignore[misc,unused-ignore]
     ) -> None:
         super().__init__()
         threads, ctx_size = (None if n is None else int(n) for n in (threads, ctx_size))
-        self.opened = open_model(pretrained, Options(engine, precision, threads, ctx_size=ctx_size, cache_size=0))
+        self.opened = open_model(pretrained, OpenOptions(engine, precision, threads, ctx_size=ctx_size, cache_size=0))
         self.engine, self._tokens = self.opened.engine(), self.opened.tokenizer
         self.generator = Generator(self.engine, self._tokens, n_ctx=self.opened.n_ctx)
         self.add_bos = add_bos_token

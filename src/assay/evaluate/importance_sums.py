@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.contract import Array, Chunk, Engine, pages_for
-from assay.evaluate.pieces import Piece
-from assay.gguf.importance import Entry, Importance
+from assay.evaluate.pieces import TextWindow
+from assay.gguf.importance import Importance, ImportanceEntry
 from assay.graph import Graph, Node, Trait
 
 HELD = 1 << 30  # bytes of attention weights that are kept of one pass
@@ -23,7 +23,7 @@ HELD = 1 << 30  # bytes of attention weights that are kept of one pass
 
 def collect(
     engine: Engine,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TextWindow],
     *,
     output: bool = False,
     dataset: str = "",
@@ -61,7 +61,7 @@ def collect(
             counts[name] = counts.get(name, 0) + n
         progress(done + 1, len(pieces))
     entries = {
-        name: Entry(*(part[name].astype(np.float32) for part in (sums, counts, weighed) if name in part))
+        name: ImportanceEntry(*(part[name].astype(np.float32) for part in (sums, counts, weighed) if name in part))
         for name in sums
     }
     size = len(pieces[0].tokens) if pieces else 0
@@ -93,7 +93,7 @@ def _up(graph: Graph, name: str, trait: Trait) -> Iterator[Node]:
 
 
 def _run(
-    engine: Engine, piece: Piece, keep: set[str], softmaxes: Sequence[str]
+    engine: Engine, piece: TextWindow, keep: set[str], softmaxes: Sequence[str]
 ) -> tuple[dict[str, Array], dict[str, NDArray[np.float64]]]:
     """The kept nodes; of each softmax the share of every token, 1 on average. Softmaxes are large: some at a time."""
     pages = np.arange(pages_for(len(piece.tokens)), dtype=np.int32)

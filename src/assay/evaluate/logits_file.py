@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from assay.errors import AssayError
-from assay.evaluate.pieces import Piece, cut
+from assay.evaluate.pieces import TextWindow, cut
 from assay.evaluate.predictors import Stored
 
 MAGIC = b"_logits_"
@@ -49,13 +49,13 @@ class LogitsFile:
     def _at(self, chunk: int) -> int:
         return HEAD + 4 * self.n_ctx * self.n_chunk + 2 * chunk * self.n_scored * self.width
 
-    def pieces(self, bos: int | None, most: int | None = None) -> list[Piece]:
+    def pieces(self, bos: int | None, most: int | None = None) -> list[TextWindow]:
         tokens = np.fromfile(self.path, "<i4", self.n_ctx * self.n_chunk, offset=HEAD)
         if not ((tokens >= 0) & (tokens < self.n_vocab)).all():
             raise AssayError(f"{self.path}: a token outside the vocabulary of {self.n_vocab}")
         return cut(tokens.tolist(), self.n_ctx, bos, most)
 
-    def rows(self, piece: Piece) -> Stored:
+    def rows(self, piece: TextWindow) -> Stored:
         flat = np.fromfile(self.path, "<u2", self.n_scored * self.width, offset=self._at(piece.index))
         rows = flat.reshape(self.n_scored, self.width)
         scale, least = rows[:, :4].copy().view("<f4").T[:, :, None]

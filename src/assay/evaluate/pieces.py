@@ -23,7 +23,7 @@ WINDOW = 512
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextWindow:
     """A window: `tokens[first + 1:]` are scored, each by what the model predicts before it."""
 
     index: int
@@ -36,7 +36,7 @@ class Piece:
         return self.tokens[self.first + 1 :]
 
 
-def cut(ids: Sequence[int], window: int = WINDOW, bos: int | None = None, most: int | None = None) -> list[Piece]:
+def cut(ids: Sequence[int], window: int = WINDOW, bos: int | None = None, most: int | None = None) -> list[TextWindow]:
     """The pieces of a text, at most `most` of them. A text shorter than one window is one piece."""
     if window < 4:
         raise AssayError(f"window of {window} tokens: too short (expected at least 4)")
@@ -49,7 +49,7 @@ def cut(ids: Sequence[int], window: int = WINDOW, bos: int | None = None, most: 
         tokens = np.array(ids[i * window : (i + 1) * window], np.int32)
         if bos is not None:
             tokens[0] = bos
-        pieces.append(Piece(i, tokens, i * window, window // 2))
+        pieces.append(TextWindow(i, tokens, i * window, window // 2))
     return pieces
 
 

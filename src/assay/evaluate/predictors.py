@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from assay.engines.contract import Chunk, Engine, pages_for
 from assay.errors import AssayError
-from assay.evaluate.pieces import Piece
+from assay.evaluate.pieces import TextWindow
 from assay.verify.endpoint.client import Client
 
 TOP = 5  # log-probabilities asked of a server: what OpenAI's interface allows
@@ -35,10 +35,10 @@ Rows = NDArray[np.float32] | NDArray[np.float64] | Told | Stored
 """Predictions for the scored tokens of a piece: whole rows of logits `[n, n_vocab]`, what a server tells, or a file."""
 
 
-class Source(Protocol):
+class LogitsSource(Protocol):
     name: str
 
-    def rows(self, piece: Piece) -> Rows:
+    def rows(self, piece: TextWindow) -> Rows:
         """The predictions for `piece.scored`, in order."""
         ...
 
@@ -51,7 +51,7 @@ class EngineSource:
         self.name = f"{engine.model.file.path.name} on {engine.name}"
         self.n_vocab = engine.model.hparams.n_vocab
 
-    def rows(self, piece: Piece) -> Rows:
+    def rows(self, piece: TextWindow) -> Rows:
         """The first half fills the cache; only where tokens are scored is the output computed."""
         tokens, first = piece.tokens[:-1], piece.first
         pages = np.arange(pages_for(len(tokens)), dtype=np.int32)
@@ -70,7 +70,7 @@ class EndpointSource:
         self.client = client
         self.name = client.url
 
-    def rows(self, piece: Piece) -> Rows:
+    def rows(self, piece: TextWindow) -> Rows:
         reply = self.client.complete(piece.tokens.tolist(), n=0, echo=True, top=TOP)
         steps = reply.steps[: len(piece.tokens)]
         if [step.id for step in steps] != piece.tokens.tolist():

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.evaluate.pieces import Piece, Scores
-from assay.evaluate.predictors import Rows, Source, Stored, Told
+from assay.evaluate.pieces import Scores, TextWindow
+from assay.evaluate.predictors import LogitsSource, Rows, Stored, Told
 
 BLOCK = 1 << 20  # logits taken at a time: 8 MiB of float64
 LEAST = 1e-12  # a probability of all unlisted tokens below this is rounding
@@ -18,7 +18,7 @@ CUT = -16.0  # ln p of the base below which llama-perplexity leaves a token out 
 Doubles = NDArray[np.float64]
 
 
-def score(piece: Piece, source: Source, base: Source | None = None) -> Scores:
+def score(piece: TextWindow, source: LogitsSource, base: LogitsSource | None = None) -> Scores:
     """Score a piece under `source`, and against `base` where one is given."""
     rows = source.rows(piece)
     against = None if base is None else base.rows(piece)

@@ -28,7 +28,7 @@ MOST = 1 << 30  # bytes of a file
 
 
 @dataclass(frozen=True)
-class Entry:
+class ImportanceEntry:
     """Of one matrix (`[1, n]`, `[1]`) or a stack of them (`[n_expert, n]`, `[n_expert]`)."""
 
     sums: NDArray[np.float32]
@@ -52,7 +52,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Importance:
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ImportanceEntry]
     chunks: int = 0
     chunk_size: int = 0
     datasets: tuple[str, ...] = field(default=())
@@ -100,7 +100,7 @@ def read(path: str | Path) -> Importance:
                 raise AssayError(f"{path}: {base}: its two sums do not fit each other")
             count = gguf.decode(base + COUNTS).reshape(-1)
             values = [gguf.decode(n).reshape(len(count), -1).copy() for n in (name, base + SEEN) if n in gguf.tensors]
-            entries[base] = Entry(values[0], count.copy(), *values[1:])
+            entries[base] = ImportanceEntry(values[0], count.copy(), *values[1:])
         if not entries:
             raise AssayError(f"{path}: holds no importance (no tensor ends in {SUMS}); make one with `assay imatrix`")
         key = "imatrix.datasets"
@@ -131,7 +131,7 @@ def _read_legacy(path: Path, data: bytes) -> Importance:
         sums = np.frombuffer(take(4 * n), "<f4").astype(np.float32)
         if not n:
             raise AssayError(f"{path}: {name}: no values")
-        entries[name] = Entry(sums.reshape(1, -1), np.array([max(calls, 1)], np.float32))
+        entries[name] = ImportanceEntry(sums.reshape(1, -1), np.array([max(calls, 1)], np.float32))
     chunks = number() if at < len(data) else 0
     dataset = take(number()).decode("utf-8", "replace") if at < len(data) else ""
     return Importance(entries, chunks, 0, (dataset,) if dataset else ())

@@ -67,7 +67,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """One mapped file, checked by itself."""
 
     path: Path
@@ -83,7 +83,7 @@ class Part:
 class GGUFFile(Getters):
     """A model file, or all parts of a split one. Arrays from `raw` view the map and keep it alive."""
 
-    def __init__(self, path: Path, parts: tuple[Part, ...]) -> None:
+    def __init__(self, path: Path, parts: tuple[FilePart, ...]) -> None:
         first = parts[0]
         self.path = path
         self.parts = parts
@@ -172,7 +172,7 @@ def open_file(path: str | os.PathLike[str]) -> GGUFFile:
                 f"name the parts NAME-00001-of-{declared:05}.gguf and so on"
             )
         return GGUFFile(given, (part,))
-    parts: list[Part] = []
+    parts: list[FilePart] = []
     for no in range(count):
         sibling = given.with_name(f"{match['stem']}-{no + 1:05}-of-{count:05}.gguf")
         if not sibling.exists():
@@ -184,14 +184,14 @@ def open_file(path: str | os.PathLike[str]) -> GGUFFile:
     return GGUFFile(given, tuple(parts))
 
 
-def _split_key(part: Part, key: str, default: int | None = None) -> int:
+def _split_key(part: FilePart, key: str, default: int | None = None) -> int:
     value = part.metadata.scalar(key, default, int)
     if value is None:
         raise AssayError(f"{part.path.name}: {key}: the file lacks this key, so it is no part of a split model")
     return int(value)
 
 
-def _check_part(part: Part, no: int, count: int, first: Part) -> None:
+def _check_part(part: FilePart, no: int, count: int, first: FilePart) -> None:
     name = part.path.name
     for key, expected in (("split.count", count), ("split.no", no)):
         found = _split_key(part, key)
@@ -203,8 +203,8 @@ def _check_part(part: Part, no: int, count: int, first: Part) -> None:
             raise AssayError(f"{name}: {what}: disagrees with part 1 (found {found}, expected {expected})")
 
 
-def _check_together(parts: list[Part]) -> None:
-    names: dict[str, Part] = {}
+def _check_together(parts: list[FilePart]) -> None:
+    names: dict[str, FilePart] = {}
     for part in parts:
         for tensor in part.tensors:
             if tensor.name in names:
@@ -254,7 +254,7 @@ def _guard(data: mmap.mmap) -> Any:
     return _native.Guard(np.frombuffer(data, np.uint8))
 
 
-def _open_part(path: Path, index: int) -> Part:
+def _open_part(path: Path, index: int) -> FilePart:
     data = _map(path)
     guard = _guard(data)
     name = path.name
@@ -276,7 +276,7 @@ def _open_part(path: Path, index: int) -> Part:
     tensors = tuple(_check_tensor(cursor, info, start, alignment, index) for info in infos)
     _check_disjoint(cursor, tensors)
     byteorder = "little" if order == "<" else "big"
-    return Part(path, version, byteorder, alignment, metadata, tensors, cursor.view, guard)
+    return FilePart(path, version, byteorder, alignment, metadata, tensors, cursor.view, guard)
 
 
 def _alignment(cursor: Cursor, metadata: Metadata) -> int:

@@ -30,7 +30,7 @@ SPLIT_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 @dataclass(frozen=True)
-class Step:
+class TensorStep:
     """What happens to one tensor."""
 
     name: str
@@ -70,13 +70,13 @@ def _first(file: GGUFFile, key: str, default: int) -> int:
 
 def plan(
     file: GGUFFile, mix: Mix, *, weighted: bool = False, types: Mapping[str, GGMLType] | None = None
-) -> list[Step]:
+) -> list[TensorStep]:
     """The type every tensor will get, in file order: those of `types`, where it names one, else those of the mix."""
     infos = list(file.tensors.values())
     chosen = choose(mix, facts_of(file), [(t.name, t.shape, t.type) for t in infos], weighted)
     types = {**chosen, **(types or {})}
     return [
-        Step(
+        TensorStep(
             name=t.name,
             shape=t.shape,
             before=t.type,
@@ -97,8 +97,8 @@ def quantize(
     types: Mapping[str, GGMLType] | None = None,
     allow_requantize: bool = False,
     threads: int | None = None,
-    progress: Callable[[Step], None] = lambda step: None,
-) -> list[Step]:
+    progress: Callable[[TensorStep], None] = lambda step: None,
+) -> list[TensorStep]:
     """Write `file` to `out` in the types of `mix`, and of `types` before it. `out` appears only when it is whole."""
     steps = plan(file, mix, weighted=importance is not None, types=types)
     _check_importance(steps, importance)
@@ -130,7 +130,7 @@ def _metadata(file: GGUFFile, mix: Mix) -> dict[str, Typed]:
     return pairs
 
 
-def _check_importance(steps: Iterable[Step], importance: Importance | None) -> None:
+def _check_importance(steps: Iterable[TensorStep], importance: Importance | None) -> None:
     """The smallest types lose too much where nobody knows which columns count."""
     for step in steps:
         if step.before == step.after or step.after.name not in NEEDY or role_of(step.name) in ("embedding", "output"):
@@ -143,10 +143,10 @@ def _check_importance(steps: Iterable[Step], importance: Importance | None) -> N
 
 def _work(
     file: GGUFFile,
-    step: Step,
+    step: TensorStep,
     importance: Importance | None,
     pool: ThreadPoolExecutor,
-    progress: Callable[[Step], None],
+    progress: Callable[[TensorStep], None],
 ) -> npt.NDArray[np.uint8]:
     """The tensor's new bytes."""
     progress(step)

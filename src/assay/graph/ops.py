@@ -1,7 +1,7 @@
 """The operations: one row each, with formula, operands, attributes and shape rule.
 
 This table is the vocabulary of every graph. An engine implements the rows. A fault rewrites a node to another row or
-to other attributes. `docs/names.md` and the validity check are generated from the table.
+to other attributes. `docs/reference/names.md` and the validity check are generated from the table.
 
 A row also states what the operation *is* (`Trait`). Engines and `verify` ask for a trait instead of listing
 operation names, so that a new row is handled everywhere without an edit elsewhere. Touch this file to add an operation
@@ -49,10 +49,13 @@ class Trait(Flag):
     STATE = auto()  # reads or writes what a layer keeps between steps (`graph/state.py`)
     MATRIX = auto()  # its first weight is a matrix: multiplied, or looked up row by row
     EXPERTS = auto()  # its first weight has a part for each expert, chosen by index
-    KEYS = auto()  # multiplies queries by keys, its second input: gives scores
+    KEYS = auto()  # multiplies queries by keys, its second input: gives scores before the mask
     VALUES = auto()  # sums values, its second input, weighted by scores
     MASKS = auto()  # hides keys by position, then takes the softmax of the scores
     POOLS = auto()  # gives one row for all tokens of a sequence
+    ATTENDS = KEYS | VALUES  # multiplies by the keys or the values that a layer keeps
+    TRANSCENDENTAL = auto()  # computes exp, tanh or log, which fast implementations approximate
+    EXACT = auto()  # copies, compares or limits numbers: without rounding in every arithmetic
 
 
 @dataclass(frozen=True)
@@ -325,10 +328,10 @@ OPS: dict[str, Op] = {
            Trait.PRODUCT | Trait.MATRIX | Trait.SUMS, linear_in=("x", "W")),
         Op("slice", "y[...,:] = x[..., start:stop]; with n_head, of each head", ("x",), (),
            {"start": REQUIRED, "stop": REQUIRED, "n_head": 0}, _slice,
-           Trait.MOVES, linear_in=("x",)),
+           Trait.MOVES | Trait.EXACT, linear_in=("x",)),
         Op("concat", "y[t,h,:] = a[t,h,:] then b[t,h,:]; an operand with one head gives it to all n_head",
            ("a", "b"), (), {"n_head": REQUIRED}, _concat,
-           Trait.MOVES),
+           Trait.MOVES | Trait.EXACT),
         Op("bias", "y = x + b", ("x",), ("b",), {}, _bias,
            Trait.SUMS | Trait.ELEMENTWISE),
         Op("add", "y = a + b", ("a", "b"), (), {}, _pair,
@@ -338,13 +341,13 @@ OPS: dict[str, Op] = {
         Op("mul_weight", "y = x * w, w [E] or [1]", ("x",), ("w",), {}, _gain,
            Trait.ELEMENTWISE, linear_in=("x", "w")),
         Op("clamp", "y = min(max(x, lo), hi)", ("x",), (), {"lo": REQUIRED, "hi": REQUIRED}, _same,
-           Trait.ELEMENTWISE),
+           Trait.ELEMENTWISE | Trait.EXACT),
         Op("rope", "each pair (a, b) of a head turned by theta_i = pos * base^(-2i/n_rot) / factor_i: "
            "(a cos - b sin, a sin + b cos)", ("x", "positions"), ("factors?",), _ROPE_ATTRS, _rope,
            Trait.POSITIONAL, linear_in=("x",)),
         Op("pos_scale", "y[t] = x[t] * (1 + beta * ln(floor((pos[t] + offset) / unit) + 1))", ("x", "positions"), (),
            {"beta": REQUIRED, "unit": REQUIRED, "offset": 0}, _same,
-           Trait.POSITIONAL, linear_in=("x",)),
+           Trait.POSITIONAL | Trait.TRANSCENDENTAL, linear_in=("x",)),
         Op("cache", "rows of the earlier steps of this sequence, then this step's", ("x",), (),
            {"n_head": REQUIRED}, _cache,
            Trait.MOVES | Trait.STATE | Trait.MIXES_TOKENS, linear_in=("x",), keeps="rows"),
@@ -357,45 +360,45 @@ OPS: dict[str, Op] = {
            "sink adds exp(sink[h]) to the denominator; slopes by max_bias (ALiBi), 0 for none",
            ("x", "positions", "key_positions"), ("sinks?",),
            {"scale": REQUIRED, "window": 0, "causal": True, "chunk": 0, "max_bias": 0.0}, _scores,
-           Trait.MASKS | Trait.SCORES | Trait.SOFTMAX | Trait.POSITIONAL | Trait.MIXES_TOKENS),
+           Trait.MASKS | Trait.SCORES | Trait.SOFTMAX | Trait.POSITIONAL | Trait.MIXES_TOKENS | Trait.TRANSCENDENTAL),
         Op("kqv", "y[h,t,d] = sum_s P[h,t,s] * V[s, h // (n_head / n_head_kv), d]; n_head_kv cuts values that have no "
            "axis of heads", ("p", "v"), (), {"n_head_kv": 0}, _kqv,
            Trait.VALUES | Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("p", "v")),
         Op("merge_heads", "y[t, h*D + d] = x[h,t,d]", ("x",), (), {}, _merge,
-           Trait.MOVES | Trait.RESHAPES, linear_in=("x",)),
+           Trait.MOVES | Trait.RESHAPES | Trait.EXACT, linear_in=("x",)),
         Op("split_heads", "y[h,t,d] = x[t, h*D + d]", ("x",), (), {"n_head": REQUIRED}, _unmerge,
-           Trait.MOVES | Trait.RESHAPES, linear_in=("x",)),
+           Trait.MOVES | Trait.RESHAPES | Trait.EXACT, linear_in=("x",)),
         Op("head_linear", "y[h,t,o] = sum_i W[h,o,i] * x[h,t,i]", ("x",), ("W",), {}, _head_linear,
            Trait.PRODUCT | Trait.MATRIX | Trait.SUMS, linear_in=("x", "W")),
         Op("act", "y = act(x); gelu_tanh(x) = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))", ("x",), (),
            {"act": "gelu_tanh"}, _same,
-           Trait.ACTIVATION | Trait.ELEMENTWISE),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("glu", "y = act(gate) * up; silu(g) = g / (1 + exp(-g))", ("gate", "up"), (), {"act": "silu"}, _pair,
-           Trait.ACTIVATION | Trait.ELEMENTWISE, linear_in=("up",)),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL, linear_in=("up",)),
         Op("glu_split", "y = act(x[..., :F]) * x[..., F:], the gate first", ("x",), (), {"act": "silu"}, _halves,
-           Trait.ACTIVATION),
+           Trait.ACTIVATION | Trait.TRANSCENDENTAL),
         Op("glu_oai", "y = g / (1 + exp(-alpha * g)) * (v + 1), g = min(gate, limit), v = up within -limit..limit",
            ("gate", "up"), (), {"alpha": 1.702, "limit": 7.0}, _pair,
-           Trait.ACTIVATION | Trait.ELEMENTWISE),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("sigmoid", "y = 1 / (1 + exp(-x))", ("x",), (), {}, _same,
-           Trait.ACTIVATION | Trait.ELEMENTWISE),
+           Trait.ACTIVATION | Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("softcap", "y = cap * tanh(x / cap)", ("x",), (), {"cap": REQUIRED}, _same,
-           Trait.ELEMENTWISE),
+           Trait.ELEMENTWISE | Trait.TRANSCENDENTAL),
         Op("softmax", "y[t,:] = softmax(x[t,:])", ("x",), (), {}, _same,
-           Trait.SOFTMAX),
+           Trait.SOFTMAX | Trait.TRANSCENDENTAL),
         Op("group_mask", "x where its group is one of the `used` groups with the largest sum of their two best values, "
            "ties to the lower group; else -inf", ("x",), (), {"groups": REQUIRED, "used": REQUIRED}, _groups,
-           Trait.SELECTS),
+           Trait.SELECTS | Trait.EXACT),
         Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same,
-           Trait.INDICES | Trait.SELECTS),
+           Trait.INDICES | Trait.SELECTS | Trait.EXACT),
         Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk,
-           Trait.INDICES | Trait.MOVES),
+           Trait.INDICES | Trait.MOVES | Trait.EXACT),
         Op("gather", "y[t,j] = x[t, idx[t,j]]", ("x", "idx"), (), {}, _gather,
-           Trait.MOVES, linear_in=("x",)),
+           Trait.MOVES | Trait.EXACT, linear_in=("x",)),
         Op("row_sum", "y[t] = sum_j x[t,j]", ("x",), (), {}, _sum,
            Trait.SUMS, linear_in=("x",)),
         Op("clamp_min", "y = max(x, lo)", ("x",), (), {"lo": REQUIRED}, _same,
-           Trait.ELEMENTWISE),
+           Trait.ELEMENTWISE | Trait.EXACT),
         Op("div", "y[t,j] = a[t,j] / b[t]", ("a", "b"), (), {}, _same,
            Trait.ELEMENTWISE, linear_in=("a",)),
         Op("expert_input", "y[t,j,i] = x[t,i] * w[t,j]", ("x", "w"), (), {}, _expert_input,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from assay.errors import AssayError
 from assay.library.settings import Settings, settings
 from assay.runtime.generate import Failed, Generation, Generator, Pending, Result
-from assay.runtime.opening import Opened, Options, open_model
+from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.pooling import check_dimensions, embedding_of
-from assay.runtime.registry_models import Progress, silent
+from assay.runtime.registry_models import ReportProgress, silent
 from assay.runtime.scheduler import RUNNING
 from assay.runtime.sequence_errors import NoLogits
 from assay.text import encode_chat
@@ -41,7 +41,7 @@ def load(
     lookahead: bool = True,
     draft: str | None = None,
     parallel: int = RUNNING,
-    progress: Progress = silent,
+    progress: ReportProgress = silent,
 ) -> LanguageModel:
     """Open a model and an engine.
 
@@ -58,7 +58,7 @@ def load(
     parallel    sequences that are computed at once
     progress    told of a download and of loading as (what, bytes done, bytes in all)
     """
-    options = Options(
+    options = OpenOptions(
         engine, precision, threads, kv_type, ctx_size, cache_size, template, template_arguments, lookahead, draft
     )
     return LanguageModel(open_model(model, options, progress=progress), parallel=parallel, progress=progress)
@@ -67,13 +67,13 @@ def load(
 class LanguageModel:
     """A model on an engine. Use it as a context, or `close` it. Several threads may call it: they share its steps."""
 
-    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: Progress = silent) -> None:
+    def __init__(self, opened: Opened, *, parallel: int = RUNNING, progress: ReportProgress = silent) -> None:
         self.opened = opened
         self.file, self.model, self.tokenizer = opened.file, opened.model, opened.tokenizer
         self.n_ctx = opened.n_ctx
         self.engine = opened.engine(progress, scheduled=True)
         self.generator = Generator(
-            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, lookahead=opened.lookahead()
+            self.engine, self.tokenizer, n_ctx=self.n_ctx, running=parallel, speculator=opened.speculator()
         )
         self._closed = False
 
@@ -94,7 +94,7 @@ class LanguageModel:
             with self.generator.lock:
                 scheduler = self.generator.scheduler
                 scheduler.cancel([*scheduler.running, *scheduler.waiting])
-                self.generator.tell()
+                self.generator.deliver_updates()
                 scheduler.close()
 
     @property
@@ -276,10 +276,11 @@ class LanguageModel:
 
         The text is cut into windows of `window` tokens (512, or the context), at most `chunks` of them.
         """
-        from assay.library.judgement import judge
+        from assay.library.judgement import JudgedModel, judge
 
         self._check_open()
-        return judge(self, text, against, window, chunks, worst)
+        other = None if against is None else JudgedModel(against.opened, against.generator)
+        return judge(JudgedModel(self.opened, self.generator), text, other, window, chunks, worst)
 
     def _check_open(self) -> None:
         if self._closed:

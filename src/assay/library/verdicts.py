@@ -25,9 +25,9 @@ from assay.runtime.registry_models import CATALOGUE
 from assay.system.files import write
 from assay.verify.conformance.engine_check import Check, check_engine, lengths_for
 from assay.verify.conformance.sample import PROMPT, sample_ids
+from assay.verify.dumps.formats.array_dumps import from_arrays
 from assay.verify.dumps.load import read_dump
 from assay.verify.dumps.observation import Dump
-from assay.verify.dumps.readers import from_arrays
 from assay.verify.dumps.resolve import resolve
 from assay.verify.dumps.tracing import take_trace
 from assay.verify.judge import text as judged

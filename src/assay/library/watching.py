@@ -21,7 +21,7 @@ _PAUSE_S = 0.2  # between two looks at what was printed
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchEvent:
     """One thing that happened: `run`, `read`, `first` (the first wrong node is known), `verdict`, `cause`, `fault` or
     `wait`."""
 
@@ -43,7 +43,7 @@ def watch(
     prompt: str | None = None,
     names: Mapping[str, str] | None = None,
     patterns: Sequence[str] = (),
-) -> Iterator[Seen]:
+) -> Iterator[WatchEvent]:
     """Run the command and judge its output, or the `dump` file that it writes; again when it or `on` changes.
 
     The command's program and the files among its arguments are looked at as well. With `why`, each verdict is followed
@@ -55,20 +55,20 @@ def watch(
     paths = [p for p in dict.fromkeys((*paths, *on)) if p != dump]
     while True:
         before = [stamp(p) for p in paths]
-        yield Seen("run", shlex.join(command))
+        yield WatchEvent("run", shlex.join(command))
         try:
             for seen in _once(model, command, dump, patterns, how):
                 yield seen
                 if why and seen.kind == "verdict" and seen.finding is not None and seen.finding.dump is not None:
                     found = diagnose(model, seen.finding.dump)
-                    yield Seen("cause", found.verdict, found)
+                    yield WatchEvent("cause", found.verdict, found)
         except AssayError as error:
             if once:
                 raise
-            yield Seen("fault", str(error))
+            yield WatchEvent("fault", str(error))
         if once:
             return
-        yield Seen("wait", f"waiting for a change of {', '.join(map(str, paths))}; Ctrl-C ends")
+        yield WatchEvent("wait", f"waiting for a change of {', '.join(map(str, paths))}; Ctrl-C ends")
         _wait(paths, before, interval)
 
 
@@ -85,7 +85,7 @@ def _wait(paths: Sequence[Path], before: Sequence[Any], interval: float) -> None
 
 def _once(
     model: Opened, command: Sequence[str], file: Path | None, patterns: Sequence[str], how: Mapping[str, Any]
-) -> Iterator[Seen]:
+) -> Iterator[WatchEvent]:
     with tempfile.TemporaryDirectory(prefix="assay-watch-") as folder:
         if file is not None:
             yield from _judged(model, run_to_dump(command, Path(folder), dump=file, patterns=patterns), how)
@@ -102,9 +102,9 @@ def _once(
                 early = _early(model, copy, name, patterns, how) if whole_lines(log, copy) else None
                 if early is not None and not early:
                     told = True
-                    yield Seen("first", f"{early.first_wrong} is the first wrong node so far", early)
+                    yield WatchEvent("first", f"{early.first_wrong} is the first wrong node so far", early)
         if process.returncode:
-            yield Seen("fault", f"{name}: ended with exit code {process.returncode}")
+            yield WatchEvent("fault", f"{name}: ended with exit code {process.returncode}")
         yield from _judged(model, as_dump(log, name, patterns), how)
 
 
@@ -116,11 +116,11 @@ def _early(model: Opened, copy: Path, name: str, patterns: Sequence[str], how: M
         return None
 
 
-def _judged(model: Opened, dump: Dump, how: Mapping[str, Any]) -> Iterator[Seen]:
+def _judged(model: Opened, dump: Dump, how: Mapping[str, Any]) -> Iterator[WatchEvent]:
     read: list[str] = []
     found = _compare(model, dump, how, read)
-    yield from (Seen("read", line) for line in read)
-    yield Seen("verdict", found.verdict, found)
+    yield from (WatchEvent("read", line) for line in read)
+    yield WatchEvent("verdict", found.verdict, found)
 
 
 def _compare(model: Opened, dump: Dump, how: Mapping[str, Any], read: list[str] | None = None) -> Finding:

@@ -12,6 +12,7 @@ from assay.models.arch_keys import Metadata
 from assay.models.blocks import Builder
 from assay.models.catalogue import ARCHITECTURES
 from assay.models.hparams import HParams
+from assay.system import plugins
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,18 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     `n_ctx` is the context in use, by default the context that the model was trained on.
     """
     arch = file.get_str("general.architecture")
-    if arch not in ARCHITECTURES:
-        near = get_close_matches(arch, ARCHITECTURES, 1)
+    build = ARCHITECTURES[arch].build if arch in ARCHITECTURES else plugins.find("assay.architectures", arch)
+    if build is None:
+        known = [*ARCHITECTURES, *plugins.names("assay.architectures")]
+        near = get_close_matches(arch, known, 1)
         hint = f"; the nearest known is {near[0]}" if near else ""
         where = f"{file.path}: general.architecture"
-        raise AssayError(f"{where}: unknown architecture {arch!r}{hint}; known are {', '.join(ARCHITECTURES)}")
+        raise AssayError(f"{where}: unknown architecture {arch!r}{hint}; known are {', '.join(known)}")
     builder = Builder(
         Metadata(file.metadata, arch, str(file.path)), {name: info.shape for name, info in file.tensors.items()}, n_ctx
     )
     try:
-        graph = ARCHITECTURES[arch].build(builder).check()
+        graph = build(builder).check()
         _check_experts(graph, builder.hp)
     except AssayError as error:
         text = str(error)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from assay.errors import AssayError
-from assay.runtime.registry_models import Progress, locked, silent
+from assay.runtime.registry_models import ReportProgress, locked, silent
 from assay.system.home import home
 from assay.system.terminal import printable
 
@@ -44,7 +44,7 @@ class Remote:
     sha256: str | None = None
 
 
-def fetch(argument: str, *, progress: Progress = silent) -> Path:
+def fetch(argument: str, *, progress: ReportProgress = silent) -> Path:
     """The file that the argument names, all parts of a split one; the path of the first part."""
     repo, _, wanted = argument.removeprefix("hf:").partition(":")
     if not _REPO.fullmatch(repo) or ".." in repo:
@@ -168,7 +168,7 @@ def _remote(item: dict[str, Any]) -> Remote | None:
     return Remote(path, size, oid if isinstance(oid, str) and _SHA256.fullmatch(oid) else None)
 
 
-def _get(argument: str, repo: str, file: Remote, progress: Progress) -> Path:
+def _get(argument: str, repo: str, file: Remote, progress: ReportProgress) -> Path:
     """The file, fetched unless one of its size is here."""
     for folder in _folders(repo):
         if (folder / file.path).is_file() and (folder / file.path).stat().st_size == file.size:
@@ -186,7 +186,7 @@ def _get(argument: str, repo: str, file: Remote, progress: Progress) -> Path:
     return target
 
 
-def _download(repo: str, file: Remote, part: Path, progress: Progress) -> None:
+def _download(repo: str, file: Remote, part: Path, progress: ReportProgress) -> None:
     """Into `part`, going on where an earlier attempt ended."""
     have = part.stat().st_size if part.is_file() and not part.is_symlink() else 0
     have = have if have < file.size else 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from assay.errors import AssayError
 from assay.runtime import hf, ollama_store
-from assay.runtime.registry_models import CATALOGUE, Entry, Progress, pull, silent
+from assay.runtime.registry_models import CATALOGUE, CatalogueModel, ReportProgress, pull, silent
 
 DEFAULT = "smollm2"
 
@@ -18,8 +18,8 @@ DEFAULT = "smollm2"
 def resolve(
     model: str | Path | None = None,
     *,
-    progress: Progress = silent,
-    catalogue: Mapping[str, Entry] = CATALOGUE,
+    progress: ReportProgress = silent,
+    catalogue: Mapping[str, CatalogueModel] = CATALOGUE,
 ) -> Path:
     """The file that `model` names, fetched if need be. None is the default model."""
     argument = str(model) if model is not None else DEFAULT
@@ -45,7 +45,7 @@ def resolve(
     return path
 
 
-def _meant(path: Path, catalogue: Mapping[str, Entry]) -> str:
+def _meant(path: Path, catalogue: Mapping[str, CatalogueModel]) -> str:
     """A model that is there and called nearly so: of the catalogue, the folder, Ollama's store or the hub."""
     name = str(path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", name) and not path.parent.is_dir():

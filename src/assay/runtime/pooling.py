@@ -1,7 +1,7 @@
-"""One vector for a text: which node to keep, and how to pool its rows.
+"""Text embeddings: the node that stands for a text, and how its rows become one vector.
 
-An encoder is run in one step, so its graph pools. The rows of a causal model arrive chunk by chunk; they are summed
-token by token in float64, so that the vector does not depend on the chunks.
+An encoder computes a text in one chunk, so its graph pools the rows itself. A causal model's rows arrive chunk by
+chunk. They are added token by token in float64, so the vector does not depend on how the text was cut.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ POOLINGS = ("mean", "first", "last")
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """Keep `node` and pool its rows by `pooling` to a vector of `width` values. `told`: the pooling the file names."""
+class EmbeddingRecipe:
+    """How to embed a text: keep `node` and pool its rows by `pooling`. The vector has `width` values."""
 
     node: str
     pooling: str
     width: int
-    told: str | None
+    declared: str | None  # the pooling that the file declares
 
 
-def embedding_of(graph: Graph, pooling: str | None = None) -> Embedding:
-    """How to embed a text: by `pooling`, else by the pooling of the file, else by the mean."""
+def embedding_of(graph: Graph, pooling: str | None = None) -> EmbeddingRecipe:
+    """How to embed a text: with `pooling`, else as the file declares, else by the mean of its rows."""
     if not graph.embedding:
-        raise AssayError("embed: this graph has no node that stands for a text")
+        raise AssayError("embed: this graph has no node that stands for a text; use a whole model")
     if pooling is not None and pooling not in POOLINGS:
         raise AssayError(f"pooling: must be {', '.join(POOLINGS)} (found {pooling!r:.40})")
     above = graph.ancestors([graph.embedding])
     pools = [node for node in graph if node.name in above and node.has(Trait.POOLS)]
-    told = str(pools[0].attr("kind")) if pools else None
+    declared = str(pools[0].attr("kind")) if pools else None
     width = int(graph.shapes[graph.embedding][-1])
-    if told is not None and pooling in (None, told):
-        if graph.whole or pools[0].name != graph.embedding:  # the graph itself pools and projects
-            return Embedding(graph.embedding, "last", width, told)
-        return Embedding(pools[0].inputs[0], told, width, told)
-    if told is not None and pools[0].name != graph.embedding:
-        raise AssayError(f"pooling: this model projects what it has pooled (found {pooling}, expected {told})")
-    return Embedding(pools[0].inputs[0] if pools else graph.embedding, pooling or "mean", width, told)
+    if declared is not None and pooling in (None, declared):
+        if graph.whole or pools[0].name != graph.embedding:  # the graph pools, and may compute further nodes after it
+            return EmbeddingRecipe(graph.embedding, "last", width, declared)
+        return EmbeddingRecipe(pools[0].inputs[0], declared, width, declared)
+    if declared is not None and pools[0].name != graph.embedding:
+        raise AssayError(f"pooling: this model projects its pooled row (found {pooling}, expected {declared})")
+    return EmbeddingRecipe(pools[0].inputs[0] if pools else graph.embedding, pooling or "mean", width, declared)
 
 
-class Pool:
-    """Rows of a text as they come; then its vector."""
+class RowPooler:
+    """Accumulates the rows of a text, chunk by chunk, into its vector."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -67,7 +67,7 @@ class Pool:
 
     @property
     def state(self) -> tuple[NDArray[np.float64], int]:
-        """The sum and the count, from which another process can compute the vector."""
+        """The accumulated sum and count, for another process to `restore`."""
         assert self._sum is not None
         return self._sum, self._count
 
@@ -78,7 +78,7 @@ class Pool:
         self._sum, self._count = None, 0
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
-        """The vector, or its first `dimensions` values, of length 1."""
+        """The vector, or its first `dimensions` values, scaled to length 1."""
         assert self._sum is not None
         found = (self._sum / self._count if self._kind == "mean" else self._sum)[:dimensions]
         unit: NDArray[np.float32] = (found / max(float(np.linalg.norm(found)), 1e-12)).astype(np.float32)
@@ -86,6 +86,6 @@ class Pool:
 
 
 def check_dimensions(dimensions: int | None, width: int) -> None:
-    """A vector can be cut, not lengthened."""
+    """Refuse a number of dimensions that the vector does not have."""
     if dimensions is not None and not 1 <= dimensions <= width:
         raise AssayError(f"dimensions: must be 1 to {width} with this model (found {dimensions})")

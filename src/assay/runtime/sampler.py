@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from assay.engines.contract import BEST, Best
+from assay.engines.contract import MAX_TOP_VALUES, TopK
 from assay.errors import AssayError
 from assay.runtime.params import GREEDY, Breakers, SamplerParams
 
@@ -29,12 +29,12 @@ __all__ = [
     "Choice",
     "Ranked",
     "SamplerParams",
+    "argmax_of_top",
     "dry_breakers",
-    "largest_needed",
     "sample",
-    "sample_best",
+    "sample_from_top",
     "scores",
-    "the_best",
+    "top_k_needed",
 ]
 
 Floats = NDArray[np.float64]
@@ -128,33 +128,33 @@ def sample(
     return Choice(token) if logprobs is None else scores(raw, token, logprobs)
 
 
-def largest_needed(params: SamplerParams) -> int:
-    """How many of the largest logits a choice depends on, where they are few; 0: the whole row."""
+def top_k_needed(params: SamplerParams) -> int:
+    """How many of the largest logits decide the choice; 0 if the whole row does."""
     if not _is_plain(params):
         return 0
     if _is_argmax(params):
         return 1
-    return params.top_k if params.top_n_sigma <= 0 and 0 < params.top_k <= BEST else 0
+    return params.top_k if params.top_n_sigma <= 0 and 0 < params.top_k <= MAX_TOP_VALUES else 0
 
 
-def the_best(best: Best) -> int:
-    """The id of the largest."""
-    if not math.isfinite(largest := best.logits.item(0)):
+def argmax_of_top(top: TopK) -> int:
+    """The id of the largest logit."""
+    if not math.isfinite(largest := top.logits.item(0)):
         if largest == -math.inf:
             raise AssayError("logits: every one is -inf; no token can be drawn")
         raise AssayError(
-            f"logits: NaN or infinite, the first at id {best.ids[0]}; the forward pass is broken, no token can be drawn"
+            f"logits: NaN or infinite, the first at id {top.ids[0]}; the forward pass is broken, no token can be drawn"
         )
-    return int(best.ids.item(0))
+    return int(top.ids.item(0))
 
 
-def sample_best(best: Best, params: SamplerParams, rng: Random) -> int:
-    """The same choice as `sample` makes of the whole row, from the largest of it (at least `largest_needed`)."""
-    first = the_best(best)
+def sample_from_top(top: TopK, params: SamplerParams, rng: Random) -> int:
+    """The choice that `sample` makes from the whole row, made from its largest logits (at least `top_k_needed`)."""
+    first = argmax_of_top(top)
     if _is_argmax(params):
         return first
-    here = best.logits > -np.inf
-    return _choose(Candidates(best.ids[here], best.logits[here].astype(np.float64), sorted=True), params, rng)
+    here = top.logits > -np.inf
+    return _choose(Candidates(top.ids[here], top.logits[here].astype(np.float64), sorted=True), params, rng)
 
 
 def scores(logits: ArrayLike, token: int, n: int) -> Choice:

@@ -13,7 +13,7 @@ log = logging.getLogger("assay.serve")
 
 
 @dataclass(frozen=True)
-class Kind:
+class ErrorKind:
     """One row of the table: what a code means on the wire."""
 
     status: int
@@ -22,28 +22,28 @@ class Kind:
 
 
 # Every code a client can meet. The table is part of the documentation.
-KINDS: dict[str, Kind] = {
-    "invalid_json": Kind(400, "invalid_request_error", "the body is not JSON"),
-    "invalid_value": Kind(400, "invalid_request_error", "a field has a value that it cannot have; `param` names it"),
-    "context_length_exceeded": Kind(400, "invalid_request_error", "the prompt is longer than the context"),
-    "invalid_grammar": Kind(400, "invalid_request_error", "a schema or grammar does not compile, or takes too long"),
-    "invalid_prompt": Kind(400, "invalid_request_error", "the chat template does not take these messages"),
-    "unsupported": Kind(400, "invalid_request_error", "this model or server cannot do what is asked"),
-    "invalid_api_key": Kind(401, "authentication_error", "no key, or another than the server's"),
-    "forbidden_host": Kind(403, "permission_error", "the Host header names another machine"),
-    "not_found": Kind(404, "invalid_request_error", "no such route"),
-    "model_not_found": Kind(404, "invalid_request_error", "the server does not have that model"),
-    "method_not_allowed": Kind(405, "invalid_request_error", "the route has other methods"),
-    "request_timeout": Kind(408, "invalid_request_error", "the body did not arrive in time"),
-    "body_too_large": Kind(413, "invalid_request_error", "the body is larger than the server takes"),
-    "unsupported_media_type": Kind(415, "invalid_request_error", "the body is not sent as application/json"),
-    "rate_limit_exceeded": Kind(429, "rate_limit_error", "the queue is full; Retry-After says when to come back"),
-    "internal_error": Kind(500, "server_error", "a fault of the server's"),
-    "model_load_failed": Kind(500, "server_error", "the model's file cannot be loaded"),
-    "model_not_loaded": Kind(503, "server_error", "the model is being loaded, or waits for memory"),
-    "overloaded": Kind(503, "server_error", "more requests at once than the server takes; /health is still answered"),
-    "shutting_down": Kind(503, "server_error", "the server is ending"),
-    "deadline_exceeded": Kind(504, "server_error", "the request took longer than it may"),
+KINDS: dict[str, ErrorKind] = {
+    "invalid_json": ErrorKind(400, "invalid_request_error", "the body is not JSON"),
+    "invalid_value": ErrorKind(400, "invalid_request_error", "a field has an invalid value; `param` names the field"),
+    "context_length_exceeded": ErrorKind(400, "invalid_request_error", "the prompt is longer than the context"),
+    "invalid_grammar": ErrorKind(400, "invalid_request_error", "a schema or grammar does not compile in time"),
+    "invalid_prompt": ErrorKind(400, "invalid_request_error", "the chat template does not take these messages"),
+    "unsupported": ErrorKind(400, "invalid_request_error", "this model or server cannot do what is asked"),
+    "invalid_api_key": ErrorKind(401, "authentication_error", "no key, or another than the server's"),
+    "forbidden_host": ErrorKind(403, "permission_error", "the Host header names another machine"),
+    "not_found": ErrorKind(404, "invalid_request_error", "no such route"),
+    "model_not_found": ErrorKind(404, "invalid_request_error", "the server does not have that model"),
+    "method_not_allowed": ErrorKind(405, "invalid_request_error", "the route has other methods"),
+    "request_timeout": ErrorKind(408, "invalid_request_error", "the body did not arrive in time"),
+    "body_too_large": ErrorKind(413, "invalid_request_error", "the body is larger than the server takes"),
+    "unsupported_media_type": ErrorKind(415, "invalid_request_error", "the body is not sent as application/json"),
+    "rate_limit_exceeded": ErrorKind(429, "rate_limit_error", "the queue is full; Retry-After says when to come back"),
+    "internal_error": ErrorKind(500, "server_error", "a fault of the server's"),
+    "model_load_failed": ErrorKind(500, "server_error", "the model's file cannot be loaded"),
+    "model_not_loaded": ErrorKind(503, "server_error", "the model is being loaded, or waits for memory"),
+    "overloaded": ErrorKind(503, "server_error", "too many requests at once; /health is still answered"),
+    "shutting_down": ErrorKind(503, "server_error", "the server is ending"),
+    "deadline_exceeded": ErrorKind(504, "server_error", "the request took longer than it may"),
 }
 
 

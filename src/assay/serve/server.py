@@ -17,14 +17,14 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from assay.errors import AssayError
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve import app
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
 from assay.serve.http.connection import AT_ONCE, Protocol, Server, allow_files, is_loopback, listen
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Entry, Make, Models, open_models
+from assay.serve.pool.models import Make, ModelPool, ServedModel, open_models
 from assay.system import machine
 
 SWITCH_S = 0.0001  # that a thread waits for another's Python: a long text must not slow every step of the engine
@@ -40,9 +40,9 @@ class Config:
     key: str | None = None
     cors: tuple[str, ...] = ()  # origins of pages elsewhere that may call
     memory: int | None = None  # bytes for models; None: three quarters of the machine's
-    options: Options = field(default_factory=Options)
-    limits: Limits = field(default_factory=Limits)
-    make: Make = Entry  # of each model, what the server has of it: computed here, or elsewhere
+    options: OpenOptions = field(default_factory=OpenOptions)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    make: Make = ServedModel  # of each model, what the server has of it: computed here, or elsewhere
 
 
 async def run(config: Config, ready: Callable[[str], None] = lambda url: None) -> None:
@@ -61,7 +61,7 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
     metrics = Metrics(registry)
     entries = open_models(config.models, config.options, limits, config.make)
     memory = config.memory or machine.memory() * 3 // 4
-    models = Models(entries, limits, metrics, memory)
+    models = ModelPool(entries, limits, metrics, memory)
     # A page on the web can make a browser call a server on loopback under another name: unless a key protects it,
     # or everybody may call it anyway, the name must be this machine's.
     any_host = config.key is not None or not is_loopback(config.host)
@@ -94,7 +94,7 @@ async def _run(config: Config, ready: Callable[[str], None]) -> None:
         raise error
 
 
-async def _load_first(models: Models, server: Server) -> None:
+async def _load_first(models: ModelPool, server: Server) -> None:
     try:
         async with models.use(models.default):
             pass
@@ -106,7 +106,7 @@ async def _load_first(models: Models, server: Server) -> None:
         raise
 
 
-async def _drain(models: Models, limits: Limits) -> None:
+async def _drain(models: ModelPool, limits: ServerLimits) -> None:
     """New work is refused at once; what runs has until the deadline."""
     error = ApiError("shutting_down", "the server is shutting down", headers={"Retry-After": "10"})
     models.closing = error

@@ -16,7 +16,7 @@ from assay.text.builtin import TEMPLATES
 from assay.text.pretokenize import PRETOKENIZERS, PreTokenizer
 from assay.text.template import ChatTemplate, Message, encode_chat
 from assay.text.tokenizer import Tokenizer
-from assay.text.vocab import Kind
+from assay.text.vocab import TokenKind
 
 _ALIGNED = 20_000  # ids; beyond this only the first difference is judged
 # What a tokenizer may forget to do to a text, by the kind of vocabulary: fields of Vocab, and what they are in words.
@@ -53,7 +53,7 @@ _MARKS = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class TokenDifference:
     """One difference. `at` counts in the given ids."""
 
     fault: str
@@ -82,7 +82,7 @@ def explain(
     *,
     text: str | bytes | None = None,
     chat: Chat | None = None,
-) -> list[Finding]:
+) -> list[TokenDifference]:
     """What is wrong with `given`; nothing if it equals `expected`.
 
     `text` is the raw text or `chat` the conversation that both stand for; with them whole hypotheses can be
@@ -101,9 +101,9 @@ def explain(
     return [*findings, *_grouped(case.stretches())]
 
 
-def _grouped(findings: list[Finding]) -> list[Finding]:
+def _grouped(findings: list[TokenDifference]) -> list[TokenDifference]:
     """The same mistake at several places is one finding that says how often."""
-    groups: dict[str, list[Finding]] = {}
+    groups: dict[str, list[TokenDifference]] = {}
     for finding in findings:
         groups.setdefault(finding.message, []).append(finding)
     return [
@@ -135,20 +135,20 @@ class _Case:
 
     # --- ids that cannot be right
 
-    def foreign(self) -> list[Finding]:
+    def foreign(self) -> list[TokenDifference]:
         n = self.tokenizer.n_vocab
         outside = [i for i, token in enumerate(self.given) if not 0 <= token < n]
         if not outside:
             return []
         token = self.given[outside[0]]
         words = f"id {token} is not in this vocabulary of {n} tokens: the ids are another vocabulary's"
-        return [Finding("vocab-type-mislabel", words, outside[0], (), (token,))]
+        return [TokenDifference("vocab-type-mislabel", words, outside[0], (), (token,))]
 
     # --- BOS and EOS
 
-    def ends(self) -> list[Finding]:
+    def ends(self) -> list[TokenDifference]:
         """Findings about BOS and EOS; afterwards both sides stand without them."""
-        findings: list[Finding] = []
+        findings: list[TokenDifference] = []
         bos, eos = self.bos, self.tokenizer.eos
         closing = self.tokenizer.closing
         doubled = self.tokenizer.bos
@@ -161,34 +161,35 @@ class _Case:
             words = f"BOS {self.name(bos)} stands {found} times at the start, {wanted or 1} is right: " + (
                 "the template writes it and the tokenizer adds another" if self.chat else "it was added twice"
             )
-            findings.append(Finding("bos-double", words, 0, (bos,) * wanted, (bos,) * found))
+            findings.append(TokenDifference("bos-double", words, 0, (bos,) * wanted, (bos,) * found))
         elif bos is not None and found > wanted:
             words = f"BOS {self.name(bos)} stands at the start, but this model's prompts have none"
-            findings.append(Finding("bos-wrong-id", words, 0, (), (bos,)))
+            findings.append(TokenDifference("bos-wrong-id", words, 0, (), (bos,)))
         elif bos is not None and found < wanted and first is not None and self.given[1:] == rest != self.given:
             words = f"the first id is {self.name(first)} where BOS {self.name(bos)} belongs"
-            findings.append(Finding("bos-wrong-id", words, 0, (bos,), (first,)))
+            findings.append(TokenDifference("bos-wrong-id", words, 0, (bos,), (first,)))
             found = 1
         elif not wanted and first is not None and rest == self.given[1:]:
             words = f"{self.name(first)} stands at the start, but this model's prompts have no BOS"
-            findings.append(Finding("bos-wrong-id", words, 0, (), (first,)))
+            findings.append(TokenDifference("bos-wrong-id", words, 0, (), (first,)))
             found = 1
         elif bos is not None and found < wanted:
-            findings.append(Finding("bos-missing", f"BOS {self.name(bos)} is missing at the start", 0, (bos,), ()))
+            message = f"BOS {self.name(bos)} is missing at the start"
+            findings.append(TokenDifference("bos-missing", message, 0, (bos,), ()))
         self.expected, self.given, self.offset = rest, self.given[found:], found
         if eos is not None and self.given[-1:] == (eos,) != self.expected[-1:]:
             words = f"EOS {self.name(eos)} stands at the end: the model will think the answer is over"
-            findings.append(Finding("eos-added", words, len(self.full_given) - 1, (), (eos,)))
+            findings.append(TokenDifference("eos-added", words, len(self.full_given) - 1, (), (eos,)))
             self.given = self.given[:-1]
         elif closing is not None and self.expected[-1:] == (closing,) != self.given[-1:]:
             words = f"{'EOS' if closing == eos else 'SEP'} {self.name(closing)} is missing at the end"
-            findings.append(Finding("eos-missing", words, len(self.full_given), (closing,), ()))
+            findings.append(TokenDifference("eos-missing", words, len(self.full_given), (closing,), ()))
             self.expected = self.expected[:-1]
         return findings
 
     # --- another prompt altogether
 
-    def another_prompt(self) -> Finding | None:
+    def another_prompt(self) -> TokenDifference | None:
         """The wrong template, none, or one where none was meant."""
         ours, theirs = self.words(self.expected), self.words(self.given)
         family = next((name for name, mark in _MARKS if mark in theirs and mark not in ours), None)
@@ -228,19 +229,19 @@ class _Case:
                 return source
         return None
 
-    def _whole(self, fault: str, words: str) -> Finding:
-        return Finding(fault, words, self.offset, self.expected, self.given)
+    def _whole(self, fault: str, words: str) -> TokenDifference:
+        return TokenDifference(fault, words, self.offset, self.expected, self.given)
 
     # --- stretch by stretch
 
-    def stretches(self) -> list[Finding]:
+    def stretches(self) -> list[TokenDifference]:
         """Align both sides and judge every stretch that differs."""
         e, g = self.expected, self.given
         head = next((i for i, (a, b) in enumerate(zip(e, g, strict=False)) if a != b), min(len(e), len(g)))
         if max(len(e), len(g)) - head > _ALIGNED:
             ours, theirs = e[head : head + 3], g[head : head + 3]
             words = f"the ids part here: {self.names(theirs)} where {self.names(ours)} belongs"
-            return [Finding("text-differs", words, self.offset + head, ours, theirs)]
+            return [TokenDifference("text-differs", words, self.offset + head, ours, theirs)]
         if not e and not g:
             return []
         mine, yours = self.words(e), self.words(g)
@@ -250,7 +251,7 @@ class _Case:
         rule = self._another_rule() or self._another_text()
         if rule is not None:
             return [self._whole(*rule)]
-        findings: list[Finding] = []
+        findings: list[TokenDifference] = []
         opcodes = SequenceMatcher(None, e, g, autojunk=False).get_opcodes()
         for tag, i1, i2, j1, j2 in opcodes:
             if tag != "equal":
@@ -299,14 +300,14 @@ class _Case:
                 return "text-normalisation", words
         return None
 
-    def _judge(self, i1: int, i2: int, j1: int, j2: int) -> list[Finding]:
+    def _judge(self, i1: int, i2: int, j1: int, j2: int) -> list[TokenDifference]:
         """One stretch: expected[i1:i2] against given[j1:j2]."""
         e, g = self.expected[i1:i2], self.given[j1:j2]
         at = self.offset + j1
         ours, theirs = self.bytes_of(e), self.bytes_of(g)
 
-        def finding(fault: str, words: str) -> Finding:
-            return Finding(fault, words, at, e, g)
+        def finding(fault: str, words: str) -> TokenDifference:
+            return TokenDifference(fault, words, at, e, g)
 
         if ours == theirs:
             return [finding(*self._same_text(e, g))]
@@ -339,7 +340,7 @@ class _Case:
             return [finding(fault, f"superfluous: {self.names(g)}{self._after(j1, self.given)}")]
         return [finding(fault, f"{self.names(g)} stands where {self.names(e)} belongs{self._after(i1, self.expected)}")]
 
-    def _missing(self, e: tuple[int, ...], i1: int, at: int) -> list[Finding]:
+    def _missing(self, e: tuple[int, ...], i1: int, at: int) -> list[TokenDifference]:
         """Nothing stands where `e` belongs: special tokens, newlines and other text are named apart."""
         fault = "tmpl-wrong-family" if self.chat else "text-differs"
         findings, before = [], self._after(i1, self.expected)
@@ -351,9 +352,9 @@ class _Case:
             newlines = piece.count(b"\n") if not piece.strip() else 0
             what = ("a newline" if newlines == 1 else f"{newlines} newlines") if newlines else ""
             words = f"{what} {self.name(token)}".strip() if what else self.name(token)
-            vanished = self.chat is None and bool(self.vocab.kinds[token] & Kind.BYTE)
+            vanished = self.chat is None and bool(self.vocab.kinds[token] & TokenKind.BYTE)
             kind = "byte-fallback" if vanished else fault
-            findings.append(Finding(kind, f"missing: {words}{before}", at, (token,), ()))
+            findings.append(TokenDifference(kind, f"missing: {words}{before}", at, (token,), ()))
             before = f" after {self.name(token)}" if special or newlines else before
         return findings
 
@@ -406,17 +407,17 @@ class _Case:
 
     def _lost_bytes(self, e: tuple[int, ...], g: tuple[int, ...]) -> str | None:
         """A character that is bytes here, and dropped, unknown or something else there."""
-        unknown = [token for token in g if self.vocab.kinds[token] & Kind.UNKNOWN]
+        unknown = [token for token in g if self.vocab.kinds[token] & TokenKind.UNKNOWN]
         if unknown and not any(token in e for token in unknown):
             return f"{self.name(unknown[0])} stands where {self.names(e)} belongs: write such characters as bytes"
-        bytes_ = [t for t in e if self.vocab.kinds[t] & Kind.BYTE and self.tokenizer.piece(t) != b"\n"]
+        bytes_ = [t for t in e if self.vocab.kinds[t] & TokenKind.BYTE and self.tokenizer.piece(t) != b"\n"]
         whole = self.vocab.pre is not None and not self.words(e).isascii() and len(e) > 1
         if (bytes_ or whole) and not g:
             return f"{_quote(self.words(e))} was dropped: it is the bytes {self.names(e)}"
         ours, theirs = self.bytes_of(e), self.bytes_of(g)
         if not ours.isascii() and theirs == bytes(b for b in ours if b < 128):
             return f"{_quote(self.words(e))} was dropped: {self.names(e)} belongs where {self.names(g)} stands"
-        if bytes_ and not any(self.vocab.kinds[t] & Kind.BYTE for t in g):
+        if bytes_ and not any(self.vocab.kinds[t] & TokenKind.BYTE for t in g):
             return f"{self.names(g)} stands where the bytes {self.names(e)} belong"
         return None
 
@@ -481,4 +482,4 @@ def _quote(text: str) -> str:
     return repr(shown)
 
 
-__all__ = ["Chat", "Finding", "explain"]
+__all__ = ["Chat", "TokenDifference", "explain"]

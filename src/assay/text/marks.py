@@ -9,7 +9,7 @@ from assay.text.calls import Call
 
 
 @dataclass
-class Piece:
+class ReplyPiece:
     """What is new of an answer."""
 
     content: str = ""
@@ -29,22 +29,22 @@ class Scanner:
 
     def __init__(self) -> None:
         self.held = ""
-        self.out = Piece()
+        self.out = ReplyPiece()
         self.trim = False  # whether white space in front of content is none
         self._space = ""  # white space that counts only if something follows
         self._spoken = False  # whether this stretch of content or reasoning has begun
 
-    def push(self, text: str) -> Piece:
+    def push(self, text: str) -> ReplyPiece:
         self.held += text
         return self._run(final=False)
 
-    def finish(self) -> Piece:
+    def finish(self) -> ReplyPiece:
         return self._run(final=True)
 
-    def _run(self, final: bool) -> Piece:
+    def _run(self, final: bool) -> ReplyPiece:
         while self._step(final):
             pass
-        out, self.out = self.out, Piece()
+        out, self.out = self.out, ReplyPiece()
         return out
 
     def _step(self, final: bool) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 from assay.text import calls as notation
 from assay.text.calls import Reader, Tools
 from assay.text.harmony import Harmony
-from assay.text.marks import Piece, Scanner
+from assay.text.marks import ReplyPiece, Scanner
 
 Pair = tuple[str, str]
 TAIL = 32  # tokens at the end of a prompt among which reasoning may have been opened
@@ -197,10 +197,10 @@ class ReplyParser:
         else:
             self._machine = _Marked(family, offered, thinking=thinking and apart, apart=apart)
 
-    def push(self, text: str) -> Piece:
+    def push(self, text: str) -> ReplyPiece:
         return self._machine.push(text)
 
-    def finish(self) -> Piece:
+    def finish(self) -> ReplyPiece:
         """What was held back, at the end of the answer."""
         return self._machine.finish()
 

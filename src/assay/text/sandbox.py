@@ -31,7 +31,7 @@ class TooLong(Exception):
     """More output than any prompt."""
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}` marks the assistant's words for training; here it is only its contents, in a scope of its
     own as in transformers."""
 
@@ -75,7 +75,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])
     environment.filters["tojson"] = _tojson
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
     return environment

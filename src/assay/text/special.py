@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from assay.text.vocab import Kind, Vocab
+from assay.text.vocab import TokenKind, Vocab
 
 Fragment = str | int
 _WHITE = " \t\n\v\f\r"
@@ -33,7 +33,7 @@ class SpecialTokens:
     def _ranks(self) -> dict[str, tuple[int, int, int]]:
         """Place in the order, id and kind of each token; the longest in bytes come first, and of equals the first."""
         kinds = np.frombuffer(self._vocab.kinds, np.uint8)
-        found = np.flatnonzero(kinds & Kind.SPECIAL).tolist()
+        found = np.flatnonzero(kinds & TokenKind.SPECIAL).tolist()
         rows = sorted(((self._vocab.tokens[i], i) for i in found), key=lambda row: -len(row[0].encode()))
         ranks: dict[str, tuple[int, int, int]] = {}
         for rank, (token, token_id) in enumerate(rows):
@@ -87,16 +87,16 @@ class SpecialTokens:
                 for length in self._lengths.get(text[at : at + size], ()):
                     token = text[at : at + length]
                     rank = self._ranks.get(token)
-                    if rank is not None and len(token) == length and (parse_special or not rank[2] & Kind.HIDDEN):
+                    if rank is not None and len(token) == length and (parse_special or not rank[2] & TokenKind.HIDDEN):
                         yield rank, at, token
 
 
 def _take(text: str, taken: bytearray, at: int, length: int, token_id: int, kind: int) -> tuple[int, int, int]:
     """Mark a find, and the blanks that its kind swallows; where it begins and ends, and its id."""
     before, after = at, at + length
-    while kind & Kind.LSTRIP and before and text[before - 1] in _WHITE and not taken[before - 1]:
+    while kind & TokenKind.LSTRIP and before and text[before - 1] in _WHITE and not taken[before - 1]:
         before -= 1
-    while kind & Kind.RSTRIP and after < len(text) and text[after] in _WHITE and not taken[after]:
+    while kind & TokenKind.RSTRIP and after < len(text) and text[after] in _WHITE and not taken[after]:
         after += 1
     taken[before:after] = b"\1" * (after - before)
     return before, after, token_id

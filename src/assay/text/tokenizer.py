@@ -14,7 +14,7 @@ from assay.text.pair_merging import CHAR_TO_BYTE, SPACE, ByteLevelBPE, Encoder, 
 from assay.text.pretokenize import PreTokenizer
 from assay.text.special import SpecialTokens
 from assay.text.unigram import Unigram
-from assay.text.vocab import NAMELESS, Kind, NoVocabulary, Vocab, nameless_vocab, read_vocab
+from assay.text.vocab import NAMELESS, NoVocabulary, TokenKind, Vocab, nameless_vocab, read_vocab
 from assay.text.wordpiece import WordPiece, readable
 
 
@@ -164,13 +164,13 @@ class Tokenizer:
 
     def _make_piece(self, token: int) -> bytes:
         text, kind = self.vocab.tokens[token], self.vocab.kinds[token]
-        if kind & Kind.SPECIAL:
+        if kind & TokenKind.SPECIAL:
             return text.encode()
-        if kind & Kind.NORMAL:
+        if kind & TokenKind.NORMAL:
             if self.vocab.pre is None or not self.vocab.pre.byte_encode:
                 return text.replace(SPACE, " ").encode()
             return b"".join(bytes([CHAR_TO_BYTE[c]]) if c in CHAR_TO_BYTE else c.encode() for c in text)
-        if kind & Kind.BYTE:
+        if kind & TokenKind.BYTE:
             return _byte_token(text)
         return b""
 
@@ -185,12 +185,12 @@ class Tokenizer:
     def is_hidden(self, token: int) -> bool:
         """Control and unknown tokens, which `special=False` leaves out."""
         self._check(token)
-        return bool(self.vocab.kinds[token] & Kind.HIDDEN)
+        return bool(self.vocab.kinds[token] & TokenKind.HIDDEN)
 
     def is_special(self, token: int) -> bool:
         """Control, unknown and user-defined tokens: those with a meaning as a whole."""
         self._check(token)
-        return bool(self.vocab.kinds[token] & Kind.SPECIAL)
+        return bool(self.vocab.kinds[token] & TokenKind.SPECIAL)
 
     def decode(self, ids: Iterable[int], *, special: bool = True) -> str:
         """The text of ids, exactly as written: a SentencePiece vocabulary's leading space stays. Bytes that are

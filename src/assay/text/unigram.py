@@ -17,7 +17,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.text.charsmap import Charsmap
 from assay.text.pair_merging import SPACE, Remembered, SafeCuts
-from assay.text.vocab import SCORES, TOKENS, Kind, Vocab
+from assay.text.vocab import SCORES, TOKENS, TokenKind, Vocab
 
 MAX_LENGTH = 256  # characters a token may have: with it the time is linear in the text
 _PENALTY = 10.0
@@ -31,8 +31,8 @@ class Unigram:
         if vocab.scores is None:
             raise AssayError(f"{file.path.name}: {SCORES}: missing, and a unigram vocabulary cannot do without")
         kinds = np.frombuffer(vocab.kinds, np.uint8)
-        usable = np.flatnonzero(kinds & (Kind.NORMAL | Kind.USER | Kind.UNUSED)).tolist()
-        scores = np.where(kinds & Kind.USER, 0.0, vocab.scores.astype(np.float64)).tolist()
+        usable = np.flatnonzero(kinds & (TokenKind.NORMAL | TokenKind.USER | TokenKind.UNUSED)).tolist()
+        scores = np.where(kinds & TokenKind.USER, 0.0, vocab.scores.astype(np.float64)).tolist()
         self._tokens = {vocab.tokens[i]: (scores[i], i) for i in usable}
         longest = max(map(len, self._tokens), default=0)
         if longest > MAX_LENGTH:
@@ -43,7 +43,7 @@ class Unigram:
         self._longest: dict[str, int] = {}  # by first character
         for text in self._tokens:
             self._longest[text[0]] = max(self._longest.get(text[0], 0), len(text))
-        normal = vocab.scores[(kinds & Kind.NORMAL) != 0]
+        normal = vocab.scores[(kinds & TokenKind.NORMAL) != 0]
         # In single precision, as llama.cpp and SentencePiece have it.
         self._unknown_score = float(np.float32(normal.min()) - np.float32(_PENALTY)) if len(normal) else -_PENALTY
         self._unknown = vocab.special.get("unk")

@@ -29,7 +29,7 @@ SENTENCEPIECE = "llama"  # what GGUF calls its pair merging
 NAMELESS = "none"  # a vocabulary of ids alone
 
 
-class Kind:
+class TokenKind:
     """What a token is, in bits, for llama.cpp lets some be two things at once. Plain integers: they are asked often."""
 
     NORMAL = 1
@@ -105,7 +105,7 @@ class Vocab:
     model: str  # "llama", "gpt2", "bert", "t5" or NAMELESS
     tokens: list[str]
     ids: dict[str, int]
-    kinds: bytes  # Kind per token
+    kinds: bytes  # TokenKind per token
     scores: npt.NDArray[np.float32] | None
     pre_name: str
     pre: PreTokenizer | None
@@ -225,7 +225,7 @@ def _array(file: GGUFFile, key: str, n_tokens: int, kinds: tuple[type, ...]) -> 
 def _kinds(file: GGUFFile, n_tokens: int) -> npt.NDArray[np.uint8]:
     types = _array(file, KINDS, n_tokens, (np.integer,))
     if types is None:
-        return np.full(n_tokens, Kind.NORMAL, dtype=np.uint8)
+        return np.full(n_tokens, TokenKind.NORMAL, dtype=np.uint8)
     known = (types >= 0) & (types < len(_KIND_OF_TYPE))
     return _KIND_OF_TYPE[np.where(known, types, 0).astype(np.intp)]
 
@@ -271,7 +271,7 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
             found = next((ids[text] for text in texts if text in ids), None)
             if found is not None:
                 special[role] = found
-                kinds[found] |= Kind.CONTROL
+                kinds[found] |= TokenKind.CONTROL
 
     find("eot", _END_OF_TURN)
     find("eom", ("<|eom_id|>",))
@@ -283,10 +283,10 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
     for text in _END_OF_GENERATION:
         if text in ids:
             eog.add(ids[text])
-            kinds[ids[text]] |= Kind.CONTROL
+            kinds[ids[text]] |= TokenKind.CONTROL
     for text in _ALWAYS_SHOWN:
         if text in ids:
-            kinds[ids[text]] = Kind.USER
+            kinds[ids[text]] = TokenKind.USER
     eog.update(special[role] for role in ("eos", "eot", "eom") if role in special)
 
     def present(*texts: str) -> bool:
@@ -295,10 +295,10 @@ def _end_of_generation(ids: dict[str, int], kinds: npt.NDArray[np.uint8], specia
     calls = present("<|call|>") or present("<|calls|>")
     if present("<|end|>") and calls and (present("<|return|>") or present("<|flush|>")):
         eog.remove(ids["<|end|>"])  # in these vocabularies it ends a message, not the turn
-        kinds[ids["<|end|>"]] = Kind.USER
+        kinds[ids["<|end|>"]] = TokenKind.USER
     if present("</s>") and (present("<|tool_response>") or present("<|plamo:eos|>")):
         eog.remove(ids["</s>"])
-        kinds[ids["</s>"]] = Kind.NORMAL
+        kinds[ids["</s>"]] = TokenKind.NORMAL
     return frozenset(eog)
 
 
@@ -311,14 +311,14 @@ def _strip_rules(file: GGUFFile, ids: dict[str, int], kinds: npt.NDArray[np.uint
     if any(part in arch for part in ("nomic-bert-moe", "jina-bert-v3")):
         mask = "<mask>"
     if mask is None and ("phi-3" in name or "phi3" in name):
-        kinds[(kinds & Kind.SPECIAL) != 0] |= Kind.RSTRIP
+        kinds[(kinds & TokenKind.SPECIAL) != 0] |= TokenKind.RSTRIP
         if "</s>" in ids:
-            kinds[ids["</s>"]] |= Kind.RSTRIP
+            kinds[ids["</s>"]] |= TokenKind.RSTRIP
         for text in ("<unk>", "<s>", "<|endoftext|>"):
             if text in ids:
-                kinds[ids[text]] &= 0xFF ^ Kind.RSTRIP
+                kinds[ids[text]] &= 0xFF ^ TokenKind.RSTRIP
         return
     if mask is None and "modern-bert" in name:
         mask = "[MASK]"
     if mask is not None and mask in ids:
-        kinds[ids[mask]] |= Kind.LSTRIP
+        kinds[ids[mask]] |= TokenKind.LSTRIP

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from assay.errors import AssayError
-from assay.serve.http.exchange import Call, Event, Events, _answer, dumps, mold
+from assay.serve.http.exchange import Event, Events, HttpCall, _answer, dumps, mold
 
 
 def written(*rounds: list[Event | Exception]) -> list[bytes]:
     """The writes of a stream whose events come in rounds, with a wait behind each."""
-    call: Call[None] = Call(None, {}, AsyncExitStack())
+    call: HttpCall[None] = HttpCall(None, {}, AsyncExitStack())
     bodies: list[bytes] = []
 
     async def events() -> AsyncIterator[Event]:

@@ -12,7 +12,7 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.verify.diagnosis import answer
 from assay.verify.diagnosis.diagnose_dump import diagnose
-from assay.verify.diagnosis.lab import Hypothesis
+from assay.verify.diagnosis.fault_trials import Hypothesis
 from assay.verify.diagnosis.likelihood import Voice
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.load import load_dump

@@ -25,7 +25,7 @@ from assay.engines.contract import (
     Arithmetic,
     Chunk,
     Emit,
-    Memory,
+    MemoryUse,
     Output,
     PagedEngine,
     check_batch,
@@ -155,6 +155,8 @@ class CpuEngine(PagedEngine):
     """The engine contract over compiled programs."""
 
     name = "cpu"
+    precisions = PRECISIONS
+    separate_windows = True
 
     def __init__(
         self,
@@ -277,8 +279,8 @@ class CpuEngine(PagedEngine):
         self._tensors = None
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         weights = sum(w.bytes for w in self._tensors.weights()) if self._tensors else 0
         buffers = sum(c.program.arena_bytes for c in self._programs.values())
         page, *others = self._cache.page_bytes
-        return Memory(weights, buffers, page, sum(map(mul, others, self.windows.values())))
+        return MemoryUse(weights, buffers, page, sum(map(mul, others, self.windows.values())))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from assay.engines.cpu.foreign import kernel_address, numeric_attributes
 from assay.engines.plan.batching import External
 from assay.engines.plan.fuse import Attention, Gated, Product, Products, Single, fuse
 from assay.engines.plan.state_layout import cache_pools
-from assay.engines.reference.functions import alibi_slopes, rope_angles
+from assay.engines.plan.values import RopeTable, attention_mask, heads_in_row, rope_table, row_width
 from assay.errors import AssayError
 from assay.graph import Graph, Node, Trait
 
@@ -74,7 +74,7 @@ class _Compiler:
         self.pools = cache_pools(self.graph)
         self.values: dict[tuple[str, str], int] = {}  # (node, domain) -> native value
         self.acts: dict[tuple[str, str, str], int] = {}  # (node, domain, format) -> prepared activations
-        self.tables: dict[tuple[Any, ...], int] = {}
+        self.tables: dict[tuple[RopeTable, str], int] = {}  # (table, domain) -> native value
         for name in self.graph.given:
             self.externals.append(External(name, "tokens", self._width(name), given=True))
             self.values[name, "tokens"] = self.program.value(self._width(name), "tokens", external=True)
@@ -92,10 +92,7 @@ class _Compiler:
     # -- values --------------------------------------------------------------------------------------------
 
     def _width(self, name: str) -> int:
-        width = 1
-        for dim in self.graph.shapes[name]:
-            width *= dim if isinstance(dim, int) else 1
-        return width
+        return row_width(self.graph, name)
 
     def _new(self, name: str) -> int:
         """A value for a node that the next step computes: memory of the caller if it is kept or is the output."""
@@ -139,9 +136,7 @@ class _Compiler:
         return pool.index
 
     def _parts(self, name: str, n_head: int) -> int:
-        """How many heads or experts a row has: by the value's own axis, else as the operation splits it."""
-        shape = self.graph.shapes[name]
-        return int(shape[1]) if len(shape) == 3 else n_head or 1
+        return heads_in_row(self.graph, name, n_head)
 
     def _prepared(self, name: str, domain: str, form: str) -> int:
         key = (name, domain, form)
@@ -287,19 +282,16 @@ class _Compiler:
         rows = {"inp_pos": "tokens", "inp_kpos": "keys"}.get(node.inputs[1])
         if rows is None or (rows == "keys") != (domain == "keys"):
             raise AssayError(f"node {node.name}: the cpu engine cannot turn by {node.inputs[1]}")
-        attrs = node.all_attrs()
-        heads, mode, offset = attrs.pop("n_head"), attrs.pop("mode"), attrs.pop("offset")
-        factors = self.tensors.array(node.weights[0]) if node.weights else None
-        angles, magnitude = rope_angles(np.ones(1), factors, **attrs)
-        key = (angles.tobytes(), magnitude)
-        if (*key, rows) not in self.tables:
-            table = self.tables[*key, rows] = self.program.value(2 * angles.shape[1], rows)
-            self.program.rope_table(angles[0].tolist(), magnitude, table)
-        if (*key, domain) not in self.tables:
-            table = self.tables[*key, domain] = self.program.value(2 * angles.shape[1], domain)
-            self.program.output_rows(self.tables[*key, rows], table)
-        x = self._get(node.inputs[0], domain)
-        self.program.rope(x, self.tables[*key, domain], heads, offset, mode == "neox", self._new(node.name))
+        rope = rope_table(node, self.tensors.array(node.weights[0]) if node.weights else None)
+        if (rope, rows) not in self.tables:
+            table = self.tables[rope, rows] = self.program.value(rope.n_rot, rows)
+            self.program.rope_table(list(rope.frequencies), rope.magnitude, table)
+        if (rope, domain) not in self.tables:
+            table = self.tables[rope, domain] = self.program.value(rope.n_rot, domain)
+            self.program.output_rows(self.tables[rope, rows], table)
+        x, heads, offset = self._get(node.inputs[0], domain), node.attr("n_head"), node.attr("offset")
+        neox = node.attr("mode") == "neox"
+        self.program.rope(x, self.tables[rope, domain], heads, offset, neox, self._new(node.name))
 
     def _cache(self, node: Node) -> None:
         self.program.cache_write(self._get(node.inputs[0], "tokens"), self.pools[node.name].index)
@@ -312,16 +304,14 @@ class _Compiler:
         self.program.kq(q, k, int(self.graph.shapes[node.name][0]), kv_heads, self._new(node.name))
 
     def _mask(self, node: Node) -> Mask:
-        if node.inputs[1:] not in (("inp_pos", "inp_kpos"), ("inp_pos", "inp_pos")):
-            raise AssayError(f"node {node.name}: the cpu engine masks by inp_pos and inp_kpos only")
-        max_bias, heads = float(node.attr("max_bias")), int(self.graph.shapes[node.name][0])
+        mask = attention_mask(self.graph, node, None, "the cpu engine masks by inp_pos and inp_kpos only")
         return Mask(
-            scale=float(node.attr("scale")),
-            window=int(node.attr("window")),
-            chunk=int(node.attr("chunk")),
-            causal=bool(node.attr("causal")),
-            sinks=self.tensors.vector(node.weights[0]) if node.weights else None,
-            slopes=Vector(alibi_slopes(heads, max_bias).astype(np.float32)) if max_bias else None,
+            scale=mask.scale,
+            window=mask.window,
+            chunk=mask.chunk,
+            causal=mask.causal,
+            sinks=self.tensors.vector(mask.sinks) if mask.sinks else None,
+            slopes=Vector(np.array(mask.slopes, np.float32)) if mask.slopes else None,
         )
 
     def _attn_softmax(self, node: Node) -> None:

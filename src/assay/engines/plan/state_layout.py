@@ -73,8 +73,3 @@ def slots_bytes(graph: Graph, kv_type: str) -> int:
 def state_slots(graph: Graph) -> int:
     """How many state slots an engine has for this graph; none where everything is kept by position."""
     return STATE_SLOTS if graph.state.per_sequence else 0
-
-
-def natural_kv_type(engine: str, precision: str | None) -> str:
-    """The type of the cache where no option names one."""
-    return "f64" if engine == "reference" else "f32" if precision == "exact" else "f16"

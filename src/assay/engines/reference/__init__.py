@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -178,6 +179,7 @@ class ReferenceEngine(PagedEngine):
     """The engine contract over `interpret`. Sequences of a batch are computed one after the other."""
 
     name = "reference"
+    precisions = MappingProxyType({"f64": "f64", "f32": "f32"})
 
     def __init__(
         self,

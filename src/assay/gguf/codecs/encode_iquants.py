@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .codec import Bytes, Encoder, Floats
 from .encode_kquants import pack_crumbs
 from .encode_legacy import half_bytes, pack_low_high
-from .fit import Form, Snap, columns, encode_blocks, fit_symmetric, halves, reciprocal, rows, steps
+from .fit import BlockForm, Snap, columns, encode_blocks, fit_symmetric, halves, reciprocal, rows, steps
 from .grids import LATTICES, grid
 from .iquants import EVEN, IQ4_VALUES
 
@@ -36,7 +36,7 @@ def to_values(v: Floats, _w: Floats) -> Floats:
     return np.take(NEAREST, v.astype(np.int16) + 256, out=v, mode="clip")
 
 
-IQ4_XS = Form(32, to_values, (-32, 31), 0, STARTS)
+IQ4_XS = BlockForm(32, to_values, (-32, 31), 0, STARTS)
 
 
 def indices(values: Floats) -> Bytes:
@@ -165,13 +165,13 @@ def magnitudes(x: Floats, w: Floats | None, even: bool) -> tuple[Floats, Bytes]:
     return targets.reshape(x.shape), signs
 
 
-def form(name: str, size: int, most: int, first: float = 0.6, last: float = 1.15) -> Form:
+def form(name: str, size: int, most: int, first: float = 0.6, last: float = 1.15) -> BlockForm:
     """Odd scales up to `most`; the extreme of a group starts at some share of the book's largest value."""
     top = max(LATTICES[name][0])
-    return Form(size, to_points(name), (1, most), 0, steps(first * top, last * top, 8), odd=True)
+    return BlockForm(size, to_points(name), (1, most), 0, steps(first * top, last * top, 8), odd=True)
 
 
-def encode_points(x: Floats, w: Floats | None, name: str, form: Form, even: bool, unit: float) -> list[Bytes]:
+def encode_points(x: Floats, w: Floats | None, name: str, form: BlockForm, even: bool, unit: float) -> list[Bytes]:
     """d (half), 4-bit scales, indices and signs of a type with signs; d is in units of `unit`."""
     targets, signs = magnitudes(x, w, even)
     b = encode_blocks(targets, w, form)
@@ -217,11 +217,11 @@ def encode_iq3_s(x: Floats, w: Floats | None) -> Bytes:
     return np.hstack([d, index.astype(np.uint8), ninth, signs, pack_low_high(scales, 1)])
 
 
-IQ1_S = Form(32, to_shifted(4), (1, 15), 0, steps(0.9, 2.6, 8), odd=True)
-IQ1_M = Form(16, to_shifted(1), (1, 15), 0, steps(0.9, 2.6, 8), odd=True)
+IQ1_S = BlockForm(32, to_shifted(4), (1, 15), 0, steps(0.9, 2.6, 8), odd=True)
+IQ1_M = BlockForm(16, to_shifted(1), (1, 15), 0, steps(0.9, 2.6, 8), odd=True)
 
 
-def encode_iq1(x: Floats, w: Floats | None, form: Form) -> tuple[Floats, Bytes, NDArray[np.uint16], Bytes]:
+def encode_iq1(x: Floats, w: Floats | None, form: BlockForm) -> tuple[Floats, Bytes, NDArray[np.uint16], Bytes]:
     """d, 3-bit scales, indices `[n, 32]`, and 1 where the points of eight elements are moved down."""
     b = encode_blocks(x, w, form)
     values = rows(b.values, len(x))

@@ -30,7 +30,7 @@ Snap = Callable[[Floats, Floats], Floats]
 
 
 @dataclass(frozen=True)
-class Form:
+class BlockForm:
     """What a block of a type can say: groups of `size` elements, the values of an element, the integers of a scale and
     of a minimum (0: there is none), and where starting scales put the extreme of a group.
 
@@ -160,7 +160,7 @@ def nearest_half(values: Floats, fallback: Floats) -> Floats:
     return np.where(np.isfinite(rounded), rounded, fallback)
 
 
-def encode_blocks(x: Floats, w: Floats | None, form: Form, levels: int = 0) -> Blocks:
+def encode_blocks(x: Floats, w: Floats | None, form: BlockForm, levels: int = 0) -> Blocks:
     """Blocks `[n, k]` in a form with integer scales; `levels` is the largest value of a form with minima."""
     n = len(x)
     groups = columns(x, form.size)
@@ -175,17 +175,17 @@ def encode_blocks(x: Floats, w: Floats | None, form: Form, levels: int = 0) -> B
         extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=1, keepdims=True), axis=1)
         d = covering(extreme / np.float32(form.scales[1 if form.odd else 0]))
         dmin = np.zeros_like(d)
-    fit = Fit(groups, weights, form)
+    fit = BlockFit(groups, weights, form)
     best = fit.blocks(d, dmin, fit.integers(scale, d), fit.integers(minimum, dmin, minima=True))
     for _ in range(ROUNDS):
         best = fit.moved(fit.solved(best))
     return best
 
 
-class Fit:
+class BlockFit:
     """The groups of some blocks, and the moves that make their error smaller. No move makes any block's larger."""
 
-    def __init__(self, x: Floats, w: Floats, form: Form) -> None:
+    def __init__(self, x: Floats, w: Floats, form: BlockForm) -> None:
         self.x, self.w, self.form = x, w, form
         self.wx = w * x
 

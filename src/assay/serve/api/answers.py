@@ -15,8 +15,8 @@ from assay.runtime.sampler import Choice, Ranked, SamplerParams
 from assay.runtime.sequence import Constraint, Progress
 from assay.serve.api.schemas import Sampling
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
-from assay.serve.pool.models import Entry
+from assay.serve.limits import ServerLimits
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.threads import Threads
 from assay.version import __version__
 
@@ -54,7 +54,7 @@ class Origin:
         return f"{self.id}-{self.created:x}-{self.seed:x}" if self.shown else ""
 
 
-def sampler_params(request: Sampling, entry: Entry, index: int, origin: Origin) -> SamplerParams:
+def sampler_params(request: Sampling, entry: ServedModel, index: int, origin: Origin) -> SamplerParams:
     """The settings of choice `index`: each of the n has a seed of its own."""
     given: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAME}
     given["temp"] = request.temperature
@@ -76,7 +76,7 @@ def stops(request: Sampling) -> tuple[str, ...]:
     return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
-def deadline(limits: Limits, asked: float | None = None) -> float:
+def deadline(limits: ServerLimits, asked: float | None = None) -> float:
     """When a request that arrives now must be done."""
     return time.monotonic() + min(asked or limits.request_s, limits.request_s)
 
@@ -122,13 +122,13 @@ def timings(sequences: Seq[Progress]) -> dict[str, float]:
     }
 
 
-def token_logprob(entry: Entry, choice: Choice) -> dict[str, Any]:
+def token_logprob(entry: ServedModel, choice: Choice) -> dict[str, Any]:
     """One token with its alternatives, in the chat form. `id` is an extension."""
     own = Ranked(choice.id, choice.logprob or 0.0)
     return _ranked(entry, own) | {"top_logprobs": [_ranked(entry, item) for item in choice.top]}
 
 
-def _ranked(entry: Entry, item: Ranked) -> dict[str, Any]:
+def _ranked(entry: ServedModel, item: Ranked) -> dict[str, Any]:
     piece = piece_of(entry, item.id)
     return {
         "token": piece.decode("utf-8", "replace"),
@@ -138,6 +138,6 @@ def _ranked(entry: Entry, item: Ranked) -> dict[str, Any]:
     }
 
 
-def piece_of(entry: Entry, token: int) -> bytes:
+def piece_of(entry: ServedModel, token: int) -> bytes:
     """A token's bytes; none for an id the model has and the vocabulary does not."""
     return entry.tokenizer.piece(token) if token < entry.tokenizer.n_vocab else b""

@@ -12,14 +12,14 @@ from assay.runtime.sequence import Constraint, Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import ChatRequest, Function, NamedTool, SchemaFormat
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api.tools import TAUGHT, offered_rule, required_rule, taught
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Event, Events, Reply, json_reply, mold
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, mold
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 from assay.text.calls import Call as ToolCall
-from assay.text.marks import Piece
+from assay.text.marks import ReplyPiece
 from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes_tools
 
 
@@ -27,13 +27,13 @@ from assay.text.reply import TAIL, Family, ReplyParser, family_of, opened, takes
 class Conversation:
     """A request under way: what every dialect of a chat is made from."""
 
-    entry: Entry
+    entry: ServedModel
     reader: Reader
-    answers: list[Answer]
+    answers: list[ChoiceBuilder]
     origin: common.Origin
 
 
-async def begin(call: Call, request: ChatRequest) -> Conversation:
+async def begin(call: HttpCall, request: ChatRequest) -> Conversation:
     """From a checked request to sequences that run."""
     state = call.state
     entry = state.models.find(request.model)
@@ -76,13 +76,13 @@ async def begin(call: Call, request: ChatRequest) -> Conversation:
     apart = free and request.reasoning_format != "none"
     offered = request_tokens.plain_tools(tools) if free else None
     answers = [
-        Answer(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
+        ChoiceBuilder(entry, ReplyParser(family, offered, thinking=thinking, apart=apart), f"{origin.id}/{index}")
         for index in range(len(jobs))
     ]
     return Conversation(entry, reader, answers, origin)
 
 
-async def chat(call: Call, request: ChatRequest) -> Reply | Events:
+async def chat(call: HttpCall, request: ChatRequest) -> HttpReply | Events:
     begun = await begin(call, request)
     entry, reader, answers, origin = begun.entry, begun.reader, begun.answers, begun.origin
     if request.stream:
@@ -103,7 +103,7 @@ async def chat(call: Call, request: ChatRequest) -> Reply | Events:
 
 
 async def _chunks(
-    entry: Entry, reader: Reader, answers: list[Answer], with_usage: bool, origin: common.Origin
+    entry: ServedModel, reader: Reader, answers: list[ChoiceBuilder], with_usage: bool, origin: common.Origin
 ) -> AsyncIterator[Event]:
     head = common.heading("chat.completion.chunk", "chatcmpl", entry.id, origin)
     if with_usage:
@@ -136,10 +136,10 @@ async def _chunks(
         yield head | {"choices": []} | totals
 
 
-class Answer:
+class ChoiceBuilder:
     """One choice as it grows."""
 
-    def __init__(self, entry: Entry, reply: ReplyParser, name: str) -> None:
+    def __init__(self, entry: ServedModel, reply: ReplyParser, name: str) -> None:
         self._entry = entry
         self._name = name  # unique; the ids of its calls come out of it
         self._reply = reply
@@ -163,7 +163,7 @@ class Answer:
             deltas = [{"content": ""}]
         return [(delta, new if i == 0 else []) for i, delta in enumerate(deltas)]
 
-    def _deltas(self, piece: Piece) -> list[dict[str, Any]]:
+    def _deltas(self, piece: ReplyPiece) -> list[dict[str, Any]]:
         self._reasoning.append(piece.reasoning)
         self._content.append(piece.content)
         before = len(self._calls)
@@ -216,7 +216,7 @@ def _requires_call(request: ChatRequest) -> bool:
 
 
 def _constraint(
-    request: ChatRequest, entry: Entry, family: Family, *, thinking: bool
+    request: ChatRequest, entry: ServedModel, family: Family, *, thinking: bool
 ) -> Callable[[], Callable[[], Constraint]] | None:
     """The compilation that the request needs: of a required call, a response format or a grammar."""
     grammars, wanted = entry.grammars, request.response_format

@@ -12,16 +12,16 @@ from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.llama_server import infill_ids
 from assay.serve.api.schemas import CompletionRequest
-from assay.serve.api.state import Call, State
+from assay.serve.api.state import HttpCall, State
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Event, Events, Reply, json_reply, mold
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import Event, Events, HttpReply, json_reply, mold
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
 DEFAULT_TOKENS = 16
 
 
-async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
+async def completions(call: HttpCall, request: CompletionRequest) -> HttpReply | Events:
     state = call.state
     entry = state.models.find(request.model)
     limits, origin = state.limits, common.Origin.of(call.headers)
@@ -67,7 +67,7 @@ async def completions(call: Call, request: CompletionRequest) -> Reply | Events:
 
 
 async def _jobs(
-    request: CompletionRequest, entry: Entry, given: list[list[int]], n: int, state: State, origin: common.Origin
+    request: CompletionRequest, entry: ServedModel, given: list[list[int]], n: int, state: State, origin: common.Origin
 ) -> list[Job]:
     limits, threads = state.limits, state.threads
     asked = request.max_tokens if request.max_tokens is not None else DEFAULT_TOKENS
@@ -95,7 +95,7 @@ async def _jobs(
 
 
 async def _chunks(
-    entry: Entry, request: CompletionRequest, reader: Reader, with_usage: bool, origin: common.Origin
+    entry: ServedModel, request: CompletionRequest, reader: Reader, with_usage: bool, origin: common.Origin
 ) -> AsyncIterator[Event]:
     head = common.heading("text_completion", "cmpl", entry.id, origin)
     if with_usage:
@@ -135,7 +135,7 @@ async def _chunks(
 class _Answer:
     """One choice as it grows."""
 
-    def __init__(self, entry: Entry, request: CompletionRequest) -> None:
+    def __init__(self, entry: ServedModel, request: CompletionRequest) -> None:
         self._entry = entry
         self._request = request
         self._text: list[str] = []
@@ -165,7 +165,7 @@ class _Answer:
 class _Logprobs:
     """The older form: parallel lists, with the character at which each token begins."""
 
-    def __init__(self, entry: Entry, offset: int) -> None:
+    def __init__(self, entry: ServedModel, offset: int) -> None:
         self._entry = entry
         self._offset = offset
         self._rows: list[tuple[str, float | None, dict[str, float] | None, int, int]] = []

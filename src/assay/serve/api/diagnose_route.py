@@ -20,15 +20,15 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from assay.serve.api.schemas import Model, Name, Text
-from assay.serve.api.state import Call
+from assay.serve.api.schemas import Name, Schema, Text
+from assay.serve.api.state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Reply, json_reply
+from assay.serve.http.exchange import HttpReply, json_reply
 
 _SUFFIX = re.compile(r"\.(jsonl|npz|safetensors|log|txt)")
 
 
-class DiagnoseRequest(Model):
+class DiagnoseRequest(Schema):
     """Exactly one of text and data."""
 
     model: Name | None = None
@@ -38,7 +38,7 @@ class DiagnoseRequest(Model):
     prompt: Annotated[str, Field(max_length=65536)] | None = Field(None, description="the text that was fed, if known")
 
 
-class NodeVerdict(Model):
+class NodeVerdictRow(Schema, wire="NodeVerdict"):
     name: str
     verdict: str
     own: bool | None
@@ -46,14 +46,14 @@ class NodeVerdict(Model):
     nmse: float | None
 
 
-class DiagnoseResponse(Model):
+class DiagnoseResponse(Schema):
     verdict: str
     words: str
-    nodes: list[NodeVerdict]
+    nodes: list[NodeVerdictRow]
     diagnosis: dict[str, Any]
 
 
-async def diagnose(call: Call, request: DiagnoseRequest) -> Reply:
+async def diagnose(call: HttpCall, request: DiagnoseRequest) -> HttpReply:
     entry = call.state.models.find(request.model)
     if (request.text is None) == (request.data is None):
         raise ApiError("invalid_value", "give exactly one of text and data", "text")

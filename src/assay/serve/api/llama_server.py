@@ -11,12 +11,12 @@ from assay.runtime.params import SamplerParams
 from assay.runtime.sequence import Job, Update
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
-from assay.serve.api.schemas import LIMITS, Model, Name, Sampling, TokenId
+from assay.serve.api.schemas import LIMITS, Name, Sampling, Schema, TokenId
 from assay.serve.api.schemas import Text as AnyText
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import BARE, Events, Reply, json_reply
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import BARE, Events, HttpReply, json_reply
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 from assay.version import __version__
 
@@ -39,7 +39,7 @@ class LlamaCompletionRequest(Text):
     prompt: AnyText | Annotated[list[AnyText | TokenId], Field(min_length=1, max_length=LIMITS.body)]
 
 
-class Extra(Model):
+class Extra(Schema):
     text: AnyText
     filename: Name | None = None
 
@@ -54,11 +54,13 @@ class InfillRequest(Text):
 # --- text to text: what Ollama's raw generation uses too
 
 
-async def text_of(call: Call, entry: Entry, text: str) -> list[int]:
+async def text_of(call: HttpCall, entry: ServedModel, text: str) -> list[int]:
     return await request_tokens.text_ids(call.state, entry, text)
 
 
-async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: list[Extra] | None = None) -> list[int]:
+async def infill_ids(
+    call: HttpCall, entry: ServedModel, prefix: str, suffix: str, extra: list[Extra] | None = None
+) -> list[int]:
     """Prefix, suffix and the mark of the middle, in the order of models that fill in; other files first."""
     special = entry.tokenizer.vocab.special
     if not {"fim_pre", "fim_suf", "fim_mid"} <= set(special):
@@ -77,7 +79,7 @@ async def infill_ids(call: Call, entry: Entry, prefix: str, suffix: str, extra: 
     ]  # fmt: skip
 
 
-async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text) -> Reader:
+async def continue_text(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> Reader:
     """A text that is being continued."""
     state = call.state
     request_tokens.check(ids, entry)
@@ -110,19 +112,19 @@ async def continue_text(call: Call, entry: Entry, ids: list[int], request: Text)
 # --- the routes
 
 
-async def completion(call: Call, request: LlamaCompletionRequest) -> Reply | Events:
+async def completion(call: HttpCall, request: LlamaCompletionRequest) -> HttpReply | Events:
     entry = call.state.models.find(request.model)
     return await _reply(call, entry, await _prompt(call, entry, request.prompt), request)
 
 
-async def infill(call: Call, request: InfillRequest) -> Reply | Events:
+async def infill(call: HttpCall, request: InfillRequest) -> HttpReply | Events:
     entry = call.state.models.find(request.model)
     prefix = request.input_prefix + (request.prompt or "")
     ids = await infill_ids(call, entry, prefix, request.input_suffix, request.input_extra)
     return await _reply(call, entry, ids, request)
 
 
-async def _prompt(call: Call, entry: Entry, prompt: str | list[str | int]) -> list[int]:
+async def _prompt(call: HttpCall, entry: ServedModel, prompt: str | list[str | int]) -> list[int]:
     """A text, ids, or a mixture: only the first text of one gets the tokens that begin a text."""
     if isinstance(prompt, str):
         return await text_of(call, entry, prompt)
@@ -135,7 +137,7 @@ async def _prompt(call: Call, entry: Entry, prompt: str | list[str | int]) -> li
     return ids
 
 
-async def _reply(call: Call, entry: Entry, ids: list[int], request: Text) -> Reply | Events:
+async def _reply(call: HttpCall, entry: ServedModel, ids: list[int], request: Text) -> HttpReply | Events:
     reader = await continue_text(call, entry, ids, request)
     made = _Completion(entry, reader, request)
     if request.stream:
@@ -152,7 +154,7 @@ async def _reply(call: Call, entry: Entry, ids: list[int], request: Text) -> Rep
 class _Completion:
     """One answer in llama-server's words."""
 
-    def __init__(self, entry: Entry, reader: Reader, request: Text) -> None:
+    def __init__(self, entry: ServedModel, reader: Reader, request: Text) -> None:
         self._entry = entry
         self._reader = reader
         self._request = request
@@ -211,7 +213,7 @@ def settings(params: SamplerParams) -> dict[str, Any]:
     return found | {"seed": -1 if params.seed is None else params.seed}
 
 
-async def props(call: Call, _: None) -> Reply:
+async def props(call: HttpCall, _: None) -> HttpReply:
     entry = call.state.models.default
     vocab = entry.tokenizer.vocab
 
@@ -233,7 +235,7 @@ async def props(call: Call, _: None) -> Reply:
     )
 
 
-async def slots(call: Call, _: None) -> Reply:
+async def slots(call: HttpCall, _: None) -> HttpReply:
     """A row for every sequence that may run; who runs in it, but not what it says."""
     found: list[dict[str, Any]] = []
     for entry in call.state.models.entries.values():

@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.errors import AssayError
-from assay.serve.api.schemas import Message, Tool
+from assay.serve.api.schemas import ChatMessage, Tool
 from assay.serve.api.state import State
 from assay.serve.api_errors import ApiError
-from assay.serve.pool.models import Entry
+from assay.serve.pool.models import ServedModel
 from assay.text import encode_chat
 
 LARGE = 64 << 10  # characters
 PER_TOKEN = 32  # characters: real texts have about four
 
 
-def check(ids: Sequence[int], entry: Entry, *, room: int = 1, param: str = "prompt") -> None:
+def check(ids: Sequence[int], entry: ServedModel, *, room: int = 1, param: str = "prompt") -> None:
     """Refuse a prompt that leaves no room for `room` tokens of answer, and say what would fit."""
     n_vocab = entry.model.hparams.n_vocab
     if not ids:
@@ -39,7 +39,7 @@ def check(ids: Sequence[int], entry: Entry, *, room: int = 1, param: str = "prom
         )
 
 
-def _check_length(n_chars: int, entry: Entry) -> None:
+def _check_length(n_chars: int, entry: ServedModel) -> None:
     if n_chars > PER_TOKEN * entry.n_ctx:
         raise ApiError(
             "context_length_exceeded",
@@ -54,14 +54,14 @@ async def off_loop(state: State, n_chars: int, work: Callable[[], Any], kind: st
     return await state.threads.run("large" if n_chars > LARGE else kind, work)
 
 
-async def text_ids(state: State, entry: Entry, text: str, **options: bool) -> list[int]:
+async def text_ids(state: State, entry: ServedModel, text: str, **options: bool) -> list[int]:
     """The ids of one text that is to be computed."""
     _check_length(len(text), entry)
     found: list[int] = await off_loop(state, len(text), lambda: entry.tokenizer.encode(text, **options))
     return found
 
 
-async def prompt_ids(state: State, entry: Entry, prompt: Any) -> list[list[int]]:
+async def prompt_ids(state: State, entry: ServedModel, prompt: Any) -> list[list[int]]:
     """The four forms of a prompt (text, texts, ids, lists of ids) as lists of ids."""
     if isinstance(prompt, str):
         prompt = [prompt]
@@ -72,8 +72,8 @@ async def prompt_ids(state: State, entry: Entry, prompt: Any) -> list[list[int]]
 
 async def chat_ids(
     state: State,
-    entry: Entry,
-    messages: list[Message],
+    entry: ServedModel,
+    messages: list[ChatMessage],
     tools: list[Tool] | None = None,
     variables: dict[str, Any] | None = None,
     *,
@@ -99,8 +99,8 @@ async def chat_ids(
 
 async def chat_text(
     state: State,
-    entry: Entry,
-    messages: list[Message],
+    entry: ServedModel,
+    messages: list[ChatMessage],
     tools: list[Tool] | None,
     variables: dict[str, Any] | None,
     *,
@@ -134,7 +134,7 @@ def plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
     return [tool.model_dump(exclude_none=True) for tool in tools] if tools else None
 
 
-def plain(message: Message) -> dict[str, Any]:
+def plain(message: ChatMessage) -> dict[str, Any]:
     """A message as templates expect it: text as one string, none beside calls as none, arguments as objects."""
     found = message.model_dump(exclude_none=True)
     content = message.content

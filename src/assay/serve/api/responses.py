@@ -14,56 +14,56 @@ from pydantic import Field, ValidationError
 
 from assay.serve.api import answers as common
 from assay.serve.api.chat_completions import Conversation, begin
-from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Model, Name, Share, Text
-from assay.serve.api.state import Call
+from assay.serve.api.schemas import LIMITS, ChatRequest, Function, Name, Schema, Share, Text
+from assay.serve.api.state import HttpCall
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import NAMED, Events, Reply, json_reply
+from assay.serve.http.exchange import NAMED, Events, HttpReply, json_reply
 
 
-class Part(Model):
+class ContentPart(Schema, wire="Part"):
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: Text
 
 
-class Item(Model):
+class InputItem(Schema, wire="Item"):
     """A message, a call, or the result of one."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Annotated[str, Field(min_length=1, max_length=64)] | None = None
-    content: Text | Annotated[list[Part], Field(max_length=256)] | None = None
+    content: Text | Annotated[list[ContentPart], Field(max_length=256)] | None = None
     call_id: Name | None = None
     name: Name | None = None
     arguments: Text | None = None
-    output: Text | Annotated[list[Part], Field(max_length=256)] | None = None
+    output: Text | Annotated[list[ContentPart], Field(max_length=256)] | None = None
 
 
 class FunctionTool(Function):
     type: Literal["function"]
 
 
-class NamedChoice(Model):
+class NamedChoice(Schema):
     type: Literal["function"]
     name: Name
 
 
-class TextFormat(Model):
+class TextFormat(Schema):
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class TextOptions(Model):
+class TextOptions(Schema):
     format: TextFormat | None = None
 
 
-class Reasoning(Model):
+class Reasoning(Schema):
     effort: Annotated[str, Field(max_length=32)] | None = None
 
 
-class ResponsesRequest(Model):
+class ResponsesRequest(Schema):
     model: Name | None = Field(None, description="one of /v1/models; default: the first")
-    input: Text | Annotated[list[Item], Field(min_length=1, max_length=LIMITS.messages)]
+    input: Text | Annotated[list[InputItem], Field(min_length=1, max_length=LIMITS.messages)]
     instructions: Text | None = Field(None, description="a system message before the input")
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -77,7 +77,7 @@ class ResponsesRequest(Model):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="an extension")
 
 
-async def responses(call: Call, request: ResponsesRequest) -> Reply | Events:
+async def responses(call: HttpCall, request: ResponsesRequest) -> HttpReply | Events:
     if request.previous_response_id is not None:
         raise ApiError(
             "unsupported", "previous_response_id: nothing is stored here; send the whole conversation as input",
@@ -114,7 +114,7 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     if request.instructions:
         found.append({"role": "system", "content": request.instructions})
-    items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    items = [InputItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
     for item in items:
         if item.type == "function_call":
             function = {"name": item.name or "", "arguments": item.arguments or "{}"}
@@ -132,7 +132,7 @@ def _messages(request: ResponsesRequest) -> list[dict[str, Any]]:
     return found
 
 
-def _text(content: str | list[Part] | None) -> str:
+def _text(content: str | list[ContentPart] | None) -> str:
     return "".join(part.text for part in content) if isinstance(content, list) else content or ""
 
 

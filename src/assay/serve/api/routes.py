@@ -12,12 +12,12 @@ from assay.serve.api.chat_completions import chat
 from assay.serve.api.completions import completions
 from assay.serve.api.diagnose_route import DiagnoseRequest, DiagnoseResponse, diagnose
 from assay.serve.api.responses import ResponsesRequest, responses
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api.status import Status, status
 from assay.serve.api.texts import apply_template, detokenize, embeddings, model, models, replicas, tokenize
 from assay.serve.api.trace_route import trace
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Handler, Reply, json_reply
+from assay.serve.http.exchange import Handler, HttpReply, json_reply
 
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 
@@ -36,11 +36,11 @@ class RouteSpec:
     loads: bool = False  # it needs a model in memory, so it can be full or too late
 
 
-async def health(call: Call, _: Any) -> Reply:
+async def health(call: HttpCall, _: Any) -> HttpReply:
     return json_reply({"status": "ok"})
 
 
-async def ready(call: Call, _: Any) -> Reply:
+async def ready(call: HttpCall, _: Any) -> HttpReply:
     state = call.state.models
     if state.closing:
         raise ApiError("shutting_down", "the server is shutting down")
@@ -49,13 +49,13 @@ async def ready(call: Call, _: Any) -> Reply:
     return json_reply({"status": "ok"})
 
 
-async def metrics(call: Call, _: Any) -> Reply:
+async def metrics(call: HttpCall, _: Any) -> HttpReply:
     from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-    return Reply(generate_latest(call.state.registry), CONTENT_TYPE_LATEST)
+    return HttpReply(generate_latest(call.state.registry), CONTENT_TYPE_LATEST)
 
 
-async def document(call: Call, _: Any) -> Reply:
+async def document(call: HttpCall, _: Any) -> HttpReply:
     return json_reply(call.state.openapi)
 
 

@@ -10,16 +10,24 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from assay.runtime.params import SamplerParams
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 
-LIMITS = Limits()  # the largest a server may set; the document states them
+LIMITS = ServerLimits()  # the largest a server may set; the document states them
 _DEFAULT = SamplerParams()
 
 
-class Model(BaseModel):
-    """Strict, finite."""
+class Schema(BaseModel):
+    """Base of all schemas: types are not coerced, and numbers must be finite.
+
+    `wire` is the name in the OpenAPI document where it differs from the class name.
+    """
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    def __init_subclass__(cls, wire: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if wire:
+            cls.__name__ = cls.__qualname__ = wire
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -34,7 +42,7 @@ Bias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Fie
 # --- requests
 
 
-class Sampling(Model):
+class Sampling(Schema):
     """OpenAI's settings and the other samplers as extensions. What is left out has llama.cpp's default."""
 
     model: Name | None = Field(None, description="one of /v1/models; default: the first")
@@ -67,27 +75,27 @@ class Sampling(Model):
     timeout: Annotated[float, Field(ge=1, le=86400)] | None = Field(None, description="seconds until the deadline")
 
 
-class StreamOptions(Model):
+class StreamOptions(Schema):
     include_usage: bool | None = None
 
 
-class TextPart(Model):
+class TextPart(Schema):
     type: Literal["text"]
     text: Text
 
 
-class FunctionCall(Model):
+class FunctionCall(Schema):
     name: Name
     arguments: Text = Field(description="a JSON object, as text")
 
 
-class ToolCall(Model):
+class ToolCall(Schema):
     id: Name
     type: Literal["function"]
     function: FunctionCall
 
 
-class Message(Model):
+class ChatMessage(Schema, wire="Message"):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Text | Annotated[list[TextPart], Field(max_length=256)] | None = None
     name: Name | None = None
@@ -96,44 +104,44 @@ class Message(Model):
     reasoning_content: Text | None = Field(None, description="the assistant's reasoning, for templates that show it")
 
 
-class Function(Model):
+class Function(Schema):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: Annotated[str, Field(max_length=65536)] | None = None
     parameters: dict[str, Any] | None = Field(None, description="a JSON schema")
     strict: bool | None = None
 
 
-class Tool(Model):
+class Tool(Schema):
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Model):
+class NamedFunction(Schema):
     name: Name
 
 
-class NamedTool(Model):
+class NamedTool(Schema):
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(Model):
+class JsonSchema(Schema):
     name: Name | None = None
     description: Annotated[str, Field(max_length=65536)] | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
-class PlainFormat(Model):
+class PlainFormat(Schema):
     type: Literal["text", "json_object"]
 
 
-class SchemaFormat(Model):
+class SchemaFormat(Schema):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=LIMITS.messages)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages)]
 Tools = Annotated[list[Tool], Field(max_length=LIMITS.tools)]
 
 
@@ -176,7 +184,7 @@ class CompletionRequest(Sampling):
     suffix: Text | None = Field(None, description="what follows the answer, for models that fill in; with one text")
 
 
-class EmbeddingRequest(Model):
+class EmbeddingRequest(Schema):
     model: Name | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
@@ -189,7 +197,7 @@ class EmbeddingRequest(Model):
     user: Annotated[str, Field(max_length=4096)] | None = None
 
 
-class TokenizeRequest(Model):
+class TokenizeRequest(Schema):
     model: Name | None = None
     content: Text
     add_special: bool | None = Field(None, description="BOS and EOS as the model wants them; default false")
@@ -197,12 +205,12 @@ class TokenizeRequest(Model):
     with_pieces: bool | None = None
 
 
-class DetokenizeRequest(Model):
+class DetokenizeRequest(Schema):
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(max_length=LIMITS.body)]
 
 
-class TemplateRequest(Model):
+class TemplateRequest(Schema):
     model: Name | None = None
     messages: Messages
     tools: Tools | None = None
@@ -210,7 +218,7 @@ class TemplateRequest(Model):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class TraceRequest(Model):
+class TraceRequest(Schema):
     """Exactly one of prompt, messages and tokens."""
 
     model: Name | None = None
@@ -228,24 +236,24 @@ class TraceRequest(Model):
 # --- responses
 
 
-class ErrorDetail(Model):
+class ErrorDetail(Schema):
     message: str
     type: str
     param: str | None
     code: str
 
 
-class ErrorResponse(Model):
+class ErrorResponse(Schema):
     error: ErrorDetail
 
 
-class PlainError(Model):
+class PlainError(Schema):
     """As Ollama's clients read one."""
 
     error: str
 
 
-class ModelCard(Model):
+class ModelCard(Schema):
     id: str
     object: Literal["model"]
     created: int
@@ -257,12 +265,12 @@ class ModelCard(Model):
     template: bool
 
 
-class ModelList(Model):
+class ModelList(Schema):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class ReplicaRow(Model):
+class ReplicaRow(Schema):
     model: str
     replica: str
     node: str
@@ -280,23 +288,23 @@ class ReplicaRow(Model):
     suspect: str = ""
 
 
-class ReplicaList(Model):
+class ReplicaList(Schema):
     object: Literal["list"]
     data: list[ReplicaRow]
 
 
-class PromptDetails(Model):
+class PromptDetails(Schema):
     cached_tokens: int
 
 
-class Usage(Model):
+class Usage(Schema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
 
-class TopLogprob(Model):
+class TopLogprob(Schema):
     token: str
     id: int
     logprob: float
@@ -307,26 +315,26 @@ class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
-class ChatLogprobs(Model):
+class ChatLogprobs(Schema):
     content: list[TokenLogprob]
     refusal: None = None
 
 
-class Answer(Model):
+class AssistantMessage(Schema, wire="Answer"):
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(Model):
+class ChatChoice(Schema):
     index: int
-    message: Answer
+    message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
 
 
-class Timings(Model):
+class Timings(Schema):
     """An extension: where the time went."""
 
     queued_s: float
@@ -334,7 +342,7 @@ class Timings(Model):
     tokens_per_second: float
 
 
-class ChatResponse(Model):
+class ChatResponse(Schema):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -345,7 +353,7 @@ class ChatResponse(Model):
     timings: Timings
 
 
-class CompletionLogprobs(Model):
+class CompletionLogprobs(Schema):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None] | None
@@ -353,14 +361,14 @@ class CompletionLogprobs(Model):
     ids: list[int]
 
 
-class CompletionChoice(Model):
+class CompletionChoice(Schema):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
 
 
-class CompletionResponse(Model):
+class CompletionResponse(Schema):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -371,47 +379,47 @@ class CompletionResponse(Model):
     timings: Timings
 
 
-class Embedding(Model):
+class EmbeddingRow(Schema, wire="Embedding"):
     object: Literal["embedding"]
     index: int
     embedding: list[float] | str
 
 
-class EmbeddingUsage(Model):
+class EmbeddingUsage(Schema):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingResponse(Model):
+class EmbeddingResponse(Schema):
     object: Literal["list"]
-    data: list[Embedding]
+    data: list[EmbeddingRow]
     model: str
     usage: EmbeddingUsage
 
 
-class Piece(Model):
+class TokenPiece(Schema, wire="Piece"):
     id: int
     piece: str
     bytes: list[int]
     special: bool
 
 
-class TokenizeResponse(Model):
+class TokenizeResponse(Schema):
     tokens: list[int]
-    pieces: list[Piece] | None = None
+    pieces: list[TokenPiece] | None = None
 
 
-class DetokenizeResponse(Model):
+class DetokenizeResponse(Schema):
     content: str
 
 
-class TemplateResponse(Model):
+class TemplateResponse(Schema):
     prompt: str
     tokens: list[int]
-    pieces: list[Piece]
+    pieces: list[TokenPiece]
 
 
-class NodeSummary(Model):
+class NodeSummary(Schema):
     name: str
     op: str
     shape: list[int]
@@ -424,22 +432,22 @@ class NodeSummary(Model):
     top: list[list[float]] | None = Field(None, description="for logits: the best five, id and value")
 
 
-class Guess(Model):
+class Guess(Schema):
     id: int
     piece: str
     p: float
 
 
-class Lens(Model):
+class Lens(Schema):
     layers: list[str]
     positions: list[int]
     grid: list[list[list[Guess]]] = Field(description="layers × positions × guesses, the best first")
 
 
-class TraceResponse(Model):
+class TraceResponse(Schema):
     model: str
     tokens: list[int]
-    pieces: list[Piece]
+    pieces: list[TokenPiece]
     nodes: list[NodeSummary]
     lens: Lens | None = None
 
@@ -448,7 +456,7 @@ class Slots(RootModel[list[dict[str, Any]]]):
     """A row for every sequence that may run."""
 
 
-class Health(Model):
+class Health(Schema):
     status: Literal["ok", "loading", "shutting_down"]
 
 

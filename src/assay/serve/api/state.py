@@ -9,9 +9,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from assay.serve.http import exchange
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.models import Models
+from assay.serve.pool.models import ModelPool
 from assay.serve.pool.threads import Threads, Turn
 
 
@@ -19,8 +19,8 @@ from assay.serve.pool.threads import Threads, Turn
 class State:
     """One server."""
 
-    models: Models
-    limits: Limits
+    models: ModelPool
+    limits: ServerLimits
     registry: CollectorRegistry
     metrics: Metrics
     key: str | None = None
@@ -32,4 +32,4 @@ class State:
     examining: Turn = field(default_factory=Turn)  # dumps, one at a time
 
 
-Call = exchange.Call[State]
+HttpCall = exchange.HttpCall[State]

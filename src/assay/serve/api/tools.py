@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from assay.runtime.grammar import json_rule
 from assay.serve.api import request_tokens
-from assay.serve.api.schemas import Function, Message, Tool
+from assay.serve.api.schemas import ChatMessage, Function, Tool
 from assay.text import Tokenizer
 from assay.text.reply import FAMILIES, Family
 
@@ -46,7 +46,7 @@ def offered_rule(family: Family, tools: Sequence[Function], tokenizer: Tokenizer
     return calls.replace("start: ", "start: TEXT | ", 1) + f"\nTEXT: {text}"
 
 
-def taught(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+def taught(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> list[ChatMessage]:
     """The conversation for a template that knows no tools: they stand in the system message, calls and results in
     ordinary ones."""
     listed = "\n".join(json.dumps(tool.model_dump(exclude_none=True)["function"]) for tool in tools)
@@ -58,7 +58,7 @@ def taught(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     return [_plain("system", lesson), *found]
 
 
-def _written(message: Message) -> Message:
+def _written(message: ChatMessage) -> ChatMessage:
     """A message whose calls or result stand in its text."""
     content = request_tokens.plain(message)["content"] or ""
     if message.role == "tool":
@@ -70,8 +70,8 @@ def _written(message: Message) -> Message:
     return _plain(message.role, "\n".join([*([content] if content else []), *calls]))
 
 
-def _plain(role: str, content: str) -> Message:
-    return Message.model_validate({"role": role, "content": content})
+def _plain(role: str, content: str) -> ChatMessage:
+    return ChatMessage.model_validate({"role": role, "content": content})
 
 
 def _literals(text: str, tokenizer: Tokenizer) -> str:

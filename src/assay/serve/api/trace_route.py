@@ -22,11 +22,11 @@ from assay.runtime.sequence import Job
 from assay.serve.api import answers as common
 from assay.serve.api import request_tokens
 from assay.serve.api.schemas import TraceRequest
-from assay.serve.api.state import Call
+from assay.serve.api.state import HttpCall
 from assay.serve.api.texts import pieces
 from assay.serve.api_errors import ApiError
-from assay.serve.http.exchange import Reply, json_reply
-from assay.serve.pool.models import Entry
+from assay.serve.http.exchange import HttpReply, json_reply
+from assay.serve.pool.models import ServedModel
 from assay.serve.pool.update_queue import Reader
 
 MEMORY = 256 << 20  # bytes of node values in one trace
@@ -42,7 +42,7 @@ STATISTICS: dict[str, Callable[[Array], Any]] = {
 }
 
 
-async def trace(call: Call, request: TraceRequest) -> Reply:
+async def trace(call: HttpCall, request: TraceRequest) -> HttpReply:
     state = call.state
     entry = state.models.find(request.model)
     ids = await _ids(call, request, entry)
@@ -76,7 +76,7 @@ async def trace(call: Call, request: TraceRequest) -> Reply:
     return json_reply(found)
 
 
-async def _ids(call: Call, request: TraceRequest, entry: Entry) -> list[int]:
+async def _ids(call: HttpCall, request: TraceRequest, entry: ServedModel) -> list[int]:
     given = [x for x in (request.prompt, request.messages, request.tokens) if x is not None]
     if len(given) != 1:
         raise ApiError("invalid_value", "give exactly one of prompt, messages and tokens", "prompt")
@@ -129,7 +129,9 @@ def _summary(graph: Graph, name: str, value: Array, n_first: int) -> dict[str, A
     return found
 
 
-def _lens(entry: Entry, layers: list[str], nodes: dict[str, Array], positions: list[int], top: int) -> dict[str, Any]:
+def _lens(
+    entry: ServedModel, layers: list[str], nodes: dict[str, Array], positions: list[int], top: int
+) -> dict[str, Any]:
     """The best tokens after each layer at each position: norm and head on rows [layers * positions, n_embd]."""
     graph = entry.model.graph
     weights = Weights(entry.file, np.float32, HEAD)
@@ -144,7 +146,7 @@ def _lens(entry: Entry, layers: list[str], nodes: dict[str, Array], positions: l
     return {"layers": layers, "positions": positions, "grid": grid}
 
 
-def _guesses(entry: Entry, logits: Array, top: int) -> list[dict[str, Any]]:
+def _guesses(entry: ServedModel, logits: Array, top: int) -> list[dict[str, Any]]:
     p = np.exp(logits - logits.max())
     p /= p.sum()
     best = np.argpartition(-p, top)[:top] if top < len(p) else np.arange(len(p))

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.types import Message, Receive
 
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 
 _STRING = re.compile(rb'"(?:[^"\\\\]|\\\\.)*+"', re.DOTALL)
 
 
-async def read(headers: Mapping[str, str], receive: Receive, limits: Limits) -> bytes:
+async def read(headers: Mapping[str, str], receive: Receive, limits: ServerLimits) -> bytes:
     kind = headers.get("content-type", "").split(";")[0].strip().lower()
     # A page elsewhere can make a browser send these two unasked, but not without saying where it comes from.
     foreign = "origin" in headers or "sec-fetch-site" in headers
@@ -46,7 +46,7 @@ async def read(headers: Mapping[str, str], receive: Receive, limits: Limits) -> 
     return bytes(body)
 
 
-def parse(body: bytes, model: type[BaseModel], limits: Limits) -> BaseModel:
+def parse(body: bytes, model: type[BaseModel], limits: ServerLimits) -> BaseModel:
     """The request, or an error that names the field."""
     if body.count(b"[") + body.count(b"{") > limits.nodes:
         bare = _STRING.sub(b"", body)

@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from assay.errors import AssayError
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 
 log = logging.getLogger("assay.serve")
 GRACE = 1.0  # seconds that a new connection has to ask for something
@@ -40,7 +40,7 @@ class Protocol(H11Protocol):
     def _make_room(self) -> None:
         """Of too many connections the oldest idle one goes, unless it has only just come and may be about to ask; where
         none can go and the spare ones are taken too, the new one."""
-        limits: Limits = self.config.limits  # type: ignore[attr-defined]
+        limits: ServerLimits = self.config.limits  # type: ignore[attr-defined]
         present: dict[Protocol, None] = self.config.present  # type: ignore[attr-defined]
         if len(present) >= limits.connections:
             late = self.loop.time() - GRACE
@@ -60,7 +60,7 @@ class Protocol(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        limits: Limits = self.config.limits  # type: ignore[attr-defined]
+        limits: ServerLimits = self.config.limits  # type: ignore[attr-defined]
         self._stalled = self.loop.call_later(limits.stall_s, self._give_up)
 
     def _give_up(self) -> None:
@@ -91,7 +91,7 @@ class Protocol(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._unwatch()
         elif self._due is None and self.timeout_keep_alive_task is None:
-            limits: Limits = self.config.limits  # type: ignore[attr-defined]
+            limits: ServerLimits = self.config.limits  # type: ignore[attr-defined]
             self._due = self.loop.call_later(limits.header_s, self.transport.close)
 
     def _unwatch(self) -> None:

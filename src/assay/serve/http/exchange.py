@@ -1,6 +1,6 @@
 """Requests in, replies out: bodies read within limits and checked, JSON and event streams written.
 
-    handler(call, body) -> Reply
+    handler(call, body) -> HttpReply
 
 `endpoint` makes an ASGI application of a handler. It watches the connection while the handler works: when the
 client goes away the handler is cancelled, and its `finally` blocks free what it held.
@@ -21,14 +21,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from assay.serve.api_errors import ApiError, as_api_error
 from assay.serve.http.body import parse, read
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 
 State = TypeVar("State")
 PIECE = 64 << 10  # bytes written at once
 
 
 @dataclass(frozen=True)
-class Reply:
+class HttpReply:
     """Bytes with a type."""
 
     body: bytes
@@ -41,7 +41,7 @@ Event = dict[str, Any] | bytes  # bytes are JSON already
 
 
 @dataclass(frozen=True)
-class Form:
+class StreamFormat:
     """How a stream is written: its type, one event of it, and what stands at the end."""
 
     type: str
@@ -50,10 +50,18 @@ class Form:
 
 
 # As OpenAI's completions, its responses, llama-server and Ollama write them.
-DATA = Form("text/event-stream; charset=utf-8", lambda event: b"data: " + dumps(event) + b"\n\n", b"data: [DONE]\n\n")
-NAMED = Form(DATA.type, lambda event: b"event: " + str(event.get("type", "error")).encode() + b"\n" + DATA.event(event))
-BARE = Form(DATA.type, DATA.event)
-LINES = Form("application/x-ndjson", lambda event: dumps(event) + b"\n")
+def _data_event(event: Any) -> bytes:
+    return b"data: " + dumps(event) + b"\n\n"
+
+
+def _named_event(event: Any) -> bytes:
+    return b"event: " + str(event.get("type", "error")).encode() + b"\n" + _data_event(event)
+
+
+DATA = StreamFormat("text/event-stream; charset=utf-8", _data_event, b"data: [DONE]\n\n")
+NAMED = StreamFormat(DATA.type, _named_event)
+BARE = StreamFormat(DATA.type, DATA.event)
+LINES = StreamFormat("application/x-ndjson", lambda event: dumps(event) + b"\n")
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Events:
     """
 
     events: AsyncIterator[Event]
-    form: Form = DATA
+    form: StreamFormat = DATA
     name: str = ""
     seen: int = 0
 
@@ -83,7 +91,7 @@ class Pause:
 
 
 @dataclass(frozen=True)
-class Call(Generic[State]):
+class HttpCall(Generic[State]):
     """One request: what the handlers share, its headers, and a stack that is unwound when the reply has been sent."""
 
     state: State
@@ -94,7 +102,7 @@ class Call(Generic[State]):
     pause: Pause = field(default_factory=Pause)
 
 
-Handler = Callable[[Call[Any], Any], Awaitable[Reply | Events]]
+Handler = Callable[[HttpCall[Any], Any], Awaitable[HttpReply | Events]]
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -112,20 +120,20 @@ def mold(make: Callable[[str], Any]) -> Callable[[str], bytes]:
     return lambda text: before + _quote(text).encode() + after
 
 
-def json_reply(value: Any) -> Reply:
-    return Reply(dumps(value.model_dump(exclude_none=False) if isinstance(value, BaseModel) else value))
+def json_reply(value: Any) -> HttpReply:
+    return HttpReply(dumps(value.model_dump(exclude_none=False) if isinstance(value, BaseModel) else value))
 
 
-def error_reply(error: ApiError, path: str) -> Reply:
+def error_reply(error: ApiError, path: str) -> HttpReply:
     """An error as the clients of a route read it."""
-    return Reply(dumps(error_body(error, path)), status=error.status, headers=error.headers)
+    return HttpReply(dumps(error_body(error, path)), status=error.status, headers=error.headers)
 
 
 def error_body(error: ApiError, path: str) -> dict[str, Any]:
     return {"error": error.message} if path.startswith("/api/") else error.body()
 
 
-def endpoint(state: Any, limits: Limits, handler: Handler, model: type[BaseModel] | None) -> ASGIApp:
+def endpoint(state: Any, limits: ServerLimits, handler: Handler, model: type[BaseModel] | None) -> ASGIApp:
     """The ASGI application of one route; `state` is what its handler gets to see of the server."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,7 +145,7 @@ def endpoint(state: Any, limits: Limits, handler: Handler, model: type[BaseModel
             await write(error_reply(error, scope["path"]), send, close=error.status in (408, 413))
             return
         owner = (scope["client"] or ("",))[0], uuid.uuid4().hex
-        call = Call(state, headers, AsyncExitStack(), owner, scope.get("path_params", {}))
+        call = HttpCall(state, headers, AsyncExitStack(), owner, scope.get("path_params", {}))
         work = asyncio.create_task(_answer(call, handler, body, send, scope["path"]))
         watch = asyncio.create_task(_gone(receive))
         try:
@@ -157,7 +165,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _answer(call: Call[Any], handler: Handler, body: Any, send: Send, path: str) -> None:
+async def _answer(call: HttpCall[Any], handler: Handler, body: Any, send: Send, path: str) -> None:
     async with call.stack:
         try:
             reply = await handler(call, body)
@@ -169,7 +177,7 @@ async def _answer(call: Call[Any], handler: Handler, body: Any, send: Send, path
             await write(reply, send)
 
 
-async def write(reply: Reply, send: Send, *, close: bool = False) -> None:
+async def write(reply: HttpReply, send: Send, *, close: bool = False) -> None:
     headers = [(b"content-type", reply.type.encode()), (b"content-length", str(len(reply.body)).encode())]
     headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in reply.headers.items()]
     if close:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from assay.serve.api_errors import ApiError, as_api_error
-from assay.serve.http.exchange import Reply, error_reply, write
+from assay.serve.http.exchange import HttpReply, error_reply, write
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -68,7 +68,7 @@ class Guard:
         self._busy += 1
         try:
             if scope["method"] == "OPTIONS" and self._cors:  # a browser asks before it sends: no key is with it
-                await write(Reply(b"", "text/plain", 204), guarded)
+                await write(HttpReply(b"", "text/plain", 204), guarded)
                 return
             self._check(scope)
             scope["app"] = self  # or Starlette would answer what it does not know by itself

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from assay.runtime import scheduler
 from assay.runtime.pages import Pages
+from assay.runtime.scheduler import Meter
 from assay.runtime.sequence import ENDS, Progress
 from assay.serve.pool.update_queue import REASONS
 
@@ -23,7 +23,7 @@ Metric = TypeVar("Metric", Counter, Gauge, Histogram)
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Row:
+class BucketCounts:
     """One model's part of a histogram. One thread writes it."""
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Histograms(Collector):
 
     def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
         self._name, self._text = name, text
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, BucketCounts] = {}
         registry.register(self)
 
-    def labels(self, model: str) -> Row:
-        return self._rows.setdefault(model, Row())
+    def labels(self, model: str) -> BucketCounts:
+        return self._rows.setdefault(model, BucketCounts())
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._text, labels=["model"])
@@ -73,8 +73,8 @@ class Metrics:
         self.cached_tokens = counter("cached_tokens", "Prompt tokens that the prefix cache had")
         self.tokens = counter("generated_tokens", "Tokens generated")
         self.finished = counter("sequences", "Sequences ended, by how", "reason")
-        self.guessed = counter("guessed_tokens", "Tokens computed ahead on a guess")
-        self.guessed_right = counter("guessed_right_tokens", "Of these, those that were drawn")
+        self.drafted = counter("guessed_tokens", "Drafted tokens that were verified (speculative decoding)")
+        self.accepted = counter("guessed_right_tokens", "Drafted tokens that were accepted")
         self.preemptions = counter("preemptions", "Sequences that gave their pages back and were computed again")
         self.steps = counter("steps", "Steps of the engine")
         self.step_tokens = counter("step_tokens", "Tokens computed in steps, prompt and generated")
@@ -91,12 +91,12 @@ class Metrics:
         self.models_loaded = Gauge("assay_models_loaded", "Models in memory", registry=registry)
         self.models_bytes = Gauge("assay_models_bytes", "Memory of the models, as estimated", registry=registry)
 
-    def meter(self, model: str) -> Meter:
-        return Meter(self, model)
+    def meter(self, model: str) -> PrometheusMeter:
+        return PrometheusMeter(self, model)
 
 
-class Meter(scheduler.Meter):
-    """One model's view."""
+class PrometheusMeter(Meter):
+    """Counts the work of one model's scheduler in the server's series."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         def of(metric: Metric) -> Metric:
@@ -110,7 +110,7 @@ class Meter(scheduler.Meter):
         self._preemptions = of(m.preemptions)
         self._tokens, self._between, self._first = of(m.tokens), m.between_tokens.labels(model), of(m.first_token)
         self._prompt, self._cached = of(m.prompt_tokens), of(m.cached_tokens)
-        self._guessed, self._right = of(m.guessed), of(m.guessed_right)
+        self._drafted, self._accepted = of(m.drafted), of(m.accepted)
         self._finished = {r: m.finished.labels(model, r) for r in {REASONS.get(end, end) for end in ENDS}}
 
     def step(self, n_tokens: int, n_sequences: int, engine_s: float, sampling_s: float) -> None:
@@ -138,9 +138,9 @@ class Meter(scheduler.Meter):
             self._prompt.inc(sequence.n_prompt)
             self._cached.inc(sequence.cached)
 
-    def guessed(self, tokens: int, right: int) -> None:
-        self._guessed.inc(tokens)
-        self._right.inc(right)
+    def speculated(self, drafted: int, accepted: int) -> None:
+        self._drafted.inc(drafted)
+        self._accepted.inc(accepted)
 
     def finished(self, sequence: Progress, reason: str) -> None:
         self._finished[REASONS.get(reason, reason)].inc()

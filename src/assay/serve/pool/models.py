@@ -16,21 +16,21 @@ from typing import Any
 from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.runtime.grammar import Grammars
-from assay.runtime.opening import Opened, Options
-from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.opening import Opened, OpenOptions
+from assay.runtime.scheduler import Scheduler, Updates, deliver
 from assay.runtime.sequence import Progress
 from assay.runtime.sequence import Sequence as Running
 from assay.runtime.worker import Worker
 from assay.serve.api_errors import ApiError
-from assay.serve.limits import Limits
+from assay.serve.limits import ServerLimits
 from assay.serve.pool.meter import Metrics
-from assay.serve.pool.update_queue import Computes
+from assay.serve.pool.update_queue import Backend
 
 
-class Entry(Opened):
+class ServedModel(Opened):
     """One model, loaded or not."""
 
-    def __init__(self, name: str, path: Path, options: Options, limits: Limits) -> None:
+    def __init__(self, name: str, path: Path, options: OpenOptions, limits: ServerLimits) -> None:
         super().__init__(open_file(path), options)
         self.id = name
         self.grammars = Grammars(self.tokenizer, self.model.hparams.n_vocab, limits.schema)
@@ -39,21 +39,21 @@ class Entry(Opened):
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         self._weights = sum(t.nbytes for t in self.file.tensors.values())
         self.bytes = self._weights + self.cache_bytes
-        self.worker: Computes | None = None
+        self.worker: Backend | None = None
         self.loading = False
         self.users = 0
         self.used = 0.0
 
-    async def load(self, limits: Limits, metrics: Metrics) -> Computes:
+    async def load(self, limits: ServerLimits, metrics: Metrics) -> Backend:
         """Somebody who computes this model."""
         loop = asyncio.get_running_loop()
 
-        def post(news: News) -> None:
+        def post(news: Updates) -> None:
             loop.call_soon_threadsafe(deliver, news)
 
         return await asyncio.to_thread(self._build, limits, metrics, post)
 
-    def _build(self, limits: Limits, metrics: Metrics, post: Callable[[News], None]) -> Computes:
+    def _build(self, limits: ServerLimits, metrics: Metrics, post: Callable[[Updates], None]) -> Backend:
         """Build the engine and start its thread. Slow: not for the event loop."""
         engine = self.engine(scheduled=True)
         memory = engine.memory
@@ -61,12 +61,12 @@ class Entry(Opened):
         scheduler = Scheduler(
             engine, self.tokenizer, n_ctx=self.n_ctx,
             running=limits.running, chunk=limits.chunk, meter=metrics.meter(self.id),
-            lookahead=self.lookahead(),
+            speculator=self.speculator(),
         )  # fmt: skip
-        return Here(Worker(scheduler, waiting=limits.waiting, post=post))
+        return LocalWorker(Worker(scheduler, waiting=limits.waiting, post=post))
 
 
-class Here:
+class LocalWorker:
     """A worker of this process, as the handlers see it."""
 
     def __init__(self, worker: Worker) -> None:
@@ -96,12 +96,14 @@ class Here:
         ]  # fmt: skip
 
 
-Make = Callable[[str, Path, Options, Limits], Entry]
+Make = Callable[[str, Path, OpenOptions, ServerLimits], ServedModel]
 
 
-def open_models(paths: Sequence[tuple[str, Path]], options: Options, limits: Limits, make: Make = Entry) -> list[Entry]:
+def open_models(
+    paths: Sequence[tuple[str, Path]], options: OpenOptions, limits: ServerLimits, make: Make = ServedModel
+) -> list[ServedModel]:
     """Entries under unique names."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, ServedModel] = {}
     for name, path in paths:
         if name in entries:
             raise AssayError(f"{path}: a second model called {name}; rename one of the files")
@@ -109,10 +111,10 @@ def open_models(paths: Sequence[tuple[str, Path]], options: Options, limits: Lim
     return list(entries.values())
 
 
-class Models:
+class ModelPool:
     """Which models are in memory. All methods run on the event loop; `budget` is in bytes."""
 
-    def __init__(self, entries: Sequence[Entry], limits: Limits, metrics: Metrics, budget: int) -> None:
+    def __init__(self, entries: Sequence[ServedModel], limits: ServerLimits, metrics: Metrics, budget: int) -> None:
         self.entries = {entry.id: entry for entry in entries}
         self.default = entries[0]
         self._limits = limits
@@ -128,7 +130,7 @@ class Models:
                 f"({budget >> 20} MiB); raise --models-memory or use a smaller --cache-size"
             )
 
-    def find(self, name: str | None) -> Entry:
+    def find(self, name: str | None) -> ServedModel:
         entry = self.entries.get(name) if name is not None else self.default
         if entry is None:
             known = ", ".join(self.entries)
@@ -140,7 +142,7 @@ class Models:
         return self.closing is None and any(entry.worker and entry.worker.ready for entry in self.entries.values())
 
     @asynccontextmanager
-    async def use(self, entry: Entry) -> AsyncIterator[Computes]:
+    async def use(self, entry: ServedModel) -> AsyncIterator[Backend]:
         """The model's worker, loaded if need be; it stays in memory until the end of the block."""
         worker = await self._acquire(entry)
         try:
@@ -150,7 +152,7 @@ class Models:
             entry.used = time.monotonic()
             self._tell()
 
-    async def _acquire(self, entry: Entry) -> Computes:
+    async def _acquire(self, entry: ServedModel) -> Backend:
         try:
             async with asyncio.timeout(self._limits.load_s):
                 while True:
@@ -172,7 +174,7 @@ class Models:
                 headers={"Retry-After": "10"},
             ) from None
 
-    async def _make_room(self, entry: Entry) -> bool:
+    async def _make_room(self, entry: ServedModel) -> bool:
         """Put out idle models, the longest unused first, until this one fits."""
         while self._used() + entry.bytes > self._budget:
             idle = [e for e in self.entries.values() if e.worker and not e.users]
@@ -187,7 +189,7 @@ class Models:
         self._metrics.models_bytes.set(used)
         return used
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load(self, entry: ServedModel) -> None:
         entry.loading = True
         try:
             # Shielded: a client that goes away does not leave a model half loaded.
@@ -197,7 +199,7 @@ class Models:
         except AssayError as error:
             raise ApiError("model_load_failed", str(error), "model") from None
 
-    def _loaded(self, entry: Entry, task: asyncio.Task[Computes]) -> None:
+    def _loaded(self, entry: ServedModel, task: asyncio.Task[Backend]) -> None:
         entry.loading = False
         if not task.cancelled() and task.exception() is None:
             entry.worker = task.result()
@@ -214,7 +216,7 @@ class Models:
 
         self._telling = asyncio.ensure_future(tell())  # kept: a task nobody holds may be collected
 
-    async def _evict(self, entry: Entry) -> None:
+    async def _evict(self, entry: ServedModel) -> None:
         worker, entry.worker = entry.worker, None
         if worker:
             entry.loading = True  # its memory is still taken

@@ -16,7 +16,7 @@ from assay.serve.api_errors import ApiError
 REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
 
 
-class Computes(Protocol):
+class Backend(Protocol):
     """Whoever turns jobs into updates: a worker's thread, or replicas elsewhere. Sinks are called on the event loop."""
 
     @property
@@ -58,7 +58,7 @@ class Reader:
 
     def __init__(
         self,
-        worker: Computes,
+        worker: Backend,
         jobs: Sequence[Job],
         limit: int,
         owner: tuple[str, str],

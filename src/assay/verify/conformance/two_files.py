@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from assay.engines.contract import Chunk, Engine, pages_for
 from assay.engines.reference import evaluate
 from assay.errors import AssayError
+from assay.graph import Trait
 from assay.models import Model
 from assay.verify.dumps.observation import inputs_of
 from assay.verify.judge.shared_pass import Last, Streamed
@@ -131,7 +132,7 @@ def activations(
             inputs = [_wide(env[name]) for name in mine.inputs]
             env[node.name] = evaluate(mine, inputs, store)
             pair.append(env[node.name])
-        if node.op == "kq" and a.graph.causal:  # scores of keys that nobody sees are not compared
+        if node.has(Trait.KEYS) and a.graph.causal:  # scores that the mask hides are not compared
             pair = [np.tril(x) for x in pair]
         found.append(_distance(node.name, _sums(pair[0], pair[1])))
         if node.name == a.graph.output:

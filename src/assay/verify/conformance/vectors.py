@@ -26,16 +26,17 @@ from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
 from assay.gguf import codecs
 from assay.gguf.types import TYPES, GGMLType
-from assay.graph import Node, split
+from assay.graph import Node, Trait, split
 from assay.models import Model
 from assay.system.files import new_folder, write
 from assay.text import ChatTemplate, Tokenizer
 from assay.text.vocab import NAMELESS
-from assay.verify.conformance.probes import Probe, make_probes
+from assay.verify.conformance.probes import ProbeSequence, make_probes
 from assay.verify.dumps.observation import token_axis
 from assay.verify.dumps.tracing import run_steps, take_trace
 from assay.verify.judge.arithmetic import ARITHMETICS, UNIT
 from assay.verify.judge.noise import NoiseRuns, by_rows
+from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.shared_pass import Together, sweep
 from assay.verify.thresholds import RUN
 from assay.version import __version__
@@ -122,9 +123,9 @@ def write_kit(
     return manifest
 
 
-def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
+def _limits(model: Model, probe: ProbeSequence) -> dict[str, dict[str, float]]:
     """NMSE that each arithmetic may reach at each node: RUN times its simulated noise, at the worst token."""
-    runs = NoiseRuns(model, probe.tokens, probe.positions)
+    runs = NoiseRuns(run_inputs(model, probe.tokens, probe.positions))
     sweep(model, [Together([runs.visit])])
     found: dict[str, dict[str, float]] = {}
     for obs in take_trace(ReferenceEngine(model), probe.tokens).observations:
@@ -140,12 +141,12 @@ def _limits(model: Model, probe: Probe) -> dict[str, dict[str, float]]:
 
 
 def _probe(
-    model: Model, probe: Probe, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
+    model: Model, probe: ProbeSequence, noise: dict[str, dict[str, float]], files: _Files, begun: Callable[[], None]
 ) -> dict[str, Any]:
     begun()
     graph, engine = model.graph, ReferenceEngine(model)
     names = [n.name for n in graph if probe.every_node or split(n.name)[0] in OUTPUTS]
-    names = [n for n in names if graph[n].op not in ("cache", "argsort", "topk")]
+    names = [n for n in names if not graph[n].has(Trait.STATE | Trait.INDICES)]
     entries: dict[str, dict[str, Any]] = {}
     last_only = len(probe.tokens) > LONG
 

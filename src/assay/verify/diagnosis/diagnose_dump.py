@@ -21,12 +21,13 @@ from assay.verify.diagnosis.by_feeds import other_feed
 from assay.verify.diagnosis.by_nodes import BENIGN, by_nodes
 from assay.verify.diagnosis.by_runs import by_runs
 from assay.verify.diagnosis.candidates import Share
-from assay.verify.diagnosis.lab import Lab, Terms
+from assay.verify.diagnosis.fault_trials import FaultTrials, Terms
 from assay.verify.diagnosis.likelihood import small_fault
 from assay.verify.diagnosis.result import Diagnosis
 from assay.verify.dumps.observation import Dump
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
+from assay.verify.judge.run_inputs import run_inputs
 from assay.verify.judge.verdict import decide, judge
 from assay.verify.thresholds import ACCEPT, ENOUGH, FEEDS_FIRST, LOUD, SHORT
 
@@ -77,30 +78,32 @@ def _diagnose(model: Model, dump: Dump, weights: Weights, say: Progress, cache: 
         say(f"{len(diff.nodes)} nodes: {diff.summary}; does a small fault hide in it?")
         hidden = _hidden(model, dump, diff, weights, say)
         return _healthy(diff, hidden) if hidden is None or hidden else hidden
-    lab = Lab(model, dump, diff, weights)
+    trials = FaultTrials(model, dump, diff, weights)
     wrong = _clearly_wrong(diff) or [diff.first_wrong]
     say(f"{len(wrong)} nodes are wrong on their own inputs, {wrong[0].name} first")
     long = len(wrong[0].evidence.segment) > FEEDS_FIRST  # every hypothesis is a run: six other feeds are the cheapest
-    result = _by_feed(lab, diff, wrong, say) if long else None
+    result = _by_feed(trials, diff, wrong, say) if long else None
     searched = False  # for small faults, in vain
-    if result is None and lab.terms.guessed:
+    if result is None and trials.terms.guessed:
         result = _hidden(model, dump, diff, weights, say, ruled=True)
         searched = result is not None and result.verdict == "unexplained"
         if searched and result is not None and result.rounds:  # no more is noise than this rule's
             known = [a.name for a in ARITHMETICS].index(result.rounds)
-            lab = lab.on(replace(lab.terms, arithmetic=known, guessed=False))
+            trials = trials.on(replace(trials.terms, arithmetic=known, guessed=False))
     if result is None or searched:
         result = (
-            by_nodes(lab, diff, wrong, say) if wrong[0].evidence.whole else by_runs(lab, diff, wrong[0], say, share)
+            by_nodes(trials, diff, wrong, say)
+            if wrong[0].evidence.whole
+            else by_runs(trials, diff, wrong[0], say, share)
         )
         if not long and result.verdict in ("unexplained", "inconclusive"):
-            fed = _by_feed(lab, diff, wrong, say)
+            fed = _by_feed(trials, diff, wrong, say)
             result = result if fed is None else fed
     coarse = diff.arithmetic != ARITHMETICS[0]
     # The noise of a guess covers much, but not what is explained to so many digits.
-    vague = lab.terms.guessed and any(not c.exact and c.explains < 1 - ENOUGH for c in result.causes)
+    vague = trials.terms.guessed and any(not c.exact and c.explains < 1 - ENOUGH for c in result.causes)
     if not searched and (
-        vague or (result.verdict in ("unexplained", "inconclusive") and (lab.terms.guessed or coarse))
+        vague or (result.verdict in ("unexplained", "inconclusive") and (trials.terms.guessed or coarse))
     ):
         hidden = _hidden(model, dump, diff, weights, say)
         result = result if hidden is None or hidden.verdict == "unexplained" else hidden
@@ -115,8 +118,8 @@ def _excused(diff: Diff) -> Diff:
     )
 
 
-def _by_feed(lab: Lab, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
-    cause = other_feed(lab, diff, say)
+def _by_feed(trials: FaultTrials, diff: Diff, wrong: list[NodeVerdict], say: Progress) -> Diagnosis | None:
+    cause = other_feed(trials, diff, say)
     names = tuple(n.name for n in wrong)
     return None if cause is None else Diagnosis("fault", names[0], names, (cause,), "")
 
@@ -150,7 +153,9 @@ def _hidden(
     if diff.verdict == "same" and all(e.whole and len(e.segment) <= FEEDS_FIRST and e.local[0] <= LOUD for e in seen):
         return None  # every step, or layer, is float32's to its noise
     exact = ARITHMETICS[0]
-    strict = replace(diff, arithmetic=exact, nodes=tuple(decide(model, dump, seen, exact)))
-    lab = Lab(model, dump, strict, weights, Terms.of(strict, subtle=True))
-    found = small_fault(lab, diff, say, ruled=ruled)
+    strict = replace(
+        diff, arithmetic=exact, nodes=tuple(decide(run_inputs(model, dump.tokens, dump.positions), dump, seen, exact))
+    )
+    trials = FaultTrials(model, dump, strict, weights, Terms.of(strict, subtle=True))
+    found = small_fault(trials, diff, say, ruled=ruled)
     return None if found is None else replace(found, notes=(*found.notes, *diff.notes), diff=strict)

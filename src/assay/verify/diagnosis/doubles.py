@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from assay.graph import Node
 from assay.verify.diagnosis.candidates import SECOND_NAMES, Candidate, affordable, better, confidence, tied
-from assay.verify.diagnosis.lab import Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.parameter import search_parameter
-from assay.verify.faults import FAULTS, Change, Context, Kind, Variant
+from assay.verify.faults import FAULTS, Change, Context, FaultKind, Variant
 from assay.verify.thresholds import FEW_OPERATIONS, TWO_AT_ONCE
 
 
@@ -34,23 +34,23 @@ class Pair:
         return Hypothesis(b.fault, on_top(a.variant, b.variant), b.p)
 
 
-def double(lab: Lab, unit: Unit, before: Fit) -> Pair | None:
+def double(trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit) -> Pair | None:
     """The pair that explains a unit of few operations best, if one does so beyond doubt."""
     if len(unit.segment) > FEW_OPERATIONS:
         return None
-    listed = list(_hypotheses(lab, unit))
+    listed = list(_hypotheses(trials, unit))
     tried, found = 0, list[tuple[Candidate, Candidate]]()
     for a in listed:
-        if a.variant.search is not None or not _plain(lab, a.variant, unit):
+        if a.variant.search is not None or not _plain(trials, a.variant, unit):
             continue
         for b in listed:
             if b.fault == a.fault:
                 continue
             both = Hypothesis(b.fault, on_top(a.variant, b.variant))
             if b.variant.search is not None:
-                both, fit = search_parameter(lab, both, unit, deep=affordable(lab, unit, b))
-            elif lab.touches(both.variant, unit):
-                fit = lab.fit(both, unit)
+                both, fit = search_parameter(trials, both, unit, deep=affordable(trials, unit, b))
+            elif trials.touches(both.variant, unit):
+                fit = trials.fit(both, unit)
             else:
                 continue
             tried += 1
@@ -73,20 +73,20 @@ def _plainness(pair: tuple[Candidate, Candidate]) -> tuple[float, ...]:
     return (not pair[0].fit.exact, second, pair[1].fitted)
 
 
-def _hypotheses(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
+def _hypotheses(trials: FaultTrials, unit: EvidenceUnit) -> Iterator[Hypothesis]:
     """Mistakes in a formula: a file that is misread does not come in pairs with them."""
     for fault in FAULTS.values():
-        if Kind.WEIGHTS not in fault.kinds and Kind.PRECISION not in fault.kinds:
+        if FaultKind.WEIGHTS not in fault.kinds and FaultKind.PRECISION not in fault.kinds:
             for variant in fault.variants:
                 common = variant.search.common if variant.search else ()
-                if lab.touches(variant, unit, common[0] if common else 0.0):
+                if trials.touches(variant, unit, common[0] if common else 0.0):
                     yield Hypothesis(fault.id, variant)
 
 
-def _plain(lab: Lab, variant: Variant, unit: Unit) -> bool:
+def _plain(trials: FaultTrials, variant: Variant, unit: EvidenceUnit) -> bool:
     """Whether it leaves a node of the same operation, on which another fault can be planted."""
-    changes = [(name, variant.at(lab.context, lab.graph[name])) for name in unit.segment]
-    made = [(lab.graph[name], change) for name, change in changes if change is not None]
+    changes = [(name, variant.at(trials.context, trials.graph[name])) for name in unit.segment]
+    made = [(trials.graph[name], change) for name, change in changes if change is not None]
     return all(change.function is None and change.node.op == node.op for node, change in made)
 
 
@@ -95,6 +95,6 @@ def on_top(a: Variant, b: Variant) -> Variant:
 
     def edit(c: Context, node: Node, p: float) -> Change | None:
         first = a.at(c, node)
-        return b.edit(c, first.node, p) if first is not None else None
+        return b.edited(c, first.node, p) if first is not None else None
 
     return Variant(f"{a.label}, {b.label}", edit, b.search)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.verify.diagnosis.lab import Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
 from assay.verify.dumps.observation import STATISTICS, token_axis
 from assay.verify.judge.arithmetic import UNIT
 from assay.verify.judge.compare_nodes import Diff
@@ -34,16 +34,16 @@ class Place:
     """Observed nodes that one computation reaches. Of a `brief` one, the first few that a mistake changes are heard,
     and the first few of these that are off."""
 
-    unit: Unit
+    unit: EvidenceUnit
     targets: tuple[str, ...]
     brief: bool = False
     off: frozenset[str] = frozenset()
 
-    def heard(self, lab: Lab, h: Hypothesis) -> list[tuple[str, ...]]:
+    def heard(self, trials: FaultTrials, h: Hypothesis) -> list[tuple[str, ...]]:
         """The nodes that speak of a mistake, in turn: of a brief place, first where it shows first."""
         if not self.brief:
             return [self.targets]
-        changed = lab.changed(h, self.unit)
+        changed = trials.changed(h, self.unit)
         names = [name for name in self.targets if name in changed]
         first = names[:FIRST_OBSERVED]
         off = [name for name in names if name in self.off][:FIRST_OBSERVED]
@@ -55,28 +55,28 @@ class Place:
         targets = tuple(name for name in self.targets if name in segment)
         if not self.brief or not targets:
             return self
-        return Place(Unit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
+        return Place(EvidenceUnit(targets[-1], segment[: segment.index(targets[-1]) + 1]), targets)
 
-    def near(self, lab: Lab, h: Hypothesis) -> Unit | None:
+    def near(self, trials: FaultTrials, h: Hypothesis) -> EvidenceUnit | None:
         """The shortest computation in which the mistake shows; None where it does not, or is a run of many layers."""
-        parts = self.heard(lab, h)
+        parts = self.heard(trials, h)
         if not parts:
             return None
         last = parts[-1][-1]
-        unit = Unit(last, self.unit.segment[: self.unit.segment.index(last) + 1])
-        return None if lab.run_of(lab.changed(h, unit)) else unit
+        unit = EvidenceUnit(last, self.unit.segment[: self.unit.segment.index(last) + 1])
+        return None if trials.run_of(trials.changed(h, unit)) else unit
 
 
-def run_of(lab: Lab, diff: Diff) -> Place:
+def run_of(trials: FaultTrials, diff: Diff) -> Place:
     """Nothing was dumped whole: what was observed is reached from the tokens on."""
-    order = {node.name: i for i, node in enumerate(lab.graph)}
+    order = {node.name: i for i, node in enumerate(trials.graph)}
     names = sorted((n.name for n in diff.nodes), key=order.__getitem__)
-    return Place(Unit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
+    return Place(EvidenceUnit(names[-1], tuple(list(order)[: order[names[-1]] + 1])), tuple(names))
 
 
-def off_at(lab: Lab, place: Place, name: str) -> float:
+def off_at(trials: FaultTrials, place: Place, name: str) -> float:
     """By how much (squared) the definition is off at a node, over what is no evidence."""
-    groups = groups_of(lab, name, lab.base(place.unit)[name])
+    groups = groups_of(trials, name, trials.base(place.unit)[name])
     return np.inf if groups is None else off_in(groups)
 
 
@@ -93,19 +93,19 @@ def gains(plain: Groups, other: Groups) -> list[float]:
     ]
 
 
-def groups_of(lab: Lab, name: str, value: Array, edges: Rounding = EXACT) -> Groups | None:
+def groups_of(trials: FaultTrials, name: str, value: Array, edges: Rounding = EXACT) -> Groups | None:
     """What was observed of a node less a value, row by row; None where the value is not finite or of another shape.
     Beyond a step of what `edges` stores, where a hypothesis must not gain by a value that was rounded the other way."""
-    graph, axis = lab.graph, token_axis(lab.graph, name)
-    if value.dtype.kind != "f" or value.shape[axis] < len(lab.dump.tokens):
+    axis = token_axis(trials.graph, name)
+    if value.dtype.kind != "f" or value.shape[axis] < len(trials.dump.tokens):
         return None
-    level = lab.evidence[name].noise_carried if lab.terms.carried else lab.evidence[name].noise_local
-    hide = lab.hidden if graph[name].op == "kq" else None
+    level = trials.evidence[name].noise_carried if trials.terms.carried else trials.evidence[name].noise_local
+    hide = trials.hidden_at(name)
     errors: list[Array] = []
     counts: list[float] = []
     floors: list[float] = []
-    for obs in lab.dump.by_name[name]:
-        error, expected = deviation(obs, value, axis, lab.model.hparams.n_embd_head, hide)
+    for obs in trials.dump.by_name[name]:
+        error, expected = deviation(obs, value, axis, trials.model.hparams.n_embd_head, hide)
         if not np.isfinite(error).all():
             return None
         start, stop = obs.rows or (0, level.rms.shape[1])

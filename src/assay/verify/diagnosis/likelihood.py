@@ -28,13 +28,13 @@ import numpy as np
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
 from assay.verify.diagnosis.damage import DAMAGE, damaged, glimpsed
 from assay.verify.diagnosis.evidence_groups import Groups, Place, groups_of, off_at, run_of
-from assay.verify.diagnosis.firm import moved_by, shaken_benches, with_off
-from assay.verify.diagnosis.lab import NEVER, Fit, Hypothesis, Lab, Unit
+from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.parameter import least, search_parameter
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.rules import allowed, nothing_left, rules
 from assay.verify.diagnosis.screen import Screen
-from assay.verify.faults import FAULTS, Kind, Stage
+from assay.verify.diagnosis.stable_predictions import moved_by, shaken_benches, with_off
+from assay.verify.faults import FAULTS, FaultKind, Stage
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff
 from assay.verify.judge.rounding import EXACT, Rounding
@@ -74,7 +74,7 @@ Sieve = Callable[[Hypothesis], bool]
 
 
 @dataclass(frozen=True)
-class Voice:
+class HypothesisScore:
     """How a hypothesis accounts for what was observed."""
 
     hypothesis: Hypothesis
@@ -138,10 +138,10 @@ class Voice:
 
 
 def _of_precision(h: Hypothesis) -> bool:
-    return Kind.PRECISION in FAULTS[h.fault].kinds
+    return FaultKind.PRECISION in FAULTS[h.fault].kinds
 
 
-def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
+def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool = False) -> Diagnosis | None:
     """The fault that the deviations speak of; None where they are what they look like, noise. Undecided, with the
     observation that would decide, where they are neither what a fault predicts nor what a rule of rounding does.
     Unexplained where they are too large for that.
@@ -150,46 +150,46 @@ def small_fault(lab: Lab, diff: Diff, say: Progress, *, ruled: bool = False) -> 
     are tried with their common parameters; only if nothing speaks, with the one that fits the first place best. With
     `ruled`, only in an engine that clearly rounds by a rule.
     """
-    units = [Unit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
+    units = [EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in diff.nodes if n.evidence.whole]
     if units:
         places = [Place(u, (u.target,)) for u in units]
         first = [Place(u, (u.target,)) for u in representatives(units)]
     else:
-        lab = lab.from_tokens()
-        places = [run_of(lab, diff)]
+        trials = trials.from_tokens()
+        places = [run_of(trials, diff)]
         first = [replace(places[0], brief=True)]
-    labs = rules(lab, diff, first)
-    if nothing_left(labs[0], places, QUIET_LEFT):
-        return _by_rule(labs[0], diff, places)
-    if ruled and labs[0].rule == EXACT:  # of one bit at most: printed values tell it at once, and nothing else does
-        bits = [] if units else list(_damage(labs[0], places))
-        best = _speaking(labs[0], _listen(labs[0], bits, places), first, places, 1)
+    trials_by_rule = rules(trials, diff, first)
+    if nothing_left(trials_by_rule[0], places, QUIET_LEFT):
+        return _by_rule(trials_by_rule[0], diff, places)
+    if ruled and trials_by_rule[0].rule == EXACT:  # only a flipped bit: printed values show it
+        bits = [] if units else list(_damage(trials_by_rule[0], places))
+        best = _speaking(trials_by_rule[0], _listen(trials_by_rule[0], bits, places), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
-        first = [with_off(labs[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
-    say(f"small faults: the catalogue is tried on {first[0].unit.target}, as computed with {labs[0].rule.name}")
-    wide = diff.arithmetic.storage == "f32" or lab.terms.guessed
-    best = _loudest(labs, first, places, wide)
-    covered = diff.verdict != "wrong" or allowed(labs[0], diff, first)
-    if not best and (diff.verdict == "same" or nothing_left(labs[0], places, FLOAT32_LEFT)):
-        return _by_rule(labs[0], diff, places)
+        first = [with_off(trials_by_rule[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
+    say(f"small faults: trying the catalogue on {first[0].unit.target}, computed with {trials_by_rule[0].rule.name}")
+    wide = diff.arithmetic.storage == "f32" or trials.terms.guessed
+    best = _loudest(trials_by_rule, first, places, wide)
+    covered = diff.verdict != "wrong" or allowed(trials_by_rule[0], diff, first)
+    if not best and (diff.verdict == "same" or nothing_left(trials_by_rule[0], places, FLOAT32_LEFT)):
+        return _by_rule(trials_by_rule[0], diff, places)
     if not best and covered:
-        would_decide = _would_decide(diff, labs[0].rule)
+        would_decide = _would_decide(diff, trials_by_rule[0].rule)
         return Diagnosis("undecided" if would_decide else "healthy", None, (), (), would_decide)
     if not best or not (covered or best[0].exact):
         # An unknown fault resembles known ones; it does not leave float32's noise when they are taken away.
-        rules_of = max((bench.rule.as_coarse for bench in labs), key=[a.name for a in ARITHMETICS].index)
+        rules_of = max((bench.rule.as_coarse for bench in trials_by_rule), key=[a.name for a in ARITHMETICS].index)
         return Diagnosis("unexplained", None, (), (), "", rounds=rules_of)
     return _answer(best, diff)
 
 
-def _by_rule(lab: Lab, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
+def _by_rule(trials: FaultTrials, diff: Diff, places: Sequence[Place]) -> Diagnosis | None:
     """Everything is what this rule of rounding makes of the definition: how the engine rounds, and where its values
     were called wrong, that they are not."""
     seen = {name for p in places for name in p.targets}
-    if {n.name for n in diff.nodes} - seen or (lab.rule == EXACT and diff.verdict != "wrong"):
+    if {n.name for n in diff.nodes} - seen or (trials.rule == EXACT and diff.verdict != "wrong"):
         return None
-    return Diagnosis("healthy", None, (), (), "", notes=(f"every value is what {lab.rule.name} gives",))
+    return Diagnosis("healthy", None, (), (), "", notes=(f"every value is what {trials.rule.name} gives",))
 
 
 def _would_decide(diff: Diff, rule: Rounding) -> str:
@@ -203,14 +203,16 @@ def _would_decide(diff: Diff, rule: Rounding) -> str:
     return f"dump {node} whole, for all tokens: it would show a fault smaller than the noise of {coarse}"
 
 
-def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place], wide: bool) -> list[Voice]:
+def _loudest(
+    trials_by_rule: Sequence[FaultTrials], first: Sequence[Place], places: Sequence[Place], wide: bool
+) -> list[HypothesisScore]:
     """The mistakes that speak everywhere, under the rule that leaves least of the best of them.
 
     What is heard in a few places under one of the rules is held against all places under each: a fault may hide which
     rule is the engine's, and the roundings of the right rule a fault that is as small as they are.
     """
-    likeliest, best, tried, families = labs[0], list[Voice](), 0, list[Voice]()
-    damage = (chain.from_iterable(_damage(lab, places) for lab in labs), places)
+    likeliest, best, tried, families = trials_by_rule[0], list[HypothesisScore](), 0, list[HypothesisScore]()
+    damage = (chain.from_iterable(_damage(trials, places) for trials in trials_by_rule), places)
     screen = Screen(likeliest, places[0].unit)
     sieve, costly = (screen.passes if len(places) == 1 else None), len(places) == 1 and screen.head is not None
     kinds = [(filter(sieve, _mistakes(likeliest, places, wide=wide)), first), (_solved(likeliest, first, sieve), first)]
@@ -218,13 +220,13 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
     for mistakes, where in kinds:
         some = list(mistakes)
         tried += len(some)
-        for lab in labs:
-            voices = _listen(lab, some, where)
+        for trials in trials_by_rule:
+            voices = _listen(trials, some, where)
             heard = [v.hypothesis for v in sorted(voices, key=lambda v: -v.nats) if v.nats > HEARD]
             # Rules differ by less than what is there to explain: what is off by much more stays so under each.
             some = [v.hypothesis for v in voices if v.nats <= HEARD and v.after <= RULED_OUT * v.before]
-            for bench in labs:
-                few = heard if bench is lab or not costly else heard[:MOST_HEARD]
+            for bench in trials_by_rule:
+                few = heard if bench is trials or not costly else heard[:MOST_HEARD]
                 solved = [_solved_here(bench, h, where) for h in few]
                 voices = _listen(bench, solved, places)
                 families += [v for v in voices if v.nats > SPEAKS and _refinable(v.hypothesis)]
@@ -233,14 +235,14 @@ def _loudest(labs: Sequence[Lab], first: Sequence[Place], places: Sequence[Place
                 if best and best[0].rest <= FLOAT32_LEFT:
                     return best
     for voice in _loudest_families(families):
-        lab = next(bench for bench in labs if bench.rule == voice.rule)
-        voices = _listen(lab, [_solved_here(lab, _refined(lab, voice.hypothesis, places), first)], places)
-        spoken = _speaking(lab, voices, first, places, tried)
+        trials = next(bench for bench in trials_by_rule if bench.rule == voice.rule)
+        voices = _listen(trials, [_solved_here(trials, _refined(trials, voice.hypothesis, places), first)], places)
+        spoken = _speaking(trials, voices, first, places, tried)
         best = _better(best, spoken)
     return best
 
 
-def _better(best: list[Voice], other: list[Voice]) -> list[Voice]:
+def _better(best: list[HypothesisScore], other: list[HypothesisScore]) -> list[HypothesisScore]:
     """Of two answers the one that leaves less, unless it says much less."""
     if not best or not other:
         return best or other
@@ -250,8 +252,8 @@ def _better(best: list[Voice], other: list[Voice]) -> list[Voice]:
     return other if b.rest < a.rest else best
 
 
-def _loudest_families(voices: Sequence[Voice]) -> list[Voice]:
-    found: dict[str, Voice] = {}
+def _loudest_families(voices: Sequence[HypothesisScore]) -> list[HypothesisScore]:
+    found: dict[str, HypothesisScore] = {}
     for v in sorted(voices, key=lambda v: -v.nats):
         found.setdefault(v.hypothesis.variant.label, v)
     return list(found.values())[:MOST_REFINED]
@@ -262,7 +264,7 @@ def _refinable(h: Hypothesis) -> bool:
     return search is not None and not search.whole and not search.nominal and search.points > 1
 
 
-def _refined(lab: Lab, h: Hypothesis, places: Sequence[Place]) -> Hypothesis:
+def _refined(trials: FaultTrials, h: Hypothesis, places: Sequence[Place]) -> Hypothesis:
     """With the parameter that is likeliest everywhere: at a single place a few roundings may have hidden it."""
     search = h.variant.search
     assert search is not None
@@ -273,21 +275,23 @@ def _refined(lab: Lab, h: Hypothesis, places: Sequence[Place]) -> Hypothesis:
     else:
         step = (search.hi - search.lo) / (search.points - 1)
         lo, hi = h.p - step, h.p + step
-    return replace(h, p=least(lambda p: -_listen(lab, [replace(h, p=p)], places)[0].nats, lo, hi, log, STEPS_REFINED))
+    return replace(
+        h, p=least(lambda p: -_listen(trials, [replace(h, p=p)], places)[0].nats, lo, hi, log, STEPS_REFINED)
+    )
 
 
 def _speaking(
-    lab: Lab, voices: Sequence[Voice], first: Sequence[Place], places: Sequence[Place], tried: int
-) -> list[Voice]:
+    trials: FaultTrials, voices: Sequence[HypothesisScore], first: Sequence[Place], places: Sequence[Place], tried: int
+) -> list[HypothesisScore]:
     """Those of the mistakes that speak everywhere, or wherever their predictions stand still: a rounding that falls
     otherwise moves all that follows, and there a fault that did happen leaves as much as one that did not."""
-    near = _listen(lab, [v.hypothesis for v in voices], first)
+    near = _listen(trials, [v.hypothesis for v in voices], first)
     voices = [replace(v, near=n.left) for v, n in zip(voices, near, strict=True)]
     clear = [v for v in voices if v.speaks(tried)]
     unclear = [v for v, n in zip(voices, near, strict=True) if v not in clear and n.speaks(tried)]
-    clear, unclear = (_themselves(lab, some, places) for some in (clear, unclear))
+    clear, unclear = (_themselves(trials, some, places) for some in (clear, unclear))
     if unclear or not all(v.exact for v in clear):
-        again = _listen(lab, [v.hypothesis for v in (*clear, *unclear)], places, draws=shaken_benches(lab))
+        again = _listen(trials, [v.hypothesis for v in (*clear, *unclear)], places, draws=shaken_benches(trials))
         again = [replace(v, firm=v.speaks(tried) and v.firmly) for v in again]
         still = again[len(clear) :]
         clear = [replace(v, firm=f.firm) for v, f in zip(clear, again, strict=False)]
@@ -296,92 +300,94 @@ def _speaking(
     return sorted(clear, key=lambda v: (not (v.exact and v.nats >= MAINLY * most), *_rank(v)))
 
 
-def _themselves(lab: Lab, voices: Sequence[Voice], places: Sequence[Place]) -> list[Voice]:
+def _themselves(
+    trials: FaultTrials, voices: Sequence[HypothesisScore], places: Sequence[Place]
+) -> list[HypothesisScore]:
     """Those whose own change shows, and not only a value on an edge that it turned."""
-    if lab.rule == EXACT:
+    if trials.rule == EXACT:
         return list(voices)
-    smooth = _listen(lab, [v.hypothesis for v in voices], places, lab.rounding(EXACT))
+    smooth = _listen(trials, [v.hypothesis for v in voices], places, trials.rounding(EXACT))
     return [v for v, s in zip(voices, smooth, strict=True) if _of_precision(v.hypothesis) or s.itself]
 
 
-def _solved_here(lab: Lab, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
+def _solved_here(trials: FaultTrials, h: Hypothesis, first: Sequence[Place]) -> Hypothesis:
     """A solved parameter solved once more under this rule."""
     search = h.variant.search
     if search is None or search.whole or search.nominal or not search.points or h.p in search.common:
         return h
-    place = next((p for p in first if lab.touches(h.variant, p.unit, h.p)), None)
-    unit = None if place is None else place.near(lab, h)
-    return h if unit is None else search_parameter(lab, h, unit, around=AROUND)[0]
+    place = next((p for p in first if trials.touches(h.variant, p.unit, h.p)), None)
+    unit = None if place is None else place.near(trials, h)
+    return h if unit is None else search_parameter(trials, h, unit, around=AROUND)[0]
 
 
-def _damage(lab: Lab, places: Sequence[Place]) -> Iterator[Hypothesis]:
-    off = {p: max(off_at(lab, p, name) for name in p.targets) for p in places}
+def _damage(trials: FaultTrials, places: Sequence[Place]) -> Iterator[Hypothesis]:
+    off = {p: max(off_at(trials, p, name) for name in p.targets) for p in places}
     for place in places:
         if place.targets == (place.unit.target,):
-            yield from damaged(lab, place.unit, bent=off[place] == max(off.values()))
+            yield from damaged(trials, place.unit, bent=off[place] == max(off.values()))
         else:
-            yield from glimpsed(lab, place.unit, place.targets)
+            yield from glimpsed(trials, place.unit, place.targets)
 
 
-def _rank(voice: Voice) -> tuple[float, ...]:
+def _rank(voice: HypothesisScore) -> tuple[float, ...]:
     return (-round(voice.nats / ALIKE_NATS), voice.odd, voice.hypothesis.fault in SECOND_NAMES, -voice.nats)
 
 
-def _mistakes(lab: Lab, places: Sequence[Place], *, wide: bool = True) -> Iterator[Hypothesis]:
+def _mistakes(trials: FaultTrials, places: Sequence[Place], *, wide: bool = True) -> Iterator[Hypothesis]:
     """Every mistake that touches something observed, families with each of their common parameters. Of an engine that
     is not `wide` the nodes have told that narrow types are its arithmetic."""
-    everything = Unit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
-    costly = min(lab.run_of(p.unit.segment) for p in places)  # many hypotheses are runs of many layers
-    for h in hypotheses(lab, everything, decode=False):
+    everything = EvidenceUnit(places[-1].unit.target, tuple(dict.fromkeys(n for p in places for n in p.unit.segment)))
+    costly = min(trials.run_of(p.unit.segment) for p in places)  # many hypotheses are runs of many layers
+    for h in hypotheses(trials, everything, decode=False):
         if (costly and FAULTS[h.fault].stage not in _SMALL) or (not wide and _of_precision(h)):
             continue
         if h.variant.search is None:
             yield h
         else:
-            usual = h.variant.search.usual(lab.rows)
-            yield from (replace(h, p=p) for p in usual if lab.touches(h.variant, everything, p))
-    yield from _torn(lab, everything)
+            usual = h.variant.search.usual(trials.rows)
+            yield from (replace(h, p=p) for p in usual if trials.touches(h.variant, everything, p))
+    yield from _torn(trials, everything)
 
 
-def _torn(lab: Lab, unit: Unit) -> Iterator[Hypothesis]:
+def _torn(trials: FaultTrials, unit: EvidenceUnit) -> Iterator[Hypothesis]:
     """The end of the file is missing. That is small where the noise of a router's choices covers it."""
-    nodes = [lab.graph[name] for name in unit.segment]
+    nodes = [trials.graph[name] for name in unit.segment]
     for variant in FAULTS[TORN].variants:
-        ends = variant.search.scan(lab.context, nodes) if variant.search and variant.search.scan else ()
+        ends = variant.search.scan(trials.context, nodes) if variant.search and variant.search.scan else ()
         yield from (Hypothesis(TORN, variant, p) for p in ends[:A_LAYERS_WORTH])
 
 
-def _solved(lab: Lab, first: Sequence[Place], sieve: Sieve | None = None) -> Iterator[Hypothesis]:
+def _solved(trials: FaultTrials, first: Sequence[Place], sieve: Sieve | None = None) -> Iterator[Hypothesis]:
     """Families with the parameter that fits the first place they touch best."""
     for fault in FAULTS.values():
         for variant in fault.variants:
             search = variant.search
-            if search is None or not search.points or Kind.WEIGHTS in fault.kinds:
+            if search is None or not search.points or FaultKind.WEIGHTS in fault.kinds:
                 continue
-            grid = search.grid(lab.rows)
+            grid = search.grid(trials.rows)
             tries = [(p, place) for p in (*grid[len(grid) // 2 :][:1], *grid[:1]) for place in first]
-            found_at = next(((p, place) for p, place in tries if lab.touches(variant, place.unit, p)), None)
+            found_at = next(((p, place) for p, place in tries if trials.touches(variant, place.unit, p)), None)
             if found_at is None:
                 continue
             h = Hypothesis(fault.id, variant, found_at[0])
-            unit = found_at[1].near(lab, h)
+            unit = found_at[1].near(trials, h)
             if unit is None:
                 continue
-            found, _ = search_parameter(lab, h, unit, partial(_fit, lab, found_at[1], unit, sieve))
-            if found.p not in search.common and lab.touches(variant, unit, found.p):
+            found, _ = search_parameter(trials, h, unit, partial(_fit, trials, found_at[1], unit, sieve))
+            if found.p not in search.common and trials.touches(variant, unit, found.p):
                 yield found
 
 
-def _fit(lab: Lab, place: Place, unit: Unit, sieve: Sieve | None, h: Hypothesis) -> Fit:
+def _fit(trials: FaultTrials, place: Place, unit: EvidenceUnit, sieve: Sieve | None, h: Hypothesis) -> ObservationFit:
     """How a hypothesis fits a unit, unless it would have shown earlier."""
     if sieve and not sieve(h):
         return NEVER
-    parts = place.heard(lab, h)
+    parts = place.heard(trials, h)
     if len(parts) > 1:
         early = replace(place, targets=parts[0], off=frozenset())
-        if _listen(lab, [h], [early])[0].nats < -SPEAKS:
+        if _listen(trials, [h], [early])[0].nats < -SPEAKS:
             return NEVER
-    return lab.fit(h, unit)
+    return trials.fit(h, unit)
 
 
 @dataclass
@@ -419,22 +425,24 @@ class _Tally:
         if gained > 1:
             self.nodes.append(name)
 
-    def voice(self, h: Hypothesis, rule: Rounding) -> Voice:
+    def voice(self, h: Hypothesis, rule: Rounding) -> HypothesisScore:
         before, after = (float(np.sqrt(np.mean(m))) if m else 0.0 for m in (self.before, self.after))
         share = self.better / self.touched if self.touched else 0.0
         coefficient = self.dots / self.squares if self.squares else 0.0
         nats = self.nats if self.possible else -np.inf
         usual, left = (float(np.sqrt(np.median(m))) if m else 0.0 for m in (self.before, self.after))
-        return Voice(h, nats, share, coefficient, before, after, left, usual, self.touched, tuple(self.nodes), rule)
+        return HypothesisScore(
+            h, nats, share, coefficient, before, after, left, usual, self.touched, tuple(self.nodes), rule
+        )
 
 
 def _listen(
-    lab: Lab,
+    trials: FaultTrials,
     mistakes: Sequence[Hypothesis],
     places: Sequence[Place],
-    unrounded: Lab | None = None,
-    draws: Sequence[Lab] = (),
-) -> list[Voice]:
+    unrounded: FaultTrials | None = None,
+    draws: Sequence[FaultTrials] = (),
+) -> list[HypothesisScore]:
     """Place after place, so that the definition's values of one are computed once for all hypotheses.
 
     With the `unrounded` bench every rounding falls as in the definition: a fault gains by what it changes itself, and
@@ -445,33 +453,33 @@ def _listen(
     for place in places:
         plain: dict[str, Groups | None] = {}
         for h, tally in zip(mistakes, tallies, strict=True):
-            if not tally.possible or not lab.touches(h.variant, place.unit, h.p):
+            if not tally.possible or not trials.touches(h.variant, place.unit, h.p):
                 continue
-            for targets in place.heard(lab, h):
+            for targets in place.heard(trials, h):
                 if tally.nats < -SPEAKS:
                     break  # it would have shown earlier
-                values = (unrounded or lab).predict(h, place.unit, targets)
+                values = (unrounded or trials).predict(h, place.unit, targets)
                 shaken = [bench.predict(h, place.unit, targets) or {} for bench in draws]
                 for name in targets if values is not None else ():
-                    base = lab.base(place.unit)[name]
+                    base = trials.base(place.unit)[name]
                     if name not in plain:
-                        plain[name] = groups_of(lab, name, base, lab.rule)
+                        plain[name] = groups_of(trials, name, base, trials.rule)
                     assert values is not None
                     value = values[name]
                     if unrounded and value.shape == base.shape:
                         value = base + (value - unrounded.base(place.unit)[name])
-                    before, after = plain[name], groups_of(lab, name, value, lab.rule)
+                    before, after = plain[name], groups_of(trials, name, value, trials.rule)
                     if before is None or after is None:
                         tally.possible = False
                         break
                     if draws:
-                        moved = moved_by(lab, name, before, [bench.base(place.unit) for bench in draws])
-                        before = replace(before, floors=before.floors + moved + moved_by(lab, name, after, shaken))
+                        moved = moved_by(trials, name, before, [bench.base(place.unit) for bench in draws])
+                        before = replace(before, floors=before.floors + moved + moved_by(trials, name, after, shaken))
                     tally.add(name, before, after)
-    return [t.voice(h, lab.rule) for h, t in zip(mistakes, tallies, strict=True)]
+    return [t.voice(h, trials.rule) for h, t in zip(mistakes, tallies, strict=True)]
 
 
-def _answer(voices: Sequence[Voice], diff: Diff) -> Diagnosis:
+def _answer(voices: Sequence[HypothesisScore], diff: Diff) -> Diagnosis:
     best = voices[0]
     h = best.hypothesis
     same = [

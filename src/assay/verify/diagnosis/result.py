@@ -9,7 +9,7 @@ from assay.graph import split
 from assay.verify.diagnosis.relations import Relation
 from assay.verify.faults import FAULTS
 from assay.verify.judge.compare_nodes import Diff
-from assay.verify.judge.overflow import Broken
+from assay.verify.judge.overflow import NonFiniteOrigin
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     diff: Diff | None = None
     rounds: str = ""  # the coarsest arithmetic that the engine's rule of rounding leaves possible, where it shows one
-    broken: Broken | None = None  # the first value that is not finite
+    broken: NonFiniteOrigin | None = None  # the first value that is not finite
 
     def __bool__(self) -> bool:
         return self.verdict in ("healthy", "undecided")

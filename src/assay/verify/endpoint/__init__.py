@@ -1,1 +1,1 @@
-"""The black box: what a server's log-probabilities alone tell about the engine behind it."""
+"""The black server: what a server's log-probabilities alone tell about the engine behind it."""

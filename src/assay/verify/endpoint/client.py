@@ -27,7 +27,7 @@ Ask = Callable[[str, Mapping[str, Any]], dict[str, Any]]  # path and body to the
 
 
 @dataclass(frozen=True)
-class Step:
+class ScoredToken:
     """One token of a reply: its id where it can be told, and the log-probabilities given for its place."""
 
     id: int | None
@@ -36,10 +36,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ServerReply:
     """What came back: the tokens in order, how many of them are the prompt's, and why the server stopped."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScoredToken, ...]
     n_prompt: int  # tokens of the prompt among `steps`: 0 where the prompt was not echoed
     text: str
     finish: str
@@ -109,18 +109,20 @@ class Client:
             )
         return found
 
-    def complete(self, prompt: str | Sequence[int], *, n: int, echo: bool = False, top: int = 5, **more: Any) -> Reply:
+    def complete(
+        self, prompt: str | Sequence[int], *, n: int, echo: bool = False, top: int = 5, **more: Any
+    ) -> ServerReply:
         """`/v1/completions`, greedy unless `more` says otherwise."""
         body = {"prompt": prompt, "max_tokens": n, "temperature": 0, "logprobs": top, **more}
         found = self._post("/v1/completions", {**body, "echo": True} if echo else body)
         return self._reply(found, n if echo else None)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> Reply:
+    def chat(self, messages: Sequence[Mapping[str, str]], *, n: int, top: int = 5) -> ServerReply:
         """`/v1/chat/completions`, greedy."""
         body = {"messages": list(messages), "max_tokens": n, "temperature": 0, "logprobs": True, "top_logprobs": top}
         return self._reply(self._post("/v1/chat/completions", body), None)
 
-    def _reply(self, found: dict[str, Any], generated: int | None) -> Reply:
+    def _reply(self, found: dict[str, Any], generated: int | None) -> ServerReply:
         choice = found["choices"][0]
         steps = tuple(self._steps(_mapping(choice.get("logprobs"))))
         if len(steps) > self.max_steps:
@@ -134,9 +136,9 @@ class Client:
             n_prompt = max(0, len(steps) - (generated if made is None else made))
         finish = choice.get("finish_reason")
         counted = _count(usage.get("prompt_tokens"))
-        return Reply(steps, n_prompt, _text(text), _text(finish), counted)
+        return ServerReply(steps, n_prompt, _text(text), _text(finish), counted)
 
-    def _steps(self, logprobs: Mapping[str, Any]) -> list[Step]:
+    def _steps(self, logprobs: Mapping[str, Any]) -> list[ScoredToken]:
         """Both forms: parallel lists, or a list of objects under `content`."""
         if isinstance(logprobs.get("content"), list):
             return [self._from_object(item) for item in logprobs["content"] if isinstance(item, dict)]
@@ -149,16 +151,16 @@ class Client:
             scores = {self.known[t]: _score(x) for t, x in _mapping(top).items() if t in self.known}
             if token is not None:
                 scores[token] = _score(value)
-            found.append(Step(token, _text(text), {i: x for i, x in scores.items() if x is not None}))
+            found.append(ScoredToken(token, _text(text), {i: x for i, x in scores.items() if x is not None}))
         return found
 
-    def _from_object(self, item: dict[str, Any]) -> Step:
+    def _from_object(self, item: dict[str, Any]) -> ScoredToken:
         scores = {}
         for thing in (item, *(t for t in _sequence(item.get("top_logprobs")) if isinstance(t, dict))):
             token, value = self._token(thing.get("id"), thing.get("token")), _score(thing.get("logprob"))
             if token is not None and value is not None:
                 scores[token] = value
-        return Step(self._token(item.get("id"), item.get("token")), _text(item.get("token")), scores)
+        return ScoredToken(self._token(item.get("id"), item.get("token")), _text(item.get("token")), scores)
 
     def _token(self, number: Any, text: Any) -> int | None:
         """A token of ours: by its id where that is one, else by its text."""

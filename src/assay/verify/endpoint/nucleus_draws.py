@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.diagnosis.lab import Fit
+from assay.verify.diagnosis.fault_trials import ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.endpoint.client import Client
 from assay.verify.endpoint.prompt_ids import TEXT
-from assay.verify.endpoint.simulated import Box, cause_of
+from assay.verify.endpoint.simulated import SimulatedServer, cause_of
 from assay.verify.thresholds import CHANCE, FILTERED, RARE, SWAPPED
 
 Array = NDArray[Any]
@@ -39,7 +39,7 @@ class Draw:
     draws: int
 
 
-def _telling(box: Box, client: Client) -> Draw | None:
+def _telling(server: SimulatedServer, client: Client) -> Draw | None:
     """The draw of which the token that crosses p comes most often: it settles the most with the fewest requests.
 
     At temperature 1, so that it does not matter whether the server filters before or after it. Prompts are the
@@ -48,7 +48,7 @@ def _telling(box: Box, client: Client) -> Draw | None:
     """
     tokenizer, found = client.tokenizer, list[tuple[float, Draw]]()
     ids, known = tokenizer.encode(TEXT), set(client.known.values())
-    logits = box.logits(ids).astype(np.float64)
+    logits = server.logits(ids).astype(np.float64)
     for end in [i for i, c in enumerate(TEXT) if c == " "] + [len(TEXT)]:
         head = tokenizer.encode(TEXT[:end])
         if not head or head != ids[: len(head)]:
@@ -74,9 +74,9 @@ def _needed(rarest: float, likeliest: float) -> int:
     return int(np.ceil(np.log(CHANCE) / np.log(max(1 - 0.8 * rarest, min(1.1 * likeliest, 0.99)))))
 
 
-def sampling(box: Box, client: Client, say: Progress, notes: list[str]) -> list[Cause]:
+def sampling(server: SimulatedServer, client: Client, say: Progress, notes: list[str]) -> list[Cause]:
     """Draws under top-p: do they come from the smallest set of tokens whose mass reaches p?"""
-    plan = _telling(box, client)
+    plan = _telling(server, client)
     if plan is None:
         notes.append("sampling was not tried: after every beginning of the probe's text one token takes it all")
         return []
@@ -119,7 +119,7 @@ def _nucleus(plan: Draw, scores: Mapping[int, float]) -> set[int]:
 
 def _judge_draws(plan: Draw, drawn: Sequence[int], own: Set[int]) -> list[Cause]:
     def named(fault: str, how: str, certainty: float) -> list[Cause]:
-        cause = cause_of(fault, "sampled", how, Fit(100.0, 1.0, len(drawn)), Fit(0.5, 0, 1), 1)
+        cause = cause_of(fault, "sampled", how, ObservationFit(100.0, 1.0, len(drawn)), ObservationFit(0.5, 0, 1), 1)
         return [replace(cause, confidence=certainty)]
 
     outside = [i for i in drawn if i not in plan.kept and i not in own]

@@ -75,10 +75,11 @@ with_codec("q4_0-zero-point", "d * q", ("Q4_0", "Q5_0"), _combined(_no_zero_poin
 with_codec("q4_0-zero-point", "nibbles in two's complement", ("Q4_0",), _combined(_twos_complement))
 
 
-@plant("q4_0-dot-sum", "8 sum(xq) without the activation's scale")
+@plant(
+    "q4_0-dot-sum", "8 sum(xq) without the activation's scale", op="linear",
+    when=lambda c, node: tensor_type(c, node.weights[0]) == "Q4_0",
+)  # fmt: skip
 def dot_sum(c: Context, node: Node, p: float) -> Change | None:
-    if node.op != "linear" or tensor_type(c, node.weights[0]) != "Q4_0":
-        return None
     name = node.weights[0]
 
     def run(x: Array, W: Array) -> Array:

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.engines.reference.functions import FUNCTIONS
-from assay.graph import INPUTS, Graph, Node, join, split
+from assay.graph import INPUTS, Graph, Node, Trait, join, split
 from assay.models import HParams, Model
 from assay.models.hparams import Layer
-from assay.verify.faults.kinds import Kind, Probe, Stage
+from assay.verify.faults.kinds import FaultKind, Probe, Stage
 
 Array = NDArray[Any]
 Function = Callable[..., Array]
@@ -125,6 +125,41 @@ class Search:
 
 
 @dataclass(frozen=True)
+class Selector:
+    """Which nodes an edit applies to. Every condition that is given must hold."""
+
+    ops: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()  # names without the layer: `Qcur` of `Qcur-3`
+    weighted: bool | None = None  # the node reads weights, or reads none
+    when: Callable[[Context, Node], bool] | None = None
+
+    def matches(self, node: Node) -> bool:
+        """Do the node's operation, role and weights fit? Needs no context, and is asked of every node."""
+        if self.ops and node.op not in self.ops:
+            return False
+        if self.weighted is not None and bool(node.weights) != self.weighted:
+            return False
+        return not self.roles or role(node) in self.roles
+
+    def selects(self, c: Context, node: Node) -> bool:
+        return self.matches(node) and (self.when is None or self.when(c, node))
+
+
+def selector(
+    op: str | Iterable[str] = (),
+    roles: str | Iterable[str] = (),
+    weighted: bool | None = None,
+    when: Callable[[Context, Node], bool] | None = None,
+) -> Selector:
+    """The nodes of these operations and roles, of which `when` holds."""
+    ops, names = ((given,) if isinstance(given, str) else tuple(given) for given in (op, roles))
+    return Selector(frozenset(ops), frozenset(names), weighted, when)
+
+
+ANYWHERE = Selector()
+
+
+@dataclass(frozen=True)
 class Variant:
     """One way to commit a fault. `label` says it in a few words, with {p} for the parameter of a family."""
 
@@ -132,15 +167,22 @@ class Variant:
     edit: Edit
     search: Search | None = None
     decode_only: bool = False
+    where: Selector = ANYWHERE
 
     def text(self, p: float = 0.0) -> str:
         label = self.label.format(p=f"{p:.6g}") if self.search else self.label
         return f"{label}, in the decode steps only" if self.decode_only else label
 
     def at(self, context: Context, node: Node, p: float = 0.0) -> Change | None:
-        """What the fault makes of the node; None where it does not apply."""
-        change = self.edit(context.at(node), node, p)
+        """What the fault makes of a node of the model; None where it does not apply."""
+        if not self.where.matches(node):
+            return None
+        change = self.edited(context.at(node), node, p)
         return change if change is not None and _possible(context, node, change) else None
+
+    def edited(self, here: Context, node: Node, p: float) -> Change | None:
+        """The edit of a node that is selected, also of one that another fault has changed already."""
+        return self.edit(here, node, p) if self.where.selects(here, node) else None
 
 
 def _possible(c: Context, node: Node, change: Change) -> bool:
@@ -148,7 +190,7 @@ def _possible(c: Context, node: Node, change: Change) -> bool:
     graph, tensors, new = c.model.graph, c.model.file.tensors, change.node
     if not all(i in graph or i in INPUTS for i in new.inputs) or not all(w in tensors for w in new.weights):
         return False
-    if change.function is not None or new.op != node.op or len(new.weights) != len(node.weights):
+    if change.function is not None or (new.op, len(new.weights)) != (node.op, len(node.weights)):
         return True
     return all(tensors[a].shape == tensors[b].shape for a, b in zip(new.weights, node.weights, strict=True))
 
@@ -159,17 +201,17 @@ class Fault:
 
     id: str
     stage: Stage
-    wrong: str
-    right: str
-    symptom: str
-    tell: str  # the fingerprint in the numbers
-    shows: str  # the first tensor that differs
-    at_zero: str  # what one token at position 0 shows
-    probe: str  # the cheapest run that exposes it, in words
-    run: Probe  # its kind
-    kinds: tuple[Kind, ...]
-    evidence: str
-    sources: str
+    wrong: str  # what a faulty engine does
+    right: str  # what the definition does
+    kinds: tuple[FaultKind, ...]
+    run: Probe = Probe.ANY  # the kind of the cheapest run that exposes it
+    symptom: str = ""  # what a user of the engine notices
+    tell: str = ""  # the fingerprint in the numbers
+    shows: str = ""  # the first tensor that differs
+    at_zero: str = ""  # what one token at position 0 shows
+    probe: str = ""  # the cheapest run that exposes it, in words
+    evidence: str = ""  # where the mistake was met: letters that `docs/faults.md` explains
+    sources: str = ""  # links, separated by spaces
     waits: str = ""  # why it is listed and not planted
     variants: tuple[Variant, ...] = field(default=(), compare=False)
 
@@ -190,11 +232,24 @@ def link(word: str) -> tuple[str, str]:
 PLANTS: dict[str, list[Variant]] = {}
 
 
-def plant(fault: str, label: str, search: Search | None = None) -> Callable[[Edit], Edit]:
-    """Register an edit as one way to commit `fault`."""
+def plant(
+    fault: str,
+    label: str,
+    search: Search | None = None,
+    *,
+    op: str | Iterable[str] = (),
+    roles: str | Iterable[str] = (),
+    weighted: bool | None = None,
+    when: Callable[[Context, Node], bool] | None = None,
+) -> Callable[[Edit], Edit]:
+    """Register an edit as one way to commit `fault`, at the nodes that the other arguments select (`Selector`).
+
+    The edit sees selected nodes only. It may still give None, where the fault would change nothing.
+    """
 
     def register(edit: Edit) -> Edit:
-        PLANTS.setdefault(fault, []).append(Variant(label, edit, search))
+        variant = Variant(label, edit, search, where=selector(op, roles, weighted, when))
+        PLANTS.setdefault(fault, []).append(variant)
         return edit
 
     return register
@@ -214,6 +269,11 @@ def layer(node: Node) -> int | None:
 def sibling(c: Context, node: Node, name: str) -> Node | None:
     """The node of that role in the same layer, if the architecture has one."""
     return c.model.graph.by_name.get(join(name, layer(node)))
+
+
+def is_output(c: Context, node: Node) -> bool:
+    """Does the node give the logits?"""
+    return node.name == c.model.graph.output
 
 
 def width(c: Context, node: Node) -> int:
@@ -258,7 +318,7 @@ def on_rows(context: Context, node: Node, change: Change, chosen: NDArray[np.boo
         inputs, weights = operands[: n_in + n_wrong], operands[n_in + n_wrong :]
         good = right(*inputs[:n_in], *weights[: len(node.weights)])
         bad = wrong(*inputs[n_in:], *weights[len(node.weights) :])
-        axis = 1 if good.ndim == 3 and node.op in ("kq", "attn_softmax", "kqv") else 0
+        axis = 1 if good.ndim == 3 and node.has(Trait.SCORES) else 0
         rows = context.decoding(good.shape[axis]) if chosen is None else chosen
         shape = [1] * good.ndim
         shape[axis] = len(rows)
@@ -272,7 +332,7 @@ def decode_only(variant: Variant) -> Variant:
 
     def edit(context: Context, node: Node, p: float) -> Change | None:
         change = variant.edit(context, node, p)
-        if change is None or node.op == "cache":
+        if change is None or node.has(Trait.STATE):
             return None
         return on_rows(context, node, change)
 

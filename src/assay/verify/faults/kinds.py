@@ -27,7 +27,7 @@ class Stage(StrEnum):
     RUNTIME = "precision and runtime"
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     """What is other than it should be, which tells how the fault is planted or recognised."""
 
     COMPUTATION = "computation"  # another formula: an edit of the graph

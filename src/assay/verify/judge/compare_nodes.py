@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from assay.verify.judge.arithmetic import Arithmetic
+from assay.verify.judge.arithmetic import SimulatedArithmetic
 from assay.verify.judge.evidence import Evidence
-from assay.verify.judge.overflow import Broken
+from assay.verify.judge.overflow import NonFiniteOrigin
 
 Verdict = Literal["same", "noise", "wrong"]
 
@@ -56,12 +56,12 @@ class Diff:
 
     a: str
     b: str
-    arithmetic: Arithmetic
+    arithmetic: SimulatedArithmetic
     nodes: tuple[NodeVerdict, ...]
     unmatched: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
-    broken: Broken | None = None  # the first value that is not finite; `nodes` were computed before it
+    broken: NonFiniteOrigin | None = None  # the first value that is not finite; `nodes` were computed before it
 
     def __bool__(self) -> bool:
         return self.verdict != "wrong"

@@ -23,8 +23,17 @@ from numpy.typing import NDArray
 from assay.engines.reference import Hooks
 from assay.engines.reference.weights import Table, Weights
 from assay.gguf import GGUFFile
-from assay.graph import Node
-from assay.verify.judge.arithmetic import ARITHMETICS, MATRIX, Arithmetic, is_gelu, q8_0, quantise_for, round_to
+from assay.graph import Node, Trait
+from assay.verify.judge.arithmetic import (
+    ARITHMETICS,
+    SimulatedArithmetic,
+    gate_width,
+    is_gelu,
+    product_rows,
+    q8_0,
+    quantise_for,
+    round_to,
+)
 
 Array = NDArray[Any]
 
@@ -71,7 +80,7 @@ _RULES = (
 )
 
 
-def roundings(most: Arithmetic) -> list[Rounding]:
+def roundings(most: SimulatedArithmetic) -> list[Rounding]:
     """The rules that are no coarser than this arithmetic; beneath the noise of halved weights, of quantised operands or
     of a GELU by a table a half cache hides, so it may be there as well."""
     names = [a.name for a in ARITHMETICS]
@@ -123,17 +132,17 @@ def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:
     def operand(node: Node, i: int, x: Array) -> Array:
         if i or x.dtype.kind != "f":
             return x
-        if rule.q8 and node.op in MATRIX and node.weights:
+        if rule.q8 and node.has(Trait.PRODUCT) and node.weights:
             quantise = _half_scaled if rule.half_scale and _blocks_of_32(file, node) else quantise_for(
                 file, node.weights[0]
             )  # fmt: skip
-            return x if quantise is None else quantise(x.reshape(len(x), -1) if node.op == "linear" else x)
-        if rule.half_cache and node.op in ("kq", "kqv"):
+            return x if quantise is None else quantise(product_rows(node, x))
+        if rule.half_cache and node.has(Trait.ATTENDS):
             return round_to(x, "f16")
-        if rule.q8_cache and node.op == "kq":
+        if rule.q8_cache and node.has(Trait.KEYS):  # the query meets keys in eight bits
             return cached(x)
         if rule.table and is_gelu(node):
-            return round_to(x, "f16") if node.op != "glu_split" else x
+            return round_to(x, "f16") if gate_width(node, x) == x.shape[-1] else x
         return x
 
     def cached(x: Array) -> Array:
@@ -142,11 +151,11 @@ def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:
     def result(node: Node, y: Array) -> Array:
         if y.dtype.kind != "f":
             return y
-        if rule.q8_cache and node.op == "cache":
+        if rule.q8_cache and node.has(Trait.STATE):
             return cached(y)
         if rule.storage:
             return round_to(y, rule.storage)
-        return round_to(y, "f16") if rule.half_cache and node.op == "cache" else y
+        return round_to(y, "f16") if rule.half_cache and node.has(Trait.STATE) else y
 
     return Hooks(operand, result)
 

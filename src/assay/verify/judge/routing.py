@@ -13,19 +13,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.graph import Graph, Node, split
+from assay.graph import Graph, Node, Trait, split
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.thresholds import RUN
 
 Array = NDArray[Any]
-CHOICES = ("argsort", "topk")
 _UNITS = np.array([a.unit for a in ARITHMETICS])
 _TINY = 1e-30
 
 
+def ranks(node: Node) -> bool:
+    """Does it order experts by their scores (`argsort`)?"""
+    return node.has(Trait.INDICES) and node.has(Trait.SELECTS)
+
+
+def keeps_first(node: Node) -> bool:
+    """Does it keep the first of ranked experts (`topk`)?"""
+    return node.has(Trait.INDICES) and not node.has(Trait.SELECTS)
+
+
+def masks_groups(node: Node) -> bool:
+    """Does it mask the scores of whole groups of experts (`group_mask`)?"""
+    return node.has(Trait.SELECTS) and not node.has(Trait.INDICES)
+
+
 def ranking(graph: Graph, node: Node) -> Node:
-    """The `argsort` that a choice comes from: itself, or what `topk` cuts."""
-    return node if node.op == "argsort" else graph[node.inputs[0]]
+    """The node that ranked the experts of a choice: the node itself, or the one whose first ranks it keeps."""
+    return node if ranks(node) else graph[node.inputs[0]]
 
 
 def allowed(scores: Array, rms: Array) -> Array:

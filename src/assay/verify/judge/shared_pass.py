@@ -20,9 +20,10 @@ from assay.engines.reference.weights import Table, Weights
 from assay.gguf import GGUFFile
 from assay.graph import INPUTS, Graph, Node
 from assay.models import Model
+from assay.verify.judge.arithmetic import product_rows
 
 Array = NDArray[Any]
-_BY_ROWS = ("linear", "rms_norm", "rope")  # of the operations, those for which it pays
+_BATCHED = frozenset({"linear", "rms_norm", "rope"})  # operations that are faster on the rows of all lanes at once
 LARGEST = 2 << 30  # bytes of one decoded tensor; a larger one is decoded by rows, again for every visitor
 
 
@@ -118,8 +119,8 @@ def evaluate_all(node: Node, lanes: Lanes, weights: Weights) -> list[Array]:
     unique: dict[tuple[int, ...], int] = {}
     index = [unique.setdefault(tuple(map(id, lane)), len(unique)) for lane in lanes]
     todo = [lanes[index.index(i)] for i in range(len(unique))]
-    if node.op in _BY_ROWS and len(todo) > 1:
-        first = [lane[0] if node.op != "linear" else lane[0].reshape(len(lane[0]), -1) for lane in todo]
+    if len(todo) > 1 and node.op in _BATCHED:
+        first = [product_rows(node, lane[0]) for lane in todo]
         rest = [[lane[i] for lane in todo] for i in range(1, len(node.inputs))]
         whole = evaluate(node, [np.concatenate(rows) for rows in (first, *rest)], weights)
         parts = np.split(whole, np.cumsum([len(rows) for rows in first])[:-1])

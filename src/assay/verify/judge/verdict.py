@@ -12,12 +12,14 @@ from assay.models import Model
 from assay.system import heap
 from assay.verify.dumps.contradictions import contradictions
 from assay.verify.dumps.observation import Dump
-from assay.verify.judge.arithmetic import ARITHMETICS, Arithmetic
+from assay.verify.judge.arithmetic import ARITHMETICS, SimulatedArithmetic
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict, Verdict
-from assay.verify.judge.evidence import Evidence, examine, follows
+from assay.verify.judge.evidence import Evidence
+from assay.verify.judge.examine import examine, follows
 from assay.verify.judge.inferred import infer
 from assay.verify.judge.noise import Level
 from assay.verify.judge.routing import Route
+from assay.verify.judge.run_inputs import RunInputs, run_inputs
 from assay.verify.thresholds import CLEARLY_OWN, MISPRINTS
 
 
@@ -29,10 +31,11 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
         raise AssayError(
             f"{dump.source}: no name in common (found {theirs}, expected names such as {known}); use --map"
         )
+    inputs = run_inputs(model, dump.tokens, dump.positions)
     with one_thread(model.graph), heap.kept():
-        evidence, routes = examine(model, dump, progress, cache) if dump.by_name else ([], [])
+        evidence, routes = examine(inputs, dump, progress, cache) if dump.by_name else ([], [])
     arithmetic = infer(model, evidence) if evidence else ARITHMETICS[0]
-    nodes = tuple(decide(model, dump, evidence, arithmetic))
+    nodes = tuple(decide(inputs, dump, evidence, arithmetic))
     return Diff(
         a=f"{model.file.path.name}@definition",
         b=dump.source,
@@ -44,7 +47,7 @@ def judge(model: Model, dump: Dump, progress: Callable[[int, int], None] | None 
     )
 
 
-def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic: Arithmetic) -> list[str]:
+def _rerouted(routes: Sequence[Route], nodes: Sequence[NodeVerdict], arithmetic: SimulatedArithmetic) -> list[str]:
     """The tokens that rounding gave, or may have given, another expert; not those that a fault did."""
     i, wrong = ARITHMETICS.index(arithmetic), {n.name for n in nodes if n.verdict == "wrong"}
     found = [route for route in routes if route.ratios[i] <= 1 and route.node not in wrong]
@@ -83,7 +86,9 @@ def compare(a: Dump, b: Dump) -> Diff:
     return Diff(a.source, b.source, ARITHMETICS[0], tuple(nodes), left, (note,), tuple(contradictions(b)))
 
 
-def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: Arithmetic) -> list[NodeVerdict]:
+def decide(
+    inputs: RunInputs, dump: Dump, evidence: Sequence[Evidence], arithmetic: SimulatedArithmetic
+) -> list[NodeVerdict]:
     """One verdict per node, for a run whose arithmetic is known.
 
     A node that follows from its inputs is wrong only if one of them is and it shows: legitimate steps from
@@ -92,19 +97,19 @@ def decide(model: Model, dump: Dump, evidence: Sequence[Evidence], arithmetic: A
     node to blame that follows from what a faulty input should have been: then the input's print is wrong and not
     what was computed with.
     """
-    i = ARITHMETICS.index(arithmetic)
+    i, graph = ARITHMETICS.index(arithmetic), inputs.model.graph
     wrong: set[str] = set()
     faulty: set[str] = set()
     refuted = 0  # misprints that were none, one after the other: each is asked by a run, and a fault has many
     found = []
     for e in evidence:
-        sources = {name for part in e.segment for name in model.graph[part].inputs} | set(e.segment[:-1])
+        sources = {name for part in e.segment for name in graph[part].inputs} | set(e.segment[:-1])
         suspect = faulty & sources if refuted < MISPRINTS else set()
         verdict: Verdict
         own: bool | None = None
         if e.carried[0] <= 1 and not (e.whole and e.local[i] > CLEARLY_OWN):
             verdict = "same"
-        elif e.local[i] > 1 and not (suspect and follows(model, dump, e, suspect)[i] <= 1):
+        elif e.local[i] > 1 and not (suspect and follows(inputs, dump, e, suspect)[i] <= 1):
             verdict, refuted = "wrong", refuted + bool(suspect)
             own = None if wrong & set(e.segment[:-1]) else True  # a part of the segment was wrong already
         elif wrong & sources and e.carried[i] > 1:

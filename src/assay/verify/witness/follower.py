@@ -18,10 +18,11 @@ from assay.errors import AssayError
 from assay.graph import split
 from assay.models import Model
 from assay.system.extras import install
-from assay.verify.dumps.foreign_names import translate
+from assay.verify.dumps.naming.foreign_names import translate
 from assay.verify.dumps.observation import from_hf
 
 Array = NDArray[Any]
+_IN_ROW_ORDER = frozenset({"linear", "bias"})  # operations whose result has the order of the weight's rows
 
 
 def packages(witness: str, *modules: str) -> tuple[Any, ...]:
@@ -56,8 +57,8 @@ class Follower(Engine):
         self.threads, self.n_pages = threads, n_pages or pages_for(model.hparams.n_ctx_train)
         found = (translate(name, "", model.graph) for name in (*sees, model.graph.output))
         roles = {split(node[0])[0] for node in found if node is not None}
-        self.unseen = tuple(dict.fromkeys(role for n in model.graph if (role := split(n.name)[0]) not in roles))
-        self._pairs = any(n.op == "rope" and n.attr("mode") == "norm" for n in model.graph)
+        self.cannot_keep = tuple(dict.fromkeys(role for n in model.graph if (role := split(n.name)[0]) not in roles))
+        self._pairs = any(n.all_attrs().get("mode") == "norm" for n in model.graph)
         self._wanted: set[str] = set()
         self._kept: dict[str, Array] = {}
         self._end = 0
@@ -94,7 +95,7 @@ class Follower(Engine):
             return
         node, order = found
         array = np.array(self._array(value), np.float32)
-        if order == "hf" and self._pairs and self.graph[node].op in ("linear", "bias"):
+        if order == "hf" and self._pairs and self.graph[node].op in _IN_ROW_ORDER:
             array = from_hf(array, self.model.hparams.n_embd_head)
         shape = self.graph.shapes[node]
         self._kept[node] = array.reshape(-1, *map(int, shape[1:])) if shape[0] == "T" else array
@@ -103,7 +104,7 @@ class Follower(Engine):
         self._kept = {}
 
 
-class Seen:
+class RecordedModule:
     """A module that is called as before; its argument and its result are shown under its name."""
 
     def __init__(self, module: Any, name: str, see: Callable[[str, Any], None]) -> None:

@@ -16,7 +16,7 @@ from assay.errors import AssayError
 from assay.gguf import GGUFFile
 from assay.models import Model
 from assay.verify.dumps.observation import to_hf
-from assay.verify.witness.follower import Array, Follower, Seen, packages
+from assay.verify.witness.follower import Array, Follower, RecordedModule, packages
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # those whose GGUF form differs from mlx-lm's by names and order alone
 WEIGHTS = {
@@ -73,9 +73,9 @@ class MlxEngine(Follower):
 def _wrap(parent: Any, last: str, name: str, see: Any) -> None:
     """A child in its parent's list, or among its attributes, replaced by one that shows its values."""
     if last.isdigit():
-        parent[int(last)] = Seen(parent[int(last)], name, see)
+        parent[int(last)] = RecordedModule(parent[int(last)], name, see)
     else:
-        setattr(parent, last, Seen(getattr(parent, last), name, see))
+        setattr(parent, last, RecordedModule(getattr(parent, last), name, see))
 
 
 def configuration(model: Model) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from assay.engines.contract import PAGE, Arithmetic, pages_for
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.witness.follower import Array, Follower, Seen, packages
+from assay.verify.witness.follower import Array, Follower, RecordedModule, packages
 
 # Its modules carry the names of the file's tensors; values are known by Hugging Face's.
 MODULES = {
@@ -52,7 +52,7 @@ class TinygradEngine(Follower):
             for own, said in MODULES.items():
                 if hasattr(block, own):
                     name = f"model.layers.{i}.{said}"
-                    setattr(block, own, Seen(getattr(block, own), name, self._see))
+                    setattr(block, own, RecordedModule(getattr(block, own), name, self._see))
                     sees += [name, f"{name}.input"]
         super().__init__(model, sees, Arithmetic("tinygrad", precision or "f32", "f32"), n_pages=pages_for(n_ctx))
 
