@@ -138,6 +138,8 @@ class SplitEngine(PagedEngine):
 
     def __init__(self, opened: Opened, spec: Mapping[str, Any], launcher: Launcher) -> None:
         self.model, self.graph, self.n_pages = opened.model, opened.model.graph, opened.n_pages
+        if kept := self.graph.state.per_sequence:  # stages exchange pages, not state slots
+            raise AssayError(f"--split: the model keeps {kept[0].kind.name} state; run it on one node or in replicas")
         self._spec = {**spec, "kind": "stage", "n_pages": self.n_pages, "path": str(opened.file.path.resolve())}
         self._token = str(spec["token"])
         self._launcher = launcher

@@ -333,8 +333,12 @@ def check_batch(
 
 def _check_state_slots(engine: Engine, batch: Sequence[Chunk]) -> None:
     """Each chunk names a state slot of its own, where the graph keeps state of a fixed size."""
-    if not engine.graph.state.per_sequence:
+    kept = engine.graph.state.per_sequence
+    if not kept:
         return
+    if not engine.state_slots:
+        kinds = ", ".join(dict.fromkeys(state.kind.name for state in kept))
+        raise AssayError(f"engine {engine.name}: it keeps no {kinds} state; use --engine reference")
     named = [chunk.state_slot for chunk in batch]
     for i, slot in enumerate(named):
         if not 0 <= slot < engine.state_slots or slot in named[:i]:
