@@ -110,7 +110,7 @@ def default_kv_type(name: str, precision: str | None) -> str:
 
 
 def create(name: str, model: Model, **options: Any) -> PagedEngine:
-    """An engine bound to a model. An option that is None is left to the engine; an option it lacks is an error."""
+    """An engine bound to a model. For an option of None the engine uses its default; an option it lacks is an error."""
     _check_available(name)
     given = {key: value for key, value in options.items() if value is not None}
     try:

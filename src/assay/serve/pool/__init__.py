@@ -1,1 +1,2 @@
-"""The models in memory, a worker each, and the way from a worker's thread to a coroutine. It knows no request."""
+"""The models of a server and what runs them: a worker for each loaded model, queues from its thread to request
+handlers, thread pools for slow work, and metrics. Touch it to change loading and unloading; it knows no API."""

@@ -1,7 +1,7 @@
-"""The models a server has: opened at the start, loaded when wanted, unloaded again when memory is short and they idle.
+"""The models of a server: opened at the start, loaded on demand, and evicted when idle if memory is short.
 
-An entry's file, graph, tokenizer and template are there from the start, so a file that cannot work is refused
-before the first request. What costs memory is the engine (weights and cache).
+A model's file, graph, tokenizer and template are opened at the start, so a file that cannot work is refused before the
+first request. Only the engine, with weights and cache, takes much memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Entry(Opened):
         super().__init__(open_file(path), options)
         self.id = name
         self.grammars = Grammars(self.tokenizer, self.model.hparams.n_vocab, limits.schema)
-        _ = self.template  # one that cannot work is refused now
+        _ = self.template  # a template that cannot work is refused now
         self.created = int(path.stat().st_mtime)
         self.n_params = sum(t.n_elements for t in self.file.tensors.values())
         self._weights = sum(t.nbytes for t in self.file.tensors.values())
@@ -45,16 +45,16 @@ class Entry(Opened):
         self.used = 0.0
 
     async def load(self, limits: Limits, metrics: Metrics) -> Computes:
-        """Somebody who computes this model."""
+        """Start a worker that computes this model."""
         loop = asyncio.get_running_loop()
 
-        def post(news: Updates) -> None:
-            loop.call_soon_threadsafe(deliver, news)
+        def post(updates: Updates) -> None:
+            loop.call_soon_threadsafe(deliver, updates)
 
         return await asyncio.to_thread(self._build, limits, metrics, post)
 
     def _build(self, limits: Limits, metrics: Metrics, post: Callable[[Updates], None]) -> Computes:
-        """Build the engine and start its thread. Slow: not for the event loop."""
+        """Create the engine and start its thread. This is slow and must not run on the event loop."""
         engine = self.engine(scheduled=True)
         memory = engine.memory
         self.bytes = self._weights + (self.n_pages * memory.page + memory.windows or self.cache_bytes)
@@ -78,7 +78,7 @@ class LocalWorker:
         self._worker.cancel([sequence for sequence in sequences if isinstance(sequence, Running)])
 
     async def end(self, error: Exception) -> None:
-        """End the thread, then let go of the weights."""
+        """End the thread, then free the weights."""
         self.stop(error)
         await asyncio.to_thread(self._worker.join)
         await asyncio.to_thread(self._worker.scheduler.close)
@@ -102,7 +102,7 @@ Make = Callable[[str, Path, OpenOptions, Limits], Entry]
 def open_models(
     paths: Sequence[tuple[str, Path]], options: OpenOptions, limits: Limits, make: Make = Entry
 ) -> list[Entry]:
-    """Entries under unique names."""
+    """Open models under unique names."""
     entries: dict[str, Entry] = {}
     for name, path in paths:
         if name in entries:
@@ -112,7 +112,7 @@ def open_models(
 
 
 class Models:
-    """Which models are in memory. All methods run on the event loop; `budget` is in bytes."""
+    """Loads and evicts models within a `budget` in bytes. All methods run on the event loop."""
 
     def __init__(self, entries: Sequence[Entry], limits: Limits, metrics: Metrics, budget: int) -> None:
         self.entries = {entry.id: entry for entry in entries}
@@ -120,7 +120,7 @@ class Models:
         self._limits = limits
         self._metrics = metrics
         self._budget = budget
-        self._one = asyncio.Lock()  # loads or puts out a model
+        self._one = asyncio.Lock()  # held while a model is loaded or evicted
         self._changed = asyncio.Condition()
         self.closing: ApiError | None = None
         largest = max(entries, key=lambda entry: entry.bytes)
@@ -143,14 +143,14 @@ class Models:
 
     @asynccontextmanager
     async def use(self, entry: Entry) -> AsyncIterator[Computes]:
-        """The model's worker, loaded if need be; it stays in memory until the end of the block."""
+        """The model's worker. The model is loaded if necessary, and is not evicted before the end of the block."""
         worker = await self._acquire(entry)
         try:
             yield worker
         finally:
             entry.users -= 1
             entry.used = time.monotonic()
-            self._tell()
+            self._notify()
 
     async def _acquire(self, entry: Entry) -> Computes:
         try:
@@ -175,7 +175,7 @@ class Models:
             ) from None
 
     async def _make_room(self, entry: Entry) -> bool:
-        """Put out idle models, the longest unused first, until this one fits."""
+        """Evict idle models, the least recently used first, until this one fits. False if it does not fit yet."""
         while self._used() + entry.bytes > self._budget:
             idle = [e for e in self.entries.values() if e.worker and not e.users]
             if not idle:
@@ -192,7 +192,7 @@ class Models:
     async def _load(self, entry: Entry) -> None:
         entry.loading = True
         try:
-            # Shielded: a client that goes away does not leave a model half loaded.
+            # Shielded: if the client disconnects, the model is still loaded completely.
             task = asyncio.ensure_future(entry.load(self._limits, self._metrics))
             task.add_done_callback(lambda done: self._loaded(entry, done))
             await asyncio.shield(task)
@@ -205,21 +205,21 @@ class Models:
             entry.worker = task.result()
             entry.used = time.monotonic()
         self._used()
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
-        """Wake those who wait for a model or for room."""
+    def _notify(self) -> None:
+        """Wake requests that wait for a model or for memory."""
 
-        async def tell() -> None:
+        async def notify() -> None:
             async with self._changed:
                 self._changed.notify_all()
 
-        self._telling = asyncio.ensure_future(tell())  # kept: a task nobody holds may be collected
+        self._notifying = asyncio.ensure_future(notify())  # a task without a reference may be garbage collected
 
     async def _evict(self, entry: Entry) -> None:
         worker, entry.worker = entry.worker, None
         if worker:
-            entry.loading = True  # its memory is still taken
+            entry.loading = True  # its memory is still in use
             try:
                 await worker.end(ApiError("internal_error", "the model was unloaded"))
             finally:
@@ -227,7 +227,7 @@ class Models:
                 self._used()
 
     def abort(self, error: ApiError) -> None:
-        """Everything that still runs gets `error`."""
+        """End all running requests with `error`."""
         self.closing = self.closing or error
         for entry in self.entries.values():
             if entry.worker:

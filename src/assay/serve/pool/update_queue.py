@@ -1,4 +1,4 @@
-"""From the worker's thread to a request's coroutine: a bounded queue, and the clean-up when either side ends."""
+"""A bounded queue of updates from a worker's thread to a request handler, and the clean-up when either side ends."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from typing import Any, Protocol
 from assay.runtime.sequence import Job, Progress, Sink, Update
 from assay.serve.api_errors import ApiError
 
-# How OpenAI's clients call the ends of an answer; the others keep their names.
+# OpenAI's names for reasons why an answer ended; other reasons keep their names.
 REASONS = {"eos": "stop", "grammar": "stop", "context": "length"}
 
 
 class Computes(Protocol):
-    """Whoever turns jobs into updates: a worker's thread, or replicas elsewhere. Sinks are called on the event loop."""
+    """Computes jobs: a worker's thread here, or replicas on other machines. Sinks are called on the event loop."""
 
     @property
     def ready(self) -> bool:
-        """Whether anybody can compute now."""
+        """Whether jobs can be computed now."""
         ...
 
     def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> Sequence[Progress]:
-        """All of them or, when the queue has no room, none."""
+        """Submit all jobs, or none if the queue has no room for them."""
         ...
 
     def cancel(self, sequences: Sequence[Progress]) -> None:
-        """Free what they hold. Finished ones are left alone."""
+        """End sequences and free their pages. Finished ones are ignored."""
         ...
 
     def stop(self, error: Exception) -> None:
-        """End everything that is not finished with `error`."""
+        """End all unfinished sequences with `error`."""
         ...
 
     async def end(self, error: Exception) -> None:
-        """Stop, and let go of all memory."""
+        """Stop, and free all memory."""
         ...
 
     def streams(self) -> list[Progress]:
-        """What is being computed."""
+        """The sequences that are being computed."""
         ...
 
     def who(self) -> list[dict[str, Any]]:
-        """Everybody who computes, a row each."""
+        """A row of status for each worker or replica."""
         ...
 
 
 class Reader:
-    """The updates of one request's sequences. Use it as a context: leaving cancels what is not finished.
+    """The updates of one request's sequences. Use it as a context manager: leaving it cancels unfinished sequences.
 
-    Its sinks are called on the event loop. When more than `limit` updates wait, the client does not read: its
-    sequences are cancelled, so what it can make the server hold is bounded. `pause` is awaited before updates are.
+    Its sinks are called on the event loop. If `limit` updates wait, the client does not read fast enough. Its sequences
+    are then cancelled, which bounds the memory that a client can take. `pause` is awaited before waiting for updates.
     """
 
     def __init__(
@@ -68,25 +68,25 @@ class Reader:
         self._worker = worker
         self._pause = pause
         self._queue: deque[tuple[int, Update]] = deque()
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._limit = limit
         self._open = len(jobs)
-        self.ends: list[str | None] = [None] * len(jobs)  # how each ended, in the runtime's words
+        self.ends: list[str | None] = [None] * len(jobs)  # why each ended, in the runtime's names
         self.sequences = worker.submit(jobs, [partial(self._put, i) for i in range(len(jobs))])
 
     def _put(self, index: int, update: Update) -> None:
         self._queue.append((index, update))
-        self._news.set()
+        self._arrived.set()
         if len(self._queue) == self._limit:
             self.close()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Update]]:
-        """(sequence, update) until every sequence has finished; the first error is raised."""
+        """Yield (index of the sequence, update) until all have finished; the first error is raised."""
         while self._open:
             if not self._queue:
                 await self._pause()
-            await self._news.wait()
-            self._news.clear()
+            await self._arrived.wait()
+            self._arrived.clear()
             while self._queue:
                 index, update = self._queue.popleft()
                 if update.error:
