@@ -17,7 +17,7 @@ import numpy as np
 from assay.cluster.frames import Array, ConnectionBroken
 from assay.engines.contract import CacheLost
 from assay.errors import AssayError
-from assay.runtime.grammar import Grammars, Maker
+from assay.runtime.grammar import ConstraintMaker, Grammars
 from assay.runtime.params import SamplerParams
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.sequence import Constraint, Job, Update
@@ -44,7 +44,7 @@ def from_job(job: Job, seed: int) -> tuple[dict[str, Any], dict[str, Array]]:
     if job.deadline < math.inf:
         head["seconds"] = job.deadline - time.monotonic()
     if job.constraint is not None:
-        if not isinstance(job.constraint, Maker):
+        if not isinstance(job.constraint, ConstraintMaker):
             raise AssayError("job: the constraint has no text that another process could compile")
         head["grammar"] = [job.constraint.kind, job.constraint.text, job.constraint.param]
     return head, {"ids": np.array(job.ids, np.int32), "answered": np.array(job.answered, np.int32)}

@@ -22,7 +22,7 @@ WAITING = 64  # queue depth per kind
 
 
 class Threads:
-    """The pools of one server."""
+    """The thread pools of one server."""
 
     def __init__(self) -> None:
         self._pools = {
@@ -47,14 +47,14 @@ class Threads:
                 self._waiting[kind] -= 1
             else:  # the client is gone, but the work still runs
                 loop = asyncio.get_running_loop()
-                future.add_done_callback(lambda _: self._left(loop, kind))
+                future.add_done_callback(lambda _: self._work_ended(loop, kind))
 
-    def _left(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
-        def one_less() -> None:
+    def _work_ended(self, loop: asyncio.AbstractEventLoop, kind: str) -> None:
+        def decrement() -> None:
             self._waiting[kind] -= 1
 
         with suppress(RuntimeError):  # the server has shut down
-            loop.call_soon_threadsafe(one_less)
+            loop.call_soon_threadsafe(decrement)
 
     def close(self) -> None:
         for pool in self._pools.values():
