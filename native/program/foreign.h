@@ -9,11 +9,11 @@
 
 namespace assay {
 
-// inputs[i]   row 0 of the range of input i, `rows` rows one after the other
-// weights[i]  weight i as float32, row-major, whole
-// out         row 0 of the range of the result; it never overlaps an input
-// widths      floats in a row of each input, then floats in each weight, then floats in a row of the result
-// attrs       the numeric attributes of the operation, in the order of its row of the operation table
+// inputs[i]   the first of `rows` rows of input i, which lie one after the other.
+// weights[i]  weight i as float32, row-major, whole.
+// out         the first row of the result. It never overlaps an input.
+// widths      floats in a row of each input, then floats in each weight, then floats in a row of the result.
+// attrs       the numeric attributes of the operation, in the order of its row of the operation table.
 using ForeignRows = void (*)(const float* const* inputs, const float* const* weights, float* out, int64_t rows,
                              const int64_t* widths, const double* attrs);
 

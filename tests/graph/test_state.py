@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from assay.engines.contract import PAGE, Array, Chunk
+from assay.engines.cpu import CpuEngine
 from assay.engines.plan.batching import in_turns
 from assay.engines.plan.state_layout import STATE_SLOTS, cache_pools, page_bytes
 from assay.engines.reference import ReferenceEngine, functions
@@ -185,6 +186,12 @@ def test_what_needs_a_cut_is_refused(toy: Model) -> None:
         engine.forward([chunk, other])
     with pytest.raises(AssayError, match="state slot outside"):
         engine.forward([replace(chunk, state_slot=STATE_SLOTS)])
+
+
+def test_an_engine_without_state_slots_says_so(toy: Model) -> None:
+    engine = CpuEngine(toy, threads=1, n_pages=4)
+    with pytest.raises(AssayError, match="engine cpu: it keeps no toy state; use --engine reference"):
+        engine.forward([Chunk(np.array(PROMPT[:5], np.int32), 0, np.arange(1, dtype=np.int32))])
 
 
 def test_state_starts_at_zero_and_survives_a_failed_step(toy: Model) -> None:

@@ -81,7 +81,7 @@ def test_a_prefix_that_ends_inside_a_page_is_copied() -> None:
         ([1, 2, 3], 2),
         ([1], 0),
         ([1, 2, 9, 9, 9], 2),
-        ([1, 7, 7, 7, 7], 3),  # its better half stands on the other side in sorted order
+        ([1, 7, 7, 7, 7], 3),  # the longer match is the other neighbour in sorted order
         ([2, 2, 3, 4, 5], 0),
         ([0], 0),
         ([], 0),
@@ -98,7 +98,7 @@ def test_the_closest_page_is_the_one_copied(tokens: list[int], length: int) -> N
 
 
 def test_the_only_room_may_be_the_page_to_copy() -> None:
-    """Then there is nothing to copy it to, and it stays."""
+    """Then no page is free to copy it to, and it stays."""
     copies = Copies(1)
     copies.pages.close(run(copies.pages, [1, 2, 3, 4]))
     lease = copies.pages.open([1, 2, 3, 9, 9])
@@ -198,7 +198,7 @@ def test_a_long_sequence_holds_the_slots_of_its_window() -> None:
 
 
 def test_a_prefix_is_shared_where_its_last_window_is_there() -> None:
-    """Slots behind a window are used again: what began there is computed anew, what ended there is not."""
+    """Slots behind a window are reused: a prefix that ends there is computed again, a longer one is not."""
     pages = Pages(100, page_size=2, windows={5: 6})
     pages.close(run(pages, list(range(8))))
     assert pages.match(list(range(8))) == 6
@@ -225,8 +225,8 @@ def test_a_window_decides_how_much_is_computed_at_once() -> None:
     pages.check()
 
 
-def test_who_computed_the_same_gets_a_slot_back() -> None:
-    """The page is in the tree, but its slot went to another page meanwhile."""
+def test_a_page_computed_twice_gets_its_slot_back() -> None:
+    """The page is in the tree, but its slot was given to another page."""
     pages = Pages(100, page_size=2, windows={3: 7})
     first, second = pages.open([1, 2, 3]), pages.open([1, 2, 3])
     pages.reserve(second, 2)

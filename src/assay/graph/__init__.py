@@ -1,4 +1,13 @@
-"""What is computed: operations, nodes, graphs, rewrites, the name grammar. No numbers."""
+"""The graph of a model: what is computed, and no numbers.
+
+    ops.py     the table of operations: formula, operands, shape rule, traits. Touch it to add an operation.
+    node.py    one node: a named value
+    graph.py   a graph: checking, shapes, rewriting, cutting by layers
+    state.py   what layers keep between steps, declared by kind. Touch it to add a kind of state.
+    names.py   the grammar of node names
+
+Engines run graphs, `models` builds them, `verify` rewrites them. This package imports none of these.
+"""
 
 from assay.graph.graph import INPUTS, Graph, GraphError
 from assay.graph.names import join, split

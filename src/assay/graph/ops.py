@@ -1,13 +1,14 @@
 """The operations: one row each, with formula, operands, attributes and shape rule.
 
-This table is the vocabulary of every graph. An engine implements the rows; a fault rewrites a node to
-another row or other attributes; `docs/reference/names.md` and the validity check are made from it.
+This table is the vocabulary of every graph. An engine implements the rows. A fault rewrites a node to another row or
+to other attributes. `docs/reference/names.md` and the validity check are generated from the table.
 
 A row also states what the operation *is* (`Trait`). Engines and `verify` ask for a trait instead of listing
-operation names, so that a new row is handled everywhere without an edit elsewhere.
+operation names, so that a new row is handled everywhere without an edit elsewhere. Touch this file to add an operation
+of assay itself; another package calls `register`.
 
 Dimensions are integers or one of two symbols: `T`, the tokens of this step, and `S`, the keys that a
-query may see (cached ones first, then this step's).
+query may see (cached ones first, then the keys of this step).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class ShapeError(ValueError):
 
 
 class Trait(Flag):
-    """What an operation is. A node's traits are those of its operation."""
+    """A property of an operation. A node has the traits of its operation."""
 
     NONE = 0
     PRODUCT = auto()  # multiplies activations by a weight matrix, its first weight

@@ -1,4 +1,4 @@
-"""What each layer keeps between steps: the declaration that allocator, schedulers and engines read.
+"""The state that each layer keeps between steps, as a declaration that allocator, schedulers and engines read.
 
 A node whose operation has `Trait.STATE` keeps something: rows of keys, a recurrent matrix, a convolution window. Its
 operation names a *kind* (`Op.keeps`), and the kind is a row of `KINDS`. `Graph.state` collects the declaration of a
@@ -36,7 +36,7 @@ class Kind:
     """A kind of state. Every field answers a question that some reader of the declaration asks."""
 
     name: str
-    words: str  # what it is, for documents and messages
+    words: str  # a description, for documents and messages
     roles: tuple[str, ...]  # names of its nodes: `cache_k` in layer 3 is `cache_k_l3`
     per: str  # POSITION: a row for each position of a sequence; SEQUENCE: one value of fixed size for each sequence
     shape: Callable[[Shape, Node], tuple[int, ...]]  # of one row or value, from the node's shape and attributes
@@ -73,7 +73,7 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class KeptState:
-    """What one node keeps."""
+    """The state that one node keeps."""
 
     node: str
     layer: int | None

@@ -1,4 +1,4 @@
-"""A model: a file, its hyper-parameters, and the graph that its architecture's builder makes of them."""
+"""A model: a file, its hyper-parameters, and the graph that its architecture's builder makes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from assay.system import plugins
 
 @dataclass(frozen=True)
 class Model:
-    """What an engine needs: where the numbers are and what to do with them."""
+    """An engine's input: the file with the weights, and the graph to compute."""
 
     file: GGUFFile
     hparams: HParams
     graph: Graph
 
     def at(self, n_ctx: int) -> Model:
-        """The model for a context of `n_ctx` positions: another graph where the file has RoPE factors by length."""
+        """The model for a context of `n_ctx` positions. The graph differs if the file has RoPE factors by length."""
         return load(self.file, n_ctx) if "rope_factors_long.weight" in self.file.tensors else self
 
 
 def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
     """Read the hyper-parameters, build the graph and check it against the tensors of the file.
 
-    `n_ctx` is the context in use, by default the one of the training.
+    `n_ctx` is the context in use, by default the context that the model was trained on.
     """
     arch = file.get_str("general.architecture")
     build = ARCHITECTURES[arch].build if arch in ARCHITECTURES else plugins.find("assay.architectures", arch)
@@ -54,7 +54,7 @@ def load(file: GGUFFile, n_ctx: int | None = None) -> Model:
 
 
 def _check_experts(graph: Graph, hparams: HParams) -> None:
-    """A router's choice must be an expert of every matrix it is used on; shapes alone do not say so."""
+    """Check that a router chooses among as many experts as every matrix has; shapes alone do not imply it."""
     for node in graph:
         for name in node.weights if node.has(Trait.EXPERTS) else ():
             if graph.weights[name][0] != hparams.n_expert:

@@ -9,7 +9,7 @@ Every page is in exactly one state:
     private   one sequence writes it
     shared    it is in the prefix tree: full, never written again, read by any number of sequences
 
-An edge of the tree is what was fed at the positions of a page (`prefix_keys.py`), so a path from the root spells a
+An edge of the tree is what was fed at the positions of a page (`prefix_keys.py`). So a path from the root spells a
 prefix, and equal prefixes are one path. A sequence that starts takes the longest path along its prompt. It never takes
 the whole prompt: the last token is always computed, because its logits are wanted. Only full pages are shared. Where
 the prompt leaves the tree inside a page, that page is copied to a private one, whose common start is valid.
@@ -157,9 +157,10 @@ class Pages:
     @classmethod
     def of(cls, engine: PagedEngine) -> Pages:
         """The pages of an engine, and the slots that its graph's state needs."""
-        kept = engine.graph.state.per_sequence
-        states = StateSlots(engine.state_slots, engine.copy_state) if kept else None
-        return cls(engine.n_pages, copy=engine.copy_page, windows=engine.windows, states=states)
+        state = engine.graph.state
+        states = StateSlots(engine.state_slots, engine.copy_state) if state.per_sequence else None
+        copy = engine.copy_page if state.cuttable else None
+        return cls(engine.n_pages, copy=copy, windows=engine.windows, states=states)
 
     @property
     def copies(self) -> bool:

@@ -25,7 +25,7 @@ _DIGEST = 16  # bytes: two different rows never get the same key by chance or by
 
 @dataclass(frozen=True)
 class Feed:
-    """What is fed at consecutive positions: ids, and by place what differs from looking up an id."""
+    """The feed of consecutive positions: token ids, and by place the rows and positions that replace the default."""
 
     ids: Sequence[int]
     rows: Mapping[int, Array] = field(default_factory=dict)  # place among the ids -> the row that is given there

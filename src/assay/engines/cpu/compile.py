@@ -1,6 +1,7 @@
-"""From the plan of a graph to a native program: every group becomes native steps, in order.
+"""The compiler of the cpu engine: every group of a graph's plan becomes native steps, in order.
 
-A kept node is given memory of the caller and is then written by the same step, for all tokens.
+A kept node gets memory of the caller, and the same step that computes it writes it there, for all tokens. `_STEPS` has
+a row for each operation. Touch this when the cpu engine gets a kernel for a further operation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from assay.engines.plan.values import RopeTable, attention_mask, heads_in_row, r
 from assay.errors import AssayError
 from assay.graph import Graph, Node, Trait
 
-GATES = ("glu", "glu_split")  # computed block by block with their products
+GATES = ("glu", "glu_split")  # computed block by block, together with their products
 
 
 class Tensors(Protocol):
@@ -36,11 +37,11 @@ class Tensors(Protocol):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program and the arrays it writes, in the order it wants them."""
+    """A program and the arrays that it reads and writes, in the order of its arguments."""
 
     program: Program
     externals: tuple[External, ...]
-    aliases: Mapping[str, str]  # kept nodes that are another node's values
+    aliases: Mapping[str, str]  # kept node -> the node whose values it shares
 
 
 def compile_program(
@@ -94,7 +95,7 @@ class _Compiler:
         return row_width(self.graph, name)
 
     def _new(self, name: str) -> int:
-        """The value of a node about to be computed: the caller's memory if it is kept or is the output."""
+        """A value for a node that the next step computes: memory of the caller if it is kept or is the output."""
         domain, width = self.domains[name], self._width(name)
         external = name in self.keep or name == self.graph.output
         if external:
@@ -103,7 +104,7 @@ class _Compiler:
         return value
 
     def _get(self, name: str, domain: str) -> int:
-        """The value of a computed node on the rows of `domain`."""
+        """The value of a computed node, on the rows of `domain`."""
         found = self.values.get((name, domain))
         if found is not None:
             return found
@@ -128,7 +129,7 @@ class _Compiler:
         return a, b
 
     def _pool(self, name: str) -> int:
-        """The pool with a node's keys or values; what is not cached is put there first."""
+        """The pool with a node's keys or values. Rows that the graph does not cache are written to it first."""
         pool = self.pools[name]
         if pool.passing:
             self.program.cache_write(self._get(name, "tokens"), pool.index)
@@ -252,7 +253,7 @@ class _Compiler:
         self.program.expert_product(x, idx, self.tensors.matrix(node.weights[0]), self._new(node.name))
 
     def _head_linear(self, node: Node) -> None:
-        """Heads lie side by side in a row: head h is the part that matrix h takes."""
+        """Heads lie side by side in a row: matrix h multiplies part h."""
         self.program.expert_product(self._input(node), -1, self.tensors.matrix(node.weights[0]), self._new(node.name))
 
     def _products(self, products: tuple[Product, ...]) -> None:
@@ -341,7 +342,7 @@ class _Compiler:
         )
 
     def _heads(self, kqv: Node) -> int:
-        """Memory for kqv: that of its merged form, if that is what is kept. In memory the two are the same."""
+        """Memory for kqv. If its merged form is kept, both share memory: the layout is the same."""
         for user in self.graph.users.get(kqv.name, ()):
             if user in self.keep and self.graph[user].has(Trait.RESHAPES):
                 self.aliases[kqv.name] = user
@@ -351,7 +352,7 @@ class _Compiler:
         return self._new(kqv.name)
 
     def _relabel(self, node: Node) -> None:
-        """Heads first or tokens first is a matter of the graph: in memory they lie token by token, side by side."""
+        """Heads first or tokens first is an axis order of the graph only. In memory rows lie token by token."""
         domain, source = self.domains[node.name], node.inputs[0]
         if (node.name, domain) in self.values:
             return
@@ -365,7 +366,7 @@ class _Compiler:
             self.program.slice(value, 0, 1, self._new(node.name))
 
 
-# A row an operation; linears come in groups.
+# A row for each operation. Linears are compiled in groups, so they have no row.
 _STEPS: dict[str, Callable[[_Compiler, Node], None]] = {
     "embed": _Compiler._embed,
     "rms_norm": _Compiler._rms_norm,

@@ -37,7 +37,7 @@ def unregister(name: str) -> None:
 
 
 def kernel_address(name: str) -> int | None:
-    """Where the kernel of an operation lies in memory; None where there is none."""
+    """The address of an operation's kernel; None if no package has registered one."""
     function = _FUNCTIONS.get(name)
     return ctypes.cast(function, ctypes.c_void_p).value if function is not None else None
 

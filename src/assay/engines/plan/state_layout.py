@@ -1,8 +1,8 @@
 """Where a graph's state lies in an engine's memory: the pools of a page, bytes of a page and of a state slot.
 
 `Graph.state` declares what is kept (`graph/state.py`). This module turns the declaration into pools, which the cpu and
-the cuda engine place in their pages, and into the estimates of memory that are made before an engine exists. Touch it
-when the memory that engines give to state changes.
+the cuda engine place in their pages. It also estimates memory before an engine exists. Touch it when the memory that
+engines give to state changes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def cache_pools(graph: Graph) -> dict[str, CachePool]:
     """The pools of a graph, by the node whose rows they hold; the same for every program of the graph."""
     pools: dict[str, CachePool] = {}
     for kept in graph.state.rows:
-        heads, dim = kept.shape
-        pools[kept.node] = CachePool(len(pools), kept.keys, heads, dim, window=kept.window)
+        *outer, dim = kept.shape
+        pools[kept.node] = CachePool(len(pools), kept.keys, math.prod(outer), dim, window=kept.window)
     passing: dict[CachePool, CachePool] = {}
     cached = len(pools)
     for node in graph:

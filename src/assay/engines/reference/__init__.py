@@ -1,8 +1,10 @@
-"""The reference engine: the definition. Exact block decode, then float64, one textbook function a node.
+"""The reference engine: the definition that every other engine is judged by.
 
-`interpret` runs a graph over an environment of values; `ReferenceEngine` wraps it in the engine contract with a
-paged cache. Verification uses `interpret` and `evaluate` directly: with values given for some nodes (a stranger's
-own inputs), with a rewritten graph (a fault), or with hooks that round (the noise of an arithmetic).
+It decodes weights exactly, then computes in float64 with one textbook function for each node (`functions.py`). It is
+never optimised. `interpret` runs a graph over an environment of values. `ReferenceEngine` wraps it in the engine
+contract with a paged cache. Verification calls `interpret` and `evaluate` directly: with given values for some nodes
+(a foreign engine's own inputs), with a rewritten graph (a fault), or with hooks that round (an arithmetic's noise).
+Touch `functions.py` when an operation is added, and this file when a graph must be run in a new way.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Hooks:
-    """Where an arithmetic differs from exact: `operand` sees each input before use, `result` each value after."""
+    """How an arithmetic differs from exact: `operand` rounds each input before use, `result` each value after."""
 
     operand: Callable[[Node, int, Array], Array] | None = None
     result: Callable[[Node, Array], Array] | None = None
@@ -42,7 +44,7 @@ class Cache(Protocol):
         ...
 
     def load(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """What a node keeps for the whole sequence; zeros at the start."""
+        """The state that a node keeps for the whole sequence; zeros at the start."""
         ...
 
     def store(self, name: str, value: Array) -> None:
@@ -70,7 +72,7 @@ def evaluate(
     cache: Cache | None = None,
     function: Callable[..., Array] | None = None,
 ) -> Array:
-    """One node from the values of its inputs; `function` of inputs and weights stands in for its operation."""
+    """One node from the values of its inputs. `function(*inputs, *weights)`, if given, replaces its operation."""
     if function is not None:
         return function(*inputs, *(weights[name] for name in node.weights))
     few = node.has(Trait.TABLE) and node.has(Trait.MATRIX)  # a few rows of a large table are read
@@ -99,12 +101,12 @@ def interpret(
     emit: Callable[[str, Array], None] | None = None,
     functions: Mapping[str, Callable[..., Array]] | None = None,
 ) -> dict[str, Array]:
-    """The values of `targets`. Nodes already in `env` are taken from there; nodes nobody needs are not computed.
+    """The values of `targets`. Nodes in `env` are taken from there; nodes that no target depends on are skipped.
 
-    `functions` computes some nodes by name in another way than their operation: a fault that no operation spells.
+    `functions` replaces the operation of some nodes, by name: a fault that no operation expresses.
 
-    With `emit`, each target is handed over as soon as it is known and not kept, so a trace of any length needs the
-    memory of a few nodes.
+    With `emit`, each target is passed on as soon as it is computed and is not stored. So a trace of any length needs
+    the memory of a few nodes.
     """
     needed = graph.ancestors(targets, env)
     last_use = {name: i for i, node in enumerate(graph) if node.name in needed for name in node.inputs}
@@ -163,7 +165,7 @@ class _PagedCache:
     def append(self, name: str, rows: Array) -> Array:
         pool = self.pools.get(name)
         top = int(self.slots.max()) + 1
-        if pool is None or pool.shape[0] < top:  # grow by doubling: most of a large cache is never touched
+        if pool is None or pool.shape[0] < top:  # grow by doubling: most of a large cache is never used
             grown = np.zeros((min(self.n_slots, max(top, 256, 2 * (pool is not None and len(pool)))), *rows.shape[1:]))
             grown = grown.astype(rows.dtype)
             if pool is not None:
@@ -203,7 +205,7 @@ class ReferenceEngine(PagedEngine):
         self._states: dict[int, dict[str, Array]] = {}  # by state slot: what each node keeps for the sequence
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
-        """One step. With `emit`, each kept node is handed over as soon as it is computed."""
+        """One step. With `emit`, each kept node is passed on as soon as it is computed."""
         check_batch(self, batch, keep)
         done = [self._chunk(i, chunk, set(keep), emit) for i, chunk in enumerate(batch)]
         for _, cache in done:  # only now: a step that raises is run again, and must find the state as it was
