@@ -18,7 +18,7 @@ from assay.engines.contract import Chunk
 from assay.engines.cuda import CudaEngine
 from assay.engines.cuda.device_values import Value
 from assay.engines.cuda.lower import LOWERINGS
-from assay.engines.cuda.lower_walk import _LOWERINGS as WALK_LOWERINGS
+from assay.engines.cuda.lower_walk import WALK_LOWERINGS
 from assay.engines.cuda.place import place
 from assay.engines.cuda.step_list import Schedule
 from assay.engines.cuda.steps import (

@@ -41,7 +41,7 @@ TWO_PRODUCERS_FROM = 1.0  # Two producer warps, if products have more pieces tha
 def lower_walk(r: Resolver, run: WalkRun, steps: Sequence[KernelStep]) -> Launch:
     """The launch of a walk; `steps` are those of its run."""
     tokens = r.context.shape.tokens
-    table = [_LOWERINGS[type(step.work)](r, step.work) for step in steps]
+    table = [WALK_LOWERINGS[type(step.work)](r, step.work) for step in steps]
     slots, slot_bytes = ring(r.context, run.needs)
     formats = kernel_formats(run.needs.formats, run.needs.extended)
     two = _two_producers(r, run, formats, table, slots)
@@ -215,7 +215,7 @@ def _attend(r: Resolver, w: WalkAttend) -> Any:
     return step
 
 
-_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
+WALK_LOWERINGS: Mapping[type, Callable[[Resolver, Any], Any]] = {
     WalkProduct: _product,
     WalkQuantise: _quantise,
     BatchProduct: _batch_product,
