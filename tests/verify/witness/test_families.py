@@ -23,7 +23,7 @@ def test_every_node_is_seen(name: str) -> None:
     engine = LlamaCppEngine(model, threads=1)
     seen = {obs.name for obs in take_trace(engine, [5, 6, 7]).observations}
     engine.close()
-    assert seen == set(choose(model.graph, None, engine.unseen))
+    assert seen == set(choose(model.graph, None, engine.cannot_keep))
 
 
 # What they have: experts in MXFP4, whose activations alone are rounded; a product called a norm; V made of the

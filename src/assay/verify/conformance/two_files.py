@@ -132,7 +132,7 @@ def activations(
             inputs = [_wide(env[name]) for name in mine.inputs]
             env[node.name] = evaluate(mine, inputs, store)
             pair.append(env[node.name])
-        if node.has(Trait.UNMASKED) and a.graph.causal:  # scores that the mask hides are not compared
+        if node.has(Trait.KEYS) and a.graph.causal:  # scores that the mask hides are not compared
             pair = [np.tril(x) for x in pair]
         found.append(_distance(node.name, _sums(pair[0], pair[1])))
         if node.name == a.graph.output:

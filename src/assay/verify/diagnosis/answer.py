@@ -11,7 +11,7 @@ from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.diagnosis.wording import Words, joint, tied, words
 from assay.verify.judge.text import non_finite_lines
 
-PAGE = "docs/faults.md"
+PAGE = "docs/reference/faults.md"
 _WIDTH = 100
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from assay.gguf import GGUFFile
 from assay.text import ChatTemplate, Tokenizer, encode_chat
-from assay.text.compare import Chat, Finding, explain
+from assay.text.compare import Chat, TokenDifference, explain
 from assay.verify.diagnosis.result import Cause
 from assay.verify.dumps.observation import Dump
 from assay.verify.thresholds import SURE_OF_IDS
@@ -39,7 +39,7 @@ def token_causes(
     return [cause_of(finding, len(findings)) for finding in findings]
 
 
-def cause_of(finding: Finding, n: int) -> Cause:
+def cause_of(finding: TokenDifference, n: int) -> Cause:
     return Cause(
         fault=finding.fault,
         node=INPUT,

@@ -217,7 +217,7 @@ class Fault:
     shows: str = ""  # The first tensor that differs.
     at_zero: str = ""  # The sign in a run of one token at position 0.
     probe: str = ""  # The cheapest run that exposes it, in words.
-    evidence: str = ""  # Where the mistake was found: letters that `docs/faults.md` explains.
+    evidence: str = ""  # Where the mistake was found: letters that `docs/reference/faults.md` explains.
     sources: str = ""  # Links, separated by spaces.
     waits: str = ""  # Why it is listed and not planted.
     variants: tuple[Variant, ...] = field(default=(), compare=False)

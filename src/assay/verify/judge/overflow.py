@@ -21,8 +21,7 @@ from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.graph import Node, Trait
 from assay.models import Model
-from assay.verify.dumps.finite import NotFinite
-from assay.verify.dumps.observation import Dump, inputs_of
+from assay.verify.dumps.observation import Dump, NotFinite, inputs_of
 
 Array = NDArray[Any]
 HALF = 65504.0  # the largest half
@@ -180,7 +179,7 @@ def _division(s: _Suspect) -> Why | None:
 
 
 def _beyond_half(s: _Suspect) -> Why | None:
-    largest, scores = _largest(s.value), s.node.has(Trait.UNMASKED)
+    largest, scores = _largest(s.value), s.node.has(Trait.KEYS)
     if largest <= HALF:
         return None
     return Why(

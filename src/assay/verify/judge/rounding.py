@@ -144,7 +144,7 @@ def hooks(rule: Rounding, file: GGUFFile) -> Hooks | None:
             return x if quantise is None else quantise(product_rows(node, x))
         if rule.half_cache and node.has(Trait.ATTENDS):
             return round_to(x, "f16")
-        if rule.q8_cache and node.has(Trait.UNMASKED):  # the query meets keys in eight bits
+        if rule.q8_cache and node.has(Trait.KEYS):  # the query meets keys in eight bits
             return cached(x)
         if rule.table and is_gelu(node):
             return round_to(x, "f16") if gate_width(node, x) == x.shape[-1] else x

@@ -39,7 +39,7 @@ class RunInputs:
 
     def hidden_at(self, node: Node) -> NDArray[np.bool_] | None:
         """The values of the node that no reader uses; None where every value counts."""
-        return self.hidden if node.has(Trait.UNMASKED) else None
+        return self.hidden if node.has(Trait.KEYS) else None
 
     def recompute(self, dump: Dump, name: str, without: Collection[str] = ()) -> Array:
         """The definition's value of a node from the dump's own values; the nodes `without` are recomputed first."""

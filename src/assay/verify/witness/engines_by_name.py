@@ -9,6 +9,7 @@ from assay import engines
 from assay.engines.contract import Engine
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system import plugins
 from assay.verify.witness import WITNESSES
 from assay.verify.witness.follower import Talker
 
@@ -30,7 +31,7 @@ def open_engine(name: str, model: Model, **options: Any) -> Engine:
             f"engine {name}: gives {WITNESSES[name].shows} and no values; `assay check --engine {name}` asks it"
         )
     if name not in WITNESSES:
-        if name not in engines.ENGINES:
+        if name not in (*engines.ENGINES, *plugins.names("assay.engines")):
             raise AssayError(f"engine {name}: not available here; there are {', '.join((*known(), *talkers()))}")
         return engines.create(name, model, **options)
     engine: Engine = _adapter(name, model, options)

@@ -18,7 +18,7 @@ from assay.errors import AssayError
 from assay.graph import split
 from assay.models import Model
 from assay.system.extras import install
-from assay.verify.dumps.foreign_names import translate
+from assay.verify.dumps.naming.foreign_names import translate
 from assay.verify.dumps.observation import from_hf
 
 Array = NDArray[Any]
@@ -57,7 +57,7 @@ class Follower(Engine):
         self.threads, self.n_pages = threads, n_pages or pages_for(model.hparams.n_ctx_train)
         found = (translate(name, "", model.graph) for name in (*sees, model.graph.output))
         roles = {split(node[0])[0] for node in found if node is not None}
-        self.unseen = tuple(dict.fromkeys(role for n in model.graph if (role := split(n.name)[0]) not in roles))
+        self.cannot_keep = tuple(dict.fromkeys(role for n in model.graph if (role := split(n.name)[0]) not in roles))
         self._pairs = any(n.all_attrs().get("mode") == "norm" for n in model.graph)
         self._wanted: set[str] = set()
         self._kept: dict[str, Array] = {}

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from assay.engines.contract import PAGE, Arithmetic, Chunk, Emit, Engine, Output, check_batch, hand_over, pages_for
 from assay.errors import AssayError
 from assay.models import Model
-from assay.verify.dumps.foreign_names import translate
+from assay.verify.dumps.naming.foreign_names import translate
 from assay.verify.witness.follower import packages
 
 Array = NDArray[Any]
@@ -48,7 +48,7 @@ class LlamaCppEngine(Engine):
     """One sequence at a time; a chunk that does not begin at 0 continues the one before."""
 
     name = "llamacpp"
-    unseen = ("cache_k", "cache_v")  # views of its buffers, not values of the graph
+    cannot_keep = ("cache_k", "cache_v")  # views of its buffers, not values of the graph
 
     def __init__(
         self,
