@@ -28,7 +28,7 @@ from assay.evaluate.predictors import EngineSource
 from assay.evaluate.score import score
 from assay.library.verdicts import checks, load_dump
 from assay.runtime.opening import Opened, OpenOptions, open_model
-from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, settled
+from assay.verify.conformance.grade import SECTIONS, Grade, Score, grade_section, total_score
 from assay.verify.diagnosis.candidates import Share, tried_here
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, ObservationFit
 from assay.verify.judge.verdict import judge
@@ -211,7 +211,7 @@ def grade(kit: Path, results: Path, pool: WorkerPool, where: Path, progress: Pro
     digests = {name: _folder_digest(path) for name, path in (("kit", kit), ("results", results))}
     paths = {"kit": str(kit.resolve()), "results": str(results.resolve())}
     tasks = [Task(f"{_ME}:section", digests, {"section": name}, paths, name) for name in SECTIONS]
-    return settled(results, tuple(Grade(*row) for rows in sweep(tasks, pool, where, progress) for row in rows))
+    return total_score(results, tuple(Grade(*row) for rows in sweep(tasks, pool, where, progress) for row in rows))
 
 
 def _folder_digest(path: Path) -> str:

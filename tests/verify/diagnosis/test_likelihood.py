@@ -1,4 +1,4 @@
-"""A small fault is named by its predictions. A healthy engine is not called faulty, however coarse or brief its dump."""
+"""A small fault is named by its predictions. A healthy engine is not called faulty, however coarse its dump."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Score:
 
 def score_kit(kit: Path, results: Path) -> Score:
     """Grade the files in `results`; an empty folder is an error."""
-    return settled(results, tuple(g for section in SECTIONS for g in grade_section(kit, results, section)))
+    return total_score(results, tuple(g for section in SECTIONS for g in grade_section(kit, results, section)))
 
 
 def grade_section(kit: Path, results: Path, section: str) -> Iterator[Grade]:
@@ -61,7 +61,7 @@ def grade_section(kit: Path, results: Path, section: str) -> Iterator[Grade]:
     return SECTIONS[section](kit, manifest, results)
 
 
-def settled(results: Path, grades: tuple[Grade, ...]) -> Score:
+def total_score(results: Path, grades: tuple[Grade, ...]) -> Score:
     """All grades together."""
     if all(g.verdict == "missing" for g in grades):
         raise AssayError(f"{results}: holds none of the kit's results; expected probes/, ops/, blocks/ or text.json")

@@ -51,7 +51,9 @@ def next_observation(
     for cause in causes:
         others = [f for f in cause.equivalent if f != cause.fault and f in FAULTS]
         if others:
-            return splitting(trials, EvidenceUnit(cause.node, _segment_of(trials, cause.node, unit)), cause, others)
+            return observation_that_tells(
+                trials, EvidenceUnit(cause.node, _segment_of(trials, cause.node, unit)), cause, others
+            )
     if unexplained:
         return f"{unit.target} has all its inputs in the dump; compare its code with: {trials.graph[unit.target]}"
     return ""
@@ -65,7 +67,7 @@ def _segment_of(trials: FaultTrials, name: str, unit: EvidenceUnit) -> tuple[str
     return tuple(node.name for node in trials.graph if node.name in found)
 
 
-def splitting(trials: FaultTrials, unit: EvidenceUnit, cause: Cause, others: Sequence[str]) -> str:
+def observation_that_tells(trials: FaultTrials, unit: EvidenceUnit, cause: Cause, others: Sequence[str]) -> str:
     """The node at which the equivalent faults would differ, or the probe of the catalogue."""
     values = []
     for fault in (cause.fault, *others):

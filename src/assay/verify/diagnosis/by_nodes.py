@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from assay.graph import split
 from assay.verify.diagnosis.advice import next_observation, relations_at
 from assay.verify.diagnosis.candidates import SINGLE, candidates_at, make_cause, representatives, tied
-from assay.verify.diagnosis.doubles import Pair, double
+from assay.verify.diagnosis.doubles import Pair, find_pair
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause, Diagnosis
 from assay.verify.judge.compare_nodes import Diff, NodeVerdict
@@ -67,8 +67,8 @@ def _explain(
     before = trials.before(first)
     found = candidates_at(trials, first, before, deep=deep)
     if not found.candidates:
-        pair = double(trials, first, before) if deep and not trials.terms.subtle else None
-        return _both(trials, first, units, before, pair) if pair else None
+        pair = find_pair(trials, first, before) if deep and not trials.terms.subtle else None
+        return _two_causes(trials, first, units, before, pair) if pair else None
     trials = found.trials
     others = representatives([u for u in units if u.target != first.target])
     calm = representatives([EvidenceUnit(n.name, tuple(n.evidence.segment)) for n in right])
@@ -87,7 +87,7 @@ def _explain(
     return [make_cause(best, same, first.target, nodes, before, found.tried)], nodes, trials
 
 
-def _both(
+def _two_causes(
     trials: FaultTrials, first: EvidenceUnit, units: Sequence[EvidenceUnit], before: ObservationFit, pair: Pair
 ) -> tuple[list[Cause], list[str], FaultTrials]:
     """A cause for each of two faults in the same operations."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from assay.graph import split
-from assay.verify.diagnosis.advice import splitting
+from assay.verify.diagnosis.advice import observation_that_tells
 from assay.verify.diagnosis.by_nodes import BENIGN
 from assay.verify.diagnosis.candidates import SINGLE, Candidate, Share, candidates_at, described, make_cause
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis
@@ -38,7 +38,7 @@ def by_runs(
         unit = EvidenceUnit(first.name, everything[start:])
         found = candidates_at(trials, unit, before, share=share)
     trials = found.trials
-    held = _hold(trials, unit, diff, found.candidates)
+    held = _compared_with_all(trials, unit, diff, found.candidates)
     wrong = tuple(n.name for n in diff.nodes if n.verdict == "wrong")
     result = Diagnosis(
         "unexplained", first.name, wrong, (), "", (first.name,), segment=_segment(diff, trials, first.name)
@@ -56,11 +56,13 @@ def by_runs(
         return Diagnosis("healthy", None, (), (), "", notes=(BENIGN[cause.fault],))
     if cause.confidence * (1 + len(faults)) < 0.5:
         return replace(result, verdict="inconclusive", causes=(cause,), unexplained=())
-    advice = splitting(trials, unit, cause, sorted(faults)) if faults else ""
+    advice = observation_that_tells(trials, unit, cause, sorted(faults)) if faults else ""
     return replace(result, verdict="fault", causes=(cause,), unexplained=(), next_observation=advice)
 
 
-def _hold(trials: FaultTrials, unit: EvidenceUnit, diff: Diff, candidates: list[Candidate]) -> list[Candidate]:
+def _compared_with_all(
+    trials: FaultTrials, unit: EvidenceUnit, diff: Diff, candidates: list[Candidate]
+) -> list[Candidate]:
     """Every candidate against everything observed."""
     held = []
     names = [n.name for n in diff.nodes]

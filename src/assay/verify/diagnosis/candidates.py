@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from assay.graph import split
-from assay.verify.diagnosis.damage import damaged, glimpsed
+from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
 from assay.verify.diagnosis.fault_trials import EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.result import Cause
 from assay.verify.diagnosis.screen import Screen
@@ -165,7 +165,7 @@ def candidates_at(
             rough.append(Candidate(h, fit))
     bits: list[Candidate] = []
     if not found:
-        for h in (*damaged(trials, unit), *glimpsed(trials, unit, (unit.target,))):
+        for h in (*damage_in_tensor(trials, unit), *damage_in_prints(trials, unit, (unit.target,))):
             tried += 1
             bits.append(Candidate(h, trials.fit(h, unit)))
         bits = [c for c in bits if c.fit.residual < ONE_BIT * before.residual]

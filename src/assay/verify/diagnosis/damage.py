@@ -40,7 +40,7 @@ _MOST_FEATURES = 4096
 _TOKENS, _POINTS, _HALVINGS = 3, 33, 6  # Tokens that are solved for; points of a search, and how often it is narrowed.
 
 
-def damaged(trials: FaultTrials, unit: EvidenceUnit, *, bent: bool = True) -> Iterator[Hypothesis]:
+def damage_in_tensor(trials: FaultTrials, unit: EvidenceUnit, *, bent: bool = True) -> Iterator[Hypothesis]:
     """Damage that the deviation of the unit's target points to; with `bent`, also through nonlinear nodes."""
     found = trials.dump.values(unit.target)
     if found is None or found.ndim != 2 or trials.graph.shapes[unit.target][0] != "T":
@@ -60,7 +60,7 @@ def damaged(trials: FaultTrials, unit: EvidenceUnit, *, bent: bool = True) -> It
             yield from _by_response(trials, unit, node, error)
 
 
-def glimpsed(trials: FaultTrials, unit: EvidenceUnit, targets: Sequence[str]) -> Iterator[Hypothesis]:
+def damage_in_prints(trials: FaultTrials, unit: EvidenceUnit, targets: Sequence[str]) -> Iterator[Hypothesis]:
     """Damage that the first wrong printed values point to, where no tensor was dumped whole."""
     products = 0
     for name in targets:
@@ -75,14 +75,16 @@ def glimpsed(trials: FaultTrials, unit: EvidenceUnit, targets: Sequence[str]) ->
             size = float(np.sqrt(np.mean(np.square(base[obs.row], dtype=np.float64))))
             limit = FLOAT32_LEFT * FLOOR_UNITS * (noise + UNIT["f32"] * size) + np.asarray(obs.printed or 0.0)
             if np.isfinite(found).all() and (np.abs(found) > limit).any():
-                some = list(_glimpsed(trials, unit, node, obs.row, found))
+                some = list(_damage_in_row(trials, unit, node, obs.row, found))
                 products += bool(some)
                 yield from some
         if products >= FIRST_OBSERVED:
             return
 
 
-def _glimpsed(trials: FaultTrials, unit: EvidenceUnit, node: Node, token: int, error: Array) -> Iterator[Hypothesis]:
+def _damage_in_row(
+    trials: FaultTrials, unit: EvidenceUnit, node: Node, token: int, error: Array
+) -> Iterator[Hypothesis]:
     energy = error * error
     row = int(energy.argmax())
     if energy[row] >= _STANDS_OUT * energy.sum():

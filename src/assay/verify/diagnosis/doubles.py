@@ -34,7 +34,7 @@ class Pair:
         return Hypothesis(b.fault, on_top(a.variant, b.variant), b.p)
 
 
-def double(trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit) -> Pair | None:
+def find_pair(trials: FaultTrials, unit: EvidenceUnit, before: ObservationFit) -> Pair | None:
     """The pair that explains a unit of few operations best, if its confidence is high enough."""
     if len(unit.segment) > FEW_OPERATIONS:
         return None

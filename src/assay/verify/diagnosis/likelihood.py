@@ -16,15 +16,15 @@ from functools import partial
 from itertools import chain
 
 from assay.verify.diagnosis.candidates import SECOND_NAMES, hypotheses, representatives
-from assay.verify.diagnosis.damage import damaged, glimpsed
+from assay.verify.diagnosis.damage import damage_in_prints, damage_in_tensor
 from assay.verify.diagnosis.evidence_groups import Place, off_at, run_of
 from assay.verify.diagnosis.fault_trials import NEVER, EvidenceUnit, FaultTrials, Hypothesis, ObservationFit
 from assay.verify.diagnosis.hypothesis_score import HypothesisScore, is_of_precision, score_all
 from assay.verify.diagnosis.parameter import least, search_parameter
 from assay.verify.diagnosis.result import Cause, Diagnosis
-from assay.verify.diagnosis.rules import allowed, nothing_left, rules
+from assay.verify.diagnosis.rules import explains_dump, nothing_left, trials_under_rules
 from assay.verify.diagnosis.screen import Screen
-from assay.verify.diagnosis.stable_predictions import shaken_trials, with_off
+from assay.verify.diagnosis.stable_predictions import shaken_trials, with_off_nodes
 from assay.verify.faults import FAULTS, FaultKind, Stage
 from assay.verify.judge.arithmetic import ARITHMETICS
 from assay.verify.judge.compare_nodes import Diff
@@ -69,7 +69,7 @@ def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool =
         trials = trials.from_tokens()
         places = [run_of(trials, diff)]
         first = [replace(places[0], brief=True)]
-    trials_by_rule = rules(trials, diff, first)
+    trials_by_rule = trials_under_rules(trials, diff, first)
     if nothing_left(trials_by_rule[0], places, QUIET_LEFT):
         return _by_rule(trials_by_rule[0], diff, places)
     if ruled and trials_by_rule[0].rule == EXACT:  # only a flipped bit: printed values show it
@@ -77,11 +77,11 @@ def small_fault(trials: FaultTrials, diff: Diff, say: Progress, *, ruled: bool =
         best = _significant(trials_by_rule[0], score_all(trials_by_rule[0], bits, places), first, places, 1)
         return _answer(best, diff) if best and best[0].exact else None
     if first[0].brief:
-        first = [with_off(trials_by_rule[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
+        first = [with_off_nodes(trials_by_rule[0], first[0], QUIET_LEFT if diff.verdict == "same" else FLOAT32_LEFT)]
     say(f"small faults: trying the catalogue on {first[0].unit.target}, computed with {trials_by_rule[0].rule.name}")
     wide = diff.arithmetic.storage == "f32" or trials.terms.guessed
     best = _likeliest(trials_by_rule, first, places, wide)
-    covered = diff.verdict != "wrong" or allowed(trials_by_rule[0], diff, first)
+    covered = diff.verdict != "wrong" or explains_dump(trials_by_rule[0], diff, first)
     if not best and (diff.verdict == "same" or nothing_left(trials_by_rule[0], places, FLOAT32_LEFT)):
         return _by_rule(trials_by_rule[0], diff, places)
     if not best and covered:
@@ -237,9 +237,9 @@ def _damage(trials: FaultTrials, places: Sequence[Place]) -> Iterator[Hypothesis
     off = {p: max(off_at(trials, p, name) for name in p.targets) for p in places}
     for place in places:
         if place.targets == (place.unit.target,):
-            yield from damaged(trials, place.unit, bent=off[place] == max(off.values()))
+            yield from damage_in_tensor(trials, place.unit, bent=off[place] == max(off.values()))
         else:
-            yield from glimpsed(trials, place.unit, place.targets)
+            yield from damage_in_prints(trials, place.unit, place.targets)
 
 
 def _rank(score: HypothesisScore) -> tuple[float, ...]:

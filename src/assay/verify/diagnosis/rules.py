@@ -25,7 +25,7 @@ from assay.verify.thresholds import (
 )
 
 
-def rules(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> list[FaultTrials]:
+def trials_under_rules(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> list[FaultTrials]:
     """Trials under each rounding rule that may be the engine's, the likeliest first.
 
     Float32 comes first unless a rule is clearly likelier. A rule stays possible while its roundings are smaller than
@@ -58,7 +58,7 @@ def _exactly(groups: Mapping[str, Groups | None]) -> list[str]:
     return list(takewhile(lambda n: (g := groups[n]) is not None and off_in(g) <= FLOAT32_LEFT**2, groups))
 
 
-def allowed(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> bool:
+def explains_dump(trials: FaultTrials, diff: Diff, first: Sequence[Place]) -> bool:
     """Does the rounding rule explain the whole dump?
 
     Every kind of operation must match the rule in the first layers. After them no value may be off by more than the

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 _TOO_MUCH = 1e300
 
 
-def with_off(trials: FaultTrials, place: Place, limit: float) -> Place:
+def with_off_nodes(trials: FaultTrials, place: Place, limit: float) -> Place:
     """The place with the nodes at which the definition is off by more than an edge of the rounding rule explains."""
     base, benches = trials.base(place.unit), shaken_trials(trials) if trials.rule != EXACT else []
     shaken = [bench.base(place.unit) for bench in benches]

@@ -225,7 +225,7 @@ def _fetch(where: str, request: urllib.request.Request) -> bytes:
         with urllib.request.urlopen(request, timeout=REPLY_S) as answer:
             raw: bytes = answer.read(MAX_REPLY + 1)
     except urllib.error.HTTPError as error:
-        raise AssayError(f"{where}: answered {error.code} ({printable(_said(error), 200)})") from None
+        raise AssayError(f"{where}: answered {error.code} ({printable(_error_text(error), 200)})") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
         reason = printable(str(getattr(error, "reason", error)) or type(error).__name__, 200)
         raise AssayError(f"{where}: no usable answer ({reason}); is the server running?") from None
@@ -234,7 +234,7 @@ def _fetch(where: str, request: urllib.request.Request) -> bytes:
     return raw
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _error_text(error: urllib.error.HTTPError) -> str:
     try:
         return " ".join(error.read(2000).decode("utf-8", "replace").split())
     except (OSError, http.client.HTTPException, ValueError):

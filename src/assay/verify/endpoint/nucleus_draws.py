@@ -39,7 +39,7 @@ class Draw:
     draws: int
 
 
-def _telling(server: SimulatedServer, client: Client) -> Draw | None:
+def _small_nucleus(server: SimulatedServer, client: Client) -> Draw | None:
     """The draw of which the token that crosses p comes most often: it settles the most with the fewest requests.
 
     At temperature 1, so that it does not matter whether the server filters before or after it. Prompts are the
@@ -76,7 +76,7 @@ def _needed(rarest: float, likeliest: float) -> int:
 
 def sampling(server: SimulatedServer, client: Client, say: Progress, notes: list[str]) -> list[Cause]:
     """Draws under top-p: do they come from the smallest set of tokens whose mass reaches p?"""
-    plan = _telling(server, client)
+    plan = _small_nucleus(server, client)
     if plan is None:
         notes.append("sampling was not tried: after every beginning of the probe's text one token takes it all")
         return []

@@ -68,7 +68,7 @@ class LlamaCppEngine(Engine):
         self.n_pages = pages_for(n_ctx)
         self._ggml = _ggml(Path(llama_cpp.__file__ or "").parent / "lib")
         self._products = {n.weights[0]: n.name for n in model.graph if n.op in _BY_WEIGHT and len(n.weights) == 1}
-        self._scaled = {n.inputs[0]: n.name for n in model.graph if n.op == "scale"}
+        self._scaled = {n.inputs[0]: n.name for n in model.graph if "factor" in n.attrs}  # the operation `scale`
         self._wanted: set[str] = set()
         self._kept: dict[str, Array] = {}
         self._views: set[str] = set()  # kept views; the whole value of the same name comes later
