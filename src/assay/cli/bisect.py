@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="the text that both are given")
     parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="the ids that both are given")
     parser.add_argument("--map", metavar="FILE", help="JSON object from the engine's names to nodes")
-    parser.add_argument("--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md")
+    parser.add_argument(
+        "--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md"
+    )
     add_json_argument(parser)
 
 

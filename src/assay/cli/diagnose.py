@@ -22,14 +22,18 @@ assay diagnose smollm2 --endpoint http://localhost:8080"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
-    parser.add_argument("dump", nargs="?", metavar="DUMP", help="what the engine printed or saved; docs/reference/dump-format.md")
+    parser.add_argument(
+        "dump", nargs="?", metavar="DUMP", help="what the engine printed or saved; docs/reference/dump-format.md"
+    )
     parser.add_argument("--endpoint", metavar="URL", help="ask an OpenAI-compatible server instead")
     parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="the text that the ids stand for")
     parser.add_argument("--chat", action="store_true", help="the text is a user's message under the chat template")
     parser.add_argument("--system", type=text_argument, metavar="TEXT", help="with a system message before it")
     parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="the ids, if the dump lacks them")
     parser.add_argument("--map", metavar="FILE", help="JSON object from the dump's names to nodes")
-    parser.add_argument("--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md")
+    parser.add_argument(
+        "--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md"
+    )
     parser.add_argument("--side", default="", metavar="NAME", help="whose values, where a log shows several engines'")
     parser.add_argument("--html", metavar="FILE", help="also write one self-contained page")
     parser.add_argument("--api-key", default="", metavar="KEY", help="sent to the endpoint as a bearer token")

@@ -34,8 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = group.add_mutually_exclusive_group()
     source.add_argument("-p", "--prompt", type=common.text_argument, metavar="TEXT", help="the same as PROMPT")
     source.add_argument("-f", "--file", metavar="FILE", help="the prompt from a file, - for standard input")
-    source.add_argument("--batch", metavar="FILE",
-                        help="many prompts, one JSON value a line, - for standard input; docs/reference/python.md")  # fmt: skip
+    source.add_argument(
+        "--batch",
+        metavar="FILE",
+        help="many prompts, one JSON value a line, - for standard input; docs/reference/python.md",
+    )
     source.add_argument("--ids", type=common.token_ids, metavar="1,2,3", help="the prompt as token ids, no template")
     group.add_argument("--system", "-sys", type=common.text_argument, metavar="TEXT", help="a system message")
     common.add_template_argument(group)

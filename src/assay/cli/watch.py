@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--prompt", type=text_argument, metavar="TEXT", help="the text that it is given")
     parser.add_argument("--tokens", type=token_ids, default=[], metavar="IDS", help="the ids that it is given")
     parser.add_argument("--map", metavar="FILE", help="JSON object from the engine's names to nodes")
-    parser.add_argument("--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md")
+    parser.add_argument(
+        "--pattern", action="append", default=[], metavar="P", help="of log lines; docs/reference/dump-format.md"
+    )
     parser.add_argument("--interval", type=number, default=0.5, metavar="S", help="seconds between looks for a change")
     parser.add_argument("--once", action="store_true", help="do not wait for a change")
     parser.add_argument("--diagnose", action="store_true", help="also name the known mistake that gives these values")

@@ -92,7 +92,9 @@ def read(path: str | Path) -> list[Item]:
             items.append(item(row))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise AssayError(f"{path}: question {i}: not a shape that is known ({what}); see docs/reference/eval.md") from None
+            raise AssayError(
+                f"{path}: question {i}: not a shape that is known ({what}); see docs/reference/eval.md"
+            ) from None
     if not items:
         raise AssayError(f"{path}: no questions in it")
     return items

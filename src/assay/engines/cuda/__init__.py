@@ -6,8 +6,8 @@
                       rounded to f16 (bf16 for BF16 weights): faster for prompts and many streams, bits of its own, the
                       same whatever the batch, the cut of the prompt or the cache; they may differ between kinds of GPU
 
-The first two compute docs/reference/arithmetic.md, as the cpu engine does, so the logits are the same bits, whatever the batch,
-the cut of the prompt or the cache. `docs/explanation/gpu.md` has the figures.
+The first two compute docs/reference/arithmetic.md, as the cpu engine does, so the logits are the same bits, whatever
+the batch, the cut of the prompt or the cache. `docs/explanation/gpu.md` has the figures.
 """
 
 from __future__ import annotations
