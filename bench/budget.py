@@ -24,7 +24,7 @@ from assay.evaluate.budget import Sensitivity, choose, measurable, sensitivity
 from assay.evaluate.evaluation import Evaluation
 from assay.evaluate.predictors import EngineSource
 from assay.gguf.mixes import MIXES, is_quantizable, layer_of
-from assay.gguf.requantize import Step, plan, quantize
+from assay.gguf.requantize import TensorStep, plan, quantize
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bench.quantize import Work, arguments, by_assay, ratio, timed, work
@@ -33,7 +33,7 @@ FIXED = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M", "Q2_K_S", "Q2_K", "IQ3_XXS", "IQ
          "Q3_K_M", "Q3_K_L", "IQ4_XS", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K")  # fmt: skip
 
 
-def bits(steps: list[Step]) -> float:
+def bits(steps: list[TensorStep]) -> float:
     """Bits a weight, averaged over the matrices."""
     matrices = [s for s in steps if is_quantizable(s.name, s.shape)]
     weights = sum(s.bytes_after * s.after.block_size // s.after.type_size for s in matrices)

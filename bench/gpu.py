@@ -20,7 +20,6 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +69,11 @@ def decode(engine: CudaEngine, streams: int, depth: int, tokens: int) -> tuple[f
             begin = time.perf_counter()
         engine.forward(batch)
     through = streams * (tokens - 4) / (time.perf_counter() - begin)
-    batch = [
-        Chunk(np.array([5 + i], np.int32), depth + tokens, table(i, slots), best=1, follow=FOLLOW, ahead=FOLLOW)
-        for i in range(streams)
-    ]
-    greedy = streams * (1 + FOLLOW) / timed(lambda: list(engine.forward(batch)[0].more), 20)
-    engine.forward([replace(chunk, best=0, follow=0) for chunk in batch])
+    batch = [Chunk(np.array([5 + i], np.int32), depth + tokens, table(i, slots)) for i in range(streams)]
+    runner, left = engine.decode_runner, [FOLLOW] * streams
+    assert runner is not None
+    greedy = streams * (1 + FOLLOW) / timed(lambda: list(runner.start(batch, left, FOLLOW).results[0]), 20)
+    engine.forward(batch)
     program = next(reversed(engine._programs.values()))
     play, device = program.play, engine._device
     assert play is not None

@@ -22,10 +22,10 @@ from typing import Any, TextIO
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "bench")]
 
-from assay.cli.spread import bar  # noqa: E402
-from assay.cluster.crew import crew  # noqa: E402
+from assay.cli.cluster_options import sweep_progress  # noqa: E402
 from assay.cluster.fingerprint import file_digest  # noqa: E402
 from assay.cluster.sweep import Task, folder, sweep  # noqa: E402
+from assay.cluster.worker_pool import worker_pool  # noqa: E402
 from assay.engines.reference.weights import Weights  # noqa: E402
 from assay.gguf import open_file  # noqa: E402
 from assay.models import Model, load  # noqa: E402
@@ -51,7 +51,9 @@ def side_by_side(todo: Sequence[Case], out: Path, args: argparse.Namespace) -> N
     """Grade them all, and keep each result."""
     with open(out, "a") as log:
         if args.cluster:
-            for result in sweep([_task(case) for case in todo], crew(args.cluster), folder(None), bar()):
+            for result in sweep(
+                [_task(case) for case in todo], worker_pool(args.cluster), folder(None), sweep_progress()
+            ):
                 _keep(result, log)
             return
         started = time.monotonic()

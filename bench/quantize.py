@@ -27,14 +27,14 @@ import numpy as np
 from assay.engines.cpu import CpuEngine
 from assay.evaluate.evaluation import Evaluation, Mean
 from assay.evaluate.importance_sums import collect
-from assay.evaluate.pieces import Piece, Scores, cut
+from assay.evaluate.pieces import Scores, TextWindow, cut
 from assay.evaluate.predictors import EngineSource, Rows
 from assay.evaluate.score import score
 from assay.gguf import open_file
 from assay.gguf.importance import Importance, read, write
 from assay.gguf.mixes import mix_by_name
 from assay.gguf.requantize import quantize
-from assay.runtime.opening import Opened, Options
+from assay.runtime.opening import Opened, OpenOptions
 
 
 def texts() -> tuple[str, str]:
@@ -77,7 +77,7 @@ class Remembered:
         self.source, self.name = source, source.name
         self.last: tuple[int, Rows] = -1, np.empty(0, np.float32)
 
-    def rows(self, piece: Piece) -> Rows:
+    def rows(self, piece: TextWindow) -> Rows:
         if self.last[0] != piece.index:
             self.last = piece.index, self.source.rows(piece)
         return self.last[1]
@@ -105,10 +105,10 @@ class Work:
         assert isinstance(engine, CpuEngine)
         return engine
 
-    def options(self, precision: str) -> Options:
-        return Options("cpu", precision, ctx_size=max(self.window, 512), cache_size=0)
+    def options(self, precision: str) -> OpenOptions:
+        return OpenOptions("cpu", precision, ctx_size=max(self.window, 512), cache_size=0)
 
-    def pieces(self, which: int, count: int, window: int | None = None) -> list[Piece]:
+    def pieces(self, which: int, count: int, window: int | None = None) -> list[TextWindow]:
         """Windows of the text to calibrate on (0) or to measure on (1)."""
         tokenizer = self.opened.tokenizer
         bos = tokenizer.bos if tokenizer.add_bos else None

@@ -110,7 +110,7 @@ that are still unknown are matched by value if exactly one node fits; the match 
 
 
 def dump_page() -> str:
-    from assay.verify.dumps import patterns
+    from assay.verify.dumps.printed import patterns
 
     first, language, table, _ = (patterns.__doc__ or "").split("\n\n")
     table = "\n".join(line.removeprefix("  ") for line in table.splitlines())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from assay.verify.faults import FAULTS, Fault, Kind, Stage
+from assay.verify.faults import FAULTS, Fault, FaultKind, Stage
 
 INTRO = """# What goes wrong in inference engines
 
@@ -88,12 +88,12 @@ blocks; **N**: none found, listed because the structure invites it.
 """
 
 KINDS = {
-    Kind.COMPUTATION: "another computation",
-    Kind.PRECISION: "a narrow type in one place",
-    Kind.WEIGHTS: "other weights",
-    Kind.INPUTS: "other inputs, positions or cache",
-    Kind.TOKENS: "other tokens",
-    Kind.CHOICE: "sampling or stopping",
+    FaultKind.COMPUTATION: "another computation",
+    FaultKind.PRECISION: "a narrow type in one place",
+    FaultKind.WEIGHTS: "other weights",
+    FaultKind.INPUTS: "other inputs, positions or cache",
+    FaultKind.TOKENS: "other tokens",
+    FaultKind.CHOICE: "sampling or stopping",
 }
 
 

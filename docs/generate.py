@@ -43,7 +43,7 @@ def names_page() -> str:
     """Node names of every builder, and the operations."""
     from assay.graph import OPS
     from assay.models.catalogue import ARCHITECTURES, VARIANTS, example
-    from assay.verify.dumps import foreign_names
+    from assay.verify.dumps.naming import foreign_names
 
     out = [
         "# Nodes and operations\n",

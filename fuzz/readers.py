@@ -28,8 +28,8 @@ from assay.runtime import hf, ollama_store
 from assay.system.files import write as write_file
 from assay.text import ChatTemplate, Tokenizer
 from assay.verify.dumps.load import load_dump, read_dump
-from assay.verify.dumps.logs import read_log
-from assay.verify.dumps.patterns import Pattern
+from assay.verify.dumps.printed.log_reader import read_log
+from assay.verify.dumps.printed.patterns import Pattern
 from assay.verify.endpoint.client import Client
 from fuzz import mutate
 
@@ -168,10 +168,10 @@ def readers(folder: Path) -> dict[str, Reader]:
         return {reader.name: reader for reader in made}
     grammars = Grammars(seeds.tokenizer, seeds.tokenizer.n_vocab)
     from assay.serve.api import schemas
-    from assay.serve.limits import Limits
+    from assay.serve.limits import ServerLimits
 
     def read_request(item: tuple[str, bytes]) -> None:
-        parse(item[1], getattr(schemas, item[0]), Limits())
+        parse(item[1], getattr(schemas, item[0]), ServerLimits())
 
     def read_grammar(item: tuple[str, str]) -> None:
         make = grammars.gbnf(item[1]) if item[0] == "gbnf" else grammars.lark(item[1], "grammar")

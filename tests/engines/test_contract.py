@@ -1,18 +1,140 @@
-"""What every engine of the table says of itself and does alike."""
+"""The contract of an engine: its rules on every engine here and on a skeleton, and facts about the table's engines."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 
 from assay import _native
-from assay.engines import ENGINES, create
-from assay.engines.contract import PAGE, Array, Chunk, PagedEngine, pages_for
+from assay.engines import ENGINES, contract_tests, create, default_kv_type, engine_class
+from assay.engines.contract import (
+    PAGE,
+    Arithmetic,
+    Array,
+    Chunk,
+    Emit,
+    Output,
+    PagedEngine,
+    check_batch,
+    hand_over,
+    pages_for,
+)
+from assay.engines.cuda import CudaEngine
 from assay.engines.plan.batching import in_turns
-from assay.engines.plan.cache import KV_TYPES, page_bytes
+from assay.engines.plan.state_layout import KV_TYPES, page_bytes
+from assay.engines.reference import interpret
+from assay.engines.reference.weights import Weights
+from assay.errors import AssayError
 from assay.gguf import open_file
 from assay.models import Model, load
+from assay.runtime.generate import Generator
+from assay.runtime.opening import Opened, OpenOptions
+from assay.runtime.params import GREEDY
 from tests import tiny
+
+
+class Skeleton(PagedEngine):
+    """The smallest engine: it remembers the tokens of each slot, and computes every sequence from its start again."""
+
+    name = "skeleton"
+    arithmetic = Arithmetic("skeleton", "f64", "none")
+    dtype = np.dtype(np.float64)
+
+    def __init__(self, model: Model, n_pages: int) -> None:
+        self.model, self.graph, self.n_pages = model, model.graph, n_pages
+        self._weights: Weights | None = Weights(model.file, np.float64)
+        self._slots = np.zeros((2, n_pages * PAGE), np.int64)  # the token and the position of each slot
+
+    def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
+        check_batch(self, batch, keep)
+        return hand_over([self._chunk(chunk, keep) for chunk in batch], emit)
+
+    def _chunk(self, chunk: Chunk, keep: Collection[str]) -> Output:
+        if self._weights is None:
+            raise AssayError("engine skeleton: it has been closed")
+        at = np.arange(chunk.end)
+        slots = chunk.pages.astype(np.int64)[at // PAGE] * PAGE + at % PAGE
+        self._slots[:, slots[chunk.start :]] = chunk.tokens, chunk.all_positions()
+        tokens, positions = self._slots[:, slots]
+        env = {"inp_tokens": tokens, "inp_pos": positions, "inp_kpos": positions}
+        found = interpret(self.graph, self._weights, env, {*keep, self.graph.output})
+        rows = {name: self._last_rows(name, value, chunk.n_tokens) for name, value in found.items()}
+        logits = rows[self.graph.output]
+        nodes = {node.name: rows[node.name] for node in self.graph if node.name in keep}
+        return Output(logits[len(logits) - chunk.n_outputs :], nodes)
+
+    def _last_rows(self, name: str, value: Array, n: int) -> Array:
+        """The rows of this chunk's tokens: the graph's shapes say which axes run over tokens."""
+        return value[tuple(slice(-n, None) if dim == "T" else slice(None) for dim in self.graph.shapes[name])]
+
+    def close(self) -> None:
+        self._weights = None
+
+
+def make_cuda(model: Model, n_pages: int) -> PagedEngine:
+    from tests.engines.on_cuda import device  # skips the test if the shim cannot be compiled
+
+    return CudaEngine(model, device=device(), n_pages=n_pages)
+
+
+MAKERS: dict[str, Callable[..., PagedEngine]] = {
+    "skeleton": Skeleton,
+    "cuda": make_cuda,
+    **{name: partial(create, name) for name in ("reference", "cpu")},
+}
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return contract_tests.example_model(tmp_path_factory.mktemp("contract") / "example.gguf")
+
+
+@pytest.mark.parametrize("rule", contract_tests.RULES)
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_contract(name: str, rule: str, example: Model) -> None:
+    contract_tests.RULES[rule](partial(MAKERS[name], example))
+
+
+@pytest.mark.parametrize(
+    ("rule", "broken"),
+    [
+        ("computes_the_graph", lambda o: Output(1.2 * o.logits, o.nodes)),
+        ("returns_the_requested_rows", lambda o: Output(o.logits[-1:], o.nodes)),
+        ("keeps_nodes", lambda o: Output(o.logits, dict(list(o.nodes.items())[1:]))),
+    ],
+)
+def test_the_contracts_tests_find_broken_engines(
+    rule: str, broken: Callable[[Output], Output], example: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Skeleton._chunk
+    monkeypatch.setattr(Skeleton, "_chunk", lambda *args: broken(whole(*args)))
+    with pytest.raises(AssertionError):
+        contract_tests.RULES[rule](partial(Skeleton, example))
+
+
+def test_a_skeleton_generates_the_references_text(model: Model) -> None:
+    """The scheduler needs no capability: pages are shared whole, and every row of logits is read."""
+    tokenizer = Opened(model.file, OpenOptions(engine="reference")).tokenizer
+    texts = []
+    for engine in (Skeleton(model, 8), create("reference", model, n_pages=8)):
+        generator = Generator(engine, tokenizer)
+        texts.append(
+            [g.result.ids for g in generator.together(generator.generate([5 + i, 9], GREEDY, max_tokens=6)
+             for i in range(3))]
+        )  # fmt: skip
+    assert texts[0] == texts[1]
+
+
+def test_engines_state_their_modes_and_windows() -> None:
+    assert engine_class("cpu").separate_windows and not engine_class("reference").separate_windows
+    kinds = [default_kv_type(*asked) for asked in (("cpu", None), ("cpu", "exact"), ("reference", None))]
+    assert kinds == ["f16", "f32", "f64"]
+    with pytest.raises(AssayError, match="engine abacus: not available here; there are reference, cpu"):
+        engine_class("abacus")
+
 
 IDS = np.random.default_rng(5).integers(3, 300, 40).astype(np.int32)
 CHUNKS = [Chunk(IDS, 0, np.arange(2, dtype=np.int32), "all"), Chunk(IDS[:7], 0, np.array([3], np.int32))]
@@ -29,7 +151,7 @@ def engine(request: pytest.FixtureRequest, model: Model) -> PagedEngine:
 
 
 def test_says_what_it_is(engine: PagedEngine, model: Model) -> None:
-    assert engine.name in ENGINES and engine.graph is model.graph and engine.unseen == ()
+    assert engine.name in ENGINES and engine.graph is model.graph and engine.cannot_keep == ()
     logits = engine.forward(CHUNKS)[0].logits
     assert logits.dtype == engine.dtype
     assert engine.arithmetic.precision and engine.arithmetic.kv_type and engine.arithmetic.version > 0

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.engines.contract import BEST, PAGE, Best, Chunk, Output
+from assay.engines.contract import MAX_TOP_VALUES, PAGE, Chunk, DecodeRun, TopK
 from assay.engines.cpu import CpuEngine
 from assay.engines.cuda import CudaEngine
 from assay.engines.cuda.device import DeviceError, Launch
@@ -23,7 +23,7 @@ from assay.gguf import open_file
 from assay.models import Model, load
 from assay.runtime.generate import Generator
 from assay.runtime.params import GREEDY, SamplerParams
-from assay.runtime.sampler import largest_needed, sample, sample_best
+from assay.runtime.sampler import sample, sample_from_top, top_k_needed
 from assay.runtime.scheduler import Scheduler
 from assay.runtime.sequence import Job
 from assay.runtime.sequence_errors import EngineFailed
@@ -67,7 +67,7 @@ def jobs_of() -> list[Job]:
 
 
 def test_the_scheduler_gets_the_cpu_engines_tokens(model: Model, work: list[Worker]) -> None:
-    """Preempted, from cached prefixes and copied pages, with the best values of a row in its place: the same tokens."""
+    """Preempted, from cached prefixes and copied pages, with top values in place of rows: the same tokens."""
     tokenizer, jobs = Tokenizer.from_gguf(model.file), jobs_of()
     alone = Generator(CpuEngine(model, threads=1, n_pages=64), tokenizer)
     expected = [alone.generate(j.ids, j.params, max_tokens=j.max_tokens, ignore_eos=True).run().ids for j in jobs]
@@ -79,22 +79,24 @@ def test_the_scheduler_gets_the_cpu_engines_tokens(model: Model, work: list[Work
     assert again.ids == expected[2:3] and again.sequences[0].cached > 0
 
 
-@pytest.mark.parametrize("k", [1, 5, BEST])
-def test_the_best_of_a_row_are_the_rows_largest(model: Model, k: int) -> None:
+@pytest.mark.parametrize("k", [1, 5, MAX_TOP_VALUES])
+def test_top_values_are_the_largest_of_the_row(model: Model, k: int) -> None:
     engine = CudaEngine(model, n_pages=8, device=device())
     batch = [Chunk(IDS[i : i + 1], 0, pages(i, 1)) for i in range(3)]
     rows = [o.logits[0] for o in engine.forward(batch)]
-    outputs = engine.forward([Chunk(c.tokens, 0, c.pages, best=k) for c in batch])
+    assert engine.top_values
+    outputs = engine.top_values.forward(batch, k)
     for row, output in zip(rows, outputs, strict=True):
-        assert output.best is not None and not len(output.logits)
-        order = np.argsort(-row, kind="stable")[: len(output.best.ids)]
+        assert output.top is not None and not len(output.logits)
+        order = np.argsort(-row, kind="stable")[: len(output.top.ids)]
         assert len(order) >= k
-        assert np.array_equal(output.best.ids, order) and np.array_equal(output.best.logits, row[order])
-    mixed = engine.forward([Chunk(batch[0].tokens, 0, batch[0].pages, best=k), batch[1]])  # somebody wants all of it
-    assert [len(o.logits) for o in mixed] == [1, 1]
+        assert np.array_equal(output.top.ids, order) and np.array_equal(output.top.logits, row[order])
+    prompt = engine.top_values.forward([Chunk(IDS[:2], 0, pages(3, 2)), batch[1]], k)  # not a decode step: whole rows
+    assert [len(o.logits) for o in prompt] == [1, 1] and prompt[0].top is None
+    assert np.array_equal(prompt[1].logits[0], rows[1])
 
 
-def test_it_goes_on_by_itself_as_the_host_would(model: Model) -> None:
+def test_a_decode_run_continues_as_the_host_would(model: Model) -> None:
     """Over the edge of a page, sequences with different numbers of tokens left; then its cache is as if each token had
     come from the host."""
     engine, other = (CudaEngine(model, n_pages=16, device=device()) for _ in range(2))
@@ -102,48 +104,62 @@ def test_it_goes_on_by_itself_as_the_host_would(model: Model) -> None:
     tables = [pages(4 * i, 2 * PAGE) for i in range(3)]
     for e in (engine, other):
         e.forward([Chunk(IDS[:n], 0, t, "none") for n, t in zip(lengths, tables, strict=True)])
-    batch = [Chunk(IDS[n : n + 1], n, t, best=1, follow=m) for n, t, m in zip(lengths, tables, left, strict=True)]
-    found = engine.forward(batch)
-    for n, t, m, output in zip(lengths, tables, left, found, strict=True):
-        assert output.best is not None and len(output.more) == m
+    batch = [Chunk(IDS[n : n + 1], n, t) for n, t in zip(lengths, tables, strict=True)]
+    assert engine.decode_runner
+    run = engine.decode_runner.start(batch, left, 1)
+    for n, t, m, results in zip(lengths, tables, left, run.results, strict=True):
+        assert len(results) == 1 + m
         token, rows = int(IDS[n]), []
         for i in range(m + 1):
             rows.append(other.forward([Chunk(np.array([token], np.int32), n + i, t)])[0].logits[0])
             token = int(rows[-1].argmax())
-        assert [int(b.ids[0]) for b in (output.best, *output.more)] == [int(r.argmax()) for r in rows]
-        assert [float(b.logits[0]) for b in (output.best, *output.more)] == [float(r.max()) for r in rows]
+        assert [int(top.ids[0]) for top in results] == [int(r.argmax()) for r in rows]
+        assert [float(top.logits[0]) for top in results] == [float(r.max()) for r in rows]
         last = [e.forward([Chunk(np.array([token], np.int32), n + m + 1, t)])[0].logits[0] for e in (engine, other)]
         assert np.array_equal(*last)
 
 
-def test_it_stops_going_on_when_it_is_told(model: Model) -> None:
-    """Then what is on its way still comes, and the next step finds the cache as it should be, whoever has looked."""
+def test_a_decode_run_stops_when_it_is_told(model: Model) -> None:
+    """Launched steps still give results, and the next step finds the cache as it should be, read or not."""
     engine = CudaEngine(model, n_pages=8, device=device())
     table = pages(0, 3 * PAGE)
 
-    def run(ahead: int) -> Output:
+    def start(depth: int) -> DecodeRun:
         engine.forward([Chunk(IDS[:5], 0, table, "none")])
-        return engine.forward([Chunk(IDS[5:6], 5, table, best=1, follow=12, ahead=ahead)])[0]
+        assert engine.decode_runner
+        return engine.decode_runner.start([Chunk(IDS[5:6], 5, table)], [12], depth)
 
-    whole = [int(best.ids[0]) for best in run(12).more]
-    assert len(whole) == 12
-    short = run(2)
-    assert int(short.more[0].ids[0]) == whole[0]
-    engine.halt()
-    assert 1 < len(short.more) < 12
-    begun = [int(best.ids[0]) for best in short.more]
-    assert begun == whole[: len(begun)]
-    unseen = run(12)
-    last = engine.forward([Chunk(np.array(whole[:1], np.int32), 7, table, best=1)])[0].best  # nobody has looked at it
-    assert last is not None and int(last.ids[0]) == whole[1]
-    assert [int(best.ids[0]) for best in unseen.more] == whole[: len(unseen.more)]
+    def ids(run: DecodeRun) -> list[int]:
+        return [int(top.ids[0]) for top in run.results[0]]
+
+    whole = ids(start(12))
+    assert len(whole) == 13
+    short = start(2)
+    assert int(short.results[0][1].ids[0]) == whole[1]
+    short.stop()
+    assert 2 < len(short.results[0]) < 13
+    assert ids(short) == whole[: len(short.results[0])]
+    unread = start(12)
+    assert engine.top_values
+    last = engine.top_values.forward([Chunk(np.array(whole[1:2], np.int32), 7, table)], 1)[0].top
+    assert last is not None and int(last.ids[0]) == whole[2]
+    assert ids(unread) == whole[: len(unread.results[0])]
 
 
-def test_greedy_streams_that_go_on_by_themselves_end_where_they_should(
+def test_a_decode_run_refuses_what_it_cannot_run(model: Model) -> None:
+    engine = CudaEngine(model, n_pages=8, device=device())
+    assert engine.decode_runner
+    with pytest.raises(AssayError, match=r"page table is too short .*expected room for positions up to 40"):
+        engine.decode_runner.start([Chunk(IDS[:1], 0, pages(0, 1))], [39], 1)
+    with pytest.raises(AssayError, match="a decode run takes one token of each sequence"):
+        engine.decode_runner.start([Chunk(IDS[:2], 0, pages(0, 2))], [1], 1)
+
+
+def test_greedy_streams_in_decode_runs_end_where_they_should(
     model: Model, work: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stop strings, lengths and the end of the context inside a run of tokens; a probe comes in between."""
-    monkeypatch.setattr("assay.runtime.scheduler._SPAN", 1e9)  # the shim is slow
+    monkeypatch.setattr("assay.runtime.step_planner._MAX_QUEUE_SECONDS", 1e9)  # the shim is slow
     tokenizer = Tokenizer.from_gguf(model.file)
     alone = Generator(CpuEngine(model, threads=1, n_pages=64), tokenizer)
     start = tuple(int(i) for i in IDS[:20])
@@ -157,13 +173,14 @@ def test_greedy_streams_that_go_on_by_themselves_end_where_they_should(
         alone.generate(j.ids, j.params, max_tokens=j.max_tokens, stop=j.stop, ignore_eos=True).run().ids for j in jobs
     ]
     engine = CudaEngine(model, n_pages=16, device=device())
-    longest, forward = [], engine.forward
+    assert engine.decode_runner
+    longest, start = [], engine.decode_runner.start
 
-    def watched(batch: list[Chunk], *rest: object) -> object:
-        longest.append(max(c.follow for c in batch))
-        return forward(batch, *rest)
+    def watched(batch: Sequence[Chunk], max_tokens: Sequence[int], queue_depth: int) -> DecodeRun:
+        longest.append(max(max_tokens))
+        return start(batch, max_tokens, queue_depth)
 
-    monkeypatch.setattr(engine, "forward", watched)
+    monkeypatch.setattr(engine.decode_runner, "start", watched)
     worker = Worker(Scheduler(engine, tokenizer, running=4))
     work.append(worker)
     assert Collector(worker, jobs).wait().ids == expected and max(longest) > 3
@@ -201,26 +218,30 @@ def test_ties_zeros_and_infinities_stand_as_numpy_sorts_them(values: list[float]
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.integers(0, 2**31), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, BEST), st.floats(0.1, 1), st.floats(0, 0.3)
+    st.integers(0, 2**31),
+    st.sampled_from([0.0, 0.7, 1.0]),
+    st.integers(0, MAX_TOP_VALUES),
+    st.floats(0.1, 1),
+    st.floats(0, 0.3),
 )
-def test_a_choice_from_the_best_is_the_choice_from_the_row(
+def test_a_choice_from_the_top_values_is_the_choice_from_the_row(
     seed: int, temp: float, top_k: int, top_p: float, min_p: float
 ) -> None:
     rng = np.random.default_rng(seed)
     row = np.round(rng.normal(0, 2, 300), 1).astype(np.float32)  # with ties
     params = SamplerParams(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=1)
-    if k := largest_needed(params):
-        order = np.argsort(-row, kind="stable")[: 1 if k == 1 else BEST]
-        best = Best(order, row[order])
+    if k := top_k_needed(params):
+        order = np.argsort(-row, kind="stable")[: 1 if k == 1 else MAX_TOP_VALUES]
+        top = TopK(order, row[order])
         expected = sample(row, [], params, np.random.default_rng(seed)).id
-        assert sample_best(best, params, np.random.default_rng(seed)) == expected
+        assert sample_from_top(top, params, np.random.default_rng(seed)) == expected
 
 
 def test_broken_rows_are_not_drawn_from() -> None:
     with pytest.raises(AssayError, match="NaN or infinite, the first at id 4"):
-        sample_best(Best(np.array([4]), np.array([np.nan], np.float32)), GREEDY, np.random.default_rng(1))
+        sample_from_top(TopK(np.array([4]), np.array([np.nan], np.float32)), GREEDY, np.random.default_rng(1))
     with pytest.raises(AssayError, match="every one is -inf"):
-        sample_best(Best(np.array([0]), np.array([-np.inf], np.float32)), GREEDY, np.random.default_rng(1))
+        sample_from_top(TopK(np.array([0]), np.array([-np.inf], np.float32)), GREEDY, np.random.default_rng(1))
 
 
 # -- faults: the shim refuses what a GPU would -------------------------------------------------------------------------
@@ -286,11 +307,11 @@ import asyncio, sys
 from pathlib import Path
 from assay import engines
 from assay.engines.cuda import CudaEngine
-from assay.runtime.opening import Options
+from assay.runtime.opening import OpenOptions
 from assay.serve.server import Config, run
 from tests.engines.on_cuda import device
 engines.ENGINES["cuda"] = lambda model, **options: CudaEngine(model, device=device(), **options)
-config = Config(models=[("tiny", Path(sys.argv[1]))], port=0, options=Options(engine=sys.argv[2]))
+config = Config(models=[("tiny", Path(sys.argv[1]))], port=0, options=OpenOptions(engine=sys.argv[2]))
 asyncio.run(run(config, lambda url: print(url, flush=True)))
 """
 

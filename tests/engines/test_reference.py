@@ -150,7 +150,7 @@ def test_kept_nodes_given_values_and_hooks(stories: ReferenceEngine) -> None:
         (Chunk(np.array([], np.int32), 0, np.zeros(1, np.int32)), "non-empty row of integers"),
         (Chunk(np.array([512], np.int32), 0, np.zeros(1, np.int32)), "found 512, expected 0 to 511"),
         (Chunk(np.array([-1], np.int32), 0, np.zeros(1, np.int32)), "found -1, expected 0 to 511"),
-        (Chunk(np.ones(33, np.int32), 0, np.zeros(1, np.int32)), "do not hold positions up to 33"),
+        (Chunk(np.ones(33, np.int32), 0, np.zeros(1, np.int32)), "expected room for positions up to 33"),
         (Chunk(np.array([1], np.int32), 0, np.array([10**6], np.int32)), "page outside the cache"),
         (Chunk(np.array([1], np.int32), 0, np.zeros(1, np.int32), "some"), "outputs must be last, all or none"),
     ],

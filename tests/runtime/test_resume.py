@@ -10,7 +10,7 @@ import pytest
 
 from assay.errors import AssayError
 from assay.runtime.generate import Generation, Generator
-from assay.runtime.opening import Opened, Options, open_model
+from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.params import GREEDY, SamplerParams
 from tests import tiny
 
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    return open_model(tiny.make(tmp_path_factory.mktemp("resume") / "tiny.gguf", n_ctx=512), Options(cache_size=0))
+    return open_model(tiny.make(tmp_path_factory.mktemp("resume") / "tiny.gguf", n_ctx=512), OpenOptions(cache_size=0))
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_seed_that_nobody_chose_is_told(start: Callable[..., Generation]) -> N
 
 def test_answers_that_cannot_be_resumed(start: Callable[..., Generation], opened: Opened) -> None:
     ids = start(params=LIVELY).run().ids
-    with pytest.raises(AssayError, match=r"resume: the answer ends at its token 49 \(the number of tokens"):
+    with pytest.raises(AssayError, match=r"resume: the answer ends at its token 49 \(the requested number of tokens"):
         start(params=LIVELY, answered=[*ids, 5])
     with pytest.raises(AssayError, match="token 999 is not in the vocabulary"):
         start(params=LIVELY, answered=[999])

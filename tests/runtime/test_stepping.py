@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.engines.contract import Chunk, Output, PagedEngine
-from assay.runtime.opening import Opened, Options, open_model
+from assay.runtime.opening import Opened, OpenOptions, open_model
 from assay.runtime.params import SamplerParams
 from assay.runtime.scheduler import Scheduler, deliver
 from assay.runtime.sequence import Job, Update
@@ -26,7 +26,7 @@ class Flaky:
     def __init__(self, inner: PagedEngine) -> None:
         self.inner, self.name, self.model, self.n_pages = inner, inner.name, inner.model, inner.n_pages
         self.copy_page, self.graph, self.windows = inner.copy_page, inner.graph, inner.windows
-        self.follows = inner.follows
+        self.top_values = self.decode_runner = None  # every step comes through `forward`
         self.faults: dict[int, tuple[type[BaseException], bool]] = {}
         self.calls = 0
 
@@ -44,7 +44,7 @@ class Flaky:
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
     path: Path = tiny.make(tmp_path_factory.mktemp("stepping") / "tiny.gguf")
-    return open_model(path, Options(ctx_size=256, cache_size=0))
+    return open_model(path, OpenOptions(ctx_size=256, cache_size=0))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def run(scheduler: Scheduler, jobs: list[Job], leave: dict[int, int]) -> list[li
             deliver(scheduler.step())
         scheduler.pages.check()
         scheduler.cancel([sequences[i] for i, n in leave.items() if len(updates[i]) >= n])
-    deliver(scheduler.news())
+    deliver(scheduler.take_updates())
     assert all(found[-1].finish for found in updates)
     assert all(update.finish is None for found in updates for update in found[:-1])
     return [[update.choice.id for update in found if update.choice] for found in updates]

@@ -1,9 +1,15 @@
-"""Who computes: the engines by name. Each is imported only when it is wanted."""
+"""Engines: each computes a model's graph for a batch of sequences. This module has the table of them.
+
+`reference` is the definition in float64, `cpu` the native SIMD engine, `cuda` the engine for NVIDIA GPUs. `contract.py`
+says what an engine must do; `plan/` has the steps that both compilers share. A new engine is a module that fulfils the
+contract and a row in the table below. An engine's module is imported only when the engine is asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import CDLL
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -11,37 +17,52 @@ from typing import Any
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
 from assay.models import Model
+from assay.system import plugins
 from assay.system.extras import install
 
 
+@dataclass(frozen=True)
+class EngineRow:
+    """One engine of the table. `load` imports its class, whose attributes state what it can do before it is created."""
+
+    load: Callable[[], type[PagedEngine]]
+    missing: Callable[[], str] = str  # why the engine cannot run here; empty if it can
+    create: Callable[..., PagedEngine] | None = None  # None: call the class
+
+    def make(self, model: Model, **options: Any) -> PagedEngine:
+        create: Callable[..., PagedEngine] = self.create or self.load()
+        return create(model, **options)
+
+
+def _imported(module: str, name: str) -> Callable[[], type[PagedEngine]]:
+    def load() -> type[PagedEngine]:
+        found: type[PagedEngine] = getattr(import_module(module), name)
+        return found
+
+    return load
+
+
 def _reference(model: Model, *, precision: str = "f64", **options: Any) -> PagedEngine:
+    """The reference engine takes a NumPy type for its precision, and has no threads."""
     from assay.engines.reference import ReferenceEngine
 
-    precisions = {"f64": "float64", "f32": "float32"}
-    if precision not in precisions:
-        raise AssayError(f"engine reference: no such precision (found {precision}, expected f64 or f32)")
-    options.pop("threads", None)  # it has no threads of its own
-    return ReferenceEngine(model, precisions[precision], **options)
-
-
-def _cpu(model: Model, **options: Any) -> PagedEngine:
-    engine: PagedEngine = import_module("assay.engines.cpu").CpuEngine(model, **options)
-    return engine
-
-
-def _cuda(model: Model, **options: Any) -> PagedEngine:
-    engine: PagedEngine = import_module("assay.engines.cuda").CudaEngine(model, **options)
-    return engine
+    if precision not in ReferenceEngine.precisions:
+        expected = " or ".join(ReferenceEngine.precisions)
+        raise AssayError(f"engine reference: no such precision (found {precision}, expected {expected})")
+    options.pop("threads", None)
+    return ReferenceEngine(model, f"float{precision.removeprefix('f')}", **options)
 
 
 def _auto(model: Model, *, window_pages: Callable[[int], int] | None = None, **options: Any) -> PagedEngine:
-    """The GPU where there is one that runs this model, else the cpu."""
+    """The cuda engine if a GPU is present and can hold and run this model, else the cpu engine."""
     if "cuda" in ENGINES:
         try:
-            return _cuda(model, **options)
+            return ENGINES["cuda"](model, **options)
         except AssayError:
-            pass  # it does not fit, or has an operation that the GPU engine has not
-    return _cpu(model, window_pages=window_pages, **options) if "cpu" in ENGINES else _reference(model, **options)
+            pass  # the model does not fit, or has an operation that the cuda engine lacks
+    if "cpu" in ENGINES:
+        return ENGINES["cpu"](model, window_pages=window_pages, **options)
+    return _reference(model, **options)
 
 
 def _no_native() -> str:
@@ -49,7 +70,7 @@ def _no_native() -> str:
 
 
 def _no_gpu() -> str:
-    """Why no GPU can be used, or nothing."""
+    """Why no GPU can be used; empty if one can."""
     if _no_native() or not find_spec("cuda") or not find_spec("cuda.bindings"):
         return _no_native() or f"cuda-bindings is not installed; {install('cuda')}"
     try:
@@ -59,37 +80,58 @@ def _no_gpu() -> str:
     return ""
 
 
-# A new backend is one module and one row here: its maker, and what is missing, if it is not there.
-_KNOWN: dict[str, tuple[Callable[..., PagedEngine], Callable[[], str]]] = {
-    "reference": (_reference, str),
-    "cpu": (_cpu, _no_native),
-    "cuda": (_cuda, _no_gpu),
-    "auto": (_auto, str),
+_load_reference = _imported("assay.engines.reference", "ReferenceEngine")
+_load_cpu = _imported("assay.engines.cpu", "CpuEngine")
+_TABLE: dict[str, EngineRow] = {
+    "reference": EngineRow(_load_reference, create=_reference),
+    "cpu": EngineRow(_load_cpu, _no_native),
+    "cuda": EngineRow(_imported("assay.engines.cuda", "CudaEngine"), _no_gpu),
+    # Sizes are estimated for the cpu engine: `auto` falls back to it.
+    "auto": EngineRow(_load_reference if _no_native() else _load_cpu, create=_auto),
 }
-ENGINES: dict[str, Callable[..., PagedEngine]] = {
-    name: make for name, (make, missing) in _KNOWN.items() if not missing()
-}
-
-
-WINDOWED = ("cpu", "auto")  # those that keep pages for layers with a window apart (auto: where it is the cpu)
+# The engines that can run here, by name.
+ENGINES: dict[str, Callable[..., PagedEngine]] = {name: row.make for name, row in _TABLE.items() if not row.missing()}
 
 
 def default_name() -> str:
-    """The engine that is used when none is named: the fastest there is."""
+    """The engine for users who name none: the fastest that can run here."""
     return "auto" if "cuda" in ENGINES else "cpu" if "cpu" in ENGINES else "reference"
 
 
+def engine_class(name: str) -> type[PagedEngine]:
+    """The class of an engine that can run here. Its attributes state its `precisions` and `separate_windows`."""
+    return _row(name).load()
+
+
+def default_kv_type(name: str, precision: str | None) -> str:
+    """The type of an engine's cache if the user asks for none."""
+    modes = engine_class(name).precisions
+    return modes.get(precision or "", next(iter(modes.values()), "f16"))
+
+
 def create(name: str, model: Model, **options: Any) -> PagedEngine:
-    """An engine bound to a model. Options that are None are left to the engine; one it does not have is an error."""
-    if name not in ENGINES:
-        missing = _KNOWN[name][1]() if name in _KNOWN else f"not available here; there are {', '.join(ENGINES)}"
-        raise AssayError(f"engine {name}: {missing}")
+    """An engine bound to a model. An option that is None is left to the engine; an option it lacks is an error."""
+    row = _row(name)
     given = {key: value for key, value in options.items() if value is not None}
     try:
-        return ENGINES[name](model, **given)
+        return row.make(model, **given)
     except TypeError as error:
         unknown = [key for key in given if f"argument '{key}'" in str(error)]
         if not unknown:
             raise
         option = unknown[0].replace("_", "-")
         raise AssayError(f"engine {name}: has no option --{option}; leave it out") from None
+
+
+def _row(name: str) -> EngineRow:
+    """The row of an engine that can run here: built in, or of an installed package (`system/plugins.py`)."""
+    if name in ENGINES:
+        return _TABLE[name]
+    if name in _TABLE:
+        raise AssayError(f"engine {name}: {_TABLE[name].missing()}")
+    found: Callable[..., PagedEngine] | None = plugins.find("assay.engines", name)
+    if found is None:
+        known = ", ".join((*ENGINES, *plugins.names("assay.engines")))
+        raise AssayError(f"engine {name}: not available here; there are {known}")
+    stated = found if isinstance(found, type) else PagedEngine  # a function states no capabilities
+    return EngineRow(lambda: stated, create=found)

@@ -1,8 +1,28 @@
-"""What every engine offers: run a graph on a batch of sequences over a paged cache, keep any node.
+"""The contract of an engine: what it must do, and which capabilities it may offer.
 
-The runtime owns *which* page belongs to whom; the engine owns the memory behind the pages. Position p of a
-sequence lives in slot `pages[p // PAGE] * PAGE + p % PAGE` of every layer's K and V pool, so two sequences
-that share a prefix simply name the same pages.
+An engine is bound to one model file. It computes the model's graph, or another graph over the same weights, for a
+batch of sequences over a paged cache. The runtime decides *which* page belongs to which sequence; the engine owns the
+memory behind the pages. Position p of a sequence is in slot `pages[p // PAGE] * PAGE + p % PAGE` of every layer's
+cache. Two sequences that share a prefix therefore name the same pages.
+
+Every engine must
+    run a batch      `forward` computes one step: the next tokens of several sequences, each a `Chunk`
+    keep nodes       `forward(keep=…)` returns the values of graph nodes by name, and computes the same bits as without
+    refuse           `forward` calls `check_batch` first, so that a bad chunk raises AssayError and changes nothing
+    close            `close` frees weights and cache; it may be called twice, and is the last use of an engine
+    state its bits   `arithmetic`: two engines with equal `Arithmetic` produce equal bits
+
+An engine may offer capabilities. Each is an attribute, which is None or empty in an engine without the
+capability. Callers test the attribute, never the engine's name.
+    top_values       returns the k largest logits of a row instead of the row (`TopValues`)
+    decode_runner    continues decoding by itself, several steps per call (`DecodeRunner`)
+    copy_page        copies a page, so that sequences can share the first part of a page (`CopyPage`)
+    windows          keeps separate, smaller page pools for layers with a sliding window (`separate_windows`)
+    cannot_keep      roles of nodes that `keep` cannot return
+    precisions       precision modes, each with the cache type that it uses unless another is asked for
+
+`assay.engines.contract_tests` has a test for each rule. Subclass `PagedEngine`, set the five required attributes,
+write `forward` and `close`, and run those tests; `tests/engines/test_contract.py` does so with an engine of 40 lines.
 """
 
 from __future__ import annotations
@@ -22,29 +42,34 @@ from assay.models import Model
 
 try:  # positions per page, the same in every engine: the native code lays its memory out by it
     from assay._native import PAGE as PAGE
-except ImportError:  # not built: the reference alone, to which any size is the same
+except ImportError:  # the native module is not built: only the reference engine runs, and it works with any page size
     PAGE = 32
 
-BEST = 64  # values of a row that an engine may be asked for in the place of the row
+MAX_TOP_VALUES = 64  # the largest k that a caller asks `top_values` for
 Array = NDArray[Any]
-Emit = Callable[[int, str, Array], None]  # place in the batch, node, value
+Emit = Callable[[int, str, Array], None]  # index of the chunk in the batch, node name, value
 
 
 def pages_for(positions: int) -> int:
-    """How many pages hold that many positions."""
+    """The number of pages that hold this many positions."""
     return -(-positions // PAGE)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """One sequence's part of a step: `tokens` go to cache slots start, start+1, …
+    """The tokens of one sequence in one step. They are written to cache slots start, start + 1, …
 
-    `pages` must cover start + n_tokens + follow slots. `windows` are the page tables of layers that see only so far
-    back, where the engine keeps theirs apart: as long as `pages`, with -1 for a page that none of the tokens sees; an
-    engine is given all of them or none, and then `pages` is meant. `outputs` says which rows of the output are wanted.
-    `positions` are the RoPE positions when they differ from the slots (probes shift them); keys keep the
-    positions they were written with. `rows` has a row a token for each value that the graph is `given`; where it is
-    given any, the tokens themselves may be left out.
+    `pages` is the sequence's page table and covers at least start + n_tokens slots.
+    `windows` has a page table for each sliding window whose pages the engine keeps apart. Such a table is as long as
+    `pages`; -1 marks an evicted page, which none of the chunk's tokens can see. A chunk brings all of these tables or
+    none. Without them the engine uses `pages` for every layer.
+    `state_slot` is where the engine keeps state of a fixed size (`Graph.state.per_sequence`). A chunk with start 0
+    begins a sequence, so the engine zeroes that state first. Two chunks of a batch never name the same state slot.
+    `outputs` selects the output rows to return: the last one, all, or none.
+    `positions` are the RoPE positions if they differ from the slots, as in a probe that shifts them. A cached key keeps
+    the position that it was written with.
+    `rows` holds the values that the graph is `given` instead of computing them, one row per token. If the graph reads
+    no token ids, `tokens` may then be empty.
     """
 
     tokens: NDArray[np.int32]
@@ -54,9 +79,7 @@ class Chunk:
     positions: NDArray[np.int32] | None = None
     rows: Mapping[str, Array] = field(default_factory=dict)  # in the engine's float type
     windows: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
-    best: int = 0  # of the last row only so many largest values are wanted; an engine may give the row all the same
-    follow: int = 0  # with best 1: so many tokens more, each the best of the row before; an engine may stop earlier
-    ahead: int = 1  # so many of them are begun before anybody has seen the one before
+    state_slot: int = 0
 
     @cached_property
     def n_tokens(self) -> int:
@@ -64,17 +87,17 @@ class Chunk:
 
     @cached_property
     def end(self) -> int:
-        """The slot after its last token: how many keys that one sees."""
+        """The slot after the last token, which is also the number of keys that the last token sees."""
         return self.start + self.n_tokens
 
     @cached_property
     def n_outputs(self) -> int:
-        """How many rows of the output are wanted; always the last ones."""
+        """The number of output rows to return; they belong to the last tokens of the chunk."""
         return self.n_tokens if self.outputs == "all" else int(self.outputs == "last")
 
     @property
     def ascending(self) -> bool:
-        """No token sees a later one by its position: the chunk may be run in pieces."""
+        """True if positions rise from token to token. Then no token sees a later one, and the chunk can be cut."""
         return self.positions is None or bool(np.all(np.diff(self.positions.astype(np.int64)) > 0))
 
     def all_positions(self) -> NDArray[np.int32]:
@@ -82,8 +105,8 @@ class Chunk:
         return np.arange(self.start, self.end, dtype=np.int32) if self.positions is None else self.positions
 
 
-class Best(NamedTuple):
-    """The largest values of a row, falling, equal ones by lower id. One that is NaN comes first."""
+class TopK(NamedTuple):
+    """The largest logits of a row in descending order; equal logits are ordered by id. A NaN comes first."""
 
     ids: NDArray[np.int64]
     logits: Array
@@ -91,36 +114,40 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """What a step gives for one chunk: rows of the graph's output (a whole model's logits) and kept nodes by name; or
-    no rows, and the best values of the last, and `more` of the tokens that followed it: they may still be on their way,
-    and are waited for by whoever looks at them."""
+    """The result of a step for one chunk.
+
+    `logits` are the requested rows of the graph's output node (for a whole model: logits). `nodes` are the kept nodes
+    by name. `top` is set only by `TopValues.forward`; `logits` then has no rows.
+    """
 
     logits: Array
     nodes: dict[str, Array] = field(default_factory=dict)
-    best: Best | None = None
-    more: Sequence[Best] = ()
+    top: TopK | None = None
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What the bits of the results depend on beside file, tokens and positions: two engines that say the same of
-    themselves give the same bits."""
+    """Identifies the bits that an engine produces. File, tokens and positions being equal, two engines with equal
+    `Arithmetic` produce equal bits."""
 
-    name: str  # whose sums and roundings: "native" is the compiled engine's, on any machine; "cuda" are tensor cores'
+    name: str  # the definition of sums and rounding: "native" is docs/reference/arithmetic.md, "cuda" is tensor cores
     precision: str
     kv_type: str
-    version: int = 1  # of the definition; a change of any bit is another version
+    version: int = 1  # of the definition; it rises when any bit changes
 
     @property
     def steady(self) -> bool:
-        """Whether a sequence has the same bits however it is cut into steps and whoever shares them."""
+        """True if a sequence has the same bits however it is cut into steps, and whatever else is in the batch.
+
+        Speculation depends on it: a verified token must be the token that plain decoding would have produced.
+        """
         return self.name in ("native", "cuda")
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes that an engine holds: weights of its own, buffers of its programs, a page of its cache, and all pages of
-    layers with a window, where they are apart."""
+class MemoryUse:
+    """Bytes that an engine holds: its copies of weights, buffers of its programs, one page of its cache, and all
+    separate pages of layers with a sliding window."""
 
     weights: int = 0
     buffers: int = 0
@@ -129,55 +156,116 @@ class Memory:
 
 
 class CacheLost(AssayError):
-    """The pages hold nothing any more, but the engine can go on: what was in them must be computed again."""
+    """The contents of all pages are lost, but the engine still works. The caller must recompute its sequences."""
+
+
+# --- capabilities
+
+
+class TopValues(Protocol):
+    """Capability: transfer the largest logits of each row from the device, not the whole row."""
+
+    def forward(self, batch: Sequence[Chunk], k: int) -> list[Output]:
+        """As `Engine.forward`. Outputs have at least the k largest logits of the last row in `top`, and no rows.
+
+        k is 1 to MAX_TOP_VALUES. The engine may return whole rows instead for a batch that it has no kernel for.
+        """
+        ...
+
+
+class DecodeRun(Protocol):
+    """Several decode steps of one batch, of which some are still queued on the device."""
+
+    @property
+    def results(self) -> Sequence[Sequence[TopK]]:
+        """For each chunk, the largest logit of every step. Reading an item waits for it."""
+        ...
+
+    def stop(self) -> None:
+        """Launch no further steps. `results` then end with the steps that were launched already."""
+        ...
+
+
+class DecodeRunner(Protocol):
+    """Capability: continue greedy decoding on the device. Each step feeds its most probable token to the next."""
+
+    max_sequences: int  # the largest batch that a run can have
+    on_launch: Callable[[], None] | None  # called after every launch, before the engine waits for its result
+
+    def start(self, batch: Sequence[Chunk], max_tokens: Sequence[int], queue_depth: int) -> DecodeRun:
+        """Decode a batch of one-token chunks, and then up to `max_tokens[i]` further tokens of chunk i.
+
+        A chunk's pages must cover these tokens, too. The first result is ready when `start` returns. `queue_depth`
+        steps are launched before the result of their predecessor is read. The next call of the engine ends the run.
+        """
+        ...
+
+
+# Capability: `copy_page(source, to)` makes page `to` hold the same values as page `source`. An engine with `windows`
+# takes a window's size as the third argument, and then copies between that window's pages.
+CopyPage = Callable[..., None]
+
+
+# --- the engine
 
 
 class Engine(Protocol):
-    """An engine is bound to one model and runs its graph or another one over the same file."""
+    """An engine that computes one sequence at least. The first five attributes are required."""
 
     name: str
     model: Model
     graph: Graph
-    n_pages: int  # the size of its cache
-    windows: Mapping[int, int] = MappingProxyType({})  # windows whose layers have pages of their own, and how many
+    n_pages: int  # pages of its cache
+    state_slots: int = 0  # slots for state of a fixed size, if the graph keeps any
     arithmetic: Arithmetic
-    dtype: np.dtype[Any] = np.dtype(np.float32)  # of the values it hands out
-    isa: str = ""  # the instruction set or device that computes, where it knows
-    threads: int = 0  # 0: none of its own
-    unseen: tuple[str, ...] = ()  # roles whose nodes it cannot keep
-    follows: bool = False  # whether it goes on by itself where a chunk asks it to
-    meanwhile: Callable[[], None] | None = None  # called by one that follows, while a step is under way
+    dtype: np.dtype[Any] = np.dtype(np.float32)  # of all values that it returns
+    isa: str = ""  # the instruction set or device it computes with, for reports
+    threads: int = 0  # its own threads; 0 if it has none
+
+    # Capabilities
+    cannot_keep: tuple[str, ...] = ()  # roles of nodes that `keep` cannot return
+    windows: Mapping[int, int] = MappingProxyType({})  # window size -> its number of pages, if they are separate
+    separate_windows: bool = False  # its constructor takes `window_pages`: window size -> pages to allocate
+    precisions: Mapping[str, str] = MappingProxyType({})  # precision mode -> its cache type; the default mode is first
+    top_values: TopValues | None = None
+    decode_runner: DecodeRunner | None = None
 
     @property
-    def memory(self) -> Memory:
-        return Memory()
+    def memory(self) -> MemoryUse:
+        return MemoryUse()
 
     def forward(self, batch: Sequence[Chunk], keep: Collection[str] = (), emit: Emit | None = None) -> list[Output]:
-        """Run one step; results in the order of the batch. Logits are float32 or wider.
+        """Run one step of at least one chunk. Outputs are in the order of the batch; logits are float32 or wider.
 
-        With `emit`, kept nodes are handed over in the order of the graph, a few at a time, instead of collected: so a
-        trace of any length needs the memory of a few nodes.
+        `keep` names nodes to return; a kept node has a row for every token of its chunk. With `emit`, the engine passes
+        each kept node to the callback in the order of the graph instead of collecting them. A long trace then needs the
+        memory of a few nodes only.
         """
         ...
 
-    def halt(self) -> None:
-        """Begin no more of the tokens that follow: `more` ends with those that are on their way."""
-        return
+    def close(self) -> None:
+        """Free weights and cache. A second call does nothing."""
+        ...
 
-    def close(self) -> None: ...
+    def copy_state(self, source: int, to: int) -> None:
+        """Make state slot `to` hold what `source` holds. Called only where the graph keeps state of a fixed size."""
+        raise AssayError(f"engine {self.name}: it has no state slots (found {source} and {to})")
 
 
 class PagedEngine(Engine, Protocol):
-    """An engine whose pages are real ones, for many sequences; a witness follows one and has none."""
+    """An engine with a real page cache, so that it can compute many sequences. Schedulers need one.
 
-    def copy_page(self, source: int, to: int) -> None:
-        """Make page `to` hold what page `source` holds. One with `windows` takes a window as a third argument, and then
-        copies of these layers' pages."""
-        ...
+    An `Engine` that is not paged computes one sequence from start to end and ignores page numbers.
+    """
+
+    copy_page: CopyPage | None = None
+
+
+# --- helpers that engines call
 
 
 def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
-    """The outputs, or with `emit` what is left of them once their nodes are handed over."""
+    """Pass the kept nodes of all outputs to `emit`, and return the outputs without them; unchanged without `emit`."""
     if emit is None:
         return outputs
     for i, output in enumerate(outputs):
@@ -186,15 +274,23 @@ def hand_over(outputs: list[Output], emit: Emit | None) -> list[Output]:
     return [Output(output.logits) for output in outputs]
 
 
-def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = ()) -> None:
-    """Every engine's first line: refuse what would read or write outside the cache or the vocabulary."""
-    windows, whole, most = engine.windows, engine.graph.whole, engine.graph.max_positions
+def check_batch(
+    engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = (), max_tokens: Sequence[int] = ()
+) -> None:
+    """Refuse a batch that would read or write outside the cache or the vocabulary.
+
+    Every engine calls this first in `forward`. `max_tokens` are the further tokens of a decode run.
+    """
+    windows, whole, n_positions = engine.windows, engine.graph.whole, engine.graph.max_positions
     for i, chunk in enumerate(batch):
         where = f"chunk {i} of the batch"
         _check_rows(engine, chunk, where)
-        last = chunk.end + chunk.follow
+        last = chunk.end + (max_tokens[i] if max_tokens else 0)
         if chunk.start < 0 or len(chunk.pages) * PAGE < last:
-            raise AssayError(f"{where}: {len(chunk.pages)} pages of {PAGE} do not hold positions up to {last}")
+            raise AssayError(
+                f"{where}: its page table is too short (found {len(chunk.pages)} pages of {PAGE} positions, "
+                f"expected room for positions up to {last})"
+            )
         for window, n in windows.items():
             table = chunk.windows.get(window, chunk.pages)
             if len(table) != len(chunk.pages) or int(table.max()) >= n:
@@ -202,22 +298,31 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
                     f"{where}: page outside the cache of the layers with a window of {window} (expected 0 to {n - 1})"
                 )
         if chunk.positions is not None and chunk.positions.shape != (chunk.n_tokens,):
-            raise AssayError(f"{where}: positions and tokens differ in number")
+            raise AssayError(
+                f"{where}: positions and tokens differ in number "
+                f"(found {len(chunk.positions)} positions, expected {chunk.n_tokens})"
+            )
         if whole and chunk.start:
             raise AssayError(
-                f"{where}: attention is not causal (or the output is pooled), so the text is run whole "
-                f"(found a start of {chunk.start})"
+                f"{where}: attention is not causal or the output is pooled, so a text must be computed in one chunk "
+                f"(found a start of {chunk.start}, expected 0)"
             )
-        if most is not None and not 0 <= int(chunk.all_positions().min()) <= int(chunk.all_positions().max()) < most:
-            raise AssayError(f"{where}: position outside the table of learned ones (expected 0 to {most - 1})")
+        if n_positions is not None:
+            positions = chunk.all_positions()
+            if not 0 <= int(positions.min()) <= int(positions.max()) < n_positions:
+                raise AssayError(
+                    f"{where}: position outside the table of learned positions "
+                    f"(found {int(positions.min())} to {int(positions.max())}, expected 0 to {n_positions - 1})"
+                )
         if chunk.outputs not in ("last", "all", "none"):
             raise AssayError(f"{where}: outputs must be last, all or none (found {chunk.outputs!r})")
+    _check_state_slots(engine, batch)
     n_vocab = engine.model.hparams.n_vocab
-    for i, bad in _outside([chunk.pages for chunk in batch], engine.n_pages):
+    for i, bad in _out_of_range([chunk.pages for chunk in batch], engine.n_pages):
         raise AssayError(
             f"chunk {i} of the batch: page outside the cache (found {bad}, expected 0 to {engine.n_pages - 1})"
         )
-    for i, bad in _outside([chunk.tokens for chunk in batch], n_vocab):
+    for i, bad in _out_of_range([chunk.tokens for chunk in batch], n_vocab):
         raise AssayError(
             f"chunk {i} of the batch: token id outside the vocabulary (found {bad}, expected 0 to {n_vocab - 1})"
         )
@@ -226,20 +331,40 @@ def check_batch(engine: Engine, batch: Sequence[Chunk], keep: Collection[str] = 
             raise AssayError(f"node {name}: not in the graph of this model; `assay inspect --graph` lists them")
 
 
-def _outside(arrays: Sequence[NDArray[np.int32]], most: int) -> Iterator[tuple[int, int]]:
-    """The first number of each array that is not from 0 to most - 1. All are looked at together: a batch has many."""
+def _check_state_slots(engine: Engine, batch: Sequence[Chunk]) -> None:
+    """Each chunk names a state slot of its own, where the graph keeps state of a fixed size."""
+    kept = engine.graph.state.per_sequence
+    if not kept:
+        return
+    if not engine.state_slots:
+        kinds = ", ".join(dict.fromkeys(state.kind.name for state in kept))
+        raise AssayError(f"engine {engine.name}: it keeps no {kinds} state; use --engine reference")
+    named = [chunk.state_slot for chunk in batch]
+    for i, slot in enumerate(named):
+        if not 0 <= slot < engine.state_slots or slot in named[:i]:
+            raise AssayError(
+                f"chunk {i} of the batch: state slot outside the cache or named twice (found {slot}, "
+                f"expected 0 to {engine.state_slots - 1})"
+            )
+
+
+def _out_of_range(arrays: Sequence[NDArray[np.int32]], limit: int) -> Iterator[tuple[int, int]]:
+    """The first number of each array that is not in 0 … limit - 1, with the array's index.
+
+    All arrays are checked together first: a batch has many of them, and each NumPy reduction costs microseconds.
+    """
     if not arrays:
         return
     joined = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    seen = joined.tolist() if joined.size < 64 else [joined.min(), joined.max()]  # reductions cost more
-    if seen and not 0 <= min(seen) <= max(seen) < most:
+    seen = joined.tolist() if joined.size < 64 else [joined.min(), joined.max()]  # a short list is faster in Python
+    if seen and not 0 <= min(seen) <= max(seen) < limit:
         for i, array in enumerate(arrays):
-            for bad in array[(array < 0) | (array >= most)][:1]:
+            for bad in array[(array < 0) | (array >= limit)][:1]:
                 yield i, int(bad)
 
 
 def _check_rows(engine: Engine, chunk: Chunk, where: str) -> None:
-    """A row of tokens, and a row of each given value for every token."""
+    """The chunk has a row of token ids, and for each value that the graph is given a row per token."""
     given, tokens = engine.graph.given, chunk.tokens
     if chunk.rows.keys() != given.keys():
         raise AssayError(

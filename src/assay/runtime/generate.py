@@ -6,8 +6,8 @@
         print(event.text, end="")
     print(generation.result.finish_reason)
 
-Every generation is a sequence of one scheduler, which whoever waits for an event steps: several that are under way
-at once share their steps, in one thread or in many.
+Every generation is a sequence of one scheduler. The caller who waits for an event steps the scheduler. Generations that
+run at once share their steps, whether one thread iterates them or several.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from numpy.typing import NDArray
 
 from assay.engines.contract import PagedEngine
 from assay.errors import AssayError
-from assay.runtime.lookahead import Lookahead
 from assay.runtime.pages import Pages
 from assay.runtime.params import SamplerParams
-from assay.runtime.pooling import Embedding
+from assay.runtime.pooling import EmbeddingRecipe
 from assay.runtime.sampler import Choice, Ranked
 from assay.runtime.scheduler import RUNNING, Scheduler, deliver
 from assay.runtime.sequence import ENDS, Constraint, Job, Update
+from assay.runtime.speculation import Speculator
 from assay.text import Tokenizer
 
-_AHEAD = 1024  # results of a batch that may wait for one before them
+_MAX_PENDING = 1024  # finished results of a batch that may wait for an unfinished one before them
 
 FINISH_REASONS = {
     **{reason: ENDS[reason] for reason in ("eos", "stop", "grammar", "length", "context")},
-    "interrupted": "the user ended it",
+    "interrupted": "the user interrupted it",
 }
 
 
 @dataclass(frozen=True)
 class Event:
-    """One token. `text` is what may be shown now: nothing while a character or a stop string may be unfinished."""
+    """One token. `text` can be shown now; it is empty while a character or a stop string may be incomplete."""
 
     id: int
     text: str
@@ -53,7 +53,8 @@ class Event:
 
 @dataclass(frozen=True)
 class Timing:
-    """Where the time went. The prompt's share counts up to its last logits, without what the cache had."""
+    """Tokens and seconds of a generation. `prompt_seconds` ends with the last logits of the prompt; cached tokens cost
+    none."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -69,16 +70,16 @@ class Timing:
 
     @property
     def rate(self) -> float:
-        """Tokens generated per second. The first came with the prompt, so its time is not counted, nor is it."""
+        """Tokens generated per second. The first token is not counted: its logits are part of the prompt's time."""
         return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A finished generation. `ids` include a token that ended it; `text` has neither that nor a stop string.
+    """A finished generation. `ids` include the token that ended it; `text` contains neither that nor a stop string.
 
-    Of a resumed one, `ids`, `text` and `logprobs` are what was added. `seed` is the one that was used, also where none
-    was given: with it, the prompt and any part of the ids, the rest can be had again.
+    If the generation was resumed, `ids`, `text` and `logprobs` have only what was added. `seed` is the one that was
+    used, even if none was given. The seed, the prompt and any part of the ids reproduce the rest.
     """
 
     prompt_ids: list[int]
@@ -98,7 +99,7 @@ class Result:
         return f"<Result {shown!r}: {len(self.ids)} tokens{speed}, ended by {self.finish_reason}, seed {self.seed}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, as JSON has it."""
+        """All fields as JSON values."""
         found: dict[str, Any] = {
             "prompt_ids": self.prompt_ids,
             "ids": self.ids,
@@ -115,7 +116,7 @@ class Result:
 
 
 class Pending(Protocol):
-    """Something that has a result or an error when it is over."""
+    """Work that has a result or an error when it is over."""
 
     @property
     def over(self) -> bool: ...
@@ -132,7 +133,7 @@ Work = TypeVar("Work", bound=Pending)
 
 
 class Failed:
-    """A generation that could not even begin."""
+    """Stands for a generation whose arguments were refused."""
 
     over = True
 
@@ -149,7 +150,7 @@ class Failed:
 
 
 class Generator:
-    """One engine, one tokenizer, one cache: generations one after the other or together, prefixes reused."""
+    """Generations on one engine with one cache, in turn or together. Prefixes are reused."""
 
     def __init__(
         self,
@@ -159,13 +160,13 @@ class Generator:
         n_ctx: int | None = None,
         chunk: int = 512,
         running: int = RUNNING,
-        lookahead: Lookahead | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
-        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk, lookahead=lookahead)
+        self.scheduler = Scheduler(engine, tokenizer, n_ctx=n_ctx, running=running, chunk=chunk, speculator=speculator)
         self.n_ctx = self.scheduler.n_ctx
-        self.lock = threading.RLock()  # of the scheduler, its pages and the engine
+        self.lock = threading.RLock()  # protects the scheduler, its pages and the engine
 
     @property
     def pages(self) -> Pages:
@@ -183,10 +184,10 @@ class Generator:
         constraint: Callable[[], Constraint] | None = None,
         answered: Sequence[int] = (),
     ) -> Generation:
-        """Prepare a generation; it runs as it is iterated. `max_tokens` -1 is as many as the context takes.
+        """Prepare a generation; it runs while it is iterated. `max_tokens` -1 generates until the context is full.
 
-        `answered` are ids of the answer that came before, from the same prompt, settings and seed: the generation
-        goes on exactly as that one would have.
+        `answered` are ids of an answer that was begun with the same prompt, settings and seed. The generation
+        continues exactly as that one would have.
         """
         job = Job(
             self.checked(prompt_ids, answered),
@@ -204,12 +205,12 @@ class Generator:
         """Prepare to keep one node of a prompt, a row for every token; nothing is generated."""
         return Generation(self, Job(self.checked(prompt_ids), keep=(node,)))
 
-    def embed(self, prompt_ids: Sequence[int], how: Embedding) -> Generation:
-        """Prepare to embed a text; `vector` is there when it has ended."""
-        return Generation(self, Job(self.checked(prompt_ids), keep=(how.node,), pooling=how.pooling))
+    def embed(self, prompt_ids: Sequence[int], recipe: EmbeddingRecipe) -> Generation:
+        """Prepare to embed a text; `vector` has the result when it has ended."""
+        return Generation(self, Job(self.checked(prompt_ids), keep=(recipe.node,), pooling=recipe.pooling))
 
     def checked(self, prompt_ids: Sequence[int], answered: Sequence[int] = ()) -> tuple[int, ...]:
-        """The prompt's ids, if the model can take them."""
+        """The prompt's ids, or an error if the model cannot take them."""
         ids = tuple(int(token) for token in prompt_ids)
         n_vocab = self.engine.model.hparams.n_vocab
         total = len(ids) + len(answered)
@@ -226,15 +227,15 @@ class Generator:
         return ids
 
     def together(self, generations: Iterable[Work]) -> Iterator[Work]:
-        """Run them all, sharing steps; each is given when it and those before it have ended, or failed.
+        """Run generations in shared steps; each is yielded when it and all before it have ended or failed.
 
-        They are taken from the iterable as room for them comes, so it may be long.
+        They are taken from the iterable as places become free, so it may be long.
         """
         source = iter(generations)
         begun: deque[Work] = deque()
         try:
             while True:
-                while len(begun) < _AHEAD and len(self.scheduler.waiting) < self.scheduler.most:
+                while len(begun) < _MAX_PENDING and len(self.scheduler.waiting) < self.scheduler.max_running:
                     generation = next(source, None)
                     if generation is None:
                         break
@@ -252,35 +253,35 @@ class Generator:
 
     @contextmanager
     def exclusive(self) -> Iterator[PagedEngine]:
-        """The engine for something else than generating. The cache is empty then, and afterwards."""
+        """Lend the engine for other work than generation. The cache is empty during and after it."""
         with self.lock:
             if self.scheduler.running or self.scheduler.waiting:
-                raise AssayError("model: a generation is under way; let it end first")
+                raise AssayError("model: a generation is running; wait until it has ended")
             self.pages.clear()
             yield self.engine
 
     def step(self) -> None:
-        """Compute once, for everybody."""
+        """Compute one step of all generations."""
         with self.lock:
             deliver(self.scheduler.step())
 
-    def tell(self) -> None:
-        """What there is to tell, without computing."""
+    def deliver_updates(self) -> None:
+        """Deliver pending updates without computing a step."""
         with self.lock:
-            deliver(self.scheduler.news())
+            deliver(self.scheduler.take_updates())
 
 
 class Generation:
-    """A generation on its way. Iterate it once for its events; `result` is there at the end, unless that is an error.
+    """A running generation. Iterate it once for its events; afterwards `result` has the result or raises the error.
 
-    `interrupt` ends it after the step that is under way, from a signal handler or another thread. A
-    KeyboardInterrupt while the engine computes ends it too: what has been shown is kept either way.
+    `interrupt` ends it after the current step; a signal handler or another thread may call it. A KeyboardInterrupt
+    while the engine computes ends it, too. Both keep the text so far.
     """
 
     def __init__(self, generator: Generator, job: Job) -> None:
         self._generator = generator
         self._sequence = generator.scheduler.make(job, self._sink)
-        self._news: deque[Update] = deque()
+        self._updates: deque[Update] = deque()
         self._started = False
         self._stop_requested = False
         self._choices: list[Choice] = []
@@ -295,7 +296,7 @@ class Generation:
 
     @property
     def computing(self) -> bool:
-        """Whether the engine is at work this moment."""
+        """Whether the engine is computing now."""
         return self._generator.scheduler.computing
 
     @property
@@ -304,7 +305,7 @@ class Generation:
 
     @property
     def over(self) -> bool:
-        """Whether there is a result or an error."""
+        """Whether it has a result or an error."""
         return self.ended or self._error is not None
 
     @property
@@ -312,7 +313,7 @@ class Generation:
         if self._error is not None:
             raise self._error
         if self._finish is None:
-            raise RuntimeError("the generation has not ended: iterate it first")
+            raise RuntimeError("the generation has not ended; iterate it first")
         sequence, times = self._sequence, self._sequence.times
         done = len(self._choices)
         return Result(
@@ -333,23 +334,23 @@ class Generation:
 
     @property
     def nodes(self) -> dict[str, list[Any]]:
-        """What a probe has kept, chunk by chunk."""
+        """The kept nodes of a probe, one value per chunk."""
         return self._sequence.nodes
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
-        """What the text that was embedded has become."""
+        """The embedding of the text."""
         pool = self._sequence.pool
         assert pool is not None
         return pool.vector(dimensions)
 
     def run(self) -> Result:
-        """To the end, without looking."""
+        """Run to the end and return the result."""
         for _ in self:
             pass
         return self.result
 
     def begin(self) -> None:
-        """Join the queue; whoever steps the generator computes it."""
+        """Join the queue. The caller who steps the generator computes it."""
         if self._started:
             raise RuntimeError("a generation can be iterated once")
         self._started = True
@@ -357,23 +358,23 @@ class Generation:
             self._generator.scheduler.add([self._sequence])
 
     def cancel(self) -> None:
-        """Let go of what it holds. It ends as interrupted, if it had not ended."""
+        """Free its pages. If it had not ended, it ends as interrupted."""
         with self._generator.lock:
             self._generator.scheduler.cancel([self._sequence])
-            self._generator.tell()
+            self._generator.deliver_updates()
 
     def __iter__(self) -> Iterator[Event]:
         self.begin()
         try:
-            while not self.over or self._news:
-                while self._news:
-                    choice, text = (update := self._news.popleft()).choice, update.text
+            while not self.over or self._updates:
+                while self._updates:
+                    choice, text = (update := self._updates.popleft()).choice, update.text
                     if choice is not None:
                         yield Event(choice.id, text, choice.logprob, choice.top)
                 if not self.over:
                     self._step()
         finally:
-            if not self.over:  # the reader has had enough
+            if not self.over:  # the caller stopped iterating
                 self.cancel()
         if self._error is not None:
             raise self._error
@@ -391,7 +392,7 @@ class Generation:
         if update.choice is not None:
             self._choices.append(update.choice)
         self._text.append(update.text)
-        self._news.append(update)
+        self._updates.append(update)
         if update.error is not None:
             self._error = update.error
         elif update.finish:

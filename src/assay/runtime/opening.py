@@ -1,10 +1,10 @@
-"""Open a model and an engine: the one place. The command line, the server and the library all come through here.
+"""Open a model and create its engine. The command line, the server and the library all use this module.
 
-    opened = open_model("smollm2", Options(engine="cpu", ctx_size=2048))
+    opened = open_model("smollm2", OpenOptions(engine="cpu", ctx_size=2048))
     engine = opened.engine()
 
-Opening reads metadata and maps the file: a file that cannot work is refused here. What costs time and memory is the
-engine (weights and cache).
+Opening reads the metadata and maps the file, and refuses a file that cannot work. It is fast. Creating the engine is
+slow, because that loads the weights and allocates the cache.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from typing import Any
 from assay import engines
 from assay.engines.contract import PagedEngine, pages_for
 from assay.engines.plan.batching import STEP
-from assay.engines.plan.cache import natural_kv_type, page_bytes, windows
+from assay.engines.plan.state_layout import page_bytes, slots_bytes
 from assay.errors import AssayError
 from assay.gguf import GGUFFile, TensorInfo, open_file
 from assay.models import Model, load
 from assay.runtime import hub
-from assay.runtime.draft import DraftModel, check_vocabularies
+from assay.runtime.draft_model import DraftModel, check_vocabularies
 from assay.runtime.grammar import Grammars
-from assay.runtime.lookahead import Lookahead
 from assay.runtime.params import DEFAULT_CTX, DRY_BREAKERS, Breakers
-from assay.runtime.registry_models import Progress, silent
+from assay.runtime.registry_models import ReportProgress, silent
 from assay.runtime.sampler import dry_breakers
+from assay.runtime.speculation import Speculator
 from assay.text import ChatTemplate, Tokenizer
 
-MAX_CTX = 1 << 26  # far beyond any model; page numbers stay small
-SHARED_CACHE = 16384  # positions for all sequences together, unless one context is larger
+MAX_CTX = 1 << 26  # beyond any model, and small enough for page numbers of 32 bits
+SHARED_CACHE = 16384  # cache positions of all sequences together, unless one context is larger
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a model is opened; None leaves a choice to the engine or the file."""
+class OpenOptions:
+    """How to open a model. None leaves the choice to the engine or the file."""
 
     engine: str | None = None
     precision: str | None = None
     threads: int | None = None
     kv_type: str | None = None
-    ctx_size: int | None = None  # positions of one sequence; 0: all the model was trained on
-    cache_size: int | None = None  # positions of all sequences together, at least one context
+    ctx_size: int | None = None  # positions of one sequence; 0: as many as the model was trained on
+    cache_size: int | None = None  # positions of all sequences together; at least one context
     template: str | None = None  # a chat template by name or file, instead of the file's own
     template_arguments: Mapping[str, Any] | None = None  # variables of the template, such as enable_thinking
-    lookahead: bool = True  # guess tokens and check them together, where that pays; the text is the same
-    draft: str | None = None  # a small model with the same vocabulary that guesses, too
+    lookahead: bool = True  # speculative decoding where it is faster; the text is the same
+    draft: str | None = None  # a small model with the same vocabulary, to draft tokens
 
 
 class Opened:
-    """A file and what is made of it without computing: the graph, the tokenizer, the template, the sizes."""
+    """An opened file: its graph, tokenizer, chat template and cache sizes. No weights are loaded yet."""
 
-    def __init__(self, file: GGUFFile, options: Options) -> None:
+    def __init__(self, file: GGUFFile, options: OpenOptions) -> None:
         self.file = file
         self.options = options
         model = load(file)
@@ -70,12 +70,12 @@ class Opened:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Made when it is asked for. A file without a vocabulary can be run on ids: its tokens have no text."""
+        """Created on first use. A file without a vocabulary can be run on ids; its tokens have no text."""
         return Tokenizer.from_gguf(self.file, nameless=self.model.hparams.n_vocab)
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template asked for, else the file's own, if it has one."""
+        """The chat template from the options, else the file's own, else None."""
         if self.options.template is not None:
             found: ChatTemplate | None = ChatTemplate.named(self.options.template, self.tokenizer)
         else:
@@ -100,33 +100,38 @@ class Opened:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the cache, in the type that the engine will keep it in; once it is there, `memory` says it."""
+        """Estimated bytes of the cache before the engine exists; afterwards use `engine.memory`."""
         name, graph = self.options.engine or engines.default_name(), self.model.graph
-        kv_type = self.options.kv_type or natural_kv_type(name, self.options.precision)
-        apart = windows(graph) if name in engines.WINDOWED else ()
+        kv_type = self.options.kv_type or engines.default_kv_type(name, self.options.precision)
+        apart = graph.state.windows if engines.engine_class(name).separate_windows else ()
         sizes = {w: min(self.n_pages, self.window_pages(w)) for w in apart} | {0 if apart else None: self.n_pages}
-        return sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
+        pages = sum(n * page_bytes(graph, kv_type, window) for window, n in sizes.items())
+        return pages + slots_bytes(graph, kv_type)
 
     def window_pages(self, window: int) -> int:
-        """Pages that layers with a window have for all sequences together: those of the shared cache, and at least what
-        two sequences see and compute at a time."""
+        """Separate pages for layers with a sliding window, for all sequences together: as many as the shared cache has,
+        and at least enough for two sequences to see their window and compute a step."""
         return max(pages_for(self._shared), 2 * pages_for(window + STEP) + 2)
 
-    def engine(self, progress: Progress = silent, *, scheduled: bool = False) -> PagedEngine:
-        """Slow: the weights are read and brought into the engine's form. One that a scheduler steps keeps for layers
-        with a window only what they can see."""
+    def engine(self, progress: ReportProgress = silent, *, scheduled: bool = False) -> PagedEngine:
+        """Create the engine. This is slow, because it reads and converts the weights.
+
+        With `scheduled`, layers with a sliding window get separate pages. The scheduler evicts those that left the
+        window; other callers could not.
+        """
         o = self.options
         name = o.engine or engines.default_name()
+        apart = engines.engine_class(name).separate_windows
         with self._reading(progress):
             return engines.create(
                 name, self.model,
                 n_pages=self.n_pages, precision=o.precision, threads=o.threads, kv_type=o.kv_type,
-                window_pages=self.window_pages if scheduled and name in engines.WINDOWED else None,
+                window_pages=self.window_pages if scheduled and apart else None,
             )  # fmt: skip
 
     @contextmanager
-    def _reading(self, progress: Progress) -> Iterator[None]:
-        """While inside, every tensor that is read for the first time is told."""
+    def _reading(self, progress: ReportProgress) -> Iterator[None]:
+        """Report progress on the first read of every tensor inside the block."""
         total = sum(t.nbytes for t in self.file.tensors.values())
         seen: set[str] = set()
         done = 0
@@ -144,20 +149,20 @@ class Opened:
         finally:
             self.file.reading = None
 
-    def lookahead(self) -> Lookahead | None:
-        """Who guesses tokens for the engine's sequences. With a draft model it is as slow as `engine`."""
+    def speculator(self) -> Speculator | None:
+        """Speculative decoding for the engine's sequences. With a draft model this is as slow as `engine`."""
         o = self.options
         if not o.lookahead:
             return None
         if o.draft is None:
-            return Lookahead()
+            return Speculator()
         small = open_model(o.draft, replace(o, draft=None, ctx_size=self.n_ctx, precision=None, kv_type=None))
         check_vocabularies(small.tokenizer, self.tokenizer, o.draft)
-        return Lookahead(DraftModel(small.engine(scheduled=True)))
+        return Speculator(DraftModel(small.engine(scheduled=True)))
 
 
 def open_model(
-    model: str | Path | None = None, options: Options | None = None, *, progress: Progress = silent
+    model: str | Path | None = None, options: OpenOptions | None = None, *, progress: ReportProgress = silent
 ) -> Opened:
-    """The model that an argument names (`hub.resolve`), fetched if need be."""
-    return Opened(open_file(hub.resolve(model, progress=progress)), options or Options())
+    """Open the model that an argument names (`hub.resolve`); it is downloaded if necessary."""
+    return Opened(open_file(hub.resolve(model, progress=progress)), options or OpenOptions())

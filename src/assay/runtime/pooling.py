@@ -1,7 +1,7 @@
-"""One vector for a text: which node stands for it, and what is left to do to the node's rows.
+"""Text embeddings: the node that stands for a text, and how its rows become one vector.
 
-An encoder is run whole, so the graph pools by itself. A causal model's rows come chunk by chunk; they are summed token
-by token in float64, which gives the same vector however the text was cut.
+An encoder computes a text in one chunk, so its graph pools the rows itself. A causal model's rows arrive chunk by
+chunk. They are added token by token in float64, so the vector does not depend on how the text was cut.
 """
 
 from __future__ import annotations
@@ -13,41 +13,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 
 POOLINGS = ("mean", "first", "last")
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """Keep `node`, pool its rows by `pooling`; the text's vector has `width` values. `told`: how the file pools."""
+class EmbeddingRecipe:
+    """How to embed a text: keep `node` and pool its rows by `pooling`. The vector has `width` values."""
 
     node: str
     pooling: str
     width: int
-    told: str | None
+    declared: str | None  # the pooling that the file declares
 
 
-def embedding_of(graph: Graph, pooling: str | None = None) -> Embedding:
-    """How to embed a text: as the file says, by its mean where it says nothing, or by another `pooling`."""
+def embedding_of(graph: Graph, pooling: str | None = None) -> EmbeddingRecipe:
+    """How to embed a text: with `pooling`, else as the file declares, else by the mean of its rows."""
     if not graph.embedding:
-        raise AssayError("embed: this graph has no node that stands for a text")
+        raise AssayError("embed: this graph has no node that stands for a text; use a whole model")
     if pooling is not None and pooling not in POOLINGS:
         raise AssayError(f"pooling: must be {', '.join(POOLINGS)} (found {pooling!r:.40})")
-    pools = [graph[name] for name in graph.ancestors([graph.embedding]) if name in graph and graph[name].op == "pool"]
-    told = str(pools[0].attr("kind")) if pools else None
+    above = graph.ancestors([graph.embedding])
+    pools = [node for node in graph if node.name in above and node.has(Trait.POOLS)]
+    declared = str(pools[0].attr("kind")) if pools else None
     width = int(graph.shapes[graph.embedding][-1])
-    if told is not None and pooling in (None, told):
-        if graph.whole or pools[0].name != graph.embedding:  # the graph pools, and what comes behind is its own
-            return Embedding(graph.embedding, "last", width, told)
-        return Embedding(pools[0].inputs[0], told, width, told)
-    if told is not None and pools[0].name != graph.embedding:
-        raise AssayError(f"pooling: this model projects what it has pooled (found {pooling}, expected {told})")
-    return Embedding(pools[0].inputs[0] if pools else graph.embedding, pooling or "mean", width, told)
+    if declared is not None and pooling in (None, declared):
+        if graph.whole or pools[0].name != graph.embedding:  # the graph pools, and may compute further nodes after it
+            return EmbeddingRecipe(graph.embedding, "last", width, declared)
+        return EmbeddingRecipe(pools[0].inputs[0], declared, width, declared)
+    if declared is not None and pools[0].name != graph.embedding:
+        raise AssayError(f"pooling: this model projects its pooled row (found {pooling}, expected {declared})")
+    return EmbeddingRecipe(pools[0].inputs[0] if pools else graph.embedding, pooling or "mean", width, declared)
 
 
-class Pool:
-    """Rows of a text as they come; then its vector."""
+class RowPooler:
+    """Accumulates the rows of a text, chunk by chunk, into its vector."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -66,7 +67,7 @@ class Pool:
 
     @property
     def state(self) -> tuple[NDArray[np.float64], int]:
-        """What another process needs to give the vector."""
+        """The accumulated sum and count, for another process to `restore`."""
         assert self._sum is not None
         return self._sum, self._count
 
@@ -77,7 +78,7 @@ class Pool:
         self._sum, self._count = None, 0
 
     def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
-        """The vector, or its first `dimensions` values, of length 1."""
+        """The vector, or its first `dimensions` values, scaled to length 1."""
         assert self._sum is not None
         found = (self._sum / self._count if self._kind == "mean" else self._sum)[:dimensions]
         unit: NDArray[np.float32] = (found / max(float(np.linalg.norm(found)), 1e-12)).astype(np.float32)
@@ -85,6 +86,6 @@ class Pool:
 
 
 def check_dimensions(dimensions: int | None, width: int) -> None:
-    """A vector can be cut, not lengthened."""
+    """Refuse a number of dimensions that the vector does not have."""
     if dimensions is not None and not 1 <= dimensions <= width:
         raise AssayError(f"dimensions: must be 1 to {width} with this model (found {dimensions})")

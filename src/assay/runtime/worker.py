@@ -1,7 +1,7 @@
-"""A thread for a scheduler: jobs come from any thread, and what there is to tell goes out once a step.
+"""A thread that steps a scheduler: any thread submits jobs, and updates are published once per step.
 
-Other threads only `submit`, `cancel` and `stop`; everything else belongs to the worker's own thread. What it has to
-tell is handed to `post`, on that thread.
+Other threads may call `submit`, `cancel` and `stop` only. Everything else belongs to the worker's own thread, which
+also calls `post` with the updates.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ import time
 from collections.abc import Callable, Sequence
 
 from assay.errors import AssayError
-from assay.runtime.scheduler import News, Scheduler, deliver
+from assay.runtime.scheduler import Scheduler, Updates, deliver
 from assay.runtime.sequence import Job, Sink
 from assay.runtime.sequence import Sequence as Running
 from assay.runtime.sequence_errors import EngineFailed, QueueFull
 
 log = logging.getLogger("assay.runtime")
-REST = 1.0  # seconds without work after which freed memory goes back to the system
+IDLE_SECONDS = 1.0  # without work, after which freed memory is returned to the system
 
 
-def give_back() -> None:
-    """Freed memory to the system: the C library keeps what large requests held, and does not say for how long."""
+def trim_heap() -> None:
+    """Return freed memory to the system. The C library would otherwise keep what large requests have used."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim:
         trim(0)
 
 
 class Worker:
-    """Submit jobs from any thread; their sinks get updates until one that finishes."""
+    """Submit jobs from any thread. Their sinks receive updates; the last one has `finish` set."""
 
-    def __init__(self, scheduler: Scheduler, *, waiting: int = 256, post: Callable[[News], None] = deliver) -> None:
+    def __init__(self, scheduler: Scheduler, *, waiting: int = 256, post: Callable[[Updates], None] = deliver) -> None:
         self.scheduler = scheduler
-        self._most = scheduler.most + waiting
+        self._max_live = scheduler.max_running + waiting
         self._post = post
-        self._seconds = 1.0  # of a sequence, a running mean
-        self._held: News = []  # what goes out when the engine is at work: whoever listens takes time, too
-        if scheduler.engine.follows:
-            scheduler.engine.meanwhile = self._tell
-            scheduler.report = self._report
-            scheduler.wanted = lambda: bool(self._inbox or self._unwanted or self._stop)
+        self._seconds = 1.0  # duration of a sequence, a running mean
+        self._held: Updates = []  # published while the engine computes the next step, because publishing takes time
+        self._overlaps = scheduler.engine.decode_runner is not None
+        if scheduler.engine.decode_runner:
+            scheduler.engine.decode_runner.on_launch = self._publish
+            scheduler.publish = self._publish_now
+            scheduler.must_stop = lambda: bool(self._inbox or self._unwanted or self._stop)
         # Shared with other threads, under the lock:
         self._wake = threading.Condition()
         self._inbox: list[Running] = []
@@ -55,12 +56,12 @@ class Worker:
     # --- from any thread
 
     def submit(self, jobs: Sequence[Job], sinks: Sequence[Sink]) -> list[Running]:
-        """All of them or, when the queue has no room, none."""
+        """Submit all jobs, or none if the queue has no room for them."""
         sequences = [self.scheduler.make(job, sink) for job, sink in zip(jobs, sinks, strict=True)]
         with self._wake:
             if self._stop:
                 raise self._stop
-            if self._live + len(sequences) > self._most:
+            if self._live + len(sequences) > self._max_live:
                 raise QueueFull(self._live, self._retry_after())
             self._live += len(sequences)
             self._inbox += sequences
@@ -68,13 +69,13 @@ class Worker:
         return sequences
 
     def cancel(self, sequences: Sequence[Running]) -> None:
-        """Free what they hold, at the latest after the step under way. Finished ones are left alone."""
+        """End sequences and free their pages after the current step at the latest. Finished ones are ignored."""
         with self._wake:
             self._unwanted += sequences
             self._wake.notify()
 
     def stop(self, error: Exception) -> None:
-        """End everything that is not finished with `error`, and the thread."""
+        """End all unfinished sequences with `error`, then the thread."""
         with self._wake:
             self._stop = self._stop or error
             self._wake.notify()
@@ -84,12 +85,12 @@ class Worker:
 
     @property
     def load(self) -> tuple[int, int]:
-        """How many run and how many wait."""
+        """The number of running and of waiting sequences."""
         running = len(self.scheduler.running)
         return running, max(self._live - running, 0)
 
     def _retry_after(self) -> int:
-        return max(1, min(60, round(self._seconds * self._live / self.scheduler.most)))
+        return max(1, min(60, round(self._seconds * self._live / self.scheduler.max_running)))
 
     # --- the thread
 
@@ -97,11 +98,11 @@ class Worker:
         scheduler = self.scheduler
         while True:
             with self._wake:
-                rest: float | None = REST
+                timeout: float | None = IDLE_SECONDS
                 while not (self._inbox or self._unwanted or self._stop or scheduler.busy):
-                    if not self._wake.wait(rest):
-                        give_back()
-                        rest = None
+                    if not self._wake.wait(timeout):
+                        trim_heap()
+                        timeout = None
                 arrived, self._inbox = self._inbox, []
                 unwanted, self._unwanted = self._unwanted, []
                 stop = self._stop
@@ -109,30 +110,30 @@ class Worker:
             scheduler.cancel(unwanted)
             if stop:
                 scheduler.fail((*scheduler.running, *scheduler.waiting), stop)
-                self._held += scheduler.news()
-                self._tell()
+                self._held += scheduler.take_updates()
+                self._publish()
                 return
             try:
-                news = scheduler.step()
-                self._tell()
-                self._held = news
-                if not scheduler.running or not scheduler.engine.follows:
-                    self._tell()
-            except Exception as error:  # whatever it was, nobody is left waiting for an answer
+                updates = scheduler.step()
+                self._publish()
+                self._held = updates
+                if not scheduler.running or not self._overlaps:
+                    self._publish()
+            except Exception as error:  # of any kind: every client must get an answer
                 log.error("a step failed: %s", error, exc_info=not isinstance(error, AssayError))
                 failed = scheduler.running or scheduler.waiting
                 scheduler.fail(list(failed), EngineFailed(f"the engine failed: {error}"))
-                self._held += scheduler.news()
-                self._tell()
+                self._held += scheduler.take_updates()
+                self._publish()
 
-    def _report(self, news: News) -> None:
-        self._held += news
-        self._tell()
+    def _publish_now(self, updates: Updates) -> None:
+        self._held += updates
+        self._publish()
 
-    def _tell(self) -> None:
-        """Hand out what is held back."""
-        news, self._held = self._held, []
-        ended = [sequence for sequence, update in news if update.finish]
+    def _publish(self) -> None:
+        """Post the held updates, and account for sequences that ended with them."""
+        updates, self._held = self._held, []
+        ended = [sequence for sequence, update in updates if update.finish]
         if ended:
             now = time.monotonic()
             for sequence in ended:
@@ -140,9 +141,9 @@ class Worker:
                     self._seconds += 0.1 * (now - sequence.times.admitted - self._seconds)
             with self._wake:
                 self._live -= len(ended)
-        if news:
+        if updates:
             try:
-                self._post(news)
-            except RuntimeError:  # the event loop is gone, and with it everybody who listened
-                log.debug("nobody listens")
+                self._post(updates)
+            except RuntimeError:  # the event loop has ended, and with it all clients
+                log.debug("updates are dropped: the event loop has ended")
         self.scheduler.meter.state(*self.load, self.scheduler.pages)
