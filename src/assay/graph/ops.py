@@ -46,6 +46,7 @@ class Trait(Flag):
     MIXES_TOKENS = auto()  # a row of the result depends on rows of other tokens
     POSITIONAL = auto()  # the result depends on the position of a token
     STATE = auto()  # reads or writes what a layer keeps between steps (`graph/state.py`)
+    MASKABLE = auto()  # an engine may write -inf for elements that are masked
 
 
 @dataclass(frozen=True)
@@ -342,7 +343,7 @@ OPS: dict[str, Op] = {
            Trait.MOVES | Trait.STATE | Trait.MIXES_TOKENS, linear_in=("x",)),
         Op("kq", "y[h,t,s] = sum_d Q[t,h,d] * K[s, h // (n_head / n_head_kv), d]; n_head and n_head_kv cut operands "
            "that have no axis of heads", ("q", "k"), (), {"n_head": 0, "n_head_kv": 0}, _kq,
-           Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS, linear_in=("q", "k")),
+           Trait.SCORES | Trait.SUMS | Trait.MIXES_TOKENS | Trait.MASKABLE, linear_in=("q", "k")),
         Op("attn_softmax", "y[h,t,:] = softmax over s of scale * x[h,t,s] - slope_h * |pos[t] - kpos[s]|, with s "
            "masked where kpos[s] > pos[t] (unless causal is false), with a window where kpos[s] <= pos[t] - window "
            "(without causal: |pos[t] - kpos[s]| > window // 2), with a chunk where kpos[s] lies in an earlier chunk; a "
@@ -377,7 +378,7 @@ OPS: dict[str, Op] = {
            Trait.SOFTMAX),
         Op("group_mask", "x where its group is one of the `used` groups with the largest sum of their two best values, "
            "ties to the lower group; else -inf", ("x",), (), {"groups": REQUIRED, "used": REQUIRED}, _groups,
-           Trait.SELECTS),
+           Trait.SELECTS | Trait.MASKABLE),
         Op("argsort", "expert ids of each token, largest value first, ties to the lower id", ("x",), (), {}, _same,
            Trait.INDICES | Trait.SELECTS),
         Op("topk", "y[t,:] = x[t,:k]", ("x",), (), {"k": REQUIRED}, _topk,

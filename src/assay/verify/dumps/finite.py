@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.verify.dumps.observation import NotFinite, Observation, token_axis
 
-_MAY_BE_MASKED = ("kq", "group_mask")
 
-
-def is_finite(values: NDArray[Any], op: str = "") -> NDArray[np.bool_]:
-    """Which values a right run may hold."""
+def is_finite(values: NDArray[Any], maskable: bool = False) -> NDArray[np.bool_]:
+    """Which values a right run may hold; `maskable`: -inf too (`Trait.MASKABLE`)."""
     if values.dtype.kind != "f":
         return np.ones(values.shape, bool)
     finite = np.isfinite(values)
-    return np.asarray(finite | np.isneginf(values) if op in _MAY_BE_MASKED else finite)
+    return np.asarray(finite | np.isneginf(values) if maskable else finite)
 
 
 def up_to_first(
@@ -38,9 +36,15 @@ def up_to_first(
 
     masked: int | None = None
     for obs in sorted(observations, key=when):
-        values, op = obs.target(), graph[obs.name].op
-        good = is_finite(values, op)
-        if op == "kq" and obs.kind == "values" and masked is None and np.isneginf(values).any():
+        values, node = obs.target(), graph[obs.name]
+        good = is_finite(values, node.has(Trait.MASKABLE))
+        if (
+            node.has(Trait.SCORES)
+            and node.has(Trait.MASKABLE)
+            and obs.kind == "values"
+            and masked is None
+            and np.isneginf(values).any()
+        ):
             dead = np.argwhere(np.isneginf(values).all(-1))
             masked = int(dead[0][-1]) if len(dead) else None
         if good.all():

@@ -61,8 +61,8 @@ class Observation:
     side: str = ""  # whose values, where one log shows several engines'
     where: str = ""  # line or member of the dump, for messages
     others: tuple[str, ...] = ()  # further nodes it may be, where words left it open
-    perhaps: int | None = None  # a row it may describe: "token 3" is the fourth row, or the id 3
-    otherwise: tuple[str, ...] = ()  # what its words mean, where its name is none that is known
+    possible_row: int | None = None  # a row it may describe: "token 3" is the fourth row, or the id 3
+    fallbacks: tuple[str, ...] = ()  # what its words mean, where its name is none that is known
     # Of a printed line: its words with `#` for whole numbers, those numbers, the layer it stands in.
     template: str = ""
     integers: tuple[int, ...] = ()
@@ -78,6 +78,18 @@ class Observation:
     def array(self) -> Array:
         """The tensor of a `values` observation; read now if it was not yet."""
         return np.asarray(self.data() if callable(self.data) else self.data)
+
+    @property
+    def summary(self) -> str:
+        """One line of text: nodes, kind, values, and the row where it is known (`row? 3` where it may be that row)."""
+        data = self.data if isinstance(self.data, tuple) else (self.data,)
+        values = [f"{v[0]}:{v[1]:g}" if isinstance(v, tuple) else f"{v:g}" for v in data]
+        row = [] if self.rows is None else [f"row {self.rows[0]}"]
+        maybe = [f"row? {self.possible_row}"] if self.possible_row is not None and self.rows is None else []
+        side = [f"by {self.side}"] if self.side else []
+        numbers = [f"numbers {' '.join(map(str, self.integers))}"] if self.integers and self.layer is None else []
+        nodes = "|".join((self.name or "?", *self.others))
+        return " ".join([nodes, self.kind, *values, *row, *maybe, *side, *numbers])
 
     def target(self) -> Array:
         """What was observed, as numbers: what `measure` must be compared with."""
@@ -115,8 +127,8 @@ class Dump:
     unmatched: tuple[str, ...] = ()  # foreign names that denote no node of the model
     notes: tuple[str, ...] = ()  # what was assumed while reading: layouts, names matched by value
     log: bool = False  # read from printed text
-    aside: tuple[str, ...] = ()  # its lines with numbers that speak of no node
-    aside_at: tuple[str, ...] = ()  # where those are
+    unexplained: tuple[str, ...] = ()  # its lines with numbers that speak of no node
+    unexplained_at: tuple[str, ...] = ()  # where those are
     unread: tuple[Observation, ...] = ()  # what they say, of nodes without a name
     reading: tuple[str, ...] = ()  # what its lines were understood as
     provenance: Mapping[str, str] = field(default_factory=dict)

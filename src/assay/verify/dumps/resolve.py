@@ -16,18 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.plan.batching import INDICES
 from assay.engines.reference import interpret
 from assay.engines.reference.weights import Weights
 from assay.errors import AssayError
-from assay.graph import Graph
+from assay.graph import Graph, Trait
 from assay.models import Model
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.matching import layouts
-from assay.verify.dumps.matching.ambiguities import settle
-from assay.verify.dumps.matching.by_values import by_values, overruled
-from assay.verify.dumps.matching.layer_numbers import numbered
-from assay.verify.dumps.matching.reading_notes import folded, nothing_read, suggestion, understood
+from assay.verify.dumps.matching.ambiguities import choose_readings
+from assay.verify.dumps.matching.by_values import by_values, overrule_words
+from assay.verify.dumps.matching.layer_numbers import number_layers
+from assay.verify.dumps.matching.reading_notes import (
+    grouped_notes,
+    nothing_read_error,
+    reading_summary,
+    suggested_pattern,
+)
 from assay.verify.dumps.naming.foreign_names import ignored, translate
 from assay.verify.dumps.observation import Dump, Observation, inputs_of, rows_of, token_axis
 from assay.verify.dumps.tracing import shape_of
@@ -62,15 +66,17 @@ def resolve(
     notes = list(dump.notes)
     chosen, note = _choose_side(dump, side)
     notes += note
-    chosen, unread, note = numbered([*chosen], dump.unread, model.hparams.n_layer)
+    chosen, unread, note = number_layers([*chosen], dump.unread, model.hparams.n_layer)
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     named, broken = up_to_first(named, model.graph, dump.steps)
-    named, told, note = told_by_values(named, unread, model, len(dump.tokens), truth)
+    named, told, note = decide_by_values(named, unread, model, len(dump.tokens), truth)
     notes += note
-    dump = replace(dump, aside=tuple(a for w, a in zip(dump.aside_at, dump.aside, strict=True) if w not in told))
+    dump = replace(
+        dump, unexplained=tuple(a for w, a in zip(dump.unexplained_at, dump.unexplained, strict=True) if w not in told)
+    )
     if dump.log and not named and not broken:
-        raise nothing_read(dump)
+        raise nothing_read_error(dump)
     matched, left, note = _match_by_value(unknown, model, dump, truth, {o.name for o in named})
     notes += note
     laid: list[Observation] = []
@@ -87,15 +93,18 @@ def resolve(
     order = {node.name: i for i, node in enumerate(model.graph)}
     joined.sort(key=lambda o: order[o.name])
     unmatched = tuple(dict.fromkeys(o.foreign for o in left))
-    notes += [f"not understood: {line!r}; --pattern {suggestion(line)!r} would take it" for line in dump.aside[:3]]
-    notes = folded(notes)
+    notes += [
+        f"not understood: {line!r}; --pattern {suggested_pattern(line)!r} would take it"
+        for line in dump.unexplained[:3]
+    ]
+    notes = grouped_notes(notes)
     dump = replace(
         dump, observations=tuple(joined), unmatched=unmatched, notes=tuple(notes), not_finite=broken or dump.not_finite
     )
-    return replace(dump, reading=tuple(understood(dump, len(dump.tokens)))) if dump.log else dump
+    return replace(dump, reading=tuple(reading_summary(dump, len(dump.tokens)))) if dump.log else dump
 
 
-def told_by_values(
+def decide_by_values(
     named: Sequence[Observation],
     unread: Sequence[Observation],
     model: Model,
@@ -106,8 +115,8 @@ def told_by_values(
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
-    found, note = settle([*clear, *(o for o in done if o.name)], model, n, truth)
-    found, more = overruled(found, model, n, truth)
+    found, note = choose_readings([*clear, *(o for o in done if o.name)], model, n, truth)
+    found, more = overrule_words(found, model, n, truth)
     notes += more
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
 
@@ -187,7 +196,7 @@ def _translate(
 def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
     """The nodes of this model that the observation's words may mean."""
     last = str(model.hparams.n_layer - 1)
-    for several in ((obs.name, *obs.others), obs.otherwise):
+    for several in ((obs.name, *obs.others), obs.fallbacks):
         names = (name.replace("-last", "-" + last) for name in several)
         if nodes := tuple(dict.fromkeys(f[0] for name in names if (f := translate(name, obs.op, model.graph)))):
             return nodes
@@ -211,12 +220,16 @@ def _match_by_value(
             left.append(obs)
             continue
         size = obs.array().size if obs.shape is None else math.prod(obs.shape)
-        fits = [node.name for node in graph if node.op != "cache" and math.prod(shape_of(graph, node.name, n)) == size]
+        fits = [
+            node.name
+            for node in graph
+            if not node.has(Trait.STATE) and math.prod(shape_of(graph, node.name, n)) == size
+        ]
         if not fits:
             left.append(obs)
             continue
         array = obs.array().astype(np.float64)
-        if not is_finite(array, "kq").all():
+        if not is_finite(array, maskable=True).all():
             left.append(obs)
             continue
         values = truth(fits)
@@ -291,9 +304,9 @@ def _as_computed(obs: Observation, graph: Graph) -> Array:
     """Scores without what was masked before its time; the numbers of experts as whole numbers, also where they were
     written as floats."""
     value, node = obs.array(), graph[obs.name]
-    if node.op not in INDICES:
-        return np.where(np.isneginf(value), 0, value) if node.op == "kq" else value
-    first = graph[node.inputs[0]] if node.op == "topk" else node
+    if not node.has(Trait.INDICES):
+        return np.where(np.isneginf(value), 0, value) if node.has(Trait.SCORES) and node.has(Trait.MASKABLE) else value
+    first = graph[node.inputs[0]] if node.has(Trait.MOVES) else node
     count = int(graph.shapes[first.name][-1])
     wrong = value[~((value >= 0) & (value < count) & (value == np.rint(value)))]
     if wrong.size:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.formats.checks import MAX_TOKENS, read_checked, token_list
+from assay.verify.dumps.formats.field_checks import MAX_TOKENS, read_checked, token_list
 from assay.verify.dumps.formats.numpy_files import Arrays, archive_arrays, folder_arrays
 from assay.verify.dumps.formats.safetensors import read_safetensors
 from assay.verify.dumps.formats.trace_file import read_trace

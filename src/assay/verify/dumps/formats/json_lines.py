@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import AssayError
-from assay.verify.dumps.formats.checks import is_whole, read_checked, token_list
+from assay.verify.dumps.formats.field_checks import is_whole, read_checked, token_list
 from assay.verify.dumps.formats.numpy_files import read_raw
 from assay.verify.dumps.observation import KINDS, STATISTICS, Dump, Observation
 from assay.verify.dumps.print_rounding import Number, half_unit, half_units

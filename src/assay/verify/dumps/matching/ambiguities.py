@@ -26,7 +26,7 @@ _NEAR = 0.15  # of a row's rms: further off is no evidence for a node
 _ROW_WORDS = {"all": "", "last": "the last token's row", "first": "the first token's row", "said": ""}
 
 
-def settle(
+def choose_readings(
     observations: Sequence[Observation],
     model: Model,
     n: int,
@@ -59,7 +59,7 @@ def settle(
         label, rows = _voted(obs, n, votes)
         i = chosen.get(_phrase(obs), 0)
         name = (obs.name, *obs.others)[i]
-        found.append(replace(obs, name=name, others=(), rows=rows, perhaps=None))
+        found.append(replace(obs, name=name, others=(), rows=rows, possible_row=None))
         if _ROW_WORDS.get(label):
             notes.append(f"{name}: read as {_ROW_WORDS[label]}")
         if i:
@@ -88,8 +88,8 @@ def _rows(obs: Observation, n: int) -> list[tuple[str, Rows]]:
     if obs.rows is not None or obs.shape is not None or n == 1:
         return [("fixed", obs.rows)]
     found: list[tuple[str, Rows]] = [("all", None), ("last", (n - 1, n)), ("first", (0, 1))]
-    if obs.perhaps is not None and -n <= obs.perhaps < n:
-        found.append(("said", (obs.perhaps % n, obs.perhaps % n + 1)))
+    if obs.possible_row is not None and -n <= obs.possible_row < n:
+        found.append(("said", (obs.possible_row % n, obs.possible_row % n + 1)))
     return found
 
 

@@ -1,14 +1,16 @@
-"""Printed lines whose words name no node, or only vaguely: the values tell which node they are.
+"""Decides by values which node a printed line is of, where its words name none, name it vaguely, or are wrong.
 
-A list of values is its own name. For every list (or line of statistics) that words leave open, the node and row of the
-definition's run that are nearest are sought; they must be within what a coarse engine may do, and alone. A print
-statement does the same in every layer: lines with the same words and other whole numbers are the same node of other
-layers, also where a fault makes their values match nothing.
+A list of values identifies its node. For every list, or line of statistics, that words leave open, `by_values` seeks the
+nearest node and row of the definition's run. The match must be within what a coarse engine may do, and without a rival.
+A print statement does the same in every layer. So lines with the same words and other whole numbers are the same node
+of other layers, even where a fault makes their values match nothing.
 
-Words that name a node are overruled in one case: their values are not that node's in the first layer printed, and are,
-digit by digit, another's that no other line claims and that is computed from it. A fault may leave a node with the
-values of what it was computed from (a norm, a rotation, a sum that was skipped) or of a neighbour (weights of q and v,
-of gate and up exchanged), never with those of what is made of it.
+`overrule_words` overrules words that name a node in one case. The values are not that node's in the first layer
+printed. They match, digit by digit, another node that no other line claims and that is computed from it. A fault may
+leave a node with the values of its input: a norm, a rotation or a sum was skipped. A fault may also exchange
+neighbours: the weights of q and v, of gate and up. A fault never gives a node the values of what is made from it.
+
+`choose_alternatives` decides between several readings of one line (`Observation.alternatives`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.engines.plan.batching import INDICES
-from assay.graph import Graph, join, split
+from assay.graph import Graph, Trait, join, split
 from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Observation, to_hf, token_axis
 
@@ -38,7 +39,7 @@ _USUAL = ("Vcur", "kqv_out", "attn_out", "ffn_out", "l_out", "ffn_inp", "attn_no
 
 
 @dataclass(frozen=True)
-class Unit:
+class LineEvidence:
     """What one line says of one node."""
 
     observations: tuple[Observation, ...]
@@ -56,7 +57,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _Place:
     node: str
     row: int | None
 
@@ -72,7 +73,7 @@ def by_values(
     candidates = [name for name in _nodes(model.graph) if split(name)[1] in (None, *wanted)]
     if not groups or not candidates:
         return list(open_), []
-    library = _Library(model, n, truth(candidates))
+    library = _DefinitionRows(model, n, truth(candidates))
     renamed: dict[int, Observation] = {}
     notes: list[str] = []
     for (template, _), units in list(groups.items())[:_TEMPLATES]:
@@ -86,7 +87,7 @@ def by_values(
                 rows = obs.rows if obs.rows is not None or place.row is None else (place.row, place.row + 1)
                 renamed[id(obs)] = replace(
                     obs, name=place.node, foreign=obs.foreign if obs.name else place.node, others=(), rows=rows,
-                    vague=False, unnumbered=False, perhaps=None,
+                    vague=False, unnumbered=False, possible_row=None,
                 )  # fmt: skip
         changed = [(u, p) for u, p in named if u.first.name != p.node]
         if changed:
@@ -97,7 +98,7 @@ def by_values(
     return [renamed.get(id(o), o) for o in open_], notes
 
 
-def overruled(
+def overrule_words(
     named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
     """The observations with another node where values speak against the words, and what was told so."""
@@ -106,7 +107,9 @@ def overruled(
         if obs.template and split(obs.name)[1] is not None:
             names.setdefault(obs.name, []).append(obs)
     units = [u for many in names.values() for u in _units(many)]
-    phrases: dict[tuple[str, str, int], dict[int, Unit]] = {}  # the words, their role, which of a layer's: by layer
+    phrases: dict[
+        tuple[str, str, int], dict[int, LineEvidence]
+    ] = {}  # the words, their role, which of a layer's: by layer
     for unit in units:
         role, layer = split(unit.first.name)
         nth = 0
@@ -117,11 +120,11 @@ def overruled(
     first = min((min(of) for of in phrases.values() if of), default=0)
     asked = [of[first] for of in phrases.values() if first in of]
     values = truth({u.first.name for u in asked}) if asked else {}
-    library = _Library(model, n, values)
+    library = _DefinitionRows(model, n, values)
     doubted = [u for u in asked if not library.is_node(u)]
     if not doubted:
         return list(named), []
-    library = _Library(model, n, truth([name for name in _nodes(graph) if split(name)[1] == first]))
+    library = _DefinitionRows(model, n, truth([name for name in _nodes(graph) if split(name)[1] == first]))
     renamed: dict[int, Observation] = {}
     notes: list[str] = []
     for (template, role, _), of in phrases.items():
@@ -139,12 +142,12 @@ def overruled(
     return [renamed.get(id(o), o) for o in named], notes
 
 
-def _units(observations: Iterable[Observation]) -> list[Unit]:
+def _units(observations: Iterable[Observation]) -> list[LineEvidence]:
     """Lists with the statistics beside them; statistics alone; the single values of a line."""
     lines: dict[tuple[str, str], list[Observation]] = {}
     for obs in observations:
         lines.setdefault((obs.where, obs.template), []).append(obs)
-    units: list[Unit] = []
+    units: list[LineEvidence] = []
     for many in lines.values():
         parts: list[list[Observation]] = [[]]
         for obs in many:
@@ -154,7 +157,7 @@ def _units(observations: Iterable[Observation]) -> list[Unit]:
             if own and obs.kind not in STATISTICS and not ends and not single:
                 parts.append([])
             parts[-1].append(obs)
-        units += [Unit(tuple(p), i) for i, p in enumerate(parts)]
+        units += [LineEvidence(tuple(p), i) for i, p in enumerate(parts)]
     return [u for u in units if u.weight >= (2 if all(o.kind in STATISTICS for o in u.observations) else 3)]
 
 
@@ -163,12 +166,12 @@ def can_tell(observations: Iterable[Observation]) -> bool:
     return bool(_units(observations))
 
 
-def _grouped(units: Iterable[Unit]) -> dict[tuple[str, int], list[Unit]]:
+def _grouped(units: Iterable[LineEvidence]) -> dict[tuple[str, int], list[LineEvidence]]:
     """The units of each template. Those that stand alone are grouped by their words without any digit."""
-    fine: dict[tuple[str, int], list[Unit]] = {}
+    fine: dict[tuple[str, int], list[LineEvidence]] = {}
     for unit in units:
         fine.setdefault((unit.first.template, unit.number), []).append(unit)
-    groups: dict[tuple[str, int], list[Unit]] = {}
+    groups: dict[tuple[str, int], list[LineEvidence]] = {}
     for (template, number), many in fine.items():
         if len(many) == 1 and (digits := _DIGITS.findall(template)):
             first = replace(many[0].first, integers=(*many[0].first.integers, *(int(d) for d in digits)))
@@ -178,13 +181,13 @@ def _grouped(units: Iterable[Unit]) -> dict[tuple[str, int], list[Unit]]:
     return groups
 
 
-def _layers_of(unit: Unit) -> Iterable[int]:
+def _layers_of(unit: LineEvidence) -> Iterable[int]:
     return unit.first.integers if unit.first.layer is None else (unit.first.layer,)
 
 
 def _nodes(graph: Graph) -> list[str]:
     """Nodes that people print by the row. The ends are left out: they need every layer, and have clear names."""
-    found = [node.name for node in graph if node.op not in INDICES and node.op != "cache"]
+    found = [node.name for node in graph if not node.has(Trait.INDICES | Trait.STATE)]
     return [
         name
         for name in found
@@ -195,7 +198,7 @@ def _nodes(graph: Graph) -> list[str]:
     ]
 
 
-class _Library:
+class _DefinitionRows:
     """The definition's rows: nodes in the order in which a tie is decided, each as (name, rows, features)."""
 
     def __init__(self, model: Model, n: int, values: dict[str, Array]) -> None:
@@ -212,7 +215,7 @@ class _Library:
         self._statistics: dict[tuple[int, str], Array] = {}
         self._size = len(self._entries) * len(self._rows)
 
-    def nearest(self, unit: Unit) -> _Found | None:
+    def nearest(self, unit: LineEvidence) -> _Place | None:
         """The node and row whose values these are, if there is one."""
         limit = min(_COARSE, (_CHANCE / self._size) ** (1 / unit.weight))
         scored: list[tuple[float, str, int]] = []
@@ -233,15 +236,15 @@ class _Library:
         same = [s for s in scored if s[0] <= best[0] * (1 + 1e-9) + 1e-12]
         if rivals and len(same) < 1 + len({s[1] for s in rivals}):
             return None
-        return _Found(same[0][1], same[0][2])
+        return _Place(same[0][1], same[0][2])
 
-    def is_node(self, unit: Unit) -> bool:
+    def is_node(self, unit: LineEvidence) -> bool:
         """Whether the values may be those of the node that the words name, in some row."""
         found = (self._error(unit, part, rms) for name, part, rms in self._entries if name == unit.first.name)
         errors = [e for e in found if e is not None]
         return not errors or min(float(e.min()) for e in errors) <= _COARSE
 
-    def _error(self, unit: Unit, part: Array, rms: Array) -> Array | None:
+    def _error(self, unit: LineEvidence, part: Array, rms: Array) -> Array | None:
         worst = np.zeros(len(part))
         for obs in unit.observations:
             target = obs.target()
@@ -274,7 +277,9 @@ class _Library:
         return found[:256] if found and min(found) >= 0 and max(found) < width else None
 
 
-def _spread(units: Sequence[Unit], found: dict[int, _Found], n_layer: int, n: int) -> list[tuple[Unit, _Found]]:
+def _spread(
+    units: Sequence[LineEvidence], found: dict[int, _Place], n_layer: int, n: int
+) -> list[tuple[LineEvidence, _Place]]:
     """The lines of one template, given what some of them are."""
     known = [(i, u, found[id(u)]) for i, u in enumerate(units) if id(u) in found]
     if not known:
@@ -289,14 +294,14 @@ def _spread(units: Sequence[Unit], found: dict[int, _Found], n_layer: int, n: in
     row = _row(units, [(i, u, f.row) for i, u, f in known if f.row is not None], n)
     done = {id(u): f for _, u, f in known}
     return [
-        (u, done.get(id(u)) or _Found(join(role, layer), row(i)))
+        (u, done.get(id(u)) or _Place(join(role, layer), row(i)))
         for i, u in enumerate(units)
         if id(u) in done or ((layer := place(i)) is not None and 0 <= layer < n_layer)
     ]
 
 
 def _place(
-    units: Sequence[Unit], known: Sequence[tuple[int, Unit, int]], n_layer: int
+    units: Sequence[LineEvidence], known: Sequence[tuple[int, LineEvidence, int]], n_layer: int
 ) -> Callable[[int], int | None] | None:
     """Which layer a line of the template is of: as it says, by a whole number that runs along, or by its turn."""
     if all(u.first.layer is not None for u in units):
@@ -318,7 +323,9 @@ def _place(
     return None
 
 
-def _row(units: Sequence[Unit], known: Sequence[tuple[int, Unit, int | None]], n: int) -> Callable[[int], int | None]:
+def _row(
+    units: Sequence[LineEvidence], known: Sequence[tuple[int, LineEvidence, int | None]], n: int
+) -> Callable[[int], int | None]:
     """Which row a line of the template is of: always the same, or by a whole number that runs along."""
     rows = {r for _, _, r in known}
     if len(rows) == 1:

@@ -11,7 +11,7 @@ from assay.graph import join, split
 from assay.verify.dumps.observation import Observation
 
 
-def numbered(
+def number_layers(
     observations: Sequence[Observation], unread: Sequence[Observation], n_layer: int
 ) -> tuple[list[Observation], list[Observation], list[str]]:
     """The observations, and those of unknown nodes, with layers counted from 0; and what was assumed."""
@@ -44,8 +44,8 @@ def _one_less(obs: Observation) -> Observation:
         return join(role, max(layer - 1, 0))
 
     layer = None if obs.layer is None else max(obs.layer - 1, 0)
-    others, otherwise = tuple(map(less, obs.others)), tuple(map(less, obs.otherwise))
-    return replace(obs, name=less(obs.name), others=others, otherwise=otherwise, layer=layer)
+    others, fallbacks = tuple(map(less, obs.others)), tuple(map(less, obs.fallbacks))
+    return replace(obs, name=less(obs.name), others=others, fallbacks=fallbacks, layer=layer)
 
 
 _IN_PATH = re.compile(r"\.(\d{1,4})\.")  # model.layers.1.mlp

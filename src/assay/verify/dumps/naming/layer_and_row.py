@@ -11,13 +11,13 @@ from itertools import pairwise
 LAYERS = {"layer", "layers", "block", "blocks", "blk", "lyr", "lay", "decoderlayer", "transformerblock"}
 LAYER = LAYERS | {"l", "decoder", "dec", "h", "il", "transformer", "depth"}
 ROW = {"row", "pos", "position", "t", "timestep"}
-PERHAPS = {"token", "tok", "step"}  # "token 3" is the fourth row, or the id 3
+MAYBE_ROW = {"token", "tok", "step"}  # "token 3" is the fourth row, or the id 3
 # Words between "layer" and its number; words before it that make it a count.
 NUMBERING = {"idx", "index", "id", "no", "nr", "num", "number", "nummer", "i", "n", "ix"}
 COUNTS = {"n", "num", "total", "nr", "max", "count", "of"}
 _STRONG = {"idx", "index", "number", "num", "no", "nr"}
 _ORDINAL = {"st", "nd", "rd", "th"}
-_ROWS = ROW | PERHAPS | {"tokens", "positions"}
+_ROWS = ROW | MAYBE_ROW | {"tokens", "positions"}
 _OF_THE_PROMPT = {"prompt", "input", "context", "sequence", "seq", "fed", "prefill", "real", "valid"}
 _LAST = {"last", "final"}
 
@@ -61,13 +61,13 @@ def row_of(words: Sequence[str], used: set[int]) -> int | None:
     for i, (a, b) in enumerate(pairwise(words)):
         if a in ROW and b.isdecimal() and len(b) < (4 if a == "t" else 7) and not {i, i + 1} & used:
             return int(b)
-        if a in ROW | PERHAPS and b in _STRONG and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
+        if a in ROW | MAYBE_ROW and b in _STRONG and (c := words[i + 2 : i + 3]) and c[0].isdecimal():
             return int(c[0][:7])
         if b in _ROWS and a in _LAST and not "".join(words[i + 2 : i + 3]).isdecimal():
             return -1  # and not "norm_final pos=3"
         if b in _OF_THE_PROMPT and a in _LAST and i + 2 < len(words) and words[i + 2] in _ROWS:
             return -1
-        if a in ROW | PERHAPS and b == "last" and not (i + 2 < len(words) and _goes_on(words[i + 2])):
+        if a in ROW | MAYBE_ROW and b == "last" and not (i + 2 < len(words) and _goes_on(words[i + 2])):
             return -1
         if a == "first" and b in _ROWS - {"tokens", "positions"}:
             return 0
@@ -85,10 +85,10 @@ def _goes_on(word: str) -> bool:
     return word.isdecimal() or word in ("few", "elements", "dims")
 
 
-def perhaps_of(words: Sequence[str], used: set[int]) -> int | None:
+def possible_row_of(words: Sequence[str], used: set[int]) -> int | None:
     """A row it may be: "token 3" is the fourth row, or the id 3."""
     for i, (a, b) in enumerate(pairwise(words)):
-        if a in PERHAPS | {"p", "past"} and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
+        if a in MAYBE_ROW | {"p", "past"} and b.isdecimal() and len(b) < 7 and not {i, i + 1} & used:
             return int(b)
     return None
 

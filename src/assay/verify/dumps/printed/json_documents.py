@@ -8,7 +8,7 @@ from typing import Any
 _MOST = 1 << 23  # characters; more is read as it stands
 
 
-def refolded(text: str) -> str:
+def one_record_a_line(text: str) -> str:
     """The text; where all of it is one JSON document, with its records and lists of records on a line each."""
     if text[:1] not in "{[" or len(text) > _MOST or "\n" not in text.strip():
         return text

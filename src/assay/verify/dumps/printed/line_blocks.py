@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.verify.dumps.printed.lexer import MOST, Number, number, open_brackets, strip
+from assay.verify.dumps.printed.lexer import MOST, Number, number, open_brackets
+from assay.verify.dumps.printed.line_prefixes import without_prefix
 from assay.verify.dumps.printed.tables import table_header
 
 MOST_LINES = 2_000_000
@@ -59,7 +60,7 @@ def blocks(path: Path, content: str) -> Iterator[tuple[int, str, Block | None]]:
     tabled = False
     index = ""
     for at, raw in _arrays(path, content):
-        line = strip(raw)
+        line = without_prefix(raw)
         if index:
             line, index = index + line.strip(), ""
         if _INDEX_ALONE.fullmatch(line):
