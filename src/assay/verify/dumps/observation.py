@@ -68,6 +68,7 @@ class Observation:
     integers: tuple[int, ...] = ()
     layer: int | None = None
     vague: bool = False  # nothing in the text says this node rather than another of the layer
+    alternatives: tuple[Observation, ...] = ()  # of a printed line: the observations of its second reading
     unnumbered: bool = False  # a node of a layer, and nothing says of which
 
     @property

@@ -24,7 +24,7 @@ from assay.models import Model
 from assay.verify.dumps.finite import is_finite, up_to_first
 from assay.verify.dumps.matching import layouts
 from assay.verify.dumps.matching.ambiguities import choose_readings
-from assay.verify.dumps.matching.by_values import by_values, overrule_words
+from assay.verify.dumps.matching.by_values import by_values, choose_alternatives, overrule_words
 from assay.verify.dumps.matching.layer_numbers import number_layers
 from assay.verify.dumps.matching.reading_notes import (
     grouped_notes,
@@ -112,12 +112,13 @@ def decide_by_values(
     truth: Callable[[Collection[str]], dict[str, Array]],
 ) -> tuple[list[Observation], set[str], list[str]]:
     """What words left open, settled: nodes, then rows. And the lines that no word named and values did."""
+    named, chosen = choose_alternatives(named, model, n, truth)
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
     done, notes = by_values([*open_, *unread], model, n, truth) if open_ or unread else ([], [])
     found, note = choose_readings([*clear, *(o for o in done if o.name)], model, n, truth)
     found, more = overrule_words(found, model, n, truth)
-    notes += more
+    notes = [*chosen, *notes, *more]
     return found, {o.where for o in done[len(open_) :] if o.name}, notes + note
 
 
@@ -187,10 +188,21 @@ def _translate(
                 raise AssayError(f"--map: {name}: {target} is no node of the model; `assay inspect --graph` lists them")
             named.append(replace(obs, name=target))
         elif found := candidates(obs, model):
-            named.append(replace(obs, name=found[0], others=found[1:]))
+            named.append(_renamed(obs, found, model))
+        elif second := [other for other in obs.alternatives if candidates(other, model)]:
+            named += [
+                _renamed(other, candidates(other, model), model) for other in second
+            ]  # the model has no such layer
         elif not ignored(name, obs.op):
             unknown.append(obs)
     return named, unknown
+
+
+def _renamed(obs: Observation, nodes: tuple[str, ...], model: Model) -> Observation:
+    """The observation, and those of its second reading, with nodes of this model."""
+    second = ((other, candidates(other, model)) for other in obs.alternatives)
+    alternatives = tuple(replace(other, name=found[0], others=found[1:]) for other, found in second if found)
+    return replace(obs, name=nodes[0], others=nodes[1:], alternatives=alternatives)
 
 
 def candidates(obs: Observation, model: Model) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Decides by values which node a printed line is of, where its words name none, name it vaguely, or are wrong.
 
-A list of values identifies its node. For every list, or line of statistics, that words leave open, `by_values` seeks the
-nearest node and row of the definition's run. The match must be within what a coarse engine may do, and without a rival.
+A list of values identifies its node. For every list, or line of statistics, that words leave open, `by_values` seeks
+the nearest node and row of the definition's run. The match must be within what a coarse engine may do, and without a rival.
 A print statement does the same in every layer. So lines with the same words and other whole numbers are the same node
 of other layers, even where a fault makes their values match nothing.
 
@@ -142,6 +142,48 @@ def overrule_words(
     return [renamed.get(id(o), o) for o in named], notes
 
 
+def choose_alternatives(
+    named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
+) -> tuple[list[Observation], list[str]]:
+    """For lines with two readings, the one that more lines of the same words confirm; and what was decided.
+
+    The first reading stays unless the second one is a node's own values on more lines, at least on two.
+    """
+    lines: dict[str, list[Observation]] = {}
+    for obs in named:
+        lines.setdefault(obs.where, []).append(obs)
+    phrases: dict[str, list[list[Observation]]] = {}
+    for line in lines.values():
+        if any(o.alternatives for o in line):
+            phrases.setdefault(line[0].template, []).append(line)
+    printable = {name for name in _nodes(model.graph) if (split(name)[1] or 0) < _LAYERS}
+    wanted = {name for many in phrases.values() for line in many for o in line for name in _both(o)} & printable
+    if not wanted:
+        return list(named), []
+    library = _DefinitionRows(model, n, truth(wanted))
+    replaced: dict[str, list[Observation]] = {}
+    notes: list[str] = []
+    for template, many in phrases.items():
+        second = [[a for o in line for a in o.alternatives] for line in many]
+        confirmed = [sum(map(library.confirms, readings)) for readings in (many, second)]
+        if confirmed[1] > max(confirmed[0], 1):
+            replaced |= {line[0].where: other for line, other in zip(many, second, strict=True)}
+            notes.append(f"lines like {template!r}: read as {second[0][0].name}, row by row; the values confirm it")
+    found: list[Observation] = []
+    for obs in named:
+        if obs.where not in replaced:
+            found.append(obs)
+        elif obs is lines[obs.where][0]:
+            found += replaced[obs.where]
+    return found, notes
+
+
+def _both(obs: Observation) -> Iterable[str]:
+    """The nodes of an observation and of its second reading."""
+    for one in (obs, *obs.alternatives):
+        yield from (one.name, *one.others)
+
+
 def _units(observations: Iterable[Observation]) -> list[LineEvidence]:
     """Lists with the statistics beside them; statistics alone; the single values of a line."""
     lines: dict[tuple[str, str], list[Observation]] = {}
@@ -237,6 +279,16 @@ class _DefinitionRows:
         if rivals and len(same) < 1 + len({s[1] for s in rivals}):
             return None
         return _Place(same[0][1], same[0][2])
+
+    def confirms(self, line: Sequence[Observation]) -> bool:
+        """Whether the values of a line are those of a node that it names, beyond chance."""
+        for unit in _units(line):
+            limit = min(_COARSE, (_CHANCE / self._size) ** (1 / unit.weight))
+            names = {name for o in unit.observations for name in (o.name, *o.others)}
+            errors = [self._error(unit, part, rms) for name, part, rms in self._entries if name in names]
+            if any(e is not None and float(e.min()) <= limit for e in errors):
+                return True
+        return False
 
     def is_node(self, unit: LineEvidence) -> bool:
         """Whether the values may be those of the node that the words name, in some row."""

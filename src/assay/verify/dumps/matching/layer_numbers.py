@@ -45,7 +45,14 @@ def _one_less(obs: Observation) -> Observation:
 
     layer = None if obs.layer is None else max(obs.layer - 1, 0)
     others, fallbacks = tuple(map(less, obs.others)), tuple(map(less, obs.fallbacks))
-    return replace(obs, name=less(obs.name), others=others, fallbacks=fallbacks, layer=layer)
+    return replace(
+        obs,
+        name=less(obs.name),
+        others=others,
+        fallbacks=fallbacks,
+        layer=layer,
+        alternatives=tuple(map(_one_less, obs.alternatives)),
+    )
 
 
 _IN_PATH = re.compile(r"\.(\d{1,4})\.")  # model.layers.1.mlp

@@ -169,6 +169,14 @@ def _number_of_a_layer(site: BracketSite) -> Keys | None:
     return site.key
 
 
+def _row_in_place_of_a_layer(site: BracketSite) -> Keys | None:
+    """`ffn_out[3] = [...]` may be the row of token 3, where only one layer is printed."""
+    if site.index is None or not site.counts_layers or set(site.words) & _SHAPE:
+        return None
+    site.line.row = site.index
+    return site.key
+
+
 def _number_of_a_token(site: BracketSite) -> Keys | None:
     if site.index is None or site.words[-1:] not in (["token"], ["tok"]) or "bos" in site.words:
         return None
@@ -377,6 +385,7 @@ BRACKET_RULES: RuleTable[BracketSite, Keys] = RuleTable(
         "attn_out[1] = [0.5, 1.5]\n",
         ("attn_out-1|kqv_out-1|ffn_inp-1 first 0.5 1.5",),
         _number_of_a_layer,
+        also=_row_in_place_of_a_layer,
     ),
     Rule(
         "number of a token",

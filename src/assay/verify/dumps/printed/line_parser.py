@@ -37,7 +37,7 @@ from assay.verify.dumps.printed.lexer import (
     Word,
 )
 from assay.verify.dumps.printed.number_runs import TOKENS, add_run, name_open_statistics, run_from
-from assay.verify.dumps.printed.rule_rows import Rule, RuleTable
+from assay.verify.dumps.printed.rule_rows import Doubts, Rule, RuleTable
 from assay.verify.dumps.printed.statements import RECORD, Statement
 
 NOT_SIDES = {
@@ -50,9 +50,14 @@ _TOP = {"logit", "logits", "top", "id", "ids", "best", "tokens", "candidates"}
 _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray", "parameter", "arr", "slice", "f32"}
 
 
-def parse_line(lexemes: Sequence[Lexeme], sides: set[str], layer_known: bool = False) -> Statement:
-    """`inside`: the lines above told the layer, so that an index counts elements."""
-    line = Statement(layer_known=layer_known)
+def parse_line(
+    lexemes: Sequence[Lexeme], sides: set[str], layer_known: bool = False, second: frozenset[str] = frozenset()
+) -> Statement:
+    """What a line states. `layer_known`: the headings tell the layer, so that an index counts elements.
+
+    `second` are rules of which the second reading is wanted.
+    """
+    line = Statement(layer_known=layer_known, doubts=Doubts(second))
     lexemes = plain(lexemes)
     number, skip = number_first(lexemes)
     if number is not None:
@@ -169,7 +174,7 @@ def _bracket(site: LexemeSite) -> Step | None:
     if not isinstance(group, Bracket):
         return None
     before = len(line.items)
-    key = BRACKET_RULES.first(BracketSite(group, lexemes[i + 1 : i + 5], site.key, line, _walk)) or []
+    key = BRACKET_RULES.first(BracketSite(group, lexemes[i + 1 : i + 5], site.key, line, _walk), line.doubts) or []
     taken = len(line.items) > before and line.items[-1].kind == "at" and len(lexemes) > i + 2
     if taken and line.items[-1].data[0][1] is lexemes[i + 2]:
         i += 2  # x[3] = 0.5: the value is taken

@@ -94,6 +94,8 @@ class _LogReader:
             if not statement.empty:
                 new += observations_of(statement, self.context, where)
         statement = statements[0] if statements else Statement()
+        if block is None and statement.doubts.met:
+            new = self._with_second_reading(line, statement, new, where)
         if any(o.name for o in new):
             self._after_values(line, block, statement, new)
         else:
@@ -103,6 +105,18 @@ class _LogReader:
         ) is not None:
             self.context = replace(self.context, possible_row=row)  # prose, or beside the tokens
         self.sides |= {s for s in (statement.side, self.context.side) if s}
+
+    def _with_second_reading(
+        self, line: str, statement: Statement, new: list[Observation], where: str
+    ) -> list[Observation]:
+        """The observations; the first one carries those of the second reading, for the values to choose."""
+        if not new or not new[0].name or new[0].kind in ("at", "top"):
+            return new
+        known = self.context.subject.layer is not None
+        again = parse_line(lex(line), self.sides, known, second=frozenset(statement.doubts.met))
+        again.items = with_ids(with_title(again.items, self.context, self.titles), self.context)
+        others = tuple(o for o in observations_of(again, self.context, where) if o.name)
+        return [replace(new[0], alternatives=others), *new[1:]]
 
     def _read_habit(self, line: str, where: str) -> bool:
         matched = by_habit(self.patterns, line, self.context, where)

@@ -10,7 +10,7 @@ To teach the reader a new habit, add a row to the table of its stage, or call `r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Site = TypeVar("Site")
@@ -21,7 +21,8 @@ Result = TypeVar("Result")
 class Rule(Generic[Site, Result]):
     """One habit. `read` returns None where the habit does not apply to the site.
 
-    `example` is a whole log. `yields` are its observations as `Observation.summary` writes them.
+    `also` is a second reading, where the text alone does not decide. The line is then read twice, and the values
+    choose (`matching/by_values.py`). `example` is a whole log; `yields` are its observations (`Observation.summary`).
     """
 
     name: str
@@ -29,6 +30,15 @@ class Rule(Generic[Site, Result]):
     example: str
     yields: tuple[str, ...]
     read: Callable[[Site], Result | None]
+    also: Callable[[Site], Result | None] | None = None  # a second reading of the same text
+
+
+@dataclass
+class Doubts:
+    """Which rules with two readings applied in a line, and of which of them the second reading is wanted."""
+
+    second: frozenset[str] = frozenset()
+    met: set[str] = field(default_factory=set)
 
 
 class RuleTable(Generic[Site, Result]):
@@ -58,9 +68,17 @@ class RuleTable(Generic[Site, Result]):
         """Take a rule out by its name."""
         self._rules = [rule for rule in self._rules if rule.name != name]
 
-    def first(self, site: Site) -> Result | None:
-        """What the first rule that applies makes of the site; None where no rule applies."""
+    def first(self, site: Site, doubts: Doubts | None = None) -> Result | None:
+        """What the first rule that applies makes of the site; None where no rule applies.
+
+        A rule with a second reading notes its name in `doubts.met`. Where `doubts.second` has the name, the second
+        reading is taken.
+        """
         for rule in self._rules:
-            if (found := rule.read(site)) is not None:
+            second = rule.also is not None and doubts is not None and rule.name in doubts.second
+            found = rule.also(site) if second and rule.also else rule.read(site)
+            if found is not None:
+                if rule.also is not None and doubts is not None:
+                    doubts.met.add(rule.name)
                 return found
         return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from assay.verify.dumps.naming.phrases import VALUES, meaning, split_words
 from assay.verify.dumps.printed.brackets import Quantity
+from assay.verify.dumps.printed.rule_rows import Doubts
 
 RECORD = {
     "name", "node", "tensor", "op", "stage", "what", "label", "activation", "tag", "site", "point", "key", "module",
@@ -37,6 +38,8 @@ class Statement:
     element: int | None = None  # x[3] after attention = …
     slice_row: int | None = None
     is_record: bool = False  # name=…: a key says what is the node's name
+
+    doubts: Doubts = field(default_factory=Doubts)
 
     def add(self, kind: str, data: Any, key: Iterable[str] = ()) -> None:
         self._drop_variable(kind)
