@@ -116,7 +116,7 @@ def test_a_layer_without_a_name_is_told_from_the_line(tmp_path: Path) -> None:
 
 def test_own_patterns_come_first(tmp_path: Path, model: Model) -> None:
     (tmp_path / "x.log").write_text("tokens: [1, 300, 297]\nfrob=1 node=zap norm 3.25\nfrob=0 node=zap norm 2.5\n")
-    with pytest.raises(AssayError, match="no line that speaks of a node"):
+    with pytest.raises(AssayError, match="no line that names a node"):
         read_dump(tmp_path / "x.log")
     (tmp_path / "x.log").write_text("tokens: [1, 300, 297]\nfrob=1 node=l_out norm 3.25\nfrob=0 node=l_out norm 2.5\n")
     dump = read_dump(tmp_path / "x.log", ["frob={layer} node={name} norm {rms}"])

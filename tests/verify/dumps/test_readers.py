@@ -44,7 +44,7 @@ BAD_LINES: dict[str, tuple[list[Any], str]] = {
     "phase": ([{**HEADER, "phase": "warmup"}], "phase must be"),
     "begins in the middle": ([{**HEADER, "tokens": [5], "positions": [7], "phase": "decode"}], "tokens before it"),
     "no name": ([HEADER, {"rms": 1.0}], 'no "name"'),
-    "says nothing": ([HEADER, {"name": "embd"}], "says nothing"),
+    "says nothing": ([HEADER, {"name": "embd"}], "holds no observation"),
     "unknown field": ([HEADER, {"name": "embd", "avg": 1}], "unknown field 'avg'"),
     "wrong count": ([HEADER, {"name": "embd", "shape": [6, 64], "values": [1.0, 2.0]}], "2 values for shape"),
     "wrong shape": ([HEADER, {"name": "embd", "shape": [6, 63], "values": [0.5] * 378}], "does not fit embd"),

@@ -1,6 +1,7 @@
-"""NaN and infinities in a dump: where the first stands. What was computed before it is kept, the rest says nothing.
+"""Finds the first NaN or infinity of a dump, in the order of computation.
 
-Masked scores may be -inf; nothing else in a right run may.
+Observations of nodes computed before it are kept. Later ones are dropped, because the error has reached them. Only
+maskable nodes (`Trait.MASKABLE`) may hold -inf in a correct run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from assay.verify.dumps.observation import NotFinite, Observation, token_axis
 
 
 def is_finite(values: NDArray[Any], maskable: bool = False) -> NDArray[np.bool_]:
-    """Which values a right run may hold; `maskable`: -inf too (`Trait.MASKABLE`)."""
+    """Which values a correct run may hold. `maskable` allows -inf (`Trait.MASKABLE`)."""
     if values.dtype.kind != "f":
         return np.ones(values.shape, bool)
     finite = np.isfinite(values)
@@ -26,7 +27,7 @@ def is_finite(values: NDArray[Any], maskable: bool = False) -> NDArray[np.bool_]
 def up_to_first(
     observations: Sequence[Observation], graph: Graph, steps: Sequence[int]
 ) -> tuple[list[Observation], NotFinite | None]:
-    """The observations of what was computed before the first value that is not finite; and that value."""
+    """The observations computed before the first value that is not finite, and that value."""
     order = {node.name: i for i, node in enumerate(graph)}
     ends = np.cumsum(steps)
 

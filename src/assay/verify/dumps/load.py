@@ -1,6 +1,6 @@
 """Opens a dump of any format and, given a model, brings it into the model's names and layouts.
 
-The table of readers at the end of `read_dump` is filled here, because this is the only module that knows all formats.
+The table of readers is filled here, because this is the only module that knows all formats.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _first_bytes(path: Path) -> bytes:
 
 def _no_dump(source: DumpSource) -> Dump:
     raise AssayError(
-        f"{source.path}: not an assay dump; its first line must be a header, or the folder of .npy be named"
+        f"{source.path}: not an assay dump; begin the file with a header line, or name the folder of .npy files"
     )
 
 
@@ -89,7 +89,7 @@ def load_dump(
     patterns: Sequence[str] = (),
     side: str = "",
 ) -> Dump:
-    """A dump; with a model, its observations carry the model's names and layouts."""
+    """Read a dump. With a model, its observations carry the model's names and layouts."""
     dump = read_dump(Path(path), patterns)
     return dump if model is None else resolve(dump, model, map, tokens=tokens, side=side)
 

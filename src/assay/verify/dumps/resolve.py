@@ -1,7 +1,7 @@
-"""A dump in the model's names and layouts: translate, match, lay out, check that it fits.
+"""Brings a dump into the model's names and layouts: translate names, match by value, lay out axes, join steps.
 
-Names are translated; what has no known name is matched by its values, arrays are brought into the graph's axes, and the
-steps of a sequence are joined. What was assumed stands in `notes`.
+The order is fixed: `resolve` reads like a list of these passes. Every assumption of a pass is a line in `Dump.notes`.
+Touch this module when a dump is read correctly but ends up at the wrong node, row or layout.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from assay.verify.dumps.tracing import shape_of
 from assay.verify.thresholds import COPY, MATCHED, RIVAL
 
 Array = NDArray[Any]
-MOST_VALUES = 1 << 28  # of one node: scores grow with the square of the tokens
-SPARE_VALUES = 1 << 22  # that a dumped tensor may have beyond its node's: a cache's unused rows, printed too
+MOST_VALUES = 1 << 28  # of one node; scores grow with the square of the tokens
+SPARE_VALUES = 1 << 22  # a dumped tensor may exceed its node by this: unused rows of a cache
 
 
 class Truth:
@@ -111,7 +111,7 @@ def decide_by_values(
     n: int,
     truth: Callable[[Collection[str]], dict[str, Array]],
 ) -> tuple[list[Observation], set[str], list[str]]:
-    """What words left open, settled: nodes, then rows. And the lines that no word named and values did."""
+    """Decide by values what words leave open: readings, nodes, rows. Also the places of lines named by values."""
     named, chosen = choose_alternatives(named, model, n, truth)
     open_ = [o for o in named if o.vague and o.kind != "values"]
     clear = [o for o in named if not (o.vague and o.kind != "values")]
@@ -152,7 +152,7 @@ def _check_tokens(dump: Dump, model: Model, given: tuple[int, ...]) -> Dump:
 
 
 def _check_room(source: str, model: Model, n: int) -> None:
-    """Before anything is computed: so many tokens fit the context, and their largest value fits memory."""
+    """Check before computing: the tokens fit the context, and their largest value fits memory."""
     if n > model.hparams.n_ctx_train:
         raise AssayError(
             f"{source}: {n} tokens, more than the context of {model.file.path.name} ({model.hparams.n_ctx_train}); "
@@ -218,10 +218,10 @@ def candidates(obs: Observation, model: Model) -> tuple[str, ...]:
 def _match_by_value(
     unknown: list[Observation], model: Model, dump: Dump, truth: Truth, named: Collection[str]
 ) -> tuple[list[Observation], list[Observation], list[str]]:
-    """Unknown names that carry whole values: the one node whose value it is, or a list of those it might be.
+    """Match unknown names that carry whole values: the one node with these values, or a list of candidates.
 
-    Nodes that hold the same values in another shape, as kqv-0 and kqv_out-0 do, are one: the first that has the dumped
-    axes and that nobody named stands for them.
+    Nodes with the same values in another shape, such as kqv-0 and kqv_out-0, count as one. The first of them that has
+    the dumped axes and that the dump does not name itself stands for all.
     """
     graph, n = model.graph, len(dump.tokens)
     matched: list[Observation] = []
@@ -258,7 +258,7 @@ def _match_by_value(
         if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
             taken = {*named, *(o.name for o in matched)}
             one = min(same, key=lambda name: (name in taken, not plain[name]))
-            if one in named and scored[0][0] > COPY:  # of another run: the dump has the node under its name
+            if one in named and scored[0][0] > COPY:  # not the same run: the dump has this node under its own name
                 left.append(obs)
                 notes.append(_evidence(obs, [(scored[0][0], one)], "not used; the dump itself names"))
                 continue
@@ -272,7 +272,7 @@ def _match_by_value(
 
 
 def _same_values(a: Array, b: Array) -> bool:
-    """The same numbers in whatever shape."""
+    """Whether both hold the same numbers, in any shape."""
     return a is b or (a.size == b.size and np.array_equal(np.sort(a, axis=None), np.sort(b, axis=None)))
 
 
@@ -290,7 +290,7 @@ def _evidence(obs: Observation, scored: list[tuple[float, str]], verb: str, same
 
 
 def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Observation | None, str]:
-    """The observation in the graph's axes, and how it was read if that is not plain; None if it means nothing."""
+    """The observation in the graph's axes, and a note if the layout was not plain; None if it must be dropped."""
     graph, n = model.graph, len(dump.tokens)
     axis = token_axis(graph, obs.name)
     if obs.kind != "values":
@@ -300,7 +300,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
     plain = shape_of(graph, obs.name, n)
     if obs.rows is None and shape == plain:
         return replace(obs, data=partial(_as_computed, obs, graph)), ""
-    small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # before it is read
+    small = shape is None or math.prod(shape) <= math.prod(plain) + SPARE_VALUES  # checked before reading
     found = layouts.readings(graph, obs.name, obs.array(), rows, n) if small else []
     if not found:
         raise AssayError(
@@ -313,8 +313,7 @@ def _lay(obs: Observation, model: Model, dump: Dump, truth: Truth) -> tuple[Obse
 
 
 def _as_computed(obs: Observation, graph: Graph) -> Array:
-    """Scores without what was masked before its time; the numbers of experts as whole numbers, also where they were
-    written as floats."""
+    """Scores with 0 for -inf, because the graph masks later; expert ids as whole numbers, even if written as floats."""
     value, node = obs.array(), graph[obs.name]
     if not node.has(Trait.INDICES):
         return np.where(np.isneginf(value), 0, value) if node.has(Trait.SCORES) and node.has(Trait.MASKABLE) else value
@@ -329,7 +328,7 @@ def _as_computed(obs: Observation, graph: Graph) -> Array:
 
 
 def _without_padding(obs: Observation, n_keys: int) -> Observation | None:
-    """Scores over the whole allocated cache: values at real keys are kept, statistics over unset ones mean nothing."""
+    """Scores over the whole allocated cache: keep values at real keys; drop statistics, which include unset keys."""
     assert obs.shape is not None
     padded, shape = obs.shape[-1], (*obs.shape[:-1], n_keys)
     if obs.kind != "at":
@@ -340,7 +339,7 @@ def _without_padding(obs: Observation, n_keys: int) -> Observation | None:
 
 
 def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Observation | None, str]:
-    """Partial evidence: check that it fits; where the row was not said, take the nearest of first, last and all."""
+    """Check that a partial observation fits its node, and complete its rows and shape."""
     graph = model.graph
     start, stop = obs.rows or (0, n)
     if stop > n:
@@ -359,7 +358,7 @@ def _lay_part(obs: Observation, model: Model, n: int, truth: Truth) -> tuple[Obs
             return None, ""
         obs = cut
     if obs.row is not None and obs.shape is not None and math.prod(obs.shape) == math.prod(expected(n)):
-        obs = replace(obs, shape=whole)  # the whole tensor's shape beside one row of it
+        obs = replace(obs, shape=whole)  # one row, printed with the whole tensor's shape
     if obs.shape is not None and math.prod(obs.shape) not in (math.prod(whole), math.prod(last)):
         raise AssayError(
             f"{obs.where}: shape {list(obs.shape)} does not fit {obs.name} "
@@ -398,7 +397,7 @@ def _orders(laid: list[Observation], model: Model, truth: Truth) -> tuple[list[O
 
 
 def _join_steps(laid: list[Observation], model: Model, dump: Dump) -> list[Observation]:
-    """Where every step gave its rows of a node, they are one tensor."""
+    """Join the rows that the steps gave of a node into one tensor."""
     if len(dump.steps) < 2:
         return laid
     graph, n = model.graph, len(dump.tokens)

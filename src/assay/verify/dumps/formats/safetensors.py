@@ -1,7 +1,7 @@
 """Safetensors files, written in any order and read lazily.
 
-A file is eight bytes of header length, a JSON header, and raw little-endian data. Every size is known from
-the graph before the first number is computed, so the header goes first and values are put into place as they come.
+A file is eight bytes of header length, a JSON header, and raw little-endian data. The graph gives every size before the
+first number is computed. So the header is written first, and values go to their places in any order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decides by values which node a printed line is of, where its words name none, name it vaguely, or are wrong.
 
 A list of values identifies its node. For every list, or line of statistics, that words leave open, `by_values` seeks
-the nearest node and row of the definition's run. The match must be within what a coarse engine may do, and without a rival.
-A print statement does the same in every layer. So lines with the same words and other whole numbers are the same node
-of other layers, even where a fault makes their values match nothing.
+the nearest node and row of the definition's run. The match must be within what a coarse engine may do, and without a
+rival. A print statement does the same in every layer. So lines with the same words and other whole numbers are the same
+node of other layers, even where a fault makes their values match nothing.
 
 `overrule_words` overrules words that name a node in one case. The values are not that node's in the first layer
 printed. They match, digit by digit, another node that no other line claims and that is computed from it. A fault may
@@ -28,23 +28,23 @@ from assay.models import Model
 from assay.verify.dumps.observation import STATISTICS, Observation, to_hf, token_axis
 
 Array = NDArray[Any]
-_COARSE = 0.03  # of a row's rms: what an engine of few bits may be off
-_CHANCE = 1e-3  # matches by chance that are put up with, over all candidates
-_RIVAL = 3.0  # times as far the next node must be
-_TRIES, _TEMPLATES = 8, 128  # lines of one template that are compared, and templates
-_ROWS = 32  # at either end of a sequence
-_LAYERS = 3  # whose values are computed
+_COARSE = 0.03  # of a row's rms: the error of an engine with few bits.
+_CHANCE = 1e-3  # accepted probability of a match by chance, over all candidates.
+_RIVAL = 3.0  # the second-best node must be this much further away.
+_TRIES, _TEMPLATES = 8, 128  # lines compared of one template, and number of templates.
+_ROWS = 32  # compared at either end of a sequence.
+_LAYERS = 3  # number of layers whose values are computed.
 _DIGITS = re.compile(r"(?<![\d#])\d{1,6}(?!\d)")
 _USUAL = ("Vcur", "kqv_out", "attn_out", "ffn_out", "l_out", "ffn_inp", "attn_norm", "ffn_norm", "Qcur", "Kcur")
 
 
 @dataclass(frozen=True)
 class LineEvidence:
-    """What one line says of one node."""
+    """The observations that one line makes of one node."""
 
     observations: tuple[Observation, ...]
-    number: int  # which of the line's
-    said: Observation | None = None  # the first, with all whole numbers of its words
+    number: int  # its place among those of the line
+    said: Observation | None = None  # the first observation, with all whole numbers of its words
 
     @property
     def first(self) -> Observation:
@@ -52,7 +52,7 @@ class LineEvidence:
 
     @property
     def weight(self) -> float:
-        """How many values it is worth."""
+        """Its number of values; a statistic counts half."""
         return sum(0.5 if o.kind in STATISTICS else len(o.data) for o in self.observations)
 
 
@@ -65,7 +65,7 @@ class _Place:
 def by_values(
     open_: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
-    """The observations with the nodes that their values are, as far as these are told; and what was told so."""
+    """The observations, renamed where their values identify a node, and notes on these."""
     groups = _grouped(_units(open_))
     n_layer = model.hparams.n_layer
     layers = sorted({k for units in groups.values() for u in units for k in _layers_of(u) if 0 <= k < n_layer})
@@ -101,7 +101,7 @@ def by_values(
 def overrule_words(
     named: Sequence[Observation], model: Model, n: int, truth: Callable[[Collection[str]], dict[str, Array]]
 ) -> tuple[list[Observation], list[str]]:
-    """The observations with another node where values speak against the words, and what was told so."""
+    """The observations, renamed where their values contradict the words, and notes on these."""
     names: dict[str, list[Observation]] = {}
     for obs in named:
         if obs.template and split(obs.name)[1] is not None:
@@ -109,7 +109,7 @@ def overrule_words(
     units = [u for many in names.values() for u in _units(many)]
     phrases: dict[
         tuple[str, str, int], dict[int, LineEvidence]
-    ] = {}  # the words, their role, which of a layer's: by layer
+    ] = {}  # (words, role, which one in the layer) -> by layer
     for unit in units:
         role, layer = split(unit.first.name)
         nth = 0
@@ -185,7 +185,7 @@ def _both(obs: Observation) -> Iterable[str]:
 
 
 def _units(observations: Iterable[Observation]) -> list[LineEvidence]:
-    """Lists with the statistics beside them; statistics alone; the single values of a line."""
+    """Group the observations of each line: a list with its statistics, statistics alone, single values."""
     lines: dict[tuple[str, str], list[Observation]] = {}
     for obs in observations:
         lines.setdefault((obs.where, obs.template), []).append(obs)
@@ -204,12 +204,12 @@ def _units(observations: Iterable[Observation]) -> list[LineEvidence]:
 
 
 def can_tell(observations: Iterable[Observation]) -> bool:
-    """Whether there are enough values on any line for them to tell a node."""
+    """Whether any line has enough values to identify a node."""
     return bool(_units(observations))
 
 
 def _grouped(units: Iterable[LineEvidence]) -> dict[tuple[str, int], list[LineEvidence]]:
-    """The units of each template. Those that stand alone are grouped by their words without any digit."""
+    """The evidence of each template. Lines with a unique template are grouped by their words without digits."""
     fine: dict[tuple[str, int], list[LineEvidence]] = {}
     for unit in units:
         fine.setdefault((unit.first.template, unit.number), []).append(unit)
@@ -228,7 +228,7 @@ def _layers_of(unit: LineEvidence) -> Iterable[int]:
 
 
 def _nodes(graph: Graph) -> list[str]:
-    """Nodes that people print by the row. The ends are left out: they need every layer, and have clear names."""
+    """Nodes that people print by the row. The final norm and logits are left out: they need every layer."""
     found = [node.name for node in graph if not node.has(Trait.INDICES | Trait.STATE)]
     return [
         name
@@ -241,7 +241,7 @@ def _nodes(graph: Graph) -> list[str]:
 
 
 class _DefinitionRows:
-    """The definition's rows: nodes in the order in which a tie is decided, each as (name, rows, features)."""
+    """The definition's rows of each node. The order of nodes decides ties."""
 
     def __init__(self, model: Model, n: int, values: dict[str, Array]) -> None:
         self._rows = list(range(n)) if n <= 2 * _ROWS else [*range(_ROWS), *range(n - _ROWS, n)]
@@ -258,7 +258,7 @@ class _DefinitionRows:
         self._size = len(self._entries) * len(self._rows)
 
     def nearest(self, unit: LineEvidence) -> _Place | None:
-        """The node and row whose values these are, if there is one."""
+        """The node and row with these values; None without a clear match."""
         limit = min(_COARSE, (_CHANCE / self._size) ** (1 / unit.weight))
         scored: list[tuple[float, str, int]] = []
         for name, part, rms in self._entries:
@@ -291,7 +291,7 @@ class _DefinitionRows:
         return False
 
     def is_node(self, unit: LineEvidence) -> bool:
-        """Whether the values may be those of the node that the words name, in some row."""
+        """Whether the values match the node that the words name, in some row."""
         found = (self._error(unit, part, rms) for name, part, rms in self._entries if name == unit.first.name)
         errors = [e for e in found if e is not None]
         return not errors or min(float(e.min()) for e in errors) <= _COARSE
@@ -332,7 +332,7 @@ class _DefinitionRows:
 def _spread(
     units: Sequence[LineEvidence], found: dict[int, _Place], n_layer: int, n: int
 ) -> list[tuple[LineEvidence, _Place]]:
-    """The lines of one template, given what some of them are."""
+    """Extend the matches of some lines to all lines of the same template."""
     known = [(i, u, found[id(u)]) for i, u in enumerate(units) if id(u) in found]
     if not known:
         return []
@@ -355,7 +355,7 @@ def _spread(
 def _place(
     units: Sequence[LineEvidence], known: Sequence[tuple[int, LineEvidence, int]], n_layer: int
 ) -> Callable[[int], int | None] | None:
-    """Which layer a line of the template is of: as it says, by a whole number that runs along, or by its turn."""
+    """The layer of a line: the one it names, a whole number that counts along, or its place among the lines."""
     if all(u.first.layer is not None for u in units):
         return lambda i: units[i].first.layer
     length = min(len(u.first.integers) for u in units)
@@ -378,7 +378,7 @@ def _place(
 def _row(
     units: Sequence[LineEvidence], known: Sequence[tuple[int, LineEvidence, int | None]], n: int
 ) -> Callable[[int], int | None]:
-    """Which row a line of the template is of: always the same, or by a whole number that runs along."""
+    """The row of a line: the same for all, or a whole number that counts along."""
     rows = {r for _, _, r in known}
     if len(rows) == 1:
         return lambda i: next(iter(rows))

@@ -1,4 +1,4 @@
-"""The numbers of layers in a log: counted from 1, or not printed at all and told by the order of the lines."""
+"""Numbers the layers of a log: they may count from 1, or be missing, so that the order of lines gives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from assay.verify.dumps.observation import Observation
 def number_layers(
     observations: Sequence[Observation], unread: Sequence[Observation], n_layer: int
 ) -> tuple[list[Observation], list[Observation], list[str]]:
-    """The observations, and those of unknown nodes, with layers counted from 0; and what was assumed."""
+    """Both kinds of observations with layers counted from 0, and notes on what was assumed."""
     notes: list[str] = []
     found, rest = list(observations), list(unread)
     if counted_from_one([*found, *rest], n_layer):

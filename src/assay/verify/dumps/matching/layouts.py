@@ -1,8 +1,8 @@
-"""Layouts: how a stranger's array lies against the graph's, `[tokens, features]` or `[heads, tokens, …]`.
+"""Layouts: how another engine's array maps to the graph's axes, `[tokens, features]` or `[heads, tokens, …]`.
 
-What the shape alone allows is listed; where it allows several readings, the one nearest to the truth is taken, and
-said so. Hugging Face's order of a rotary head (two halves instead of pairs) is found the same way: it is a
-convention, not a fault, as long as scores come out right.
+`readings` lists every layout that the shape allows. `nearest` takes the one nearest to the definition's values, and the
+caller notes it. Hugging Face's order of a rotary head (two halves instead of pairs) is found the same way. It is a
+convention, not a fault, as long as the scores are right.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
         array = array[..., :keys]
     heads_rows = (int(symbolic[0]), n) if symbolic[-1] == "S" else ()
     if heads_rows and array.shape[:-1] == heads_rows and array.shape[-1] < keys and n < keys:
-        # a step that saw fewer keys than there are: a fault to be named, not a dump to be refused
+        # a step that saw too few keys is a fault to diagnose, not a dump to reject
         room = [(0, 0), (0, 0), (0, keys - array.shape[-1])]
         yield ArrayReading("fewer keys than tokens so far", np.pad(array, room), whole)
         return
@@ -69,7 +69,7 @@ def _readings(graph: Graph, name: str, array: Array, rows: tuple[int, int], n_to
 
 
 def _arrange(array: Array, want: tuple[int, ...], axis: int) -> Iterator[tuple[str, Array]]:
-    """The array as `want`, in the ways that happen."""
+    """The array as `want`, in the layouts that engines use."""
     if array.size != math.prod(want):
         return
     shape = tuple(d for d in array.shape if d != 1)
@@ -105,7 +105,7 @@ def nearest(found: list[ArrayReading], truth: Array, axis: int) -> ArrayReading:
         return float(np.sum((reading.array - part) ** 2))
 
     best = min(found, key=distance)
-    return best if 10 * distance(best) < distance(found[0]) else found[0]  # a faulty dump is near to nothing
+    return best if 10 * distance(best) < distance(found[0]) else found[0]  # a faulty dump may match no layout
 
 
 def is_hf(observations: list[Observation], truth: dict[str, Array], graph: Graph, width: int) -> bool:

@@ -1,4 +1,4 @@
-"""What to tell the user about how a log was read: one line for each kind of node, assumptions, --pattern hints."""
+"""Tells the user how a log was read: one line for each kind of node, the assumptions, and hints for --pattern."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from assay.verify.dumps.observation import STATISTICS, Dump, Observation
 
 
 def grouped_notes(notes: Iterable[str]) -> list[str]:
-    """Notes that say the same of several subjects, a line each kind: "l_out-0 and 29 more: read as the last row"."""
+    """One line for notes that differ only in their subject: "l_out-0 and 29 more: read as the last row"."""
     kinds: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):
         kinds.setdefault(re.sub(r"\d[\d.]*(?:e[-+]\d+)?", "#", note.partition(": ")[2] or note), []).append(note)
@@ -66,15 +66,13 @@ def _what(observations: Sequence[Observation]) -> str:
 
 
 def nothing_read_error(dump: Dump) -> AssayError:
-    """What to say of a text in which no line was understood."""
+    """The error for a text in which no line names a node."""
     hint = (
         f"; --pattern {suggested_pattern(dump.unexplained[0])!r} would take {dump.unexplained[0]!r}"
         if dump.unexplained
         else ""
     )
-    return AssayError(
-        f"{dump.source}: no format known here and no line that speaks of a node{hint}; see docs/dump-format.md"
-    )
+    return AssayError(f"{dump.source}: no known format, and no line that names a node{hint}; see docs/dump-format.md")
 
 
 _LIST = re.compile(r"[\[({](?!\d{1,6}[\])}])\s{0,20}[-+.\d][^\[\](){}a-df-zA-Z]{0,4000}[\])}]")

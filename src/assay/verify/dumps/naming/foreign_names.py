@@ -1,7 +1,7 @@
-"""Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's and llama2.c's; plain words: `words.py`.
+"""Foreign names of nodes: llama.cpp's (with its traps), Hugging Face's, Meta's, llama2.c's. Plain words: `phrases.py`.
 
 llama.cpp's names are ours (read off its commit b21e4de), except where it gives several values one name: there the
-operation decides. Everything else is the table below, tried from top to bottom; `docs/names.md` prints it.
+operation decides. All other names are in the table below, tried from top to bottom; `docs/names.md` prints it.
 `{n}` in a node stands for the layer, `{n-1}` for the one before.
 """
 
@@ -26,7 +26,7 @@ BY_OP: dict[tuple[str, str], tuple[str, ...]] = {
     ("attn_out", "ADD"): ("sa_out", "attn_out"), ("ffn_norm", "ADD"): (),
     **{(role, op): () for role in ("Qcur", "Kcur", "Vcur") for op in ("RESHAPE", "VIEW", "PERMUTE", "CONT")},
 }  # fmt: skip
-# Names that mean nothing by themselves: `norm` is every RMSNorm before its weight, the rest are views and copies.
+# Names that denote no single value: `norm` is every RMSNorm before its weight; the others are views and copies.
 IGNORED = re.compile(
     r"^norm(-\d+)?$|^(leaf|node)_\d+ \(.*\)|.* \((view|reshaped|permuted|copy|copy of.*|cont|transposed)\)"
     r"|^(cache_[kv]_l\d+|[kqv])(-\d+)? \(|^inp_(tokens|pos|out_ids)$|^(KQ_mask|attn_inp_).*"
@@ -130,7 +130,7 @@ def translate(name: str, op: str, graph: Graph) -> tuple[str, str] | None:
     plain = name if name in graph else join(OLD.get(role, role), layer)
     if plain in graph:
         return plain, "gguf"
-    if op:  # llama.cpp speaks; other people's names mean other things
+    if op:  # the dump is llama.cpp's; other projects' names mean other things
         return None
     for rule, pattern in _COMPILED:
         if (m := pattern.fullmatch(name)) and (found := _fill(rule, m, graph)):

@@ -1,4 +1,4 @@
-"""Where a line speaks of: the layer's number and the token's row among its words, however they are said.
+"""Finds the layer's number and the token's row among the words of a line, in the ways that people write them.
 
 "layer 3", "layer_idx=3", `layers[3]`, "L3", "3rd block"; "last token", "pos 7", `token=last`, "last prompt position".
 """
@@ -23,7 +23,7 @@ _LAST = {"last", "final"}
 
 
 def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
-    """The layer's number, and which of the words said it."""
+    """The layer's number, and the places of the words that name it."""
     for named in (LAYERS, LAYER):
         for i, word in enumerate(words):
             if word not in named or (i and words[i - 1] in COUNTS and word.endswith("s")):
@@ -57,7 +57,7 @@ def layer_of(words: Sequence[str]) -> tuple[int | None, set[int]]:
 
 
 def row_of(words: Sequence[str], used: set[int]) -> int | None:
-    """The token's row, as the words firmly say it; -1 is the last."""
+    """The token's row, if the words name it for certain; -1 is the last."""
     for i, (a, b) in enumerate(pairwise(words)):
         if a in ROW and b.isdecimal() and len(b) < (4 if a == "t" else 7) and not {i, i + 1} & used:
             return int(b)
@@ -94,5 +94,5 @@ def possible_row_of(words: Sequence[str], used: set[int]) -> int | None:
 
 
 def of_each_layer(words: Sequence[str]) -> bool:
-    """Speaks of layers without a number: what is below it may count them."""
+    """Whether the words name layers without a number, so that the lines below may count them."""
     return bool(set(words) & (LAYERS | {"depth"})) and layer_of(words)[0] is None

@@ -55,7 +55,7 @@ _SUM_WORDS = "residual resid skip add addition"
 _SUMMED = "residual resid skip add plus"
 _ADDED = "residual resid skip add added plus residual2 residual3 res2 resid2 add2 stream"
 _NOT_QKV = f"return returned values of out output hidden residual stream is {FFN_WORDS} gate up down"
-# In a layer.
+# Words for nodes inside a layer.
 _IN_A_LAYER: tuple[NodeWords, ...] = (
     NodeWords(550, "final norm", ("result_norm",), ("final " + _LAST_NORM, f"{NORM_WORDS} {_LAST_NORM}"), ""),
     NodeWords(540, "outnorm", ("result_norm",), (_OUT_NORM,), f"{ATT_WORDS} {FFN_WORDS}"),

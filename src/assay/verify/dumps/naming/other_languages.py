@@ -1,4 +1,4 @@
-"""Words of other languages for what logs speak of, as the English ones that the tables know."""
+"""Translates words of other languages into the English words of the tables."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _LATIN = re.compile("[\u00c0-\u024f]")
 
 
 def to_english(text: str) -> str:
-    """Text with letters beyond ASCII: signs as English words, accents dropped."""
+    """Text beyond ASCII: Chinese, Japanese and Korean words become English ones, accents are dropped."""
     if _LATIN.search(text):
         text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     text = _NTH.sub(r" layer \1 ", text)

@@ -1,7 +1,7 @@
-"""What people call the values of a model in plain words: "after block 3", "Layer 0 attention output", "final hidden".
+"""Finds the node that a label names in plain words: "after block 3", "Layer 0 attention output", "final hidden".
 
-A label is split into words and numbers; the first row of the table whose words all stand in it names the node. Where
-a phrase may mean several nodes, all are given, the likeliest first: the values themselves decide which it is.
+A label is split into words and numbers. The rows of `node_words.py` name the node, `layer_and_row.py` finds the layer
+and the token's row. If a phrase may mean several nodes, all are returned, the likeliest first; the values decide.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from assay.verify.dumps.naming.node_words import (
 from assay.verify.dumps.naming.other_languages import TRANSLATIONS, to_english
 
 _MOST, _LONGEST = 64, 200  # words of a label, and letters of a word
-VALUES = "\x00"  # among the words of a line: here stood values
+VALUES = "\x00"  # stands among the words of a line in place of values
 _PARTS = re.compile(r"\x00|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _PATH = re.compile(r"[A-Za-z_]\w*(?:\.\w+){2,}")  # model.layers.0.mlp: translated by the table of names
 _NODE = re.compile(r"([A-Za-z_][\w.]*)-(\d{1,4})")  # ffn_out-3: llama.cpp's own way
@@ -35,9 +35,9 @@ _HIDDEN = re.compile(r"hidden_states\.\d{1,4}")  # Hugging Face's list: the embe
 _NO_WORD = re.compile(
     r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|0[xX][0-9a-fA-F]+$|[vV]\d+(?:\.\d+)*$"
 )  # dates, addresses, versions
-_FILE = re.compile(r"\.(?:[bB]?[fF]\d\d|float\d\d|bin|npy|raw|dat|txt|csv|tensor|pt)$")  # of a name that was a file's
+_FILE = re.compile(r"\.(?:[bB]?[fF]\d\d|float\d\d|bin|npy|raw|dat|txt|csv|tensor|pt)$")  # endings of file names
 _TYPE = re.compile(r"I?Q\d\w*|[bB]?[fF]\d\d")  # Q4_K_M, F16: no word for a value
-# Lines that speak of a layer and are not about its values.
+# Words of lines that mention a layer but show no activations.
 TIMES = {"elapsed", "took", "timings", "seconds", "latency"}
 NOT_VALUES = {"weight", "weights", "took", "elapsed", "loading", "loaded", "load", "memory", "grad"}
 
@@ -48,7 +48,7 @@ _OUTPUT = {
     "lout", "out", "output", "outputs", "after", "hidden", "residual", "resid", "x", "stream", "end", "done", "state",
     "finished", "leaving", "post", "result",
 }  # fmt: skip
-# Words that do not make a phrase say more than "layer 3".
+# Words that add nothing to a phrase such as "layer 3".
 _EMPTY = _OUTPUT | LAYER | {
     "token", "tok", "pos", "position", "row", "last", "first", "values", "value", "vals", "of", "the", "at", "for",
     "with", "shape", "tensor", "array", "idx", "index", "head", "tail", "data", "dim", "f", "i", "n", "states", "is",
@@ -61,20 +61,20 @@ _HOOKED = ROW | MAYBE_ROW | {
     "output", "out", "tensor", "array", "hook", "hooked", "forward", "linear", "name", "node", "event", "act", "dim",
     "shape", "first", "head", "last", "tail", "values", "model", "dump", "trace", "activation", VALUES,
 }  # fmt: skip
-_HIDDEN_ALONE = (frozenset({"hidden"}),)  # of which layer, nobody says
+_HIDDEN_ALONE = (frozenset({"hidden"}),)  # without a layer
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a label speaks of. `nodes` without a layer end in `-`; empty where no word for a node stood there."""
+    """The meaning of a label. Names in `nodes` end in `-` if they need a layer; empty if no word names a node."""
 
     nodes: tuple[str, ...] = ()
     layer: int | None = None
-    row: int | None = None  # -1: the last token
-    possible_row: int | None = None  # a row it may be
-    verbatim: str = ""  # a name that is nobody's speech: a path, or llama.cpp's own. `nodes`, where it is unknown
-    vague: bool = False  # a layer's output for want of a better word, while there were words that nobody knows
-    bare: bool = False  # a layer's output because nothing but the layer was named
+    row: int | None = None  # -1 is the last token.
+    possible_row: int | None = None  # A row it may be.
+    verbatim: str = ""  # A module path or llama.cpp's name, taken as it is. `nodes` hold its words' meaning.
+    vague: bool = False  # Taken for the layer's output, although some words are unknown.
+    bare: bool = False  # Taken for the layer's output, because only the layer is named.
 
     @property
     def role(self) -> bool:
@@ -116,7 +116,7 @@ def _unglued(word: str) -> tuple[str, ...]:
 
 
 def meaning(label: Sequence[str], *, generic: bool = True) -> Meaning:
-    """What the words of a line, in order, speak of. `generic`: a layer alone means its output."""
+    """The meaning of the words of a line. `generic`: a layer alone means its output."""
     return _meaning(tuple(text[:_LONGEST] for text in label[:_MOST]), generic)
 
 
@@ -150,7 +150,7 @@ def _nodes(label: Sequence[str], words: list[str], layer: int | None, used: set[
 
 
 def _denied(words: Sequence[str]) -> set[str]:
-    """ "before the residual add", "without residual": words for what is not yet there."""
+    """Words that are negated: "before the residual add", "without residual"."""
     for i, word in enumerate(words):
         if word in _NOT_YET:
             ahead = [w for w in words[i + 1 : i + 4] if w in _SUM or w == "the"]
@@ -189,12 +189,12 @@ def _by_words(words: list[str], layer: int | None, used: set[int], generic: bool
 
 
 def has_unknown(words: Iterable[str]) -> bool:
-    """Whether there are words that neither name a node nor say nothing."""
+    """Whether some word is neither empty nor known to name a node."""
     return any(w not in _EMPTY and not w.isdecimal() and w != VALUES for w in words)
 
 
 def all_known(words: Sequence[str]) -> bool:
-    """Whether every word may speak of a node or of a place, alone or with its neighbour."""
+    """Whether every word, alone or with its neighbour, can name a node or a place."""
     return all(
         w.isdecimal() or {w, a + w, w + b} & _KNOWN
         for a, w, b in zip(["", *words], words, [*words[1:], ""], strict=False)

@@ -1,4 +1,4 @@
-"""What lines of numbers below each other say under their heading: a list, rows, elements, one statistic a layer."""
+"""Makes statements of numbers below each other: a list, rows, elements with an index, one statistic a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TOP = TOP_WORDS | {"greatest", "id", "ids", "logit", "logits"}
 
 
 def block_statements(block: Block, context: HeadingStack, n_tokens: int) -> list[Statement]:
-    """What lines of numbers say, under their heading."""
+    """The statements of a block of numbers under its heading."""
     rows = [numbers_of(row) for row in block.rows]
     if block.index:
         return _indexed(block.index, rows, context)
@@ -38,7 +38,7 @@ def block_statements(block: Block, context: HeadingStack, n_tokens: int) -> list
 
 
 def _indexed(index: Sequence[int], rows: Sequence[Sequence[Number]], context: HeadingStack) -> list[Statement]:
-    """One number a line with an index: elements, best logits, or a statistic of every layer. Or rows with a number."""
+    """One number a line with an index: elements, best logits, or a statistic a layer. Also rows with a number."""
     words = split_words(context.words)
     kind = next((k for w in context.words if (k := statistic([w])) and k != "norm"), None)
     logits = context.subject.nodes == ("result_output",)

@@ -1,4 +1,4 @@
-"""What a bracket says, given the words before it and what follows it: a table of rules, one habit a row.
+"""Reads a bracket from the words before it and the lexemes after it: a table of rules, one habit a row.
 
 A rule may add values to the statement, or words to its label. It returns the words that still wait for a value.
 """
@@ -66,7 +66,7 @@ class BracketSite:
 
     @cached_property
     def assigned(self) -> Lexeme | None:
-        """What is assigned to the bracket: `[3] = 0.5`."""
+        """The lexeme assigned to the bracket: `[3] = 0.5`."""
         return self.after[1] if len(self.after) > 1 and self.after[0] is ASSIGN else None
 
     @cached_property

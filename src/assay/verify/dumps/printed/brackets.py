@@ -1,4 +1,4 @@
-"""What brackets, pairs and numbers before words say: ids with logits, slices, short vectors, a layer's number."""
+"""Recognises shapes of lexemes: ids with logits, slices, short vectors, a layer's number before its word."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HASH = Mark("#")
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """One thing statement: `kind` is "list", "at", "top", a statistic, or "?" for one that a heading may name.
+    """A value that a line states. `kind` is "list", "at", "top", a statistic, or "?" for one that a title may name.
 
     `words` stand between it and the item before.
     """
@@ -38,7 +38,7 @@ class Quantity:
     kind: str
     data: Any
     words: tuple[str, ...] = ()
-    key: tuple[str, ...] = ()  # the last of them, since a comma
+    key: tuple[str, ...] = ()  # the last of these words, since a comma
     row: int | None = None  # by a slice: h[0, -1, :5]
     from_end: bool = False  # by a slice: x[-4:]
 
@@ -67,7 +67,7 @@ def pairs_from(lexemes: Sequence[Lexeme], i: int) -> tuple[tuple[tuple[int, Numb
 
 
 def elements_from(lexemes: Sequence[Lexeme], i: int) -> tuple[tuple[int, Number], ...]:
-    """`[0] 1.5 [1] 2.5`: elements by their indices, which rise, at least two."""
+    """`[0] 1.5 [1] 2.5`: at least two elements with rising indices."""
     found: list[tuple[int, Number]] = []
     while i + 1 < len(lexemes):
         a, b = lexemes[i], lexemes[i + 1]
@@ -174,7 +174,7 @@ def layers_beside(items: list[Quantity]) -> list[Quantity]:
 
 
 def number_first(lexemes: Sequence[Lexeme]) -> tuple[int | None, int]:
-    """A layer's number before the word: "[0] layer output", "0: block", "#0 layer"; and how many lex that was."""
+    """A layer's number before the word: "[0] layer output", "0: block", "#0 layer"; and the number of lexemes read."""
     at = 1 if lexemes and isinstance(lexemes[0], Mark) else 0
     first = lexemes[at] if len(lexemes) > at else None
     number = first
@@ -196,7 +196,7 @@ def number_first(lexemes: Sequence[Lexeme]) -> tuple[int | None, int]:
 
 
 def is_count(lexemes: Sequence[Lexeme], i: int) -> bool:
-    """A number that says of how many: behind "1 of" or "1/"."""
+    """Whether the number is a total: behind "1 of" or "1/"."""
     if i < 2 or not isinstance(lexemes[i - 2], Number):
         return False
     between = lexemes[i - 1]
@@ -204,7 +204,7 @@ def is_count(lexemes: Sequence[Lexeme], i: int) -> bool:
 
 
 def ranked(lexemes: Sequence[Lexeme], items: list[Quantity]) -> list[Quantity]:
-    """The best with their ids: `values=[9.5, 8.1] indices=[2, 13]`, either first."""
+    """Best logits with their ids in two lists, in either order: `values=[9.5, 8.1] indices=[2, 13]`."""
     lists = [p for p in lexemes if isinstance(p, Bracket) and p.bracket in "[("]
     named = [p.text.lower() for p in lexemes if isinstance(p, Word)]
     if (
@@ -226,7 +226,7 @@ def ranked(lexemes: Sequence[Lexeme], items: list[Quantity]) -> list[Quantity]:
 
 
 def plain(lexemes: Sequence[Lexeme]) -> list[Lexeme]:
-    """Without signs for "number", "#7=1.5", and with the name of a function behind what it is of."""
+    """The lexemes without `#` before a number, and with the name of a function behind its argument."""
     lexemes = list(lexemes)
     found: list[Lexeme] = []
     for i, piece in enumerate(lexemes):

@@ -1,7 +1,7 @@
-"""What a column of a table holds, told by its head: a table of rules, one kind of column a row.
+"""Tells the kind of a table's column from its head: a table of rules, one kind of column a row.
 
-A rule returns the kind of the column: a statistic, `layer`, `row`, `name`, `index`, `id`, `logit`, `value`, `first` for
-a list, `#3` for an element, `=` for a layer or a node, `=rms` for a statistic of a node, `-` for nothing of interest.
+Kinds are the names of statistics, and `layer`, `row`, `name`, `index`, `id`, `logit`, `value`. `first` is a list, `#3`
+an element. `=` is a layer or a node, `=rms` a statistic of a node. `-` is a column to ignore.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ColumnHead:
 
 
 def column_kind(cell: str) -> str:
-    """What the column holds; empty where its head says nothing known."""
+    """The kind of the column; empty if its head is unknown."""
     return COLUMN_RULES.first(ColumnHead(cell)) or ""
 
 

@@ -30,7 +30,7 @@ HABITS: RuleTable[LineSite, Sequence[Statement]] = RuleTable("habit")
 
 
 def register_rule(rule: Rule[LineSite, Sequence[Statement]]) -> None:
-    """Teach the reader a habit of printing. The example must yield what the row says; else a ValueError tells."""
+    """Teach the reader a habit of printing. A taken name or priority raises a ValueError."""
     HABITS.add(rule)
 
 

@@ -1,7 +1,7 @@
-"""Which lines are headings, and what the lines below them are then about: a table of rules, one habit a row.
+"""Decides which lines are headings, by a table of rules, and opens their sections.
 
-A heading names a node, a layer, a position or an engine and gives no values. A rule returns the headings that hold
-below the line. Rules of high priority recognise lines that look like headings and are none: counts, commands, setup.
+A heading names a node, a layer, a position or an engine and gives no values. A rule returns the stack of headings below
+the line. Rules of high priority recognise lines that only look like headings: counts, commands, setup.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ASIDE = re.compile(r"\([^()]{0,200}\)")
 _LISTED = re.compile(r"^\s*\$ [\w ]{1,40}[:,]")  # R names a member: $ layer 0: attn norm
 _PROGRESS = re.compile(r"\d%\s?\|")
 _FLAG = re.compile(r"(?:^|\s)--?[A-Za-z]")
-_COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d|\b\d{1,3} layers\b")  # "layers 3", "3 layers": how many
+_COUNTED = re.compile(r"\blayers(?:\s*[:=])?\s+\d|\b\d{1,3} layers\b")  # a count: "layers 3", "3 layers"
 _NTH = re.compile(
     r"\s*[\[(\"']?(\d{1,4})[\])\"']?\s{0,4}(?:=>|:|=)\s{0,4}"
     r"(?:(?:array|object|Array|table)\s?(?:\(\d{0,6}\))?)?\s?[\[({]?\s*"
@@ -51,7 +51,7 @@ _ENTERS = {"entering", "enter", "begin", "starting"}
 
 @dataclass
 class HeadingSite:
-    """A line without values, and the headings above it. `caption`: it stands directly above values without words."""
+    """A line without values, and the headings above it. A `caption` stands directly above values without words."""
 
     line: str
     statement: Statement
@@ -87,7 +87,7 @@ class HeadingSite:
 
     @cached_property
     def own(self) -> Meaning:
-        """What the words of the line mean."""
+        """The meaning of the line's words."""
         label, words, context = self.core.label, self.words, self.context
         own = Meaning() if self.long else meaning(label)
         layer = layer_of(words)[0]
@@ -104,7 +104,7 @@ class HeadingSite:
 
     @property
     def each(self) -> bool:
-        """Speaks of layers without a number."""
+        """Whether the line names layers without a number."""
         return of_each_layer(self.words) and self.own.layer is None
 
     @cached_property
@@ -117,12 +117,12 @@ class HeadingSite:
 
     @cached_property
     def below(self) -> HeadingStack:
-        """The headings above, and what this line asks of the next: a layer's number, a row."""
+        """The headings above; if the line ends with "layer" or "row", the next line gives the number."""
         return replace(self.context, awaits=_asks(self.words))
 
     @cached_property
     def prose(self) -> HeadingStack:
-        """The headings, where the line is prose: at most it tells a row."""
+        """The headings, if the line is prose: it may only name a row."""
         return self.below if self.row is None else replace(self.below, possible_row=self.row)
 
     @cached_property
@@ -134,7 +134,7 @@ class HeadingSite:
         return replace(self.below, sections=(top,), side="")
 
     def with_side(self, context: HeadingStack) -> HeadingStack:
-        """With the engine that a marked heading names, where its values were seen before."""
+        """The headings with the engine that the line names, if earlier lines showed that engine."""
         named = {s for s in self.sides if s in self.line} if self.marked else set()
         return replace(context, side=max(named, key=len)) if named else context
 
@@ -217,11 +217,11 @@ def _node_or_layer(site: HeadingSite) -> HeadingStack | None:
     own, line = site.own, site.line
     if not own.role and own.layer is None:
         return None
-    loose = not site.marked and len(site.core.label) > 4  # it may be no heading at all
+    loose = not site.marked and len(site.core.label) > 4  # it may be prose
     own = replace(own, vague=own.vague or loose)
     context = _enter(line, site.core, own, site.row, site.possible_row, site.opened)
     if indent_of(line) > 3 and (at := site.possible_row if site.row is None else site.row) is not None:
-        context = replace(context, possible_row=at)  # a title in the middle, above a table that is not further in
+        context = replace(context, possible_row=at)  # a centred title above a table without indentation
     m = _FROM.search(line)
     if m and m[1].lower() not in NOT_SIDES:
         context = replace(context, side=m[1])
@@ -314,7 +314,7 @@ HEADING_RULES: RuleTable[HeadingSite, HeadingStack] = RuleTable(
 
 
 def _essence(line: str, statement: Statement) -> tuple[Statement, str]:
-    """A heading without its comment, or the comment where nothing stands before it; prose as its last sentence."""
+    """The part of a heading that counts: without its comment, or the comment alone; of prose the last sentence."""
     line = line[:4000]
     if "weight" in line and _WEIGHT.search(line):  # h = rmsnorm(h, W["norm.weight"])
         line = _WEIGHT.sub(" ", line)
@@ -341,7 +341,7 @@ def _essence(line: str, statement: Statement) -> tuple[Statement, str]:
 
 
 def _asks(words: Sequence[str]) -> str:
-    """A line that ends with "layer" waits for its number on the next one."""
+    """The kind of number that the next line should give, if this one ends with "layer" or "row"."""
     rest = [w for w in words[-2:] if w not in NUMBERING]
     if not rest or len(words) > 4:
         return ""
@@ -376,7 +376,7 @@ def _enter(
         row=above.row if row is None else row,
         possible_row=above.possible_row if possible_row is None else possible_row,
     )
-    indent = 0 if line.lstrip().startswith("frame #") else indent  # a debugger's: it is not further in than its answers
+    indent = 0 if line.lstrip().startswith("frame #") else indent  # a debugger does not indent its answers
     return context.entering(own, statement.label, indent, bool(_HEADING.search(line)))
 
 
@@ -386,5 +386,5 @@ _RECORD = re.compile(
 
 
 def _is_record(statement: Statement, line: str) -> bool:
-    """`layer = 3` on a line of its own: a field of what is printed, rather than a title."""
+    """Whether the line is a field such as `layer = 3`, rather than a title."""
     return len(statement.label) <= 3 and bool(_RECORD.fullmatch(line.strip()[:80]))

@@ -1,7 +1,7 @@
-"""What the lines below a heading speak of, and what a line speaks of under its headings.
+"""The stack of headings above a line: sections that nest by indentation, each with its subject.
 
-A heading is a line that names a node, a layer, a position or an engine and gives no values. Headings nest by their
-indentation. What a line does not say itself is its heading's; prose that tells a row tells it for what follows.
+A heading is a line that names a node, a layer, a position or an engine and gives no values. `heading_rules.py` decides
+which lines are headings; `subjects.py` completes a line's subject from this stack.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ NOTHING = Meaning()
 
 @dataclass(frozen=True)
 class Section:
+    """The lines below one heading."""
+
     subject: Meaning = NOTHING
-    words: tuple[str, ...] = ()  # of the heading that named it
-    indent: int = -1  # a line further out is no longer about it
-    marked: bool = False  # marked as a heading: a colon behind it, a line drawn around it
-    indented: bool = False  # lines further in stood below it: one as far out as itself is no longer about it
+    words: tuple[str, ...] = ()  # Of the heading.
+    indent: int = -1  # A line with less indentation ends the section.
+    marked: bool = False  # The heading has a colon, `#` or a rule.
+    indented: bool = False  # It has indented lines: a line at its own indentation ends it.
 
     def closed(self) -> Section:
         return Section(replace(self.subject, nodes=("l_out-",), bare=True, vague=False, verbatim=""), (), self.indent)
@@ -31,15 +33,15 @@ class Section:
 
 @dataclass(frozen=True)
 class HeadingStack:
-    """What the lines below the headings so far speak of."""
+    """The open sections, and what the lines so far tell the next one."""
 
     sections: tuple[Section, ...] = (Section(),)
     side: str = ""
-    possible_row: int | None = None  # a row that prose told
-    awaits: str = ""  # a heading that waits for a number: "layer", "row"
-    fresh: bool = False  # nothing was printed below the last heading
-    variables: dict[str, str] = field(default_factory=dict)  # variables, and the role last put into each
-    last_node: str = ""  # the node that was printed last
+    possible_row: int | None = None  # a row that prose named
+    awaits: str = ""  # "layer" or "row", if the next line should give its number
+    fresh: bool = False  # no values since the last heading
+    variables: dict[str, str] = field(default_factory=dict)  # variable -> role of the node last assigned to it
+    last_node: str = ""  # role of the last printed node
 
     @property
     def subject(self) -> Meaning:
@@ -47,7 +49,7 @@ class HeadingStack:
 
     @property
     def each(self) -> bool:
-        """Of every layer: numbers before the lines below count them."""
+        """The heading names layers without a number, so that numbers before the lines below count them."""
         return self.subject.layer is None and of_each_layer(split_words(self.words))
 
     @property
@@ -55,7 +57,7 @@ class HeadingStack:
         return self.sections[-1].words
 
     def at(self, line: str) -> HeadingStack:
-        """The context of a line: headings further in than it are over."""
+        """The sections open at a line: its indentation ends deeper ones."""
         indent = indent_of(line)
         if not line.strip() or line[0] == "#":
             return self
@@ -68,7 +70,7 @@ class HeadingStack:
         return self if last is self.sections[-1] else replace(self, sections=(*sections[:-1], last))
 
     def outside(self, line: str) -> HeadingStack:
-        """The context of a heading's line without its neighbours: only headings further out."""
+        """The sections around a heading: only those with less indentation."""
         indent = indent_of(line)
         return replace(self, sections=tuple(s for s in self.sections if s.indent < indent) or self.sections[:1])
 

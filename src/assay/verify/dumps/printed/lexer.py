@@ -1,4 +1,4 @@
-"""One printed line as lex: words, numbers with the precision they were printed in, lists of them, and marks.
+"""Cuts a printed line into lexemes: words, numbers with their printed precision, marks, and brackets of these.
 
 Nothing here knows models. A line is stripped of what loggers put before it (colours, time, level, place in the code),
 elided into lex by one pass, and its brackets become lists. Every step takes time in proportion to the line.
@@ -63,7 +63,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Bracket:
-    """What stands between brackets."""
+    """The lexemes between two brackets."""
 
     bracket: str
     items: tuple[Lexeme, ...]
@@ -91,7 +91,7 @@ def number(text: str) -> Number:
 
 
 def odd_number(text: str) -> Number:
-    """NaN and infinities; JSON's null is how many write them."""
+    """NaN and infinities; many programs write JSON's null for NaN."""
     plain = text.lower().removesuffix("(ind)").removesuffix("f") if text.lower() != "inf" else "inf"
     sign = -1.0 if plain.startswith(("-", "\u2212")) else 1.0
     value = sign * math.inf if "in" in plain and "nan" not in plain else math.nan
@@ -99,7 +99,7 @@ def odd_number(text: str) -> Number:
 
 
 def lex(line: str) -> tuple[Lexeme, ...]:
-    """The line elided up, brackets made into groups. A bracket that does not close ends with the line."""
+    """The lexemes of a line, with nested brackets. An open bracket ends with the line."""
     stack: list[tuple[str, list[Lexeme]]] = [("", [])]
     for count, piece in enumerate(_scan(line)):
         if count > MOST_PIECES:
@@ -157,7 +157,7 @@ _NAMES = re.compile(r"[^\W\d]\w*|\d+")
 
 
 def _inside(text: str) -> list[str]:
-    """The words of what a norm is of, without the arguments of its functions: ‖Attn(RMSNorm(h))·W_O‖₂."""
+    """The words inside the bars of a norm, without arguments of functions: ‖Attn(RMSNorm(h))·W_O‖₂."""
     inner = text.lstrip("|‖").rpartition(text[0])[0].strip("|‖ ")
     if text[0] != "‖":
         return [w for w in inner.split() if len(w) > 2 or w.isdecimal()]
@@ -204,11 +204,11 @@ def open_brackets(line: str) -> int:
 
 @dataclass(frozen=True)
 class NumberList:
-    """A printed list of numbers, possible_row with the middle left out."""
+    """A printed list of numbers; the middle may be left out."""
 
     first: tuple[Number, ...]
     last: tuple[Number, ...] = ()
-    elided: bool = False  # an ellipsis stood somewhere
+    elided: bool = False  # it has an ellipsis
 
     @property
     def all(self) -> tuple[Number, ...]:
@@ -216,7 +216,7 @@ class NumberList:
 
     @property
     def whole(self) -> bool:
-        """Counts, ids or a shape rather than values of a tensor."""
+        """Whether all are whole: counts, ids or a shape rather than values of a tensor."""
         return all(n.whole for n in self.all)
 
 
@@ -230,7 +230,7 @@ class NumberRows:
 
 
 def listed(items: Sequence[Lexeme]) -> NumberList | NumberRows | None:
-    """The numbers of a bracket or of columns: one list, or rows of lists; None where something else stands there."""
+    """The numbers of a bracket or of columns: one list, or rows of lists; None for anything else."""
     items = [p for p in items if p is not COMMA and p is not BAR]
     while len(items) == 1 and isinstance(items[0], Bracket):
         items = [p for p in items[0].items if p is not COMMA]

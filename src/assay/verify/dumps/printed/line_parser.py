@@ -1,8 +1,7 @@
-"""What one printed line says: its words, and its items (lists, statistics by name, ids with logits), each with the
-words that stand before it.
+"""Parses the lexemes of one line into a statement: words, and values (lists, statistics, ids with logits).
 
-Nothing is decided here about nodes. Whole numbers that belong to no item stay among the words, in their place: a
-layer's number, a token's row and a count look alike until the words around them are read.
+Nodes are decided later. Whole numbers that belong to no value stay among the words, in their place: a layer's number,
+a token's row and a count look alike until the words around them are read.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _ARRAY_MAKERS = {"tensor", "array", "vec", "vector", "list", "float32", "ndarray
 def parse_line(
     lexemes: Sequence[Lexeme], sides: set[str], layer_known: bool = False, second: frozenset[str] = frozenset()
 ) -> Statement:
-    """What a line states. `layer_known`: the headings tell the layer, so that an index counts elements.
+    """The statement of a line. `layer_known`: the headings give the layer, so that an index counts elements.
 
     `second` are rules of which the second reading is wanted.
     """
@@ -101,7 +100,7 @@ Step = tuple[list[str], int]  # the words that wait for a value, and the place o
 
 
 def _walk(lexemes: list[Lexeme], line: Statement, key: list[str]) -> list[str]:
-    """Read lexemes one after the other, each by the first rule that applies; what no rule reads is skipped."""
+    """Read lexemes one after the other, each by the first rule that applies; skip a lexeme without a rule."""
     at = 0
     while at < len(lexemes):
         key, at = LEXEME_RULES.first(LexemeSite(lexemes, at, key, line)) or (key, at + 1)
@@ -261,7 +260,7 @@ LEXEME_RULES: RuleTable[LexemeSite, Step] = RuleTable(
 
 
 def _elements(pairs: Sequence[tuple[int, Number]], line: Statement) -> bool:
-    """Whether `0:1.5 1:2.5` are elements of a row, rather than ids with their logits, of which the best come first."""
+    """Whether `0:1.5 1:2.5` are elements of a row, rather than ids with logits, which are sorted by logit."""
     ordered = [i for i, _ in pairs] == list(range(len(pairs)))
     falls = all(a.value >= b.value for (_, a), (_, b) in pairwise(pairs))
     best = bool(set(split_words(line.label)) & _TOP)
@@ -278,7 +277,7 @@ def _list_follows(lexemes: Sequence[Lexeme], i: int) -> bool:
 
 
 def _leads(lexemes: Sequence[Lexeme], i: int, line: Statement) -> bool:
-    """A layer's number at the head of a line of a table: `attn_out,0,0.5,0.25,…`."""
+    """A layer's number between a name and its values: `attn_out,0,0.5,0.25,…`."""
     first, rest = lexemes[i], lexemes[i + 1 : i + 6]
     if not (isinstance(first, Number) and first.whole and first.value >= 0 and len(rest) > 3 and rest[0] is COMMA):
         return False
@@ -293,7 +292,7 @@ def _leads(lexemes: Sequence[Lexeme], i: int, line: Statement) -> bool:
 
 
 def _side(lexemes: Sequence[Lexeme]) -> str:
-    """Whose values: a single name before a colon and a list."""
+    """The engine's name: a single word before a colon and a list."""
     flat = [p for p in lexemes if not (isinstance(p, Mark) and p.text == "*")]
     if len(flat) >= 3 and isinstance(flat[0], Word) and flat[1] is ASSIGN and isinstance(flat[2], Bracket):
         word = flat[0].text

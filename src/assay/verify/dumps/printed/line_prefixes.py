@@ -1,4 +1,4 @@
-"""Removes what stands around a printed line: colours, boxes, and what a logger puts before the message.
+"""Removes what surrounds a printed line: colours, boxes, and a logger's prefix before the message.
 
 Each kind of prefix is a row. A new logger is a new row.
 """
@@ -45,14 +45,14 @@ _BRANCHES = re.compile(r"\s*+(?:\|\s++)++")
 _CALLER = re.compile(
     r"\s*(?:[A-Z][a-z]{2} \d{1,2}, \d{4}|\d{4}-\d\d-\d\d),? \d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?(?: [AP]M)?"
     r" (?:[a-z]\w{0,40}\.){1,8}[\w$.]{1,60} [\w$<>]{1,60}\s*"
-)  # when, and which method: a line of its own, above the message
+)  # Java's logger: time and method on a line above the message
 
 
 _BASE = re.compile(r"\((?:layers? )?(?:[01]|zero|one)[- ](?:based|indexed)\)")
 
 
 def without_prefix(line: str) -> str:
-    """The line without colours and without what a logger put before it."""
+    """The line without colours, boxes and prefixes."""
     if _CALLER.fullmatch(line[:400]):
         return ""
     if "based" in line or "indexed" in line:
@@ -71,7 +71,7 @@ def without_prefix(line: str) -> str:
             break
         line = rest
     if m := _ITEM.match(line):
-        line = m[1] + line[m.end() :]  # as far in as its bullet
+        line = m[1] + line[m.end() :]  # keeps the indentation of its bullet
     return _with_points(line) if "," in line else line
 
 
@@ -91,7 +91,7 @@ _YIELDS = ("l_out-0 first 0.5 1.5",)
 
 
 def _prefix(name: str, priority: int, example: str, pattern: str, yields: tuple[str, ...] = _YIELDS) -> Rule[str, str]:
-    """A rule that returns the line behind the prefix; a prefix alone is a line."""
+    """A rule that returns the text behind the prefix. A prefix without text is not removed."""
     compiled = re.compile(pattern)
 
     def behind(line: str) -> str | None:

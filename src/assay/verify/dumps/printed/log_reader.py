@@ -1,8 +1,8 @@
-"""Reading printed text: any line with a word for a node and numbers, from whatever an engine prints.
+"""Reads a printed log line by line: `read_log` returns its observations.
 
-A line says what it speaks of (a node, a layer, a token's row, whose engine) and gives numbers: a list, columns, rows of
-a printed array, statistics by name, token ids with logits. What a line does not say is taken from its headings.
-Tables have their own header. Lines with numbers that speak of no known node are kept, for the values to tell.
+A line names a subject (a node, a layer, a token's row, an engine) and gives numbers: a list, columns, rows of an array,
+statistics by name, token ids with logits. Headings supply the missing parts of a subject. Tables have their own header.
+Lines with numbers that name no known node are kept for matching by values.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def read_log(path: Path, patterns: Sequence[str] = (), text: str | None = None) 
 
 @dataclass
 class _LogReader:
-    """What was read so far, and what the next line depends on: headings, the table, the last lines."""
+    """The observations so far, and the state for the next line: headings, the table, the last lines."""
 
     patterns: list[Pattern]
     tokens: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ class _LogReader:
     layer: int | None = None  # of the last row of the table
     sides: set[str] = field(default_factory=set)
     titles: deque[str] = field(default_factory=lambda: deque(maxlen=4))  # the last lines without values
-    caption: tuple[str, Statement] | None = None  # the last of them, where it was not taken for a heading
+    caption: tuple[str, Statement] | None = None  # the last of them, if it is no heading
     fenced: bool = False  # inside a Markdown code fence
     kept: int = 0  # numbers in `unread`
 
@@ -134,7 +134,7 @@ class _LogReader:
         return True
 
     def _statements(self, line: str, block: Block | None) -> list[Statement]:
-        """What the line says; a caption above values without words becomes their heading."""
+        """The statements of a line. A caption above values without words becomes their heading."""
         timed = self.caption is not None and bool(set(split_words(self.caption[1].label)) & TIMES)
         if block is not None:
             self._take_caption()
@@ -160,7 +160,7 @@ class _LogReader:
         return rows
 
     def _after_values(self, line: str, block: Block | None, statement: Statement, new: Sequence[Observation]) -> None:
-        """Keep observations of named nodes, and what the line tells the lines below it."""
+        """Keep observations of named nodes, and update the headings for the lines below."""
         self.found += [o for o in new if o.name]
         self.caption = None
         last = next(o.name for o in reversed(new) if o.name)
@@ -188,13 +188,13 @@ class _LogReader:
         changed = self.context.sections != before.sections
         self.table = PrintedTable() if changed else self.table
         if self.context == before and _LETTER.search(line):
-            self.context = outer  # it statement nothing: the headings above stay open
+            self.context = outer  # no heading: the sections above stay open
         if line.strip():
             self.caption = None if changed else (line, statement)
 
 
 def _below(statement: Statement, context: HeadingStack) -> HeadingStack:
-    """NumberList may tell the row of those below it: "pos 3: |emb|=1.5"; a sentence the layer: "In layer 0, …"."""
+    """A line with values may set the row for the lines below ("pos 3: |emb|=1.5") or their layer ("In layer 0, …")."""
     own = meaning(statement.label)
     if own.layer is not None and statement.label[0].lower() in ("in", "at", "for", "inside"):
         return context.entering(replace(context.subject, nodes=("l_out-",), layer=own.layer, bare=True), (), 0)
@@ -206,13 +206,13 @@ def _below(statement: Statement, context: HeadingStack) -> HeadingStack:
 
 
 def _without_words(statement: Statement) -> bool:
-    """NumberList without a word of what they are."""
+    """Whether the statement has values but no words for them."""
     return all(
         w in (VALUES, "tensor", "array") or w.isdecimal() or w.lower() in ("dtype", "float32") for w in statement.label
     )
 
 
 def _remember(line: str, new: Sequence[Observation], context: HeadingStack) -> None:
-    """`xb2 <- wo * xb`: what was put into a variable is what a sum with it adds."""
+    """Remember which node was assigned to a variable (`xb2 <- wo * xb`), because a later sum may add it."""
     if (m := _PUT.match(line) or _PUT_BEHIND.search(line[:400])) and len(context.variables) < 64:
         context.variables[m[1]] = new[0].name.rpartition("-")[0]

@@ -1,4 +1,4 @@
-"""Single numbers and numbers side by side: which statistic of what, which element, a list, token ids."""
+"""Reads numbers outside brackets: a statistic, an element, a list side by side, token ids. `NUMBER_RULES` are rows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PLUS_MINUS = Mark("±")
 
 
 def run_from(lexemes: list[Lexeme], i: int, key: list[str], line: Statement) -> tuple[list[Lexeme], int]:
-    """Numbers side by side, with commas or dots between them; one after a word that takes one."""
+    """The numbers side by side from lexeme i, and the next place; only one behind a word such as `layer` or `max`."""
     first = lexemes[i]
     assert isinstance(first, Number)
     last = split_words(key[-1:])[-1:] if key else []
@@ -69,7 +69,7 @@ def _fine(number: Number) -> bool:
 
 
 def _real(run: Sequence[Lexeme], lexemes: Sequence[Lexeme], i: int) -> bool:
-    """Whether a bar stands between two numbers with decimals: they are one list."""
+    """Whether a bar separates two numbers with decimals, so that they are one list."""
     near = (run[-1], lexemes[i + 1]) if run and i + 1 < len(lexemes) else ()
     return bool(near) and all(isinstance(p, Number) and not p.whole for p in near)
 
@@ -126,7 +126,7 @@ def _kind_ahead(key: Sequence[str], line: Statement) -> str:
 
 
 def name_open_statistics(line: Statement) -> None:
-    """Single numbers whose statistic stands before or amid the words for the node: "rms attn_out: 1.5"."""
+    """Give open numbers the statistic that stands before or among the words for the node: "rms attn_out: 1.5"."""
     first = line.label.index(VALUES) if VALUES in line.label else 0
     if not any(i.kind == "?" for i in line.items) or any(i.kind not in ("?", *STATISTICS) for i in line.items):
         return
@@ -147,7 +147,7 @@ def name_open_statistics(line: Statement) -> None:
 
 
 def _has_place(words: Sequence[str]) -> bool:
-    """Words that say of what a single number is, and leave open which statistic."""
+    """Whether the words name a node, a layer or a row, so that only the statistic is open."""
     about = meaning(words)
     told = about.role or about.layer is not None or about.row is not None
     return told or bool(words and meaning([*words, "layer", "0"], generic=False).nodes)
@@ -168,7 +168,7 @@ def _element(line: Statement) -> int | None:
 
 
 def _take_word(line: Statement, kind: str) -> None:
-    """A word was the statistic's: what else stands in the same word stays."""
+    """Remove the statistic from the label; the rest of its word stays."""
     for i in range(len(line.label) - 1, max(len(line.label) - 24, line.value_start) - 1, -1):
         if (
             not statistic([line.label[i]])
@@ -183,7 +183,7 @@ def _take_word(line: Statement, kind: str) -> None:
 
 
 def zipped(numbers: Sequence[Number], key: Sequence[str], line: Statement) -> bool:
-    """As many statistics named as numbers follow."""
+    """Add one statistic for each number, if as many statistics are named; whether that was so."""
     several = _several(key) if len(numbers) > 1 else []
     if len(several) < 2 or len(several) != len(numbers):
         return False
@@ -221,8 +221,8 @@ class NumberSite:
     number: Number
     key: list[str]
     line: Statement
-    assigned: bool  # a `=` or `:` stands before it
-    apart: bool  # and another one before its words: layer 0 output: norm=1.5
+    assigned: bool  # `=` or `:` before it
+    apart: bool  # and another one before its words: `layer 0 output: norm=1.5`
 
     @cached_property
     def words(self) -> list[str]:
@@ -234,7 +234,7 @@ class NumberSite:
 
     @cached_property
     def kind(self) -> str | None:
-        """The statistic that the words before the number name."""
+        """The statistic named by the words before the number."""
         one, key, line, words = self.number, self.key, self.line, self.words
         kind = statistic(key)
         if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.token_id is not None:

@@ -69,7 +69,7 @@ class RuleTable(Generic[Site, Result]):
         self._rules = [rule for rule in self._rules if rule.name != name]
 
     def first(self, site: Site, doubts: Doubts | None = None) -> Result | None:
-        """What the first rule that applies makes of the site; None where no rule applies.
+        """The result of the first rule that applies to the site; None if no rule applies.
 
         A rule with a second reading notes its name in `doubts.met`. Where `doubts.second` has the name, the second
         reading is taken.

@@ -1,4 +1,4 @@
-"""Turns a statement into observations: which node each of its values is of, and what was printed of it."""
+"""Turns a statement into observations: the node, row and kind of each of its values."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from assay.verify.dumps.printed.statements import Statement
 from assay.verify.dumps.printed.subjects import VAGUE, subject_of
 
 _VARIABLES = {"x", "h", "y", "v", "val", "vals", "values", "data", "buf", "first", "head"}
-_ITEMS = 256  # of one line, beyond which they are all about one node
+_ITEMS = 256  # values of one line; with more, all are about one node
 _NUMBERED = re.compile(r"[xhyv]_?\d{1,5}")
 
 
 def observations_of(statement: Statement, context: HeadingStack, where: str) -> list[Observation]:
-    """What the line says; of a node called "" where no word named one."""
+    """The observations of a statement; their name is empty if no word names a node."""
     line = subject_of(statement, context)
     words = split_words(statement.label)
     if statement.items and all(i.kind in ("at", "top") for i in statement.items) and not (
@@ -74,7 +74,7 @@ def _template(label: Sequence[str]) -> tuple[str, tuple[int, ...]]:
 
 
 def _each(statement: Statement, line: Meaning, context: HeadingStack) -> list[Meaning]:
-    """The meaning of every item: the line's, unless the items have words of their own for several nodes or rows."""
+    """The meaning of every value: the line's, unless the words between the values name several nodes or rows."""
     if not 1 < len(statement.items) <= _ITEMS:
         return [line] * len(statement.items)
     number = [] if line.layer is None else ["layer", str(line.layer)]
@@ -145,7 +145,7 @@ def _of_list(item: Quantity, row: int | None, observe: Any) -> Iterator[Observat
 
 
 def _is_tail(key: Sequence[str]) -> bool:
-    """ "last 5 values", "tail": the end of a row. "last row" and "last token" are rows."""
+    """Whether the words mean the end of a row: "last 5 values", "tail". "last row" and "last token" name a row."""
     words = split_words(key)
     for before, a, b in zip(["", *words], words, [*words[1:], ""], strict=False):
         if a in ("tail", "ends", "ending", "trailing") or (
@@ -158,7 +158,7 @@ def _is_tail(key: Sequence[str]) -> bool:
 
 
 def _names(mine: Meaning) -> tuple[str, ...]:
-    """Node names; those of a layer with its number. `last` stands for the number of the last one."""
+    """Node names, with the number of their layer; `last` stands for the last layer."""
     names = tuple(
         f"{node}{0 if mine.layer is None else mine.layer}" if node.endswith("-") else node for node in mine.nodes
     )

@@ -1,4 +1,4 @@
-"""What one line statement, as it is read: its words in their order, its items, and what told a layer, a row, a side."""
+"""The statement of one line: its words in order, its values, and the layer, row and engine that it names."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _ELEMENTS_OF = _LISTS_OF | {"out", "x", "h", "y", "v", "buf", "dst", "res", "arr
 
 @dataclass
 class Statement:
-    """What one line statement, as it is read."""
+    """A statement under construction; the parser's rules fill it in."""
 
     label: list[str] = field(default_factory=list)
     items: list[Quantity] = field(default_factory=list)
     tokens: tuple[int, ...] = ()
-    words_before_list: int | None = None  # words before the first list
+    words_before_list: int | None = None  # Number of words before the first list.
     layer: int | None = None
     row: int | None = None
     possible_row: int | None = None
-    token_id: int | None = None  # of the token whose logit may follow
+    token_id: int | None = None  # The token whose logit may follow.
     side: str = ""
-    value_start: int = 0  # words of the label before the last item
-    outer_words: tuple[str, ...] = ()  # words before the brackets that are open
+    value_start: int = 0  # Number of words before the last value.
+    outer_words: tuple[str, ...] = ()  # Words before the open brackets.
     from_end: bool = False
-    layer_known: bool = False  # a layer: its number is known
-    element: int | None = None  # x[3] after attention = …
+    layer_known: bool = False  # The headings give the layer.
+    element: int | None = None  # The index in `x[3] after attention = …`.
     slice_row: int | None = None
-    is_record: bool = False  # name=…: a key says what is the node's name
+    is_record: bool = False  # The node's name has a key: `name=…`.
 
     doubts: Doubts = field(default_factory=Doubts)
 
@@ -47,7 +47,7 @@ class Statement:
         self.items.append(Quantity(kind, data, words[-64:], tuple(key), self.slice_row, self.from_end))
         if kind == "list" and self.words_before_list is None:
             self.words_before_list = len(self.label)
-        self.label.append(VALUES)  # words on either side of it do not belong together
+        self.label.append(VALUES)  # separates the words on either side
         self.value_start, self.from_end = len(self.label), False
 
     def _drop_variable(self, kind: str) -> None:

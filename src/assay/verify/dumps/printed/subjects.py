@@ -1,6 +1,6 @@
-"""What a line of values is about: its own words first, then the headings above it.
+"""Finds the subject of a statement: node, layer and row, from its own words first, then from the headings above.
 
-The line's words may name a node, a layer, a row. `SUBJECT_RULES` decide what the headings add to them.
+`SUBJECT_RULES` decide how the headings complete the line's words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EITHER_NORM = ("attn_norm-", "ffn_norm-")
 
 @dataclass
 class SubjectSite:
-    """A statement under its headings: its label, what the label means, what the heading means."""
+    """A statement under its headings: its label, and the meanings of the label and of the heading."""
 
     statement: Statement
     context: HeadingStack
@@ -53,12 +53,12 @@ class SubjectSite:
 
     @cached_property
     def spoken(self) -> Meaning:
-        """What all words of the line mean."""
+        """The meaning of all words of the line."""
         return meaning(self.statement.label)
 
     @cached_property
     def own(self) -> Meaning:
-        """What the label means, with a layer and a remark that stand behind the values."""
+        """The meaning of the label, with a layer or a remark behind the values."""
         statement, label, spoken = self.statement, self.label, self.spoken
         own = meaning(label)
         if own.layer is None and spoken.layer is not None and own.role and not own.verbatim and own.nodes not in ENDS:
@@ -80,12 +80,12 @@ class SubjectSite:
 
     @property
     def above(self) -> Meaning:
-        """What the heading means."""
+        """The meaning of the heading."""
         return self.context.subject
 
 
 def subject_of(statement: Statement, context: HeadingStack) -> Meaning:
-    """What the statement is about. What its own words leave open is taken from the headings."""
+    """The subject of the statement. The headings supply what its own words leave open."""
     site = SubjectSite(statement, context)
     found = SUBJECT_RULES.first(site) or site.own
     own, spoken, above = site.own, site.spoken, site.above
@@ -180,7 +180,7 @@ def _led(label: Sequence[str], own: Meaning) -> Meaning:
 
 
 def inside_layer(label: Sequence[str], context: HeadingStack) -> Meaning:
-    """What the words mean inside the layer of the heading above, with its words where they are too few themselves."""
+    """The meaning of the words inside the layer of the heading; too few words are joined with the heading's."""
     number = ("layer", str(context.subject.layer))
     found = meaning([*label, *number], generic=False)
     if not found.nodes or found.nodes == EITHER_NORM or set(split_words(label)) <= VAGUE | {"pre", "post", "rms"}:

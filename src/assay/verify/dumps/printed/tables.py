@@ -23,16 +23,16 @@ _DECIMAL = re.compile(r"\d\.\d")
 
 @dataclass(frozen=True)
 class PrintedTable:
-    """What each column holds, and the words of those that name a layer or a node."""
+    """The header of a table: the kind of each column (`columns.py`) and its head."""
 
     columns: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
-    kind: str = ""  # the statistic that the title told
-    mark: str = ""  # between its cells
+    kind: str = ""  # the statistic in the title above
+    mark: str = ""  # the separator of its cells
 
 
 def _mark(line: str) -> str:
-    """What stands between the cells."""
+    """The separator of the cells."""
     text = _INDEX.sub("", line.strip())
     if text[:1] != "|":
         text = BARS.sub("", text)  # max|x|, ||x||
@@ -60,7 +60,7 @@ def _cells(line: str, mark: str) -> list[str]:
 
 
 def table_header(line: str) -> PrintedTable | None:
-    """The table that the line is the header of; None where it is another line."""
+    """The table that begins with this header; None for any other line."""
     if len(line) > 4096 or line[:1] == "#" or "=" in line:
         return None
     if ":" in line.replace(":-", "").replace("-:", "") and not (line.lstrip()[:1] == "|" and line.count("|") > 3):
@@ -68,7 +68,7 @@ def table_header(line: str) -> PrintedTable | None:
     mark = _mark(line)
     cells = _cells(line, mark)
     if len(cells) < 2 or len(cells) > 2048 or (mark == "," and (". " in line or line.rstrip().endswith("."))):
-        return None  # or a sentence
+        return None  # a sentence
     if _DECIMAL.search(line) or any(c.count("(") != c.count(")") or c.count("[") != c.count("]") for c in cells):
         return None
     columns = tuple(column_kind(c) for c in cells)
@@ -123,7 +123,7 @@ def _is_header(columns: tuple[str, ...], cells: list[str], line: str) -> bool:
 
 
 def _numbered_names(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ...]:
-    """Beside other nodes, w1 and residual_2 are no elements, k no index, value no column of values."""
+    """Beside other nodes, heads such as w1, residual_2, k and value name nodes too, not elements or an index."""
     elements = [int(c[1:]) for c in columns if c[:1] == "#"]
     run = len(elements) > 1 and elements[0] in (0, 1) and elements == list(range(elements[0], elements[-1] + 1))
     if run or sum(c == "=" for c in columns) < 2:
@@ -138,7 +138,7 @@ def _numbered_names(columns: tuple[str, ...], cells: list[str]) -> tuple[str, ..
 
 
 def table_row(table: PrintedTable, line: str, nth: int = 0) -> list[Statement]:
-    """What the nth row says: one statement of its own, and one for every column that names a layer or a node."""
+    """The statements of the nth row: one of its own, and one for every column that names a layer or a node."""
     if not table.columns or len(line) > MOST or table.mark not in line:
         return []
     cells = _cells(line, table.mark)
@@ -147,7 +147,7 @@ def table_row(table: PrintedTable, line: str, nth: int = 0) -> list[Statement]:
         counted = cells[0].isdecimal() and all(c[:1] == "=" for c in columns)
         columns, heads = ("layer" if counted else "name", *columns), ("", *heads)  # the first column has no head
     if len(cells) == len(columns) - 1 and columns[0] in ("layer", "row", "index"):
-        cells = ["", *cells]  # a dash, for what is no layer's
+        cells = ["", *cells]  # the first cell is missing: the row belongs to no layer
     if len(cells) != len(columns) or not any(c.isdigit() for c in line):
         return []
     row = _RowReader(columns)
@@ -202,7 +202,7 @@ class _RowReader:
             self.statement.label.append(cell)
 
     def statements(self, title: str, nth: int) -> list[Statement]:
-        """What the row says; `title` is the statistic above the table."""
+        """The statements of the row; `title` is the statistic above the table."""
         statement, at = self.statement, self.elements
         if at:
             least = min(i for i, _ in at)

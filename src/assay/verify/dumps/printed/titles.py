@@ -1,4 +1,4 @@
-"""NumberList whose kind stands above them: "rms of every layer" as a title, "top 5 logits" as a heading."""
+"""Values whose kind stands in a line above: "rms of every layer" as a title, "top 5 logits" as a heading."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.verify.dumps.printed.lexer import NumberList, Word, lex
 
 
 def with_title(items: list[Quantity], context: HeadingStack, titles: Sequence[str]) -> list[Quantity]:
-    """Single numbers are the statistic that the heading names, or nothing."""
+    """Give open numbers the statistic that a title names; drop them if none does."""
     if len(items) == 1 and items[0].kind == "list" and isinstance(items[0].data, NumberList):
         return _named_together(items[0], items[0].data, [*titles, " ".join(context.words)][-2:])
     if all(i.kind != "?" for i in items):
@@ -29,7 +29,7 @@ _TOGETHER = re.compile(r"[\w.]{1,12}(?:\s?[/,|]\s?[\w.]{1,12}){1,7}")
 
 
 def _named_together(item: Quantity, values: NumberList, titles: Sequence[str]) -> list[Quantity]:
-    """As many numbers as the heading names statistics: "layer outputs, mean / std" above "layer 0: 0.1 / 1.2"."""
+    """One statistic a number, if a title names as many: "layer outputs, mean / std" above "layer 0: 0.1 / 1.2"."""
     for title in reversed(titles):
         calls = [k for name in _CALLED.findall(title[:400]) if (k := statistic([name]))]
         if len(calls) == len(values.all) > 1 and not values.elided:  # logits[-1].max(), logits[-1].min()
@@ -44,7 +44,7 @@ def _named_together(item: Quantity, values: NumberList, titles: Sequence[str]) -
 
 
 def with_ids(items: list[Quantity], context: HeadingStack) -> list[Quantity]:
-    """Below "top 5 logits" two numbers are an id and its logit; three have a rank before them."""
+    """Below "top 5 logits", two numbers are an id and its logit; three begin with a rank."""
     if (
         len(items) != 1
         or context.subject.nodes != ("result_output",)
@@ -61,7 +61,7 @@ def with_ids(items: list[Quantity], context: HeadingStack) -> list[Quantity]:
 
 
 def title_statistic(titles: Sequence[str]) -> str:
-    """The statistic that the last of these lines name."""
+    """The statistic named by the latest of these lines."""
     for title in reversed(titles):
         words = [p.text for p in lex(title) if isinstance(p, Word)]
         told = (k for i in range(len(words)) for n in (2, 1) if (k := statistic(words[i : i + n])))
