@@ -18,7 +18,7 @@ from assay.errors import AssayError
 from assay.models import Model
 from assay.verify.dumps.load import load_dump, read_dump
 from assay.verify.dumps.observation import Dump, Observation
-from assay.verify.dumps.reader_table import DumpSource, Reader, register_reader, unregister_reader
+from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, unregister_reader
 from assay.verify.judge.verdict import judge
 from tests.verify.conftest import TOKENS, changed
 from tests.verify.dumps.writing import HEADER, arrays, as_folder, as_json, as_npz, as_raw, as_safetensors, lines
@@ -150,7 +150,7 @@ def test_another_package_adds_a_format(tmp_path: Path) -> None:
 
     with pytest.raises(AssayError):
         read_dump(tmp_path / "x.frob")
-    reader = Reader("frob", 95, lambda source: source.head.startswith(b"FROB"), read)
+    reader = DumpReader("frob", 95, lambda source: source.head.startswith(b"FROB"), read)
     register_reader(reader)
     try:
         assert [o.summary for o in read_dump(tmp_path / "x.frob").observations] == ["l_out-0 rms 1.5"]

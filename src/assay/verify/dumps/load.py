@@ -18,7 +18,7 @@ from assay.verify.dumps.matching.by_values import can_tell
 from assay.verify.dumps.matching.reading_notes import nothing_read_error
 from assay.verify.dumps.observation import Dump
 from assay.verify.dumps.printed.log_reader import read_log
-from assay.verify.dumps.reader_table import DumpSource, Reader, register_reader, registered_readers
+from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers
 from assay.verify.dumps.resolve import resolve
 
 
@@ -54,28 +54,28 @@ def _read_print(source: DumpSource) -> Dump:
 
 
 for _row in (
-    Reader("folder of .npy", 100, lambda s: s.is_folder, lambda s: read_npy_folder(s.path)),
-    Reader(".npz", 90, lambda s: s.head[:4] == b"PK\x03\x04", lambda s: read_npz(s.path)),
-    Reader(
+    DumpReader("folder of .npy", 100, lambda s: s.is_folder, lambda s: read_npy_folder(s.path)),
+    DumpReader(".npz", 90, lambda s: s.head[:4] == b"PK\x03\x04", lambda s: read_npz(s.path)),
+    DumpReader(
         "safetensors",
         80,
         lambda s: s.path.suffix == ".safetensors" or s.head[8:10] in (b'{"', b"{}"),
         lambda s: read_tensors(s.path),
     ),
-    Reader(
+    DumpReader(
         "JSON lines",
         70,
         lambda s: s.head.lstrip()[:1] == b"{" and b"assay_dump" in s.head.splitlines()[0],
         lambda s: read_json_lines(s.path),
     ),
-    Reader("array without a header", 60, lambda s: s.path.suffix in (".jsonl", ".npy"), _no_dump),
-    Reader(
+    DumpReader("array without a header", 60, lambda s: s.path.suffix in (".jsonl", ".npy"), _no_dump),
+    DumpReader(
         "llama-eval-callback",
         50,
         lambda s: is_eval_callback(s.head.decode("utf-8", "replace")),
         lambda s: read_eval_callback(s.path),
     ),
-    Reader("printed text", 10, lambda s: True, _read_print),
+    DumpReader("printed text", 10, lambda s: True, _read_print),
 ):
     register_reader(_row)
 

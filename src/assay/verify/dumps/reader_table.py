@@ -27,7 +27,7 @@ class DumpSource:
 
 
 @dataclass(frozen=True)
-class Reader:
+class DumpReader:
     """A file format. `takes` looks at the path and the first bytes; `read` returns names and layouts as written.
 
     The reader with the highest priority that takes a source reads it. assay's own have 10 (printed text) to 100.
@@ -39,10 +39,10 @@ class Reader:
     read: Callable[[DumpSource], Dump]
 
 
-_readers: list[Reader] = []
+_readers: list[DumpReader] = []
 
 
-def register_reader(reader: Reader) -> None:
+def register_reader(reader: DumpReader) -> None:
     """Add a format."""
     for other in _readers:
         if reader.name == other.name or reader.priority == other.priority:
@@ -58,6 +58,6 @@ def unregister_reader(name: str) -> None:
     _readers[:] = [row for row in _readers if row.name != name]
 
 
-def registered_readers() -> Sequence[Reader]:
+def registered_readers() -> Sequence[DumpReader]:
     """All formats, the one that is asked first at the front."""
     return tuple(_readers)

@@ -223,37 +223,11 @@ def _match_by_value(
     Nodes with the same values in another shape, such as kqv-0 and kqv_out-0, count as one. The first of them that has
     the dumped axes and that the dump does not name itself stands for all.
     """
-    graph, n = model.graph, len(dump.tokens)
     matched: list[Observation] = []
     left: list[Observation] = []
     notes: list[str] = []
     for obs in unknown:
-        if obs.kind != "values" or obs.rows not in (None, (0, n)):
-            left.append(obs)
-            continue
-        size = obs.array().size if obs.shape is None else math.prod(obs.shape)
-        fits = [
-            node.name
-            for node in graph
-            if not node.has(Trait.STATE) and math.prod(shape_of(graph, node.name, n)) == size
-        ]
-        if not fits:
-            left.append(obs)
-            continue
-        array = obs.array().astype(np.float64)
-        if not is_finite(array, maskable=True).all():
-            left.append(obs)
-            continue
-        values = truth(fits)
-        scored, plain = [], dict[str, bool]()
-        for name in fits:
-            reading = layouts.readings(graph, name, array, (0, n), n)
-            if reading:
-                best = layouts.nearest(reading, values[name], token_axis(graph, name))
-                scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
-                plain[name] = not best.label
-        scored.sort(key=lambda pair: pair[0])
-        same = [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
+        scored, plain, same = _score_nodes(obs, model, len(dump.tokens), truth)
         rivals = [pair for pair in scored if pair[1] not in same]
         if scored and scored[0][0] < MATCHED and (not rivals or rivals[0][0] > RIVAL * scored[0][0]):
             taken = {*named, *(o.name for o in matched)}
@@ -269,6 +243,31 @@ def _match_by_value(
             if scored and scored[0][0] < MATCHED:
                 notes.append(_evidence(obs, scored, "not used: it might be"))
     return matched, left, notes
+
+
+def _score_nodes(
+    obs: Observation, model: Model, n: int, truth: Truth
+) -> tuple[list[tuple[float, str]], dict[str, bool], list[str]]:
+    """Nodes of the array's size by distance; whether each needs no other layout; the nodes that equal the nearest."""
+    graph = model.graph
+    if obs.kind != "values" or obs.rows not in (None, (0, n)):
+        return [], {}, []
+    size = obs.array().size if obs.shape is None else math.prod(obs.shape)
+    computed = [node.name for node in graph if not node.has(Trait.STATE)]
+    fits = [name for name in computed if math.prod(shape_of(graph, name, n)) == size]
+    array = obs.array().astype(np.float64) if fits else np.zeros(0)
+    if not fits or not is_finite(array, maskable=True).all():
+        return [], {}, []
+    values = truth(fits)
+    scored, plain = list[tuple[float, str]](), dict[str, bool]()
+    for name in fits:
+        reading = layouts.readings(graph, name, array, (0, n), n)
+        if reading:
+            best = layouts.nearest(reading, values[name], token_axis(graph, name))
+            scored.append((_distance(best.array, values[name], token_axis(graph, name)), name))
+            plain[name] = not best.label
+    scored.sort(key=lambda pair: pair[0])
+    return scored, plain, [name for _, name in scored if _same_values(values[name], values[scored[0][1]])]
 
 
 def _same_values(a: Array, b: Array) -> bool:

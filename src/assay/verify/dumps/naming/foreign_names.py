@@ -54,12 +54,9 @@ class NameRule:
     needs: str = ""  # a node without which the first of `nodes` is not meant
 
 
-def _rules() -> Iterable[NameRule]:
+def _hugging_face_rules() -> Iterable[NameRule]:
     def hf(name: str, *nodes: str, order: str = "gguf") -> NameRule:
         return NameRule("Hugging Face", _HF + name, nodes, order)
-
-    def meta(name: str, *nodes: str) -> NameRule:
-        return NameRule("Meta, llama2.c", rf"layers\.{_N}\.{name}", nodes)
 
     yield hf(r"embed_tokens", "embd")
     yield hf(rf"layers\.{_N}\.input_layernorm", "attn_norm-{n}")
@@ -85,6 +82,12 @@ def _rules() -> Iterable[NameRule]:
     yield NameRule("Hugging Face", r"hidden_states[._\[]0\]?", ("embd",))
     # The last of them is taken after the final norm: there is no layer n, so no `l_out-{n}` is asked for.
     yield NameRule("Hugging Face", rf"hidden_states[._\[]{_N}\]?", ("l_out-{n-1}", "result_norm"), needs="l_out-{n}")
+
+
+def _meta_rules() -> Iterable[NameRule]:
+    def meta(name: str, *nodes: str) -> NameRule:
+        return NameRule("Meta, llama2.c", rf"layers\.{_N}\.{name}", nodes)
+
     yield meta("attention_norm", "attn_norm-{n}")
     yield meta(r"attention\.wq", "Qcur_biased-{n}", "Qcur_proj-{n}")
     yield meta(r"attention\.wk", "Kcur_biased-{n}", "Kcur_proj-{n}")
@@ -96,7 +99,10 @@ def _rules() -> Iterable[NameRule]:
     yield meta(r"feed_forward(?:\.w2)?", "ffn_out-{n}")
     yield NameRule("Meta, llama2.c", r"tok_embeddings|token_embedding_table", ("embd",))
     yield NameRule("Meta, llama2.c", r"output", ("result_output",))
-    for said, node in (
+
+
+def _plain_rules() -> Iterable[NameRule]:
+    for names, node in (
         ("q_rope|rope_q|q_rotated", "Qcur"), ("k_rope|rope_k|k_rotated", "Kcur"), ("q|query|q_proj", "Qcur_proj"),
         ("k|key|k_proj", "Kcur_proj"), ("v|value|v_proj", "Vcur"), ("att|attention_weights|softmax", "kq_soft_max"),
         ("scores|attention_scores|qk", "kq"), ("attn_norm|attention_norm|input_norm|rms_att", "attn_norm"),
@@ -106,10 +112,10 @@ def _rules() -> Iterable[NameRule]:
         ("ffn_inp|attn_residual|after_attention", "ffn_inp"), ("output|out|x|hidden|l_out", "l_out"),
         ("swiglu|ffn_act|silu_mul", "ffn_swiglu"),
     ):  # fmt: skip
-        yield NameRule("plain", rf"{_LAYER}(?:{said})", (node + "-{n}",))
+        yield NameRule("plain", rf"{_LAYER}(?:{names})", (node + "-{n}",))
 
 
-RULES: tuple[NameRule, ...] = tuple(_rules())
+RULES: tuple[NameRule, ...] = (*_hugging_face_rules(), *_meta_rules(), *_plain_rules())
 _COMPILED = [(rule, re.compile(rule.pattern, re.IGNORECASE)) for rule in RULES]
 
 
