@@ -1,6 +1,7 @@
 """Opens a dump of any format and, given a model, brings it into the model's names and layouts.
 
-The table of readers is filled here, because this is the only module that knows all formats.
+The table of readers is filled here, because this is the only module that knows all formats. Another package imports from
+here to add a format (`register_reader` with a `DumpReader`) or a habit of printing (`register_rule`, `pattern_rule`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ from assay.models import Model
 from assay.verify.dumps.formats.array_dumps import read_npy_folder, read_npz, read_tensors
 from assay.verify.dumps.formats.eval_callback import is_eval_callback, read_eval_callback
 from assay.verify.dumps.formats.json_lines import read_json_lines
-from assay.verify.dumps.matching.by_values import can_tell
+from assay.verify.dumps.matching.by_values import can_identify
 from assay.verify.dumps.matching.reading_notes import nothing_read_error
 from assay.verify.dumps.observation import Dump
+from assay.verify.dumps.printed.habits import pattern_rule, register_rule
 from assay.verify.dumps.printed.log_reader import read_log
 from assay.verify.dumps.reader_table import DumpReader, DumpSource, register_reader, registered_readers
 from assay.verify.dumps.resolve import resolve
+
+__all__ = [
+    "DumpReader",
+    "DumpSource",
+    "load_dump",
+    "pattern_rule",
+    "read_dump",
+    "read_map",
+    "register_reader",
+    "register_rule",
+]
 
 
 def read_dump(path: Path, patterns: Sequence[str] = ()) -> Dump:
@@ -48,7 +61,7 @@ def _no_dump(source: DumpSource) -> Dump:
 
 def _read_print(source: DumpSource) -> Dump:
     dump = read_log(source.path, source.patterns)
-    if not dump.observations and not can_tell(dump.unread):
+    if not dump.observations and not can_identify(dump.unread):
         raise nothing_read_error(dump)
     return dump
 

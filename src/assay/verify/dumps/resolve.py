@@ -70,10 +70,11 @@ def resolve(
     notes += note
     named, unknown = _translate(chosen, model, map or {}, dump.source)
     named, broken = up_to_first(named, model.graph, dump.steps)
-    named, told, note = decide_by_values(named, unread, model, len(dump.tokens), truth)
+    named, explained, note = decide_by_values(named, unread, model, len(dump.tokens), truth)
     notes += note
     dump = replace(
-        dump, unexplained=tuple(a for w, a in zip(dump.unexplained_at, dump.unexplained, strict=True) if w not in told)
+        dump,
+        unexplained=tuple(a for w, a in zip(dump.unexplained_at, dump.unexplained, strict=True) if w not in explained),
     )
     if dump.log and not named and not broken:
         raise nothing_read_error(dump)

@@ -203,7 +203,7 @@ def _units(observations: Iterable[Observation]) -> list[LineEvidence]:
     return [u for u in units if u.weight >= (2 if all(o.kind in STATISTICS for o in u.observations) else 3)]
 
 
-def can_tell(observations: Iterable[Observation]) -> bool:
+def can_identify(observations: Iterable[Observation]) -> bool:
     """Whether any line has enough values to identify a node."""
     return bool(_units(observations))
 

@@ -188,11 +188,11 @@ def number_first(lexemes: Sequence[Lexeme]) -> tuple[int | None, int]:
     elif isinstance(first, Number) and not at:
         return None, 0  # "12 layers loaded"
     word = lexemes[rest] if len(lexemes) > rest else None
-    told = isinstance(word, Word) and set(split_words([word.text])) & LAYER
+    names_layer = isinstance(word, Word) and set(split_words([word.text])) & LAYER
     own = isinstance(word, Word) and (
         meaning([word.text]).layer is not None or isinstance((*lexemes[rest + 1 :], None)[0], Number)
     )
-    return (int(number.value), rest) if told and not own else (None, 0)
+    return (int(number.value), rest) if names_layer and not own else (None, 0)
 
 
 def is_count(lexemes: Sequence[Lexeme], i: int) -> bool:

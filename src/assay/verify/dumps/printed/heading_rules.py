@@ -208,9 +208,9 @@ def _prose(site: HeadingSite) -> HeadingStack | None:
     own, each = site.own, site.each
     most = 10 if site.row is not None or own.layer is not None else 8 if each or own.nodes in ENDS else 4
     short = site.frame or site.caption or sum(not w.isdecimal() for w in site.core.label) <= most
-    told = own.role or own.layer is not None or site.row is not None or site.possible_row is not None
-    told = told or bool(_TOKEN.match(site.line))
-    return site.prose if not site.marked and not (short and told) else None
+    informs = own.role or own.layer is not None or site.row is not None or site.possible_row is not None
+    informs = informs or bool(_TOKEN.match(site.line))
+    return site.prose if not site.marked and not (short and informs) else None
 
 
 def _node_or_layer(site: HeadingSite) -> HeadingStack | None:

@@ -1,7 +1,6 @@
 """Cuts a printed line into lexemes: words, numbers with their printed precision, marks, and brackets of these.
 
-Nothing here knows models. A line is stripped of what loggers put before it (colours, time, level, place in the code),
-elided into lex by one pass, and its brackets become lists. Every step takes time in proportion to the line.
+Nothing here knows models. One pass finds the lexemes; brackets nest. Every step takes time in proportion to the line.
 """
 
 from __future__ import annotations

@@ -131,10 +131,10 @@ def name_open_statistics(line: Statement) -> None:
     if not any(i.kind == "?" for i in line.items) or any(i.kind not in ("?", *STATISTICS) for i in line.items):
         return
     head = line.label[:first]
-    told = [(i, kind) for i, word in enumerate(head) if (kind := statistic([word]))]
-    if len(told) != 1:
+    named = [(i, kind) for i, word in enumerate(head) if (kind := statistic([word]))]
+    if len(named) != 1:
         return
-    (at, kind), rest = told[0], split_words([w for i, w in enumerate(head) if i != told[0][0]])
+    (at, kind), rest = named[0], split_words([w for i, w in enumerate(head) if i != named[0][0]])
     after = split_words(head[at + 1 : at + 2])
     dull = kind == "norm" and head[at].lower() == "norm" and at > 0
     if dull or not rest or not all_known(rest) or (kind == "rms" and after[:1] in (["norm"], ["final"])):
@@ -149,8 +149,8 @@ def name_open_statistics(line: Statement) -> None:
 def _has_place(words: Sequence[str]) -> bool:
     """Whether the words name a node, a layer or a row, so that only the statistic is open."""
     about = meaning(words)
-    told = about.role or about.layer is not None or about.row is not None
-    return told or bool(words and meaning([*words, "layer", "0"], generic=False).nodes)
+    named = about.role or about.layer is not None or about.row is not None
+    return named or bool(words and meaning([*words, "layer", "0"], generic=False).nodes)
 
 
 def _element(line: Statement) -> int | None:
@@ -239,9 +239,9 @@ class NumberSite:
         kind = statistic(key)
         if kind in ("max", "absmax") and words[-1:] == ["logit"] and line.token_id is not None:
             kind = None  # argmax=2 maxLogit=1.5
-        told = [w for w in key[-4:] if w.lower() not in ("is", "was", "the", "and")]
-        if not kind and len(told) == 2 and told[1].lower() in ("logit", "logits") and not one.whole:
-            kind = statistic(told[:1])  # "the largest logit is 1.5"
+        named = [w for w in key[-4:] if w.lower() not in ("is", "was", "the", "and")]
+        if not kind and len(named) == 2 and named[1].lower() in ("logit", "logits") and not one.whole:
+            kind = statistic(named[:1])  # "the largest logit is 1.5"
         kind = kind or self._length_of_a_norm()
         kind = None if kind in _POSITIVE and one.value < 0 else kind
         if kind == "norm" and self.assigned and words[-2:-1] in (["output"], ["final"]):

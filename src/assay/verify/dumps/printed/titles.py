@@ -64,7 +64,7 @@ def title_statistic(titles: Sequence[str]) -> str:
     """The statistic named by the latest of these lines."""
     for title in reversed(titles):
         words = [p.text for p in lex(title) if isinstance(p, Word)]
-        told = (k for i in range(len(words)) for n in (2, 1) if (k := statistic(words[i : i + n])))
-        if kind := next(told, ""):
+        named = (k for i in range(len(words)) for n in (2, 1) if (k := statistic(words[i : i + n])))
+        if kind := next(named, ""):
             return kind
     return ""
