@@ -1,7 +1,7 @@
 """Opens a dump of any format and, given a model, brings it into the model's names and layouts.
 
-The table of readers is filled here, because this is the only module that knows all formats. Another package imports from
-here to add a format (`register_reader` with a `DumpReader`) or a habit of printing (`register_rule`, `pattern_rule`).
+The table of readers is filled here, because this is the only module that knows all formats. Another package imports
+from here to add a format (`register_reader`, `DumpReader`) or a habit of printing (`register_rule`, `pattern_rule`).
 """
 
 from __future__ import annotations
